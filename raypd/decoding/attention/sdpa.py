@@ -1,0 +1,92 @@
+"""Attention over the pool, on any device: a pass over the shared prefix for all its rows at once, a pass over each
+row's own keys, merged by their log-sum-exp in float32 (Hydragen, cascade attention).
+
+Query heads that share a key head are folded into the query length: [heads, n, d] -> [kv_heads, group * n, d].
+"""
+
+from __future__ import annotations
+
+import torch
+
+from raypd.decoding.attention.step import Step
+
+NAME = "raypd"
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, tokens, head_dim], rotated
+    key: torch.Tensor,  # [1, kv_heads, tokens, head_dim], rotated
+    value: torch.Tensor,  # [1, kv_heads, tokens, head_dim]
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    step: Step | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers calls in every layer; returns [1, tokens, heads, head_dim]."""
+    if step is None:
+        raise RuntimeError("this model belongs to a raypd engine: call it through the engine")
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    step.pool.write(layer, step.slots, key[0], value[0])
+    keys, values = step.pool.keys[layer], step.pool.values[layer]
+    kv_heads = keys.shape[0]
+    heads, tokens, head_dim = query.shape[1:]
+    repeat = heads // kv_heads
+    scale = head_dim**-0.5 if scaling is None else scaling
+    folded = query[0].view(kv_heads, repeat, tokens, head_dim)
+    out = query.new_empty(kv_heads, repeat, tokens, values.shape[2])
+
+    for group in step.groups:
+        if group.length:
+            prefix = slice(group.start, group.start + group.length)
+            asked = folded[:, :, group.a : group.b].reshape(kv_heads, -1, head_dim)
+            mask = step.prefix_mask(group, sliding_window, repeat, query)
+            prefix_out, prefix_lse = attend(asked, keys[:, prefix], values[:, prefix], mask, scale, softcap)
+            if mask is not None:  # a query whose window does not reach the prefix has nothing to merge
+                blind = mask.isinf().all(-1)
+                prefix_out = prefix_out.masked_fill(blind[:, None], 0)
+                prefix_lse = prefix_lse.masked_fill(blind, -torch.inf)
+            shape = (kv_heads, repeat, group.b - group.a)
+            prefix_out, prefix_lse = prefix_out.view(*shape, -1), prefix_lse.view(shape)
+        for span in group.spans:
+            own = slice(span.start, span.start + span.length)
+            asked = folded[:, :, span.a : span.b].reshape(kv_heads, -1, head_dim)
+            mask = step.own_mask(span, sliding_window, repeat, query)
+            own_out, own_lse = attend(asked, keys[:, own], values[:, own], mask, scale, softcap)
+            own_out = own_out.view(kv_heads, repeat, span.b - span.a, -1)
+            if group.length:
+                here = slice(span.a - group.a, span.b - group.a)
+                weight = torch.sigmoid(prefix_lse[:, :, here] - own_lse.view(own_out.shape[:3]))[..., None]
+                own_out = torch.lerp(own_out.to(weight.dtype), prefix_out[:, :, here].to(weight.dtype), weight)
+            out[:, :, span.a : span.b] = own_out
+    return out.view(1, heads, tokens, -1).transpose(1, 2), None
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention with its log-sum-exp: query [heads, n, d], key and value [heads, k, d], additive mask [n, k].
+
+    Returns out [heads, n, d] and log-sum-exp [heads, n] (float32 at least).
+    """
+    if query.device.type == "cpu" and softcap is None and key.shape[2] == value.shape[2]:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query[None], key[None], value[None], 0.0, False, attn_mask=mask, scale=scale
+        )
+        return out[0], lse[0]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = (query @ key.transpose(1, 2)).to(wide) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores + mask
+    lse = scores.logsumexp(-1)
+    return (torch.exp(scores - lse[..., None]).to(value.dtype) @ value), lse

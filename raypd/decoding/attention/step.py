@@ -1,0 +1,102 @@
+"""What one forward pass looks like to attention: which queries read which keys, under which mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from raypd.decoding.cache.pool import Pool
+from raypd.decoding.visibility import visible
+
+
+@dataclass
+class Span:
+    """The queries [a:b) of one row in the packed pass, and its own keys: `length` slots from `start`.
+
+    The key arrays are [length], the query arrays [b - a]; `reach` as in visibility.
+    """
+
+    a: int
+    b: int
+    start: int
+    length: int
+    reach: np.ndarray
+    query_segments: np.ndarray
+    query_positions: np.ndarray
+    query_steps: np.ndarray
+    key_segments: np.ndarray
+    key_positions: np.ndarray
+    key_steps: np.ndarray
+
+    def seen(self) -> np.ndarray:
+        """bool [queries, keys] by the one rule. Steps matter where a row is fed again after it lost its cache."""
+        return visible(
+            self.reach,
+            self.query_segments,
+            self.query_positions,
+            self.key_segments,
+            self.key_positions,
+            self.query_steps,
+            self.key_steps,
+        )
+
+
+@dataclass
+class Group:
+    """Spans that stand side by side in the pass and share a prefix of `length` slots from `start` (length 0: none)."""
+
+    spans: list[Span]
+    start: int = 0
+    length: int = 0
+
+    @property
+    def a(self) -> int:
+        return self.spans[0].a
+
+    @property
+    def b(self) -> int:
+        return self.spans[-1].b
+
+
+@dataclass
+class Step:
+    """One packed forward pass of `tokens` tokens; handed to every attention layer as it is.
+
+    slots: [tokens] where each token's key and value go.
+    """
+
+    pool: Pool
+    groups: list[Group]
+    slots: torch.Tensor
+    _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
+
+    def own_mask(self, span: Span, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor:
+        """Additive mask [repeat * queries, keys] of a span over its own keys, built once for all layers."""
+        key = (id(span), repeat, window)
+        if key not in self._masks:
+            seen = span.seen()
+            if window is not None:
+                seen &= span.query_positions[:, None] - span.key_positions[None, :] < window
+            self._masks[key] = _additive(seen, repeat, like)
+        mask = self._masks[key]
+        assert mask is not None
+        return mask
+
+    def prefix_mask(self, group: Group, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
+        """Additive mask [repeat * queries, prefix keys], or None where every query sees the whole prefix."""
+        if window is None:
+            return None
+        key = (id(group), repeat, window)
+        if key not in self._masks:
+            positions = np.concatenate([span.query_positions for span in group.spans])
+            seen = positions[:, None] - np.arange(group.length)[None, :] < window
+            self._masks[key] = None if seen.all() else _additive(seen, repeat, like)
+        return self._masks[key]
+
+
+def _additive(seen: np.ndarray, repeat: int, like: torch.Tensor) -> torch.Tensor:
+    mask = torch.zeros(seen.shape, dtype=like.dtype)
+    mask.masked_fill_(torch.from_numpy(~seen), -torch.inf)
+    return mask.repeat(repeat, 1).to(like.device)

@@ -1,0 +1,325 @@
+"""Continuous batching of programs over one model.
+
+Every step packs what the running programs feed into one forward pass, flat, with no padding between rows; samples
+where a next token was asked for; and lets each program whose feed is complete go on. New programs come in as old ones
+end; long feeds go in chunks of the token budget, behind the short feeds of programs that decode.
+
+    engine = Engine(model, batch=16)
+    engine.submit(autoregressive(prompt, 64, end), tag="a")
+    while engine.pending:
+        for done in engine.step():
+            print(done.tag, done.answer)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from raypd.decoding.attention import sdpa
+from raypd.decoding.attention.step import Group, Span, Step
+from raypd.decoding.cache.pool import OutOfSlots, Pool
+from raypd.decoding.program import Feed, Program
+from raypd.decoding.row import POSITION, SEGMENT, STEP, TOKEN, Counts, Prefix, ProgramError, Row
+from raypd.decoding.sampling import GREEDY, Ask, Sampling, sample
+from raypd.decoding.visibility import GONE
+
+PREFIXES_KEPT = 64  # shared prefixes that stay in the cache while no row uses them
+
+
+@dataclass
+class Finished:
+    """A program that ended: with its answer, or with the exception that it raised."""
+
+    tag: Any
+    answer: Any
+    error: Exception | None
+    counts: Counts
+
+
+@dataclass
+class Chunk:
+    """The tokens [n] of one row that go into a step, and where they stand in the packed pass."""
+
+    row: Row
+    tokens: np.ndarray
+    slots: np.ndarray
+    at: int = 0
+
+
+class Engine:
+    """Runs many programs over one model.
+
+    batch: programs in decoding at the same time. token_budget: most tokens of one forward pass. cache_tokens: most
+    slots of the cache; None lets it grow. The model is switched to the engine's attention and must not be called
+    otherwise afterwards.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        batch: int = 16,
+        token_budget: int = 2048,
+        cache_tokens: int | None = None,
+    ) -> None:
+        AttentionInterface.register(sdpa.NAME, sdpa.attention)
+        model.set_attn_implementation(sdpa.NAME)
+        self.model = model.eval()
+        self.device = next(model.parameters()).device
+        self.batch, self.token_budget = batch, token_budget
+        self.pool = Pool(4096, cache_tokens, self.device)
+        self.prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
+        self.queue: deque[Row] = deque()
+        self.rows: list[Row] = []
+        self.full = False  # the cache had no room: admit nothing until a row ends
+        self.steps = 0
+
+    # --------------------------------------------------------------------------------------------------- using it
+
+    def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
+        """Queues a program. `seed` alone decides its random draws, whatever it is batched with."""
+        self.queue.append(Row(program, tag, sampling, seed))
+
+    @property
+    def pending(self) -> int:
+        """Programs that were submitted and have not ended."""
+        return len(self.queue) + sum(row.tag is not _PREFIX for row in self.rows)
+
+    def run(self, programs: Iterable[Program[Any]], *, sampling: Sampling = GREEDY, seed: int = 0) -> list[Any]:
+        """Answers of the programs, in their order. Raises the first exception that a program raised."""
+        for number, program in enumerate(programs):
+            self.submit(program, tag=number, sampling=sampling, seed=seed + number)
+        answers: dict[int, Any] = {}
+        while self.pending:
+            for done in self.step():
+                if done.error is not None:
+                    raise done.error
+                answers[done.tag] = done.answer
+        return [answers[number] for number in sorted(answers)]
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """One forward pass; returns the programs that ended with it."""
+        finished = list(self._admit())
+        chunks = self._pack(finished)
+        if chunks:
+            logits, asked = self._forward(chunks)
+            self._answer(logits, asked)
+            finished += self._advance(chunks)
+        return finished
+
+    # ------------------------------------------------------------------------------------------------- admission
+
+    def _admit(self) -> Iterator[Finished]:
+        """Starts queued programs while there is a place in the batch."""
+        while self.queue and not self.full and sum(row.tag is not _PREFIX for row in self.rows) < self.batch:
+            row = self.queue.popleft()
+            try:
+                feed = next(row.program)
+                self._share(row, feed)
+                row.take(feed)
+            except StopIteration as end:
+                yield Finished(row.tag, end.value, None, row.counts)
+            except Exception as error:
+                yield self._end(row, error)
+            else:
+                self.rows.append(row)
+
+    def _share(self, row: Row, feed: Feed) -> None:
+        """Finds or starts the shared prefix of a row's first feed."""
+        length = min(feed.shared, min(feed.ask, default=len(feed.tokens)), len(feed.tokens) - 1)
+        if length <= 0:
+            return
+        if list(feed.positions[:length]) != list(range(length)) or any((feed.segments or ())[:length]):
+            raise ProgramError("shared tokens must be segment 0 at positions 0, 1, 2, ...")
+        key = tuple(feed.tokens[:length])
+        prefix = self.prefixes.get(key)
+        if prefix is None:
+            prefix = self.prefixes[key] = Prefix(key, 0, length)
+            first = Row(_feed_once(key), tag=_PREFIX)
+            first.take(next(first.program))
+            first.prefix = prefix
+            self.rows.insert(0, first)
+            row.counts.prefill_tokens += length
+        else:
+            self.prefixes.move_to_end(key)
+            row.counts.shared_tokens += length
+        prefix.users += 1
+        row.prefix, row.base = prefix, length
+
+    # --------------------------------------------------------------------------------------------------- packing
+
+    def _pack(self, finished: list[Finished]) -> list[Chunk]:
+        """What goes into this step: decoding rows first, then prefills in chunks, up to the token budget."""
+        ready = [row for row in self.rows if row.tag is _PREFIX or row.prefix is None or row.prefix.ready]
+        waiting = {id(row): row.waiting() for row in ready}
+        ready.sort(key=lambda row: (row.steps == 0 and row.tag is not _PREFIX, len(waiting[id(row)])))
+        chunks: list[Chunk] = []
+        room = self.token_budget
+        for row in ready:
+            tokens = waiting[id(row)][:room]
+            if not len(tokens):
+                break
+            try:
+                chunks.append(Chunk(row, tokens, row.place_tokens(tokens, self.pool)))
+                room -= len(tokens)
+            except OutOfSlots as full:
+                self.full = True
+                if self._evict_prefix():
+                    continue  # tried again in the next step
+                if not chunks:
+                    self._make_room(row, full, finished)
+                break
+        if not chunks and ready and self.rows:
+            return self._pack(finished)
+        # rows with a prefix in common stand side by side
+        chunks.sort(key=lambda chunk: 0 if chunk.row.prefix is None else id(chunk.row.prefix))
+        at = 0
+        for chunk in chunks:
+            chunk.at, at = at, at + len(chunk.tokens)
+        return chunks
+
+    def _evict_prefix(self) -> bool:
+        for key, prefix in self.prefixes.items():
+            if prefix.users == 0 and prefix.ready:
+                self.pool.give(prefix.start, prefix.length)
+                del self.prefixes[key]
+                return True
+        return False
+
+    def _make_room(self, row: Row, full: OutOfSlots, finished: list[Finished]) -> None:
+        """No row can go on: the youngest other row gives its region up and is fed again later; a row alone fails."""
+        others = [other for other in self.rows if other is not row and len(other.owner)]
+        if others:
+            others[-1].release(self.pool)
+            return
+        self.rows.remove(row)
+        finished.append(self._end(row, ProgramError(f"does not fit the cache: {full}; raise engine.cache_tokens")))
+
+    # --------------------------------------------------------------------------------------------------- forward
+
+    def _forward(self, chunks: list[Chunk]) -> tuple[torch.Tensor, list[tuple[Row, int]]]:
+        """One pass: logits [asks, vocabulary] and for each ask its row and number."""
+        asked: list[tuple[Row, int]] = []
+        keep: list[int] = []
+        groups: list[Group] = []
+        for chunk in chunks:
+            row = chunk.row
+            for number, place in row.asked(chunk.tokens):
+                asked.append((row, number))
+                keep.append(chunk.at + place)
+            prefix = row.prefix if row.tag is not _PREFIX else None
+            if groups and prefix is not None and groups[-1].length and groups[-1].start == prefix.start:
+                groups[-1].spans.append(_span(chunk))
+            elif prefix is not None:
+                groups.append(Group([_span(chunk)], prefix.start, prefix.length))
+            else:
+                groups.append(Group([_span(chunk)]))
+        tables = np.concatenate([chunk.row.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
+        slots = np.concatenate([chunk.slots for chunk in chunks])
+        ids, positions, to = torch.from_numpy(np.stack([tables[TOKEN], tables[POSITION], slots])).to(self.device)
+        output = self.model(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=torch.tensor(keep, dtype=torch.long, device=self.device),
+            step=Step(self.pool, groups, to),
+        )
+        self.steps += 1
+        return output.logits[0], asked
+
+    def _answer(self, logits: torch.Tensor, asked: list[tuple[Row, int]]) -> None:
+        """Samples every ask of the step."""
+        asks = []
+        for row, number in asked:
+            assert row.feed is not None
+            draw = row.random.random() if row.sampling.temperature > 0 else 0.0
+            allow = row.feed.allow[number] if row.feed.allow is not None else None
+            asks.append(Ask(row.sampling, draw, allow))
+        tokens, logprobs = sample(logits, asks)
+        for i, (row, number) in enumerate(asked):
+            row.answers[number] = tokens[i], logprobs[i]
+            if row.feed is not None and row.feed.want_logits:
+                row.logits[number] = logits[i]
+
+    # --------------------------------------------------------------------------------------------------- advance
+
+    def _advance(self, chunks: list[Chunk]) -> Iterator[Finished]:
+        """Tells the programs whose feed is complete what the model said, and takes their next feed."""
+        for chunk in chunks:
+            row = chunk.row
+            if row.steps == 0:
+                row.counts.prefill_tokens += len(chunk.tokens)
+            else:
+                row.counts.decode_tokens += len(chunk.tokens)
+            row.cached = int(chunk.tokens[-1]) + 1
+            if row.cached < row.size:
+                continue
+            if row.tag is _PREFIX:
+                self._prefix_ready(row)
+                continue
+            try:
+                predictions = row.predictions()
+                row.steps += 1
+                row.counts.steps += 1
+                row.take(row.program.send(predictions))
+            except StopIteration as end:
+                self.rows.remove(row)
+                self._free(row)
+                yield Finished(row.tag, end.value, None, row.counts)
+            except Exception as error:
+                self.rows.remove(row)
+                yield self._end(row, error)
+
+    def _prefix_ready(self, row: Row) -> None:
+        """The region of a prefix row becomes the prefix's."""
+        assert row.prefix is not None
+        self.rows.remove(row)
+        row.prefix.start, row.prefix.ready = row.start, True
+        self.pool.give(row.start + row.size, len(row.owner) - row.size)
+        if sum(prefix.users == 0 for prefix in self.prefixes.values()) > PREFIXES_KEPT:
+            self._evict_prefix()
+
+    def _end(self, row: Row, error: Exception) -> Finished:
+        row.program.close()
+        self._free(row)
+        return Finished(row.tag, None, error, row.counts)
+
+    def _free(self, row: Row) -> None:
+        self.full = False
+        row.release(self.pool)
+        if row.prefix is not None:
+            row.prefix.users -= 1
+
+
+_PREFIX = object()  # the tag of the rows that compute shared prefixes
+
+
+def _feed_once(tokens: tuple[int, ...]) -> Program[None]:
+    yield Feed(tokens, range(len(tokens)))
+
+
+def _span(chunk: Chunk) -> Span:
+    row, table = chunk.row, chunk.row.table
+    owner = row.owner[: row.high]
+    keys = np.where(owner == GONE, GONE, table[SEGMENT, owner])
+    return Span(
+        a=chunk.at,
+        b=chunk.at + len(chunk.tokens),
+        start=row.start,
+        length=row.high,
+        reach=row.reach,
+        query_segments=table[SEGMENT, chunk.tokens],
+        query_positions=table[POSITION, chunk.tokens],
+        query_steps=table[STEP, chunk.tokens],
+        key_segments=keys,
+        key_positions=table[POSITION, owner],
+        key_steps=table[STEP, owner],
+    )

@@ -1,0 +1,223 @@
+"""What may stand in an answer slot: small automata over characters, applied to the tokens of a vocabulary.
+
+A slot knows when its value is complete (closing quote, newline, or only one completion left, which then need not be
+decoded) and, where its type asks for it, which tokens may come next.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+DEAD = -1
+UNREACHABLE = 1_000_000
+
+
+class Vocabulary:
+    """The texts of all token ids, sorted, so that the tokens an automaton accepts are found by descent."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+        self._order = sorted((i for i, text in enumerate(texts) if text), key=lambda i: texts[i])
+        self._sorted = [texts[i] for i in self._order]
+
+    def accepted(self, automaton: Automaton, state: int) -> list[tuple[int, int]]:
+        """(token, state after it) of every token that the automaton can read in `state`."""
+        found: list[tuple[int, int]] = []
+        stack = [(0, len(self._sorted), 0, state)]  # tokens [low, high) agree in their first `depth` characters
+        while stack:
+            low, high, depth, at = stack.pop()
+            while low < high and len(self._sorted[low]) == depth:
+                found.append((self._order[low], at))
+                low += 1
+            while low < high:
+                head = self._sorted[low][: depth + 1]
+                end = bisect_left(self._sorted, head[:-1] + chr(ord(head[-1]) + 1), low, high)
+                after = automaton.next(at, head[-1])
+                if after != DEAD:
+                    stack.append((low, end, depth + 1, after))
+                low = end
+        return found
+
+
+class Automaton(Protocol):
+    """Reads characters; state 0 is the start."""
+
+    def next(self, state: int, char: str) -> int:
+        """The state after a character, or DEAD."""
+
+    def accepting(self, state: int) -> bool:
+        """Whether what was read may stand as it is."""
+
+    def completion(self, state: int) -> str | None:
+        """The whole value, once only one is possible."""
+
+    def ended(self, state: int) -> bool:
+        """Whether the closing character was read."""
+
+    def limited(self, state: int) -> bool:
+        """Whether tokens that the automaton cannot read must be kept out here."""
+
+
+class Grammar:
+    """An automaton over the tokens of a vocabulary; states are remembered, so that a step costs a look-up."""
+
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
+        self.automaton, self.vocabulary = automaton, vocabulary
+        self._after: dict[tuple[int, int], int] = {}
+        self._reads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._distances: dict[int, int] = {}
+
+    def advance(self, state: int, token: int) -> int:
+        """The state after a token; a token that cannot be read (where nothing is limited) leaves DEAD."""
+        key = (state, token)
+        if key not in self._after:
+            at = state
+            for char in self.vocabulary.texts[token]:
+                if at != DEAD:
+                    at = self.automaton.next(at, char)
+            self._after[key] = at
+        return self._after[key]
+
+    def allowed(self, state: int, left: int) -> np.ndarray | None:
+        """Ids that may come next when `left` tokens may (this one counted); None: all.
+
+        The last one must leave a value that can stand.
+        """
+        if not self.automaton.limited(state):
+            return None
+        ids, distances = self._read(state)
+        return ids if distances.max(initial=0) < left else ids[distances < left]
+
+    def distance(self, state: int = 0) -> int:
+        """Fewest tokens from a state to a value that can stand: what K_max must at least be."""
+        if state not in self._distances:
+            self._distances[state] = UNREACHABLE  # while it is being worked out: a way through itself is no way
+            if self.automaton.accepting(state):
+                self._distances[state] = 0
+            else:
+                after = {after for _, after in self.vocabulary.accepted(self.automaton, state) if after != state}
+                self._distances[state] = 1 + min(map(self.distance, after), default=UNREACHABLE)
+        return self._distances[state]
+
+    def _read(self, state: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that can be read in a state, and how far from a value each leaves."""
+        if state not in self._reads:
+            read = sorted(self.vocabulary.accepted(self.automaton, state))
+            ids = np.array([i for i, _ in read], dtype=np.int64)
+            self._reads[state] = ids, np.array([self.distance(after) for _, after in read], dtype=np.int64)
+        return self._reads[state]
+
+    def done(self, state: int) -> bool:
+        """Whether the value is complete: nothing more need be decoded."""
+        return state == DEAD or self.automaton.ended(state) or self.automaton.completion(state) is not None
+
+    def completion(self, state: int) -> str | None:
+        """The value's JSON text where the state alone tells it."""
+        return None if state == DEAD else self.automaton.completion(state)
+
+
+# one blank may stand before a value: some vocabularies write " 7" as two tokens
+START, BLANK, INSIDE, ESCAPE, SIGN, WHOLE, POINT, FRACTION, END, NULL = range(10)
+_NULL = "null"
+
+
+class Text:
+    """A JSON string or null. Only how it begins is limited; it ends at its closing quote or at a newline."""
+
+    def next(self, state: int, char: str) -> int:
+        if state <= BLANK:
+            return {'"': INSIDE, "n": NULL}.get(char, BLANK if state == START and char == " " else DEAD)
+        if state == INSIDE:
+            return {'"': END, "\n": END, "\\": ESCAPE}.get(char, INSIDE)
+        if state == ESCAPE:
+            return INSIDE
+        return _next_in_null(state, char)
+
+    def accepting(self, state: int) -> bool:
+        return state not in (START, BLANK, ESCAPE)
+
+    def completion(self, state: int) -> str | None:
+        return _NULL if state >= NULL else None
+
+    def ended(self, state: int) -> bool:
+        return state == END
+
+    def limited(self, state: int) -> bool:
+        return state <= BLANK
+
+
+class Number:
+    """A JSON number without exponent, or null; it ends at a comma, a brace, a space or a newline."""
+
+    def next(self, state: int, char: str) -> int:
+        if char in "0123456789":
+            after = {START: WHOLE, BLANK: WHOLE, SIGN: WHOLE, WHOLE: WHOLE, POINT: FRACTION, FRACTION: FRACTION}
+            return after.get(state, END if state == END else DEAD)
+        if state <= BLANK:
+            return {"-": SIGN, "n": NULL}.get(char, BLANK if state == START and char == " " else DEAD)
+        if state in (WHOLE, FRACTION):
+            return POINT if char == "." and state == WHOLE else END if char in ",}\n " else DEAD
+        return _next_in_null(state, char)
+
+    def accepting(self, state: int) -> bool:
+        return state in (WHOLE, FRACTION, END) or state >= NULL
+
+    def completion(self, state: int) -> str | None:
+        return _NULL if state >= NULL else None
+
+    def ended(self, state: int) -> bool:
+        return state == END
+
+    def limited(self, state: int) -> bool:
+        return True
+
+
+def _next_in_null(state: int, char: str) -> int:
+    """NULL + i: i + 1 letters of null were read."""
+    if state == END:
+        return END
+    read = state - NULL + 1
+    if read == len(_NULL):
+        return state
+    return state + 1 if read >= 1 and char == _NULL[read] else DEAD
+
+
+class OneOf:
+    """One of some JSON texts (an enum's quoted values, true and false, null), whichever is told apart first."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._edges: list[dict[str, int]] = [{}]
+        self._below: list[set[str]] = [set(texts)]
+        self._ends: list[str | None] = [None]
+        for text, written in [(text, before + text) for text in texts for before in ("", " ")]:
+            at = 0
+            for char in written:
+                if char not in self._edges[at]:
+                    self._edges[at][char] = len(self._edges)
+                    self._edges.append({})
+                    self._below.append(set())
+                    self._ends.append(None)
+                at = self._edges[at][char]
+                self._below[at].add(text)
+            self._ends[at] = text
+
+    def next(self, state: int, char: str) -> int:
+        if self.ended(state):
+            return state  # ',' or a newline behind the closing quote
+        return self._edges[state].get(char, DEAD)
+
+    def accepting(self, state: int) -> bool:
+        return self.completion(state) is not None
+
+    def completion(self, state: int) -> str | None:
+        return next(iter(self._below[state])) if len(self._below[state]) == 1 else None
+
+    def ended(self, state: int) -> bool:
+        return self._ends[state] is not None
+
+    def limited(self, state: int) -> bool:
+        return True

@@ -1,0 +1,42 @@
+"""One token after the other: what every other method is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from raypd.decoding.program import Feed, Program
+
+
+@dataclass
+class Prompt:
+    """Token ids, of which the first `shared` are an instruction in common with other prompts."""
+
+    tokens: Sequence[int]
+    shared: int = 0
+
+
+@dataclass
+class Continuation:
+    """What was decoded; `stopped` is False when it was cut at the most tokens."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stopped: bool = False
+
+
+def autoregressive(
+    prompt: Prompt, max_new_tokens: int, stops: Callable[[Sequence[int]], bool]
+) -> Program[Continuation]:
+    """Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`; the last token is not fed."""
+    answer = Continuation()
+    at = len(prompt.tokens)
+    predictions = yield Feed(prompt.tokens, range(at), ask=[at - 1], shared=prompt.shared)
+    while True:
+        answer.tokens += predictions.tokens
+        answer.logprobs += predictions.logprobs
+        answer.stopped = stops(answer.tokens)
+        if answer.stopped or len(answer.tokens) == max_new_tokens:
+            return answer
+        predictions = yield Feed([answer.tokens[-1]], [at], ask=[0])
+        at += 1

@@ -1,0 +1,104 @@
+"""HPD, hyper-parallel decoding: all values of all stacked documents at once ("Breaking the Autoregressive Chain",
+sections 4.2-4.3, algorithms 1 and 2).
+
+The prompt ends in a skeleton that names every attribute and leaves its value out. A gap of K_max positions after each
+attribute keeps the place of the value, whose tokens are appended to the cache in the order they are decoded but stand,
+by position, behind their attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from raypd.decoding.grammar import Grammar
+from raypd.decoding.program import Feed, Program
+from raypd.decoding.visibility import Reach
+
+
+@dataclass
+class Slot:
+    """The place of one value: behind the token at index `end` of the prompt, written as `grammar` says."""
+
+    end: int
+    grammar: Grammar
+
+
+@dataclass
+class SlottedPrompt:
+    """Instruction, documents and skeleton as one list of ids, with the slots in the order of their ends.
+
+    The first `shared` tokens are an instruction in common with other prompts.
+    """
+
+    tokens: Sequence[int]
+    slots: list[Slot]
+    shared: int = 0
+
+
+@dataclass
+class Value:
+    """The decoded tokens of one slot.
+
+    `completion` is the value's text where it was clear before its end was decoded (null, an enum's only choice left);
+    `closed` is False when the value was cut at K_max tokens.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    completion: str | None = None
+    closed: bool = False
+
+
+def slot_positions(prompt: SlottedPrompt, max_value_tokens: int) -> list[int]:
+    """Algorithm 2: position ids with a gap of K_max behind every slot's end; [tokens of the prompt]."""
+    positions: list[int] = []
+    offset, start = 0, 0
+    for slot in prompt.slots:
+        positions += range(start + offset, slot.end + 1 + offset)
+        start, offset = slot.end + 1, offset + max_value_tokens
+    return [*positions, *range(start + offset, len(prompt.tokens) + offset)]
+
+
+def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values: bool = False) -> Program[list[Value]]:
+    """Algorithm 1: one value a slot, all decoded together, each pruned when it is complete.
+
+    With one segment (the paper's mask) a value sees the value tokens of earlier attributes that exist by then;
+    `isolate_values` gives every value a segment of its own.
+    """
+    slots, k_max = prompt.slots, max_value_tokens
+    positions = slot_positions(prompt, k_max)
+    values = [Value() for _ in slots]
+    states = [0] * len(slots)
+    live = list(range(len(slots)))
+    reach: dict[tuple[int, int], Reach] = {}
+    if isolate_values:
+        for n in live:
+            reach[n + 1, 0] = reach[n + 1, n + 1] = Reach.CAUSAL
+    allow = [slot.grammar.allowed(0, k_max) for slot in slots]
+    predictions = yield Feed(
+        prompt.tokens,
+        positions,
+        ask=[slot.end for slot in slots],
+        allow=allow,
+        shared=prompt.shared,
+        reach=reach,
+    )
+    for k in range(1, k_max + 1):
+        for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
+            value, grammar = values[n], slots[n].grammar
+            value.tokens.append(token)
+            value.logprobs.append(logprob)
+            states[n] = grammar.advance(states[n], token)
+            value.closed, value.completion = grammar.done(states[n]), grammar.completion(states[n])
+        live = [n for n in live if not values[n].closed]
+        if not live or k == k_max:
+            break
+        predictions = yield Feed(
+            [values[n].tokens[-1] for n in live],
+            [positions[slots[n].end] + k for n in live],
+            segments=[n + 1 for n in live] if isolate_values else None,
+            ask=range(len(live)),
+            allow=[slots[n].grammar.allowed(states[n], k_max - k) for n in live],
+        )
+    return values

@@ -1,0 +1,72 @@
+"""What a decoding method is: a coroutine that yields feeds and is sent predictions.
+
+A method reads like its paper's pseudo-code and knows nothing of batches, devices or caches:
+
+    def autoregressive(prompt, max_new_tokens, end) -> Program[list[int]]:
+        predictions = yield Feed(prompt, positions=range(len(prompt)), ask=[len(prompt) - 1])
+        ...
+
+The engine runs many programs at once and packs their feeds into one forward pass. Each program is one row: its tokens
+see tokens of its own row alone, as `visibility` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from raypd.decoding.visibility import Reach
+
+T = TypeVar("T")
+
+
+@dataclass
+class Feed:
+    """The tokens that a program puts through the model in one step.
+
+    tokens, positions: [n] ids and virtual positions (RoPE and causality).
+    segments: [n] segment of each token; None: all in segment 0.
+    reach: {(query segment, key segment): Reach}, pairs added to those already known; pairs never named are HIDDEN,
+        (0, 0) begins as CAUSAL.
+    ask: indices into `tokens` whose next token is wanted; predictions come in this order.
+    allow: for each ask the token ids that may be chosen (None: all of them).
+    shared: how many leading tokens of a program's first feed other programs may have in common with it (an
+        instruction). They must be segment 0 at positions 0, 1, 2, ..., are computed once, and stay for reuse.
+    drop: row indices (0 is the program's first token ever fed) that leave the cache before this feed.
+    move: {row index: segment} tokens that change segment before this feed.
+    want_logits: also return the logits themselves, for a method that verifies.
+
+    Tokens stand in such an order that none sees a later one of the same feed: a long feed goes in chunks.
+    """
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    segments: Sequence[int] | None = None
+    reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
+    ask: Sequence[int] = ()
+    allow: Sequence[np.ndarray | None] | None = None
+    shared: int = 0
+    drop: Sequence[int] = ()
+    move: dict[int, int] = field(default_factory=dict)
+    want_logits: bool = False
+
+
+@dataclass
+class Predictions:
+    """What the model says after a feed, one entry an ask.
+
+    tokens: [asks] the tokens picked by the row's sampling.
+    logprobs: [asks] their log-probabilities under the model (temperature 1, before `allow`).
+    logits: for each ask [vocabulary], on the model's device, where the feed wanted them.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    logits: list[torch.Tensor] | None = None
+
+
+Program = Generator[Feed, Predictions, T]

@@ -1,0 +1,191 @@
+"""One program in the engine: its tokens, where they stand in the cache, and what it is waiting for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from raypd.decoding.cache.pool import Pool
+from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.sampling import GREEDY, Sampling
+from raypd.decoding.visibility import GONE, Reach, grown, one_segment
+
+TOKEN, POSITION, SEGMENT, STEP = range(4)  # the lines of a row's table
+LEAST_REGION = 64
+
+
+class ProgramError(Exception):
+    """A program asked for something that the engine cannot do; says what."""
+
+
+@dataclass
+class Counts:
+    """What a row has cost, in tokens put through the model: by its first feed, and by all later ones.
+
+    `shared_tokens` were in the cache already, computed for another row.
+    """
+
+    prefill_tokens: int = 0
+    shared_tokens: int = 0
+    decode_tokens: int = 0
+    steps: int = 0
+
+
+@dataclass
+class Prefix:
+    """Keys and values of an instruction that many rows share: `length` slots from `start`, once `ready`."""
+
+    key: tuple[int, ...]
+    start: int
+    length: int
+    ready: bool = False
+    users: int = 0
+
+
+@dataclass(eq=False)
+class Row:
+    """A program, its tokens and its region of the pool.
+
+    `table` [4, tokens]: id, position, segment, step of every own token ever fed; `place` [tokens]: its slot in the
+    region, GONE when it has none; `dropped` [tokens]: left the cache for good; `owner` [region slots]: the token that
+    lives there, GONE when none. Own tokens exclude the `base` shared ones; row indices of a program count both. Own
+    tokens before `cached` are in the cache.
+    """
+
+    program: Program[Any]
+    tag: Any = None
+    sampling: Sampling = GREEDY
+    seed: int = 0
+    prefix: Prefix | None = None
+    base: int = 0
+    table: np.ndarray = field(default_factory=lambda: np.zeros((4, LEAST_REGION), dtype=np.int64))
+    place: np.ndarray = field(default_factory=lambda: np.full(LEAST_REGION, GONE, dtype=np.int64))
+    dropped: np.ndarray = field(default_factory=lambda: np.zeros(LEAST_REGION, dtype=bool))
+    size: int = 0
+    cached: int = 0
+    start: int = 0
+    owner: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    high: int = 0
+    holes: list[int] = field(default_factory=list)
+    reach: np.ndarray = field(default_factory=one_segment)
+    steps: int = 0
+    feed: Feed | None = None
+    answers: dict[int, tuple[int, float]] = field(default_factory=dict)
+    logits: dict[int, Any] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.Generator(np.random.Philox(key=self.seed))
+
+    # ---------------------------------------------------------------------------------------------- program side
+
+    def take(self, feed: Feed) -> None:
+        """Accepts the program's next feed. Raises ProgramError where it cannot be carried out."""
+        self._check(feed)
+        for index in feed.drop:
+            self._drop(index - self.base)
+        for index, segment in feed.move.items():
+            self.table[SEGMENT, index - self.base] = segment
+        self.reach = grown(self.reach, feed.reach)
+        shared = self.base if self.steps == 0 else 0
+        new = len(feed.tokens) - shared
+        self._reserve(self.size + new)
+        here = slice(self.size, self.size + new)
+        self.table[TOKEN, here] = feed.tokens[shared:]
+        self.table[POSITION, here] = feed.positions[shared:]
+        self.table[SEGMENT, here] = 0 if feed.segments is None else feed.segments[shared:]
+        self.table[STEP, here] = self.steps
+        segments = np.unique(self.table[SEGMENT, here])
+        if segments[-1] >= len(self.reach) or (self.reach[segments, segments] == Reach.HIDDEN).any():
+            raise ProgramError(f"segments {segments.tolist()} of a feed must at least reach themselves")
+        if self.base and (self.reach[segments, 0] == Reach.HIDDEN).any():
+            raise ProgramError("a segment that does not reach segment 0 cannot be in a row with a shared prefix")
+        self.feed, self.answers, self.logits = feed, {}, {}
+        self.size += new
+
+    def _check(self, feed: Feed) -> None:
+        n = len(feed.tokens)
+        if n == 0:
+            raise ProgramError("a feed holds no token")
+        if len(feed.positions) != n or (feed.segments is not None and len(feed.segments) != n):
+            raise ProgramError(f"a feed of {n} tokens has {len(feed.positions)} positions or as many segments amiss")
+        if any(not 0 <= index < n for index in feed.ask):
+            raise ProgramError(f"a feed of {n} tokens asks for a token that is not in it")
+        if feed.allow is not None and len(feed.allow) != len(feed.ask):
+            raise ProgramError(f"a feed with {len(feed.ask)} asks allows {len(feed.allow)}")
+        for index in (*feed.drop, *feed.move):
+            if not self.base <= index < self.base + self.size or self.dropped[index - self.base]:
+                raise ProgramError(f"row index {index} is shared, not fed yet or dropped already")
+
+    def _reserve(self, size: int) -> None:
+        if size > self.table.shape[1]:
+            larger = max(size, 2 * self.table.shape[1])
+            more = larger - self.table.shape[1]
+            self.table = np.pad(self.table, ((0, 0), (0, more)))
+            self.place = np.pad(self.place, (0, more), constant_values=GONE)
+            self.dropped = np.pad(self.dropped, (0, more))
+
+    def _drop(self, own: int) -> None:
+        self.owner[self.place[own]] = GONE
+        self.holes.append(int(self.place[own]))
+        self.place[own] = GONE
+        self.dropped[own] = True
+        while self.high and self.owner[self.high - 1] == GONE:
+            self.high -= 1
+        self.holes = [hole for hole in self.holes if hole < self.high]
+
+    def asked(self, chunk: np.ndarray) -> list[tuple[int, int]]:
+        """(number of the ask, place in the chunk) of the current feed's asks that lie in a chunk of own tokens."""
+        assert self.feed is not None
+        first = self.size - len(self.feed.tokens)  # negative in the first feed, by the shared tokens
+        at = {int(own): i for i, own in enumerate(chunk)} if len(chunk) else {}
+        return [(n, at[first + index]) for n, index in enumerate(self.feed.ask) if first + index in at]
+
+    def predictions(self) -> Predictions:
+        """The answers to the current feed, in the order of its asks."""
+        assert self.feed is not None
+        asks = range(len(self.feed.ask))
+        tokens, logprobs = [self.answers[n][0] for n in asks], [self.answers[n][1] for n in asks]
+        return Predictions(tokens, logprobs, [self.logits[n] for n in asks] if self.feed.want_logits else None)
+
+    # ------------------------------------------------------------------------------------------------ cache side
+
+    def waiting(self) -> np.ndarray:
+        """Own tokens that must go through the model before the current feed is answered."""
+        return self.cached + np.flatnonzero(~self.dropped[self.cached : self.size])
+
+    def place_tokens(self, chunk: np.ndarray, pool: Pool) -> np.ndarray:
+        """Finds slots for a chunk of own tokens, moving to a larger region where needed.
+
+        Returns their slots in the pool [chunk]. Raises OutOfSlots and changes nothing when there is no room.
+        """
+        reused = min(len(chunk), len(self.holes))
+        if self.high + len(chunk) - reused > len(self.owner):
+            self._enlarge(self.high + self.size - self.cached - reused, pool)  # room for the whole feed at once
+        offsets = [self.holes.pop() for _ in range(reused)]
+        offsets += range(self.high, self.high + len(chunk) - reused)
+        self.high = max(self.high, 1 + max(offsets))
+        self.place[chunk] = offsets
+        self.owner[offsets] = chunk
+        return self.start + self.place[chunk]
+
+    def _enlarge(self, wanted: int, pool: Pool) -> None:
+        size = max(LEAST_REGION, len(self.owner))
+        while size < wanted:
+            size *= 2
+        start = pool.take(size)
+        if len(self.owner):
+            pool.move(self.start, self.high, start)
+            pool.give(self.start, len(self.owner))
+        owner = np.full(size, GONE, dtype=np.int64)
+        owner[: len(self.owner)] = self.owner
+        self.start, self.owner = start, owner
+
+    def release(self, pool: Pool) -> None:
+        """Gives the region back; what was cached must be fed again, except what was dropped."""
+        if len(self.owner):
+            pool.give(self.start, len(self.owner))
+        self.owner, self.high, self.holes, self.cached = np.zeros(0, dtype=np.int64), 0, [], 0
+        self.place[: self.size] = GONE

@@ -1,0 +1,108 @@
+"""Picking the next token: greedy, temperature, top-k, top-p, among all tokens or an allowed few.
+
+Random draws come from the row, one uniform number an ask, so that an answer does not depend on what it is batched with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a row picks; temperature 0 is greedy, top_k 0 means all."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+GREEDY = Sampling()
+
+
+@dataclass
+class Ask:
+    """One next token that is wanted: the row's sampling, a uniform draw (unused when greedy), the allowed ids."""
+
+    sampling: Sampling = GREEDY
+    draw: float = 0.0
+    allow: np.ndarray | None = None
+
+
+def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """The distribution that `sampling` draws from: logits [..., n] -> [..., n] in float32 at least, summing to 1.
+
+    Greedy gives one-hot. Top-p keeps the fewest most likely tokens whose probability reaches p; ties with the last
+    one kept are broken by id.
+    """
+    logits = _wide(logits)
+    if sampling.temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        kept = logits.topk(sampling.top_k, dim=-1)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
+    chance = logits.softmax(-1)
+    if sampling.top_p < 1:
+        ordered, order = chance.sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered  # [..., n] what is more likely than this token
+        ordered = ordered.masked_fill(before >= sampling.top_p, 0)
+        chance = torch.zeros_like(chance).scatter(-1, order, ordered)
+        chance = chance / chance.sum(-1, keepdim=True)
+    return chance
+
+
+def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Inverse of the cumulative distribution at `draws` in [0, 1): chance [n, choices], draws [n] -> indices [n]."""
+    cumulative = chance.double().cumsum(-1)
+    target = draws.double()[:, None] * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    # rounding may land behind the last token that has any probability
+    last = (chance > 0).long().mul(torch.arange(chance.shape[-1], device=chance.device)).amax(-1)
+    return torch.minimum(index, last)
+
+
+def sample(logits: torch.Tensor, asks: list[Ask]) -> tuple[list[int], list[float]]:
+    """Next tokens and their log-probabilities under the model (temperature 1, before `allow`): logits [asks, vocab]."""
+    if not asks:
+        return [], []
+    logits = _wide(logits)
+    tokens = logits.argmax(-1)  # [asks]
+    groups: dict[tuple[Sampling, bool], list[int]] = {}
+    for i, ask in enumerate(asks):
+        if ask.sampling.temperature > 0 or ask.allow is not None:
+            groups.setdefault((ask.sampling, ask.allow is not None), []).append(i)
+    for (sampling, limited), members in groups.items():
+        index = torch.tensor(members, device=logits.device)
+        draws = torch.tensor([asks[i].draw for i in members], device=logits.device)
+        if limited:
+            ids = _padded([asks[i].allow for i in members]).to(logits.device)  # [members, most allowed], -1 pads
+            scores = logits[index[:, None], ids.clamp_min(0)].masked_fill(ids < 0, -torch.inf)
+            tokens[index] = ids.gather(1, _choose(scores, sampling, draws)[:, None])[:, 0]
+        else:
+            tokens[index] = _choose(logits[index], sampling, draws)
+    logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    return tokens.tolist(), logprobs.tolist()
+
+
+def _wide(logits: torch.Tensor) -> torch.Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _choose(scores: torch.Tensor, sampling: Sampling, draws: torch.Tensor) -> torch.Tensor:
+    if sampling.temperature == 0:
+        return scores.argmax(-1)
+    return pick(probabilities(scores, sampling), draws)
+
+
+def _padded(allowed: list[np.ndarray | None]) -> torch.Tensor:
+    arrays = [a for a in allowed if a is not None]
+    if any(len(a) == 0 for a in arrays):
+        raise ValueError("an ask allows no token at all")
+    padded = np.full((len(arrays), max(map(len, arrays))), -1, dtype=np.int64)
+    for row, ids in zip(padded, arrays, strict=True):
+        row[: len(ids)] = ids
+    return torch.from_numpy(padded)

@@ -1,0 +1,72 @@
+"""The one rule of who sees whom.
+
+Every token of a row carries a segment, a virtual position and the step that produced it. A row's `reach` matrix says
+of two segments HIDDEN, ALL or CAUSAL. Then a query q may attend to a key k exactly when
+
+    reach[seg(q), seg(k)] is ALL, or it is CAUSAL and position(k) <= position(q);  and step(k) <= step(q)
+
+At inference the step condition holds by itself: what is not yet decoded is not in the cache. In training it is what
+makes the ground-truth sequence look like inference (HPD sec. 4.4). All masks, dense, block and in kernels, come from
+`visible`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+GONE = -1  # the segment of a cache slot that holds no token: nobody sees it
+
+
+class Reach(IntEnum):
+    """What the tokens of one segment see of another segment."""
+
+    HIDDEN = 0
+    ALL = 1
+    CAUSAL = 2
+
+
+def visible(
+    reach: np.ndarray,
+    query_segments: np.ndarray,
+    query_positions: np.ndarray,
+    key_segments: np.ndarray,
+    key_positions: np.ndarray,
+    query_steps: np.ndarray | None = None,
+    key_steps: np.ndarray | None = None,
+) -> np.ndarray:
+    """Who sees whom: bool [queries, keys].
+
+    reach: [segments, segments] of Reach; the other arguments are [queries] or [keys]. Keys whose segment is GONE are
+    seen by nobody. Without steps the step condition is left out (inference).
+    """
+    rows = reach[query_segments][:, np.maximum(key_segments, 0)]  # [queries, keys]
+    seen = rows == Reach.ALL
+    causal = key_positions[None, :] <= query_positions[:, None]
+    seen |= (rows == Reach.CAUSAL) & causal
+    seen &= (key_segments != GONE)[None, :]
+    if query_steps is not None and key_steps is not None:
+        seen &= key_steps[None, :] <= query_steps[:, None]
+    return seen
+
+
+def grown(reach: np.ndarray, pairs: dict[tuple[int, int], Reach]) -> np.ndarray:
+    """`reach` with the given pairs set, enlarged with HIDDEN where a segment is new."""
+    if not pairs:
+        return reach
+    size = max(len(reach), 1 + max(max(pair) for pair in pairs))
+    if size > len(reach):
+        larger = np.zeros((size, size), dtype=np.int8)
+        larger[: len(reach), : len(reach)] = reach
+        reach = larger
+    else:
+        reach = reach.copy()
+    for (query, key), value in pairs.items():
+        reach[query, key] = value
+    return reach
+
+
+def one_segment() -> np.ndarray:
+    """The reach of a row that begins: segment 0, causal."""
+    return np.full((1, 1), Reach.CAUSAL, dtype=np.int8)

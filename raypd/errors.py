@@ -1,0 +1,24 @@
+"""Errors that a user can act on. The command line prints their text alone; all else is a bug and keeps its trace."""
+
+
+class UserError(Exception):
+    """Something in the input, the configuration or the surroundings that the user can put right.
+
+    The message names the file, line or key, and says what to do.
+    """
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be run as it stands."""
+
+
+class ModelError(UserError):
+    """A model, adapter or quantization that cannot be loaded or cannot be decoded exactly."""
+
+
+class InputError(UserError):
+    """Input that cannot be planned or read at all (single bad documents become error rows instead)."""
+
+
+class RunError(UserError):
+    """A run that cannot go on; committed units are whole, and the message says how to resume."""

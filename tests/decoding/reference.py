@@ -1,0 +1,164 @@
+"""An independent reference: every prompt alone, through the unmodified model, with a dense mask and no cache.
+
+It shares no code with the engine. A `Text` holds tokens in any order with position, group and step; each decoding step
+runs the model over all of them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+
+@torch.no_grad()
+def dense_logits(
+    model: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int], mask: torch.Tensor
+) -> torch.Tensor:
+    """Logits [n, vocabulary] of the stock model under an explicit boolean mask [n, n] (True: may attend)."""
+    low = torch.finfo(model.dtype).min
+    additive = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, low)
+    window = getattr(model.config, "sliding_window", None)
+    masks: object = additive[None, None]
+    if window and getattr(model.config, "use_sliding_window", True):
+        at = torch.tensor(positions)
+        near = (at[:, None] - at[None, :]) < window
+        local = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~(mask & near), low)[None, None]
+        kinds = getattr(model.config, "layer_types", None)
+        masks = {"full_attention": masks, "sliding_attention": local} if kinds else local
+    return model(
+        input_ids=torch.tensor([list(tokens)]),
+        position_ids=torch.tensor([list(positions)]),
+        attention_mask=masks,
+        use_cache=False,
+    ).logits[0]
+
+
+def greedy(logits: torch.Tensor, allow: Sequence[int] | None) -> tuple[int, float, float]:
+    """(token, log-probability, gap to the runner-up) of the best allowed token."""
+    scores = logits.double()
+    ids = torch.arange(len(scores)) if allow is None else torch.tensor(list(allow))
+    best = scores[ids].topk(min(2, len(ids)))
+    token = int(ids[best.indices[0]])
+    gap = float(best.values[0] - best.values[-1]) if len(ids) > 1 else float("inf")
+    return token, float(scores.log_softmax(-1)[token]), gap
+
+
+def autoregressive(
+    model: PreTrainedModel, prompt: Sequence[int], count: int, stop: Callable[[list[int]], bool]
+) -> list[tuple[int, float, float]]:
+    """(token, log-probability, gap) of each decoded token."""
+    answer: list[tuple[int, float, float]] = []
+    while len(answer) < count:
+        tokens = [*prompt, *(t for t, _, _ in answer)]
+        n = len(tokens)
+        logits = dense_logits(model, tokens, range(n), torch.ones(n, n).tril().bool())
+        answer.append(greedy(logits[-1], None))
+        if stop([t for t, _, _ in answer]):
+            break
+    return answer
+
+
+def hyper_parallel(
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    ends: Sequence[int],
+    k_max: int,
+    isolate_values: bool,
+    allow: Callable[[int, list[int]], Sequence[int] | None],
+    closed: Callable[[int, list[int]], bool],
+) -> list[list[tuple[int, float, float]]]:
+    """HPD by its definition: values grow together, one token a step, each seeing what the paper's mask lets it see.
+
+    `allow(slot, tokens so far)` and `closed(slot, tokens)` are the slot's rules.
+    """
+    positions, offset = [], 0
+    for index in range(len(prompt)):
+        positions.append(index + offset)
+        if index in ends:
+            offset += k_max
+    values: list[list[tuple[int, float, float]]] = [[] for _ in ends]
+    # (token, position, slot or -1, step at which it was there)
+    text = [(token, position, -1, 0) for token, position in zip(prompt, positions, strict=True)]
+    asked = [(n, end) for n, end in enumerate(ends)]
+    for step in range(1, k_max + 1):
+        mask = torch.tensor(
+            [
+                [kp <= qp and kt <= qt and (ks == -1 or not isolate_values or ks == qs) for _, kp, ks, kt in text]
+                for _, qp, qs, qt in text
+            ]
+        )
+        logits = dense_logits(model, [t[0] for t in text], [t[1] for t in text], mask)
+        live = []
+        for n, index in asked:
+            so_far = [t for t, _, _ in values[n]]
+            values[n].append(greedy(logits[index], allow(n, so_far)))
+            if not closed(n, [t for t, _, _ in values[n]]):
+                live.append(n)
+        if not live or step == k_max:
+            return values
+        asked = []
+        for n in live:
+            asked.append((n, len(text)))
+            text.append((values[n][-1][0], positions[ends[n]] + step, n, step))
+    return values
+
+
+class Replay:
+    """Drives a program without the engine: every feed is answered by the stock model over all tokens of the row.
+
+    What a token sees is fixed when it is fed, by the rule written out token by token.
+    """
+
+    def __init__(self, model: PreTrainedModel, allow_sampling: Callable[[torch.Tensor], int] | None = None) -> None:
+        self.model = model
+        self.pick = allow_sampling
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.segments: list[int] = []
+        self.seen: list[set[int]] = []
+        self.alive: list[bool] = []
+        self.reach: dict[tuple[int, int], int] = {(0, 0): 2}
+        self.gaps: list[float] = []
+
+    def run(self, program):  # type: ignore[no-untyped-def]
+        """The program's answer."""
+        from raypd.decoding.program import Predictions
+
+        feed = next(program)
+        try:
+            while True:
+                for index in feed.drop:
+                    self.alive[index] = False
+                for index, segment in feed.move.items():
+                    self.segments[index] = segment
+                self.reach.update({pair: int(reach) for pair, reach in feed.reach.items()})
+                first = len(self.tokens)
+                self.tokens += list(feed.tokens)
+                self.positions += list(feed.positions)
+                self.segments += list(feed.segments if feed.segments is not None else [0] * len(feed.tokens))
+                self.alive += [True] * len(feed.tokens)
+                for q in range(first, len(self.tokens)):
+                    self.seen.append({k for k in range(len(self.tokens)) if self._sees(q, k)})
+                n = len(self.tokens)
+                mask = torch.zeros(n, n, dtype=torch.bool)
+                for q, keys in enumerate(self.seen):
+                    mask[q, list(keys)] = True
+                logits = dense_logits(self.model, self.tokens, self.positions, mask)
+                picked = []
+                for number, index in enumerate(feed.ask):
+                    allow = feed.allow[number] if feed.allow is not None else None
+                    token, logprob, gap = greedy(logits[first + index], None if allow is None else allow.tolist())
+                    picked.append((token, logprob))
+                    self.gaps.append(gap)
+                asked = [logits[first + index] for index in feed.ask] if feed.want_logits else None
+                feed = program.send(Predictions([t for t, _ in picked], [p for _, p in picked], asked))
+        except StopIteration as end:
+            return end.value
+
+    def _sees(self, q: int, k: int) -> bool:
+        if not self.alive[k]:
+            return False
+        kind = self.reach.get((self.segments[q], self.segments[k]), 0)
+        return kind == 1 or (kind == 2 and self.positions[k] <= self.positions[q])

@@ -1,0 +1,157 @@
+"""Methods driven by a fake model in plain Python: no engine, no tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+from raypd.decoding.grammar import Grammar, Number, OneOf, Text, Vocabulary
+from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel, slot_positions
+from raypd.decoding.program import Predictions
+from raypd.decoding.visibility import Reach
+
+TEXTS = ["", ' "', "red", " wine", '"', '",\n', "null", " null", "n", "ul", "l", "-", "1", "23", ".", ",", "\n", "\\", "blue",
+         " ", "true", " false", " 7", "}", '"red"', "x"]  # fmt: skip
+ID = {text: i for i, text in enumerate(TEXTS)}
+VOCABULARY = Vocabulary(TEXTS)
+
+
+def say(*texts: str) -> list[int]:
+    return [ID[text] for text in texts]
+
+
+def drive(program, script):
+    """Answers each feed from `script(feed, step)`; returns (feeds, answer)."""
+    feeds = [next(program)]
+    try:
+        while True:
+            tokens = script(feeds[-1], len(feeds) - 1)
+            feeds.append(program.send(Predictions(tokens, [-0.5] * len(tokens))))
+    except StopIteration as end:
+        return feeds, end.value
+
+
+def test_positions_are_those_of_algorithm_2():
+    # prompt of 3, then attributes of 2, 1 and 2 tokens, K_max 7
+    prompt = SlottedPrompt(range(9), [Slot(4, None), Slot(5, None), Slot(7, None)])
+    assert slot_positions(prompt, 7) == [0, 1, 2, 3, 4, 12, 20, 21, 29]
+
+
+def test_hyper_parallel_places_prunes_and_stops():
+    text = Grammar(Text(), VOCABULARY)
+    prompt = SlottedPrompt([25] * 6, [Slot(2, text), Slot(3, text), Slot(5, text)], shared=2)
+    values = [say(' "', "red", '",\n'), say(" null"), say(' "', "blue", " wine", "x")]
+    feeds, answer = drive(hyper_parallel(prompt, 4), lambda feed, step: [v[step] for v in values if step < len(v)])
+    assert [list(f.positions) for f in feeds] == [[0, 1, 2, 7, 12, 13], [3, 14], [4, 15], [16]]
+    assert [list(f.tokens) for f in feeds[1:]] == [say(' "', ' "'), say("red", "blue"), say(" wine")]
+    assert (feeds[0].shared, list(feeds[0].ask)) == (2, [2, 3, 5])
+    assert [v.tokens for v in answer] == values
+    assert [v.closed for v in answer] == [True, True, False]  # null at once; the third was cut at K_max
+    assert [v.completion for v in answer] == [None, "null", None]
+
+
+def test_hyper_parallel_isolates_values_by_segment():
+    text = Grammar(Text(), VOCABULARY)
+    prompt = SlottedPrompt([25] * 4, [Slot(1, text), Slot(3, text)])
+    feeds, _ = drive(hyper_parallel(prompt, 3, isolate_values=True), lambda feed, step: say(*[' "'] * len(feed.ask)))
+    assert feeds[0].reach == {(n, m): Reach.CAUSAL for n in (1, 2) for m in (0, n)}
+    assert list(feeds[1].segments) == [1, 2]
+
+
+def test_autoregressive_stops_and_is_cut():
+    feeds, answer = drive(
+        autoregressive(Prompt([1, 2, 3], 2), 5, lambda t: t[-1] == 9), lambda f, step: [[4, 5, 9][step]]
+    )
+    assert (answer.tokens, answer.stopped) == ([4, 5, 9], True)
+    assert [list(f.positions) for f in feeds] == [[0, 1, 2], [3], [4]]
+    _, answer = drive(autoregressive(Prompt([1]), 2, lambda t: False), lambda f, step: [7])
+    assert (answer.tokens, answer.stopped) == ([7, 7], False)
+
+
+# -------------------------------------------------------------------------------------------------------- grammars
+
+
+def read(grammar: Grammar, tokens: list[int]) -> int:
+    state = 0
+    for token in tokens:
+        assert not grammar.done(state)
+        state = grammar.advance(state, token)
+    return state
+
+
+def allowed(grammar: Grammar, *texts: str, left: int = 30) -> set[str] | None:
+    ids = grammar.allowed(read(grammar, say(*texts)), left)
+    return None if ids is None else {TEXTS[i] for i in ids}
+
+
+@pytest.mark.parametrize(
+    ("texts", "done", "completion"),
+    [
+        ([' "', "red"], False, None),
+        ([' "', "red", '"'], True, None),
+        ([' "', "red", '",\n'], True, None),
+        ([' "', "red", "\n"], True, None),
+        ([' "', "\\", '"'], False, None),
+        (["n"], True, "null"),
+        ([" null"], True, "null"),
+        (['"red"'], True, None),
+    ],
+)
+def test_text_ends_at_quote_newline_or_null(texts, done, completion):
+    grammar = Grammar(Text(), VOCABULARY)
+    state = read(grammar, say(*texts))
+    assert (grammar.done(state), grammar.completion(state)) == (done, completion)
+
+
+def test_text_is_limited_at_its_start_alone():
+    grammar = Grammar(Text(), VOCABULARY)
+    assert allowed(grammar) == {' "', '"', '",\n', "null", " null", "n", '"red"', " "}
+    assert allowed(grammar, " ") == {'"', '",\n', "null", "n", '"red"'}  # one blank at the most
+    assert allowed(grammar, ' "') is None
+
+
+def test_number_cannot_come_out_invalid():
+    grammar = Grammar(Number(), VOCABULARY)
+    assert allowed(grammar) == {"-", "1", "23", " 7", "null", " null", "n", " "}
+    assert allowed(grammar, " ") == {"-", "1", "23", "null", "n"}
+    assert allowed(grammar, "1") == {
+        "1",
+        "23",
+        ".",
+        ",",
+        "\n",
+        " ",
+        "}",
+        " null",
+        " false",
+        " 7",
+        " wine",
+        ' "',
+    }
+    assert allowed(grammar, "-") == {"1", "23"}
+    assert allowed(grammar, "1", ".", left=1) == {"1", "23"}
+    assert "." not in allowed(grammar, "1", left=1)
+    assert "-" not in allowed(grammar, left=1)
+
+
+def test_enum_is_done_when_one_choice_is_left():
+    grammar = Grammar(OneOf(['"red"', '"red wine"', '"blue"', "null"]), VOCABULARY)
+    assert allowed(grammar) == {' "', '"', "null", " null", "n", '"red"', " "}
+    assert allowed(grammar, ' "') == {"red", "blue"}
+    state = read(grammar, say(' "', "blue"))
+    assert (grammar.done(state), grammar.completion(state)) == (True, '"blue"')
+    assert allowed(grammar, ' "', "red") == {" wine", '"', '",\n', '"red"', " "}  # anything behind the quote
+    assert grammar.done(read(grammar, say(' "', "red", '"')))
+    assert allowed(grammar, ' "', "red", left=1) == {
+        " wine",
+        '"',
+        '",\n',
+        '"red"',
+        " ",
+    }  # each leaves one choice
+    assert grammar.distance() == 1
+
+
+def test_too_small_a_k_max_shows_in_the_distance():
+    grammar = Grammar(OneOf(['"red wine"', '"red x"']), Vocabulary(['"', "red", " ", "wine", "x"]))
+    assert grammar.distance() == 4

@@ -1,0 +1,163 @@
+"""Packing, caching and chunking never let a token see another than the rule says: random programs against a replay of
+each alone through the stock model, under masks written out token by token."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raypd.decoding.engine import Engine
+from raypd.decoding.program import Feed
+from raypd.decoding.row import ProgramError
+from raypd.decoding.visibility import GONE, Reach, grown, one_segment, visible
+from tests.decoding.reference import Replay
+from tests.tiny import tiny_model
+
+INSTRUCTION = [7, 91, 33, 250, 18, 77, 120, 5, 66]
+MODEL = tiny_model("llama").double()  # float64: a wrong mask cannot hide in rounding
+STOCK = copy.deepcopy(MODEL)
+STOCK.set_attn_implementation("eager")
+
+
+def wandering(seed: int, edits: bool):
+    """A program that opens segments, joins them, feeds what was predicted or something else, drops and moves tokens."""
+    rng = random.Random(seed)
+    first = [*INSTRUCTION, *(rng.randrange(3, 256) for _ in range(rng.randint(1, 9)))]
+    ask = sorted(rng.sample(range(9, len(first)), rng.randint(1, len(first) - 9)))
+    heard = []
+    predictions = yield Feed(first, range(len(first)), ask=ask, shared=rng.choice([0, 5, 9]))
+    heard.append((predictions.tokens, predictions.logprobs))
+    total, at, segments, closed = len(first), len(first), 1, set()
+    alive = list(range(9, total))  # tokens that are not shared and were not dropped
+    for _ in range(rng.randint(1, 5)):
+        reach = {}
+        if rng.random() < 0.6:
+            reach[segments, 0] = reach[segments, segments] = Reach.CAUSAL
+            for other in range(1, segments):  # a segment that is seen whole gets no more tokens
+                reach[segments, other] = rng.choice([Reach.HIDDEN, Reach.ALL]) if other in closed else Reach.HIDDEN
+                if rng.random() < 0.4:
+                    closed.add(other)
+            segments += 1
+        count = rng.randint(1, 5)
+        where = sorted(rng.sample(range(at, at + 12), count))
+        tokens = [rng.choice([*predictions.tokens, rng.randrange(3, 256)]) for _ in range(count)]
+        ours = [rng.choice([s for s in range(segments) if s not in closed]) for _ in range(count)]
+        drop = rng.sample(alive, min(len(alive), rng.randint(0, 2))) if edits else []
+        alive = [i for i in alive if i not in drop]
+        moved = rng.sample(alive, min(len(alive), rng.randint(0, 2))) if edits else []
+        ask = sorted(rng.sample(range(count), rng.randint(1, count)))
+        predictions = yield Feed(
+            tokens, where, ours, reach, ask, drop=drop, move={i: rng.randrange(segments) for i in moved}
+        )
+        heard.append((predictions.tokens, predictions.logprobs))
+        alive += range(total, total + count)
+        total, at = total + count, at + rng.randint(0, 4)
+    return heard
+
+
+def check(seeds: list[int], engine: Engine, edits: bool) -> None:
+    answers = engine.run(wandering(seed, edits) for seed in seeds)
+    for seed, answer in zip(seeds, answers, strict=True):
+        expected = Replay(STOCK).run(wandering(seed, edits))
+        assert len(answer) == len(expected)
+        for (tokens, logprobs), (want_tokens, want_logprobs) in zip(answer, expected, strict=True):
+            assert tokens == want_tokens
+            np.testing.assert_allclose(logprobs, want_logprobs, atol=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=6), st.integers(1, 6), st.sampled_from([16, 23, 400]))
+def test_no_row_sees_another(seeds, batch, budget):
+    check(seeds, Engine(MODEL, batch=batch, token_budget=budget), edits=True)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 10**6), min_size=3, max_size=6), st.integers(193, 260))
+def test_a_row_that_lost_its_cache_sees_the_same(seeds, slots):
+    check(seeds, Engine(MODEL, batch=6, token_budget=16, cache_tokens=slots), edits=False)
+
+
+@given(st.integers(0, 10**6))
+def test_visible_is_the_rule(seed):
+    """The vectorised rule against the sentence of the design, pair by pair."""
+    rng = random.Random(seed)
+    size, nq, nk = rng.randint(1, 4), rng.randint(1, 6), rng.randint(1, 6)
+    reach = np.array([[rng.randrange(3) for _ in range(size)] for _ in range(size)], dtype=np.int8)
+    qs, qp, qt = (np.array([rng.randrange(n) for _ in range(nq)]) for n in (size, 5, 3))
+    ks = np.array([rng.randrange(-1, size) for _ in range(nk)])
+    kp, kt = (np.array([rng.randrange(n) for _ in range(nk)]) for n in (5, 3))
+    seen = visible(reach, qs, qp, ks, kp, qt, kt)
+    for i in range(nq):
+        for j in range(nk):
+            what = Reach.HIDDEN if ks[j] == GONE else reach[qs[i], ks[j]]
+            at_all = what == Reach.ALL or (what == Reach.CAUSAL and kp[j] <= qp[i])
+            assert seen[i, j] == (at_all and kt[j] <= qt[i])
+
+
+def test_reach_grows_hidden():
+    reach = grown(one_segment(), {(2, 0): Reach.ALL})
+    assert reach.tolist() == [[Reach.CAUSAL, 0, 0], [0, 0, 0], [Reach.ALL, 0, 0]]
+
+
+# ------------------------------------------------------------------------------------------- what goes wrong is said
+
+
+def one_feed(**changes):
+    def program():
+        yield Feed(**{"tokens": [5, 6, 7], "positions": [0, 1, 2], "ask": [2], **changes})
+
+    return program()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokens": []}, "no token"),
+        ({"positions": [0, 1]}, "2 positions"),
+        ({"ask": [3]}, "not in it"),
+        ({"segments": [0, 1, 1]}, "reach themselves"),
+        ({"drop": [0]}, "not fed yet"),
+        ({"allow": [None, None]}, "allows 2"),
+        ({"positions": [1, 2, 3], "shared": 2}, "shared tokens"),
+    ],
+)
+def test_an_impossible_feed_ends_its_program_alone(changes, words):
+    engine = Engine(MODEL, batch=4)
+    engine.submit(wandering(1, False), tag="good")
+    engine.submit(one_feed(**changes), tag="bad")
+    done = {}
+    while engine.pending:
+        done |= {finished.tag: finished for finished in engine.step()}
+    assert done["good"].error is None
+    assert isinstance(done["bad"].error, ProgramError)
+    assert words in str(done["bad"].error)
+
+
+def test_a_row_that_never_fits_is_refused_and_the_rest_goes_on():
+    def long():
+        yield Feed([5] * 400, range(400), ask=[399])
+
+    engine = Engine(MODEL, batch=4, token_budget=64, cache_tokens=256)
+    engine.submit(long(), tag="long")
+    for seed in range(4):
+        engine.submit(wandering(seed, False), tag=seed)
+    done = {}
+    while engine.pending:
+        done |= {finished.tag: finished for finished in engine.step()}
+    assert "cache_tokens" in str(done["long"].error)
+    assert all(done[seed].error is None for seed in range(4))
+
+
+def test_the_pool_is_empty_when_all_is_done():
+    engine = Engine(MODEL, batch=3, token_budget=16)
+    engine.run(wandering(seed, True) for seed in range(6))
+    kept = sum(prefix.length for prefix in engine.prefixes.values())
+    assert engine.pool.regions.free == engine.pool.regions.slots - kept
+    assert not engine.rows
+    assert torch.isfinite(engine.pool.keys[0]).all()

@@ -1,0 +1,110 @@
+"""Small random models for tests: made in milliseconds, of the families that people run.
+
+    model = tiny_model("qwen3")                     # float32, on the CPU, eval()
+    model = tiny_model("gemma2", seed=3, num_hidden_layers=4, sliding_window=8)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+VOCABULARY = 256
+EOS = 2
+HEAD_DIM = 16
+
+# The families whose names of the sizes differ from llama's.
+_OWN_SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 2048},
+    "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "mpt": {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 2048},
+    "falcon": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_kv_heads": 2,
+               "new_decoder_architecture": True},
+    "mamba": {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
+    "opt": {"hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "word_embed_proj_dim": 64},
+}  # fmt: skip
+_EXTRA: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": HEAD_DIM},
+    "gemma3_text": {"query_pre_attn_scalar": HEAD_DIM},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "cohere": {"logit_scale": 1.0},
+    "cohere2": {"logit_scale": 1.0},
+}
+
+
+def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """A random causal language model of the family `kind` (transformers' model type: llama, qwen3, phi3).
+
+    float32 on the CPU in eval(): vocabulary 256 (eos 2), hidden 64, 2 layers, 4 query heads of dimension 16
+    over 2 key-value heads, embeddings not tied. `overrides` are keys of the family's configuration. Weights
+    are drawn so that attention is peaked and logits have a standard deviation of about 3: a wrong mask or
+    position shows.
+    """
+    sizes: dict[str, Any] = _OWN_SIZES.get(kind) or {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 4096,
+    }
+    tokens = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS}
+    settings = {**sizes, **_EXTRA.get(kind, {}), **tokens, "tie_word_embeddings": False, **overrides}
+    config = AutoConfig.for_model(kind, **settings)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _draw_weights(model, seed)
+    return model.eval()
+
+
+@torch.no_grad()
+def _draw_weights(model: PreTrainedModel, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings().weight
+    for _, weight in sorted(model.named_parameters()):
+        noise = torch.randn(weight.shape, generator=generator)
+        if weight is embedding:
+            weight.copy_(noise if head is None or head.weight is not embedding else noise * 0.4)
+        elif head is not None and weight is head.weight:
+            weight.copy_(noise * 3 / weight.shape[1] ** 0.5)
+        elif weight.dim() >= 2:
+            weight.copy_(noise * 1.5 / weight.shape[-1] ** 0.5)
+        else:  # norms (around 1, or 0 in gemma) and biases: near what they were
+            weight.add_(noise * 0.1)
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of 256 ids for `tiny_model`, with a chat template.
+
+    Ids 0, 1 and 2 are <pad>, <s> and <|im_end|>; ids 3 to 255 are those bytes (0, 1 and 2 cannot be written).
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = bytes_to_unicode()
+    vocabulary = {"<pad>": 0, "<s>": 1, "<|im_end|>": EOS}
+    vocabulary |= {letters[byte]: byte for byte in range(3, VOCABULARY)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="<|im_end|>"
+    )
+    tokenizer.chat_template = (
+        "{% for message in messages %}"
+        "{{ message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'assistant\\n' }}{% endif %}"
+    )
+    return tokenizer
+
+
+def save_tiny(folder: Path, kind: str = "llama", seed: int = 0, **overrides: Any) -> Path:
+    """Saves a tiny model and its tokenizer where `model.name` can point; returns the folder."""
+    tiny_model(kind, seed, **overrides).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
