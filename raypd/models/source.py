@@ -1,0 +1,168 @@
+"""Where a model's files are: the embedded model, a local folder, or the Hub. And what its errors mean to a user."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from raypd.config import ModelConfig
+from raypd.errors import ModelError
+from raypd.models import embedded
+
+HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Source:
+    """`at` is what transformers' from_pretrained takes: a folder (`local`) or a Hub id with its revision."""
+
+    name: str
+    at: str
+    local: bool
+    revision: str | None
+    trust_remote_code: bool
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that every from_pretrained gets (trust_remote_code always: left out, it may ask a person)."""
+        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
+
+
+def looks_local(name: str) -> bool:
+    """Whether a name means a path: it is one, or is written as one."""
+    return name.startswith((".", "/", "~")) or name.endswith("/") or Path(name).expanduser().exists()
+
+
+def find_source(config: ModelConfig) -> Source:
+    """Resolves `model.name`. The embedded model is converted here if it was not yet; the Hub is not asked.
+
+    Raises ModelError for a folder that is not there or holds no whole model, and for a name that cannot be an id.
+    """
+    name = config.name
+    if name == embedded.NAME or looks_local(name):
+        if config.revision is not None:
+            raise ModelError(
+                f"model.revision {config.revision!r}: revisions belong to Hub ids; model.name {name!r} is local"
+            )
+        folder = embedded.embedded_model() if name == embedded.NAME else _checked_folder(name)
+        return Source(name, str(folder), True, None, config.trust_remote_code)
+    if not HUB_ID.fullmatch(name):
+        raise ModelError(
+            f"model.name {name!r} is neither a local folder nor a Hub id (owner/name); the embedded model is "
+            f"{embedded.NAME}"
+        )
+    return Source(name, name, False, config.revision, config.trust_remote_code)
+
+
+def _checked_folder(name: str) -> Path:
+    folder = Path(name).expanduser().absolute()
+    if not folder.exists():
+        raise ModelError(f"model.name {name!r}: there is no folder {folder}")
+    if not folder.is_dir():
+        raise ModelError(f"model.name {name!r}: is a file; give the folder with config.json and the weights")
+    if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise ModelError(
+                f"model.name {name!r}: holds a peft adapter, not a model: set model.adapter to it, "
+                "and model.name to its base model"
+            )
+        raise ModelError(f"model.name {name!r}: {folder} has no config.json, so it is not a transformers model")
+    _check_weights(name, folder)
+    return folder
+
+
+def _check_weights(name: str, folder: Path) -> None:
+    """That the weights are there: all parts that an index names, or a file of weights."""
+    for index in (folder / "model.safetensors.index.json", folder / "pytorch_model.bin.index.json"):
+        if index.is_file():
+            try:
+                parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            except (ValueError, KeyError, AttributeError) as error:
+                raise ModelError(f"model.name {name!r}: {index} cannot be read: {error!r}") from error
+            missing = sorted(part for part in parts if not (folder / part).is_file())
+            if missing:
+                raise ModelError(
+                    f"model.name {name!r}: {len(missing)} of {len(parts)} files of weights that {index.name} names "
+                    f"are not there ({missing[0]}): copy them again"
+                )
+            return
+    if not any((folder / file).is_file() for file in ("model.safetensors", "pytorch_model.bin")):
+        raise ModelError(f"model.name {name!r}: {folder} has no weights (model.safetensors or pytorch_model.bin)")
+
+
+def read_config(source: Source) -> PretrainedConfig:
+    """The model's config.json, from the Hub if need be."""
+    with explained(source, "its config.json cannot be read"):
+        return AutoConfig.from_pretrained(source.at, **source.arguments)
+
+
+def require(package: str, extra: str, what: str) -> None:
+    """Raises ModelError where an optional package is missing."""
+    if importlib.util.find_spec(package) is None:
+        raise ModelError(f"{what} needs the package {package}: pip install 'raypd[{extra}]'")
+
+
+@contextmanager
+def explained(source: Source, what: str) -> Iterator[None]:
+    """Turns whatever transformers, the Hub's client or torch raises into a ModelError that says what to do."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"model {source.name!r}: {_explain(error, source) or f'{what}: {_brief(error)}'}") from error
+
+
+def _explain(error: BaseException, source: Source) -> str | None:
+    from huggingface_hub import constants, errors
+
+    chain = _chain(error)
+
+    def caused_by(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(link, kinds) for link in chain)
+
+    if caused_by(torch.OutOfMemoryError):
+        return "does not fit into the GPU's memory: use a smaller model, model.quantization: nf4, or a larger GPU"
+    if caused_by(errors.GatedRepoError):
+        return "is gated on the Hub: accept its terms on its page, then set HF_TOKEN or run `hf auth login`"
+    if caused_by(errors.RevisionNotFoundError):
+        return f"has no revision {source.revision!r} on the Hub: model.revision takes a branch, a tag or a commit"
+    if caused_by(errors.RepositoryNotFoundError):
+        return "is no model on the Hub, or a private one (set HF_TOKEN or run `hf auth login`), nor is it a folder here"
+    if not source.local and caused_by(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
+        at = f" at revision {source.revision!r}" if source.revision else ""
+        if constants.is_offline_mode():
+            why = "HF_HUB_OFFLINE is set"
+        else:
+            why = "the Hub cannot be reached"
+        return (
+            f"is not in the Hub's cache{at} ({constants.HF_HUB_CACHE}), and {why}: run `hf download {source.at}` where "
+            "there is a network, or set model.name to a local folder"
+        )
+    if any("trust_remote_code" in str(link) for link in chain):
+        return "comes with code of its own: read it, then set model.trust_remote_code: true"
+    return None
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        links.append(link)
+        link = link.__cause__ or link.__context__
+    return links
+
+
+def _brief(error: BaseException) -> str:
+    """The first lines of an error: transformers writes whole pages."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:400]}{'...' if len(text) > 400 else ''}"

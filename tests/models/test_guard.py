@@ -1,0 +1,143 @@
+"""What the engine can decode exactly passes, and what it cannot is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from raypd.errors import ModelError
+from raypd.models.guard import check_decodable, reason_in_rope
+from tests.tiny import tiny_model
+
+# fmt: off
+FAMILIES = [
+    "llama", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "mistral", "gemma", "gemma2", "gemma3_text", "olmo", "olmo2",
+    "olmo3", "smollm3", "granite", "starcoder2", "cohere", "cohere2", "glm4", "gpt_neox", "ernie4_5", "exaone4",
+    "seed_oss", "arcee", "gpt2", "opt",
+]
+# fmt: on
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
+
+
+def refusal(model: PreTrainedModel) -> str:
+    with pytest.raises(ModelError) as error:
+        check_decodable(model, "owner/model")
+    assert "'owner/model'" in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_families_that_pass(kind: str) -> None:
+    model = tiny_model(kind)
+    before = model.config._attn_implementation
+    check_decodable(model)
+    check_decodable(model.to(torch.bfloat16))
+    assert model.config._attn_implementation == model.base_model.config._attn_implementation == before
+
+
+def test_windows_shorter_than_the_rows_of_the_self_test() -> None:
+    check_decodable(tiny_model("gemma2", sliding_window=3))
+    check_decodable(tiny_model("mistral", sliding_window=3))
+    check_decodable(tiny_model("llama", seed=1).double())
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("falcon", "AttentionInterface"),
+        ("bloom", "AttentionInterface"),
+        ("mpt", "AttentionInterface"),
+        ("stablelm", "AttentionInterface"),
+        ("mamba", "layers of type linear_attention"),
+        ("llama4_text", "layers of type chunked_attention"),
+        ("gpt_oss", "attention has sinks"),
+    ],
+)
+def test_families_that_are_refused(kind: str, reason: str) -> None:
+    model = tiny_model(kind)
+    before = model.config._attn_implementation
+    assert reason in refusal(model)
+    assert model.config._attn_implementation == before
+
+
+def test_rope_that_depends_on_the_longest_row() -> None:
+    assert "dynamic RoPE" in refusal(tiny_model("llama", rope_parameters=DYNAMIC))
+    other = {**LONG, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    assert "long-rope" in refusal(tiny_model("phi3", rope_parameters=other))
+    same = {**LONG, "short_factor": [1.5] * 8, "long_factor": [1.5] * 8}
+    check_decodable(tiny_model("phi3", rope_parameters=same))
+    check_decodable(tiny_model("llama", rope_parameters={**DYNAMIC, "rope_type": "linear"}))
+    yarn = {**DYNAMIC, "rope_type": "yarn", "original_max_position_embeddings": 2048}
+    check_decodable(tiny_model("qwen3", rope_parameters=yarn))
+    by_layer: Any = SimpleNamespace(rope_parameters={"full_attention": DYNAMIC, "sliding_attention": {}})
+    assert "dynamic RoPE" in str(reason_in_rope(by_layer))
+
+
+# --------------------------------------------------------------- models that go wrong in ways no configuration shows
+
+
+def ignore_positions(model: PreTrainedModel) -> None:
+    forward = model.model.forward
+
+    def without(input_ids: torch.Tensor, position_ids: torch.Tensor, **rest: Any) -> Any:
+        return forward(input_ids=input_ids, position_ids=torch.arange(input_ids.shape[1])[None], **rest)
+
+    model.model.forward = without
+
+
+def mix_neighbours(model: PreTrainedModel) -> None:
+    forward = model.model.layers[1].mlp.forward
+    model.model.layers[1].mlp.forward = lambda x: forward(x + 0.1 * x.roll(1, 1))
+
+
+def drop_arguments(model: PreTrainedModel) -> None:
+    attention = model.model.layers[1].self_attn
+    forward = attention.forward
+    attention.forward = lambda *a, raypd_probe=None, **rest: forward(*a, **rest)
+
+
+def skip_attention(model: PreTrainedModel) -> None:
+    model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+
+
+def lose_index(model: PreTrainedModel) -> None:
+    model.model.layers[1].self_attn.layer_idx = 0
+
+
+def overflow(model: PreTrainedModel) -> None:
+    model.lm_head.weight.data *= torch.inf
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "phi3", "olmo2"])
+@pytest.mark.parametrize("spoil", [ignore_positions, mix_neighbours])
+def test_the_self_test_sees(kind: str, spoil: Callable[[PreTrainedModel], None]) -> None:
+    model = tiny_model(kind)
+    spoil(model)
+    assert "other logits than apart" in refusal(model)
+
+
+def test_positions_are_missed_in_bfloat16_too() -> None:
+    model = tiny_model("llama").to(torch.bfloat16)
+    ignore_positions(model)
+    assert "other logits than apart" in refusal(model)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (drop_arguments, "do not hand unknown keyword arguments on"),
+        (skip_attention, r"called for the layers [0]"),
+        (lose_index, r"called for the layers [0, 0]"),
+        (overflow, "not finite"),
+    ],
+)
+def test_calls_of_the_attention_function(spoil: Callable[[PreTrainedModel], None], reason: str) -> None:
+    model = tiny_model("llama")
+    spoil(model)
+    assert reason in refusal(model)

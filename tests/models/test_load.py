@@ -1,0 +1,196 @@
+"""Loading from folders: weights, dtype, device, quantization, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from raypd.config import ModelConfig
+from raypd.errors import ModelError
+from raypd.models import load, source
+from raypd.models.load import check_model_config, load_model, load_tokenizer
+from tests.tiny import save_tiny, tiny_model
+
+TOKENS = torch.arange(3, 27)[None]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def refused(**settings: object) -> str:
+    """The message with which check_model_config, and so load_model, refuses a model."""
+    config = ModelConfig(**settings)
+    with pytest.raises(ModelError) as error:
+        check_model_config(config)
+    with pytest.raises(ModelError):
+        load_model(config)
+    return str(error.value)
+
+
+@torch.no_grad()
+def test_a_local_folder(folder: Path) -> None:
+    config = ModelConfig(name=str(folder), dtype="float32", device="cpu")
+    check_model_config(config)
+    loaded = load_model(config)
+    assert torch.equal(loaded.model(TOKENS).logits, tiny_model("llama")(TOKENS).logits)
+    assert not loaded.model.training
+    assert not any(weight.requires_grad for weight in loaded.model.parameters())
+    assert (loaded.dtype, loaded.device, loaded.context_length) == (torch.float32, torch.device("cpu"), 4096)
+    assert loaded.name == str(folder)
+    assert load_tokenizer(config).encode("ab\n") == loaded.tokenizer.encode("ab\n") == [97, 98, 10]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_dtypes(folder: Path, dtype: str) -> None:
+    loaded = load_model(ModelConfig(name=str(folder), dtype=dtype, device="cpu"))
+    assert {weight.dtype for weight in loaded.model.parameters()} == {getattr(torch, dtype)} == {loaded.dtype}
+
+
+def test_dtype_auto_is_bfloat16_where_the_processor_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for capabilities, dtype in [
+        ({"avx2": True}, torch.float32),
+        ({"avx512_f": True, "avx512_bf16": False}, torch.float32),
+        ({"avx512_bf16": True}, torch.bfloat16),
+        ({"amx_bf16": True}, torch.bfloat16),
+        ({"neon": True, "bf16": True}, torch.bfloat16),
+    ]:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=capabilities: found)
+        assert load.resolve_dtype("auto", cpu) == dtype
+        assert load.resolve_dtype("float32", cpu) == torch.float32
+
+
+def test_float16_without_float16_arithmetic(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    assert "model.dtype float16" in refused(name=str(folder), dtype="float16", device="cpu")
+    check_model_config(ModelConfig(name=str(folder), dtype="float16", device="cpu"), machine=False)
+
+
+def test_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "is no device" in refused(name=str(folder), device="gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert load.resolve_device("auto") == torch.device("cpu")
+    assert "no CUDA device" in refused(name=str(folder), device="cuda:0")
+    check_model_config(ModelConfig(name=str(folder), device="cuda"), machine=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert "2 CUDA devices" in refused(name=str(folder), device="cuda:2")
+    assert load.resolve_device("auto") == torch.device("cuda")
+
+
+# ------------------------------------------------------------------------------------------------------- quantization
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "layer"), [("nf4", "Linear4bit"), ("int8", "Linear8bitLt")])
+def test_quantization(folder: Path, kind: str, layer: str, capfd: pytest.CaptureFixture[str]) -> None:
+    loaded = load_model(ModelConfig(name=str(folder), dtype="float32", device="cpu", quantization=kind))
+    kinds = [type(module).__name__ for module in loaded.model.modules()]
+    assert kinds.count(layer) == 2 * 7  # all seven matrices of both layers; the head stays as it is
+    assert kinds.count("Linear") == 1
+    exact = tiny_model("llama")(TOKENS).logits
+    error = (loaded.model(TOKENS).logits - exact).norm() / exact.norm()
+    assert 0.001 < error < {"nf4": 0.5, "int8": 0.1}[kind]
+    assert "inputs will be cast" not in capfd.readouterr().err
+
+
+def test_quantization_where_it_cannot_work(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "float64" in refused(name=str(folder), quantization="nf4", dtype="float64")
+    assert "cpu and cuda" in refused(name=str(folder), quantization="nf4", device="mps")
+    # A mixture whose experts are no linear layers: bitsandbytes would leave most of it as it is.
+    save_tiny(tmp_path / "moe", "qwen3_moe", num_experts=8)
+    with pytest.raises(ModelError, match="quantizes only"):
+        load_model(ModelConfig(name=str(tmp_path / "moe"), quantization="nf4", device="cpu"))
+
+    there = source.importlib.util.find_spec
+    monkeypatch.setattr(source.importlib.util, "find_spec", lambda name: None if "bits" in name else there(name))
+    assert "pip install 'raypd[quantize]'" in refused(name=str(folder), quantization="int8")
+    check_model_config(ModelConfig(name=str(folder), quantization="int8"), machine=False)
+
+
+def test_weights_that_are_quantized_already(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    settings["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert "quantized already" in refused(name=str(folder), quantization="nf4")
+
+
+# ------------------------------------------------------------------------------------------------------------ folders
+
+
+def test_folders_that_hold_no_model(tmp_path: Path) -> None:
+    assert "there is no folder" in refused(name=str(tmp_path / "nowhere"))
+    assert "neither a local folder nor a Hub id" in refused(name="a/b/c")
+    assert "no config.json" in refused(name=str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "set model.adapter" in refused(name=str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert "is a file" in refused(name=str(tmp_path / "config.json"))
+    assert "no weights" in refused(name=str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"no weights at all")
+    (tmp_path / "config.json").write_text("{")
+    assert "config.json cannot be read" in refused(name=str(tmp_path))
+
+
+def test_a_revision_of_a_folder(folder: Path) -> None:
+    assert "belong to Hub ids" in refused(name=str(folder), revision="main")
+
+
+def test_a_part_of_the_weights_is_missing(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    tiny_model("llama").save_pretrained(tmp_path, max_shard_size="200KB")
+    (tmp_path / "model.safetensors").unlink()
+    parts = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(parts) > 1
+    load_model(ModelConfig(name=str(tmp_path), device="cpu"))
+    parts[-1].unlink()
+    assert f"1 of {len(parts)} files" in refused(name=str(tmp_path))
+
+
+def test_weights_are_never_made_up(tmp_path: Path) -> None:
+    """transformers would fill a third layer with random numbers."""
+    save_tiny(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings |= {"num_hidden_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match=r"weights are missing .*layers\.2"):
+        load_model(ModelConfig(name=str(tmp_path), device="cpu"))
+
+
+def test_broken_weights_and_a_foreign_tokenizer(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"\x08" * 64)
+    with pytest.raises(ModelError, match="weights cannot be loaded"):
+        load_model(ModelConfig(name=str(tmp_path / "broken"), device="cpu"))
+    save_tiny(tmp_path / "small", vocab_size=200)
+    with pytest.raises(ModelError, match="tokenizer is that of another model"):
+        load_model(ModelConfig(name=str(tmp_path / "small"), device="cpu"))
+    save_tiny(tmp_path / "mute")
+    for file in (tmp_path / "mute").glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ModelError, match="tokenizer cannot be read"):
+        load_model(ModelConfig(name=str(tmp_path / "mute"), device="cpu"))
+
+
+def test_models_that_cannot_be_decoded_are_refused_before_their_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", never)
+    assert "AttentionInterface" in refused(name=str(save_tiny(tmp_path / "falcon", "falcon")))
+    assert "linear_attention" in refused(name=str(save_tiny(tmp_path / "mamba", "mamba")))
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    assert "dynamic RoPE" in refused(name=str(save_tiny(tmp_path / "rope", rope_parameters=rope)))
+    (tmp_path / "clip").mkdir()
+    (tmp_path / "clip" / "config.json").write_text('{"model_type": "clip"}')
+    (tmp_path / "clip" / "model.safetensors").write_bytes(b"")
+    assert "not a causal language model" in refused(name=str(tmp_path / "clip"))
