@@ -1,0 +1,315 @@
+"""Attribute value extraction: a document of a category becomes a record of typed values (HPD, sections 3 and 4).
+
+The answer is JSON. For `hyper_parallel` its skeleton, all keys without values, is part of the prompt and every value
+is a slot; for `autoregressive` the model writes the whole object.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from raypd.config import Attribute, ExtractionConfig, RunConfig
+from raypd.decoding.grammar import Automaton, Grammar, Number, OneOf, Text, Vocabulary
+from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
+from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
+from raypd.errors import ConfigError
+from raypd.models.vocabulary import token_bytes, token_texts
+from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.prompting import Instruction, encode, instruction, load_template
+from raypd.tasks.values import Checked, JsonObjectEnd, check, find_value
+
+VALUE = pa.struct(
+    [
+        ("name", pa.string()),
+        ("value", pa.string()),  # as text, whatever its type; null where there is none
+        ("number", pa.float64()),
+        ("boolean", pa.bool_()),
+        ("confidence", pa.float32()),  # geometric mean of the value's token probabilities
+        ("status", pa.string()),  # ok | null | truncated (cut at K_max) | invalid
+        ("raw", pa.string()),  # what was decoded, where it is invalid
+    ]
+)
+
+
+@dataclass
+class _Category:
+    """A category made ready: its prompt, and its skeleton as token ids."""
+
+    name: str
+    attributes: list[Attribute]
+    prompt: Instruction
+    keys: list[list[int]]  # the skeleton's piece before each slot; the first opens the object
+    grammars: list[Grammar]
+
+    @property
+    def skeleton_tokens(self) -> int:
+        return sum(map(len, self.keys))
+
+
+@dataclass
+class _Body:
+    """A document ready to be put into a prompt."""
+
+    document: Document
+    tokens: list[int]
+    truncated: bool
+
+
+class ExtractionTask:
+    """Task of kind `extraction`."""
+
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+        assert isinstance(config.task, ExtractionConfig)
+        self.input, self.task, self.decoding = config.input, config.task, config.decoding
+        self.tokenizer, self.context_length = tokenizer, context_length
+        self.texts = token_texts(tokenizer)
+        self.ends = frozenset(i for i in (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")) if i)
+        self._open = self._encode("<product>\n")
+        self._close = self._encode("\n</product>\n")
+        self._template = load_template(self.task.template, "extraction.j2")
+        self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
+        self._of_type: dict[str, Grammar] = {}
+        self._categories = {name: self._ready(name) for name in self.task.categories}
+
+    # --------------------------------------------------------------------------------------------- the Task protocol
+
+    def input_columns(self) -> list[str]:
+        optional = [self.input.category_column] if self.input.category_column else []
+        return [*self.input.text_columns, *optional]
+
+    def columns(self) -> pa.Schema:
+        return pa.schema(
+            [
+                ("category", pa.string()),
+                ("record", pa.string()),  # the values as a JSON object
+                ("values", pa.list_(VALUE)),
+                ("truncated", pa.bool_()),  # the document was cut to fit
+            ]
+        )
+
+    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+        stacked = self.decoding.method == "hyper_parallel" and self.decoding.isolate == "none"
+        stacks: dict[str, list[_Body]] = {}
+        for document in documents:
+            category, error = self._category_of(document)
+            body = self._body(document, category) if category else error
+            if category is None or not isinstance(body, _Body):
+                yield Record(row=document.row, error=str(body))
+            elif not stacked:
+                yield self._work(category, [body])
+            else:
+                stack = stacks.setdefault(category.name, [])
+                if stack and not self._fits(category, [*stack, body]):
+                    yield self._work(category, stack)
+                    stack = stacks[category.name] = []
+                stack.append(body)
+                if len(stack) == self.decoding.stacked_documents:
+                    yield self._work(category, stacks.pop(category.name))
+        for name, stack in stacks.items():
+            yield self._work(self._categories[name], stack)
+
+    # -------------------------------------------------------------------------------------------------------- prompts
+
+    def _encode(self, text: str) -> list[int]:
+        return encode(self.tokenizer, text, special=False)
+
+    def _ready(self, name: str) -> _Category:
+        category = self.task.categories[name]
+        shown = {"name": name, "description": category.description, "attributes": category.attributes}
+        keys = [
+            self._encode(("{" if i == 0 else ",") + "\n" + json.dumps(attribute.name, ensure_ascii=False) + ":")
+            for i, attribute in enumerate(category.attributes)
+        ]
+        grammars = [self._grammar(name, attribute) for attribute in category.attributes]
+        prompt = instruction(self.tokenizer, self._template, category=shown)
+        ready = _Category(name, category.attributes, prompt, keys, grammars)
+        if self._room(ready) < 16:
+            raise ConfigError(
+                f"task.categories.{name}: instruction, {len(keys)} attributes and their answers leave no room for a "
+                f"document in the model's context of {self.context_length} tokens; lower decoding.max_value_tokens "
+                f"({self.decoding.max_value_tokens}) or split the category"
+            )
+        return ready
+
+    def _grammar(self, category: str, attribute: Attribute) -> Grammar:
+        """The slot rules of an attribute; text, number and boolean are the same for all."""
+        grammar = self._of_type.get(attribute.type)
+        if grammar is None or attribute.type == "enum":
+            grammar = self._of_type[attribute.type] = Grammar(_automaton(attribute), self._vocabulary)
+        if grammar.distance() > self.decoding.max_value_tokens:
+            raise ConfigError(
+                f"task.categories.{category}: {attribute.name!r} needs at least {grammar.distance()} tokens; "
+                f"decoding.max_value_tokens is {self.decoding.max_value_tokens}"
+            )
+        return grammar
+
+    def _category_of(self, document: Document) -> tuple[_Category | None, str]:
+        if document.error is not None:
+            return None, document.error
+        column = self.input.category_column
+        name = document.fields.get(column) if column else None
+        name = name if name is not None else self.input.category
+        if name is None and len(self._categories) == 1:
+            name = next(iter(self._categories))
+        if name is None:
+            return None, f"column {column!r} is empty and input.category is not set: no category"
+        found = self._categories.get(str(name))
+        return found, "" if found else f"category {name!r} has no schema in task.categories"
+
+    def _body(self, document: Document, category: _Category) -> _Body | str:
+        """The document's text as ids, cut to what fits, or why it cannot be used."""
+        parts = [(column, document.fields.get(column)) for column in self.input.text_columns]
+        lines = [(column, str(text).strip()) for column, text in parts if text is not None and str(text).strip()]
+        if not lines:
+            return f"empty: nothing in {', '.join(self.input.text_columns)}"
+        if len(self.input.text_columns) == 1:
+            text = lines[0][1]
+        else:
+            text = "\n".join(f"{column}: {line}" for column, line in lines)
+        tokens = self._encode(text)
+        most = self._room(category)
+        if self.task.max_document_tokens is not None:
+            most = min(most, self.task.max_document_tokens)
+        if len(tokens) > most and self.task.too_long == "refuse":
+            return f"too long: {len(tokens)} tokens, at most {most} fit (task.too_long is refuse)"
+        return _Body(document, tokens[:most], len(tokens) > most)
+
+    def _room(self, category: _Category, documents: int = 1) -> int:
+        """Tokens that are left for the text of `documents` documents (all together) in one context."""
+        fixed = len(category.prompt.before) + len(category.prompt.behind)
+        frame = len(self._open) + len(self._close) + 4  # 4: an id in <product id="12">, a key in the answer
+        if self.decoding.method == "autoregressive":
+            return self.context_length - fixed - frame - len(category.keys[0]) - self.decoding.max_new_tokens
+        answer = category.skeleton_tokens + len(category.keys) * self.decoding.max_value_tokens
+        return self.context_length - fixed - documents * (frame + answer + 8)
+
+    def _fits(self, category: _Category, stack: list[_Body]) -> bool:
+        return sum(len(body.tokens) for body in stack) <= self._room(category, len(stack))
+
+    def _work(self, category: _Category, stack: list[_Body]) -> Work:
+        rows = [body.document.row for body in stack]
+        seed = _seed([body.document.id for body in stack], self.decoding.sampling.seed)
+        if self.decoding.method == "autoregressive":
+            (body,) = stack
+            prompt = Prompt(*self._prompt(category, stack, self._encode("{\n")))
+            stops = JsonObjectEnd(self.texts, self.ends)
+            program = autoregressive(prompt, self.decoding.max_new_tokens, stops)
+            return Work(rows, program, lambda answer: [self._read_json(category, body, answer)], seed)
+        slotted = self._slotted(category, stack)
+        slots = hyper_parallel(slotted, self.decoding.max_value_tokens, self.decoding.isolate == "values")
+        return Work(rows, slots, lambda values: self._read_slots(category, stack, values), seed)
+
+    def _prompt(self, category: _Category, stack: list[_Body], answer: list[int]) -> tuple[list[int], int]:
+        """(tokens, how many of them are shared): instruction, documents, and the answer's beginning."""
+        tokens = list(category.prompt.before)
+        for number, body in enumerate(stack, 1):
+            opening = self._open if len(stack) == 1 else self._encode(f'<product id="{number}">\n')
+            tokens += [*opening, *body.tokens, *self._close]
+        return [*tokens, *category.prompt.behind, *answer], len(category.prompt.before)
+
+    def _slotted(self, category: _Category, stack: list[_Body]) -> SlottedPrompt:
+        """The prompt with the skeleton of every document behind it (section 4.3.1; stacked: section 4.3.5)."""
+        tokens, shared = self._prompt(category, stack, [])
+        slots: list[Slot] = []
+        for number in range(1, len(stack) + 1):
+            if len(stack) > 1:
+                tokens += self._encode(("{" if number == 1 else "},") + f'\n"{number}": ')
+            for key, grammar in zip(category.keys, category.grammars, strict=True):
+                tokens += key
+                slots.append(Slot(len(tokens) - 1, grammar))
+        return SlottedPrompt(tokens, slots, shared)
+
+    # -------------------------------------------------------------------------------------------------------- answers
+
+    def _read_slots(self, category: _Category, stack: list[_Body], values: list[Value]) -> list[Record]:
+        count = len(category.attributes)
+        records = []
+        for number, body in enumerate(stack):
+            ours = values[number * count : (number + 1) * count]
+            checked: list[tuple[Checked, float | None]] = []
+            for attribute, value in zip(category.attributes, ours, strict=True):
+                text = value.completion
+                if text is not None:
+                    text = text.encode("latin-1").decode()
+                else:
+                    text = self.tokenizer.decode(value.tokens, skip_special_tokens=True)
+                checked.append((check(attribute, text, value.closed), _confidence(value.logprobs)))
+            records.append(self._record(category, body, checked))
+        return records
+
+    def _read_json(self, category: _Category, body: _Body, answer: Continuation) -> Record:
+        text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
+        starts = self._starts(answer.tokens)
+        checked: list[tuple[Checked, float | None]] = []
+        for attribute in category.attributes:
+            place = find_value(text, attribute.name)
+            if place is None:
+                checked.append((Checked("invalid", None, ""), None))
+                continue
+            start, end, closed = place
+            covers = [p for p, a, b in zip(answer.logprobs, starts, starts[1:], strict=False) if a < end and b > start]
+            checked.append((check(attribute, text[start:end], closed), _confidence(covers)))
+        return self._record(category, body, checked)
+
+    def _starts(self, tokens: list[int]) -> list[int]:
+        """Where each token's text begins in the decoded answer (and, last, where the answer ends)."""
+        starts = [0]
+        for end in range(1, len(tokens) + 1):
+            starts.append(len(self.tokenizer.decode(tokens[:end], skip_special_tokens=True)))
+        return starts
+
+    def _record(self, category: _Category, body: _Body, checked: list[tuple[Checked, float | None]]) -> Record:
+        values, record = [], {}
+        for attribute, (value, confidence) in zip(category.attributes, checked, strict=True):
+            record[attribute.name] = value.value
+            number = isinstance(value.value, (int, float)) and not isinstance(value.value, bool)
+            values.append(
+                {
+                    "name": attribute.name,
+                    "value": None if value.value is None else _as_text(value.value),
+                    "number": float(value.value) if number else None,  # type: ignore[arg-type]
+                    "boolean": value.value if isinstance(value.value, bool) else None,
+                    "confidence": confidence,
+                    "status": value.status,
+                    "raw": value.raw if value.status == "invalid" else None,
+                }
+            )
+        columns: dict[str, Any] = {
+            "category": category.name,
+            "record": json.dumps(record, ensure_ascii=False),
+            "values": values,
+            "truncated": body.truncated,
+        }
+        return Record(row=body.document.row, columns=columns)
+
+
+def _automaton(attribute: Attribute) -> Automaton:
+    """What may stand in an attribute's slot; characters are the bytes of the text, as latin-1."""
+    if attribute.type == "text":
+        return Text()
+    if attribute.type == "number":
+        return Number()
+    if attribute.type == "boolean":
+        return OneOf(["true", "false", "null"])
+    return OneOf([*(f'"{value}"'.encode().decode("latin-1") for value in attribute.values), "null"])
+
+
+def _as_text(value: str | float | int | bool) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _confidence(logprobs: Sequence[float]) -> float | None:
+    return math.exp(sum(logprobs) / len(logprobs)) if logprobs else None
+
+
+def _seed(ids: list[str], seed: int) -> int:
+    digest = hashlib.sha256(json.dumps([seed, *ids]).encode()).digest()
+    return int.from_bytes(digest[:8], "big")

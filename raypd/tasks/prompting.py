@@ -1,0 +1,67 @@
+"""From a template and a document to token ids: what is shared comes first, what a document says is never an order.
+
+A template is Jinja2 and holds `{{ products }}` once. Everything before it (with the chat template around it) is the
+instruction that all documents of a category share; it is tokenized once. Document text is tokenized with special
+tokens split, so that a listing cannot end the user's turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from transformers import PreTrainedTokenizerBase
+
+from raypd.errors import ConfigError
+
+_HERE = Path(__file__).parent / "templates"
+_CUT = "\u241eproducts\u241e"  # stands for the documents while the chat template is applied
+
+
+def load_template(path: str | None, name: str) -> jinja2.Template:
+    """A template file, or the one that comes with raypd. Raises ConfigError with file and line."""
+    file = Path(path) if path else _HERE / name
+    env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False)
+    try:
+        return env.from_string(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: the template cannot be read: {error.strerror}") from None
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"{file}:{error.lineno}: not a valid Jinja2 template: {error.message}") from None
+
+
+@dataclass
+class Instruction:
+    """What stands before the documents (shared) and behind them (up to where the answer begins), as token ids."""
+
+    before: list[int]
+    behind: list[int]
+
+
+def instruction(tokenizer: PreTrainedTokenizerBase, template: jinja2.Template, **context: Any) -> Instruction:
+    """Renders a template and the model's chat template around it. Raises ConfigError where it cannot be used."""
+    try:
+        message = template.render(products=_CUT, **context)
+    except jinja2.UndefinedError as error:
+        raise ConfigError(f"task.template: {error.message}; it may use category and products") from None
+    if message.count(_CUT) != 1:
+        raise ConfigError("task.template: it must hold {{ products }} once")
+    text = chat_text(tokenizer, message)
+    before, _, behind = text.partition(_CUT)
+    return Instruction(encode(tokenizer, before, special=True), encode(tokenizer, behind, special=True))
+
+
+def chat_text(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
+    """The message as a user's turn with the answer's header behind it; as it is for models without a chat template."""
+    if not tokenizer.chat_template:
+        return f"{tokenizer.bos_token or ''}{message.rstrip()}\n\n"
+    turns = [{"role": "user", "content": message.strip()}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    return str(text)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
+    """Ids of a piece of text; `special`: control strings such as <|im_end|> become their tokens, else plain text."""
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=not special)["input_ids"])
