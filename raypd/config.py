@@ -18,7 +18,32 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from raypd.errors import ConfigError
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Method = Literal[
+    "hyper_parallel",
+    "autoregressive",
+    "intra_prompt",
+    "apar",
+    "pasta",
+    "space",
+    "medusa",
+    "apar_medusa",
+    "skeleton_of_thought",
+    "speculative",
+]
+METHODS: dict[str, tuple[Method, ...]] = {  # what each kind of task can be decoded with; the default first
+    "extraction": ("hyper_parallel", "autoregressive"),
+    "question_answering": ("intra_prompt", "autoregressive"),
+    "generation": (
+        "autoregressive",
+        "apar",
+        "pasta",
+        "space",
+        "medusa",
+        "apar_medusa",
+        "skeleton_of_thought",
+        "speculative",
+    ),
+}
 
 
 class Section(BaseModel):
@@ -78,7 +103,11 @@ class SamplingConfig(Section):
 class DecodingConfig(Section):
     """The decoding method and its numbers."""
 
-    method: Literal["hyper_parallel", "autoregressive"] = "hyper_parallel"
+    method: Method = Field(
+        "hyper_parallel",
+        description="Left out: hyper_parallel for extraction, intra_prompt for question_answering, autoregressive for "
+        "generation",
+    )
     max_value_tokens: int = Field(30, ge=1, description="K_max: most tokens of one value, and the position gap (HPD)")
     stacked_documents: int = Field(6, ge=1, description="J: documents of one category stacked in one prompt (HPD)")
     isolate: Literal["none", "documents", "values"] = Field(
@@ -86,7 +115,16 @@ class DecodingConfig(Section):
         description="HPD: none: the paper's mask; documents: answers do not depend on the stack; values: nor on other "
         "values",
     )
-    max_new_tokens: int = Field(512, ge=1, description="Most tokens of one autoregressive answer")
+    max_new_tokens: int = Field(512, ge=1, description="Most tokens of one answer, all threads together (not HPD)")
+    contexts_per_prompt: int = Field(1, ge=1, description="Contexts stacked in one prompt (intra_prompt)")
+    promised_length: Literal["predicted", "fixed"] = Field(
+        "predicted",
+        description="What the main thread skips at a promise (pasta): its tokens attribute, or fixed_length",
+    )
+    fixed_length: int = Field(100, ge=1, description="Tokens skipped at a promise when promised_length is fixed")
+    mask_tokens: int = Field(5, ge=0, description="k: tokens drafted in every pass (space)")
+    heads: str | None = Field(None, description="Folder of trained Medusa heads (medusa, apar_medusa)")
+    draft_model: str | None = Field(None, description="Hub id or folder of the draft model (speculative)")
     sampling: SamplingConfig = SamplingConfig()
 
 
@@ -156,6 +194,44 @@ class ExtractionConfig(Section):
     max_document_tokens: int | None = Field(None, ge=1, description="Cut or refuse above this; null: the context")
 
 
+class QuestionAnsweringConfig(Section):
+    """Many questions on one context (IPPD); one output row a question."""
+
+    kind: Literal["question_answering"]
+    context_column: str = "context"
+    questions_column: str = Field(
+        "questions", description="List of questions: strings, or records with question, id and choices"
+    )
+    instruction: str | None = Field(None, description="In place of the instruction that comes with raypd")
+    few_shot: str | None = Field(None, description="JSONL of solved examples (same columns, with answers) shown first")
+    unanswerable: bool = Field(True, description="Tell the model to answer null where the context does not say")
+    max_answer_tokens: int = Field(32, ge=1)
+    too_long: Literal["truncate", "refuse"] = Field(
+        "truncate", description="A context that does not fit the model's: cut, or error rows"
+    )
+
+
+class GenerationConfig(Section):
+    """Prompts or conversations in, text out."""
+
+    kind: Literal["generation"]
+    prompt_column: str = Field("prompt", description="Text, or a list of chat turns (strings or role/content records)")
+    system: str | None = Field(None, description="System turn before every prompt")
+    chat_template: bool = Field(True, description="Wrap the prompt in the model's chat template where it has one")
+    thinking: bool = Field(False, description="Thinking mode, where the template knows it")
+    stop: list[str] = Field([], description="The answer ends before any of these strings")
+    samples: int = Field(1, ge=1, description="Answers a prompt (n); more than one needs a temperature")
+    too_long: Literal["truncate", "refuse"] = Field(
+        "refuse", description="A prompt that leaves no room for max_new_tokens: its beginning cut, or an error row"
+    )
+
+
+TaskConfig = Annotated[
+    ExtractionConfig | QuestionAnsweringConfig | GenerationConfig,
+    Field(discriminator="kind", description="What to ask"),
+]
+
+
 class ClusterConfig(Section):
     """Workers and units."""
 
@@ -179,21 +255,48 @@ class RunConfig(Section):
 
     input: InputConfig
     output: OutputConfig
-    task: ExtractionConfig
+    task: TaskConfig
     model: ModelConfig = ModelConfig()
     decoding: DecodingConfig = DecodingConfig()
     engine: EngineConfig = EngineConfig()
     cluster: ClusterConfig = ClusterConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _method_of_task(cls, tree: Any) -> Any:
+        """A task brings its own default method; extraction is the default kind."""
+        if isinstance(tree, dict) and isinstance(tree.get("task"), dict):
+            tree = {**tree, "task": {"kind": "extraction", **tree["task"]}}
+            decoding = tree.get("decoding") or {}
+            kind = tree["task"]["kind"]
+            if isinstance(decoding, dict) and "method" not in decoding and kind in METHODS:
+                tree["decoding"] = {**decoding, "method": METHODS[kind][0]}
+        return tree
+
     @model_validator(mode="after")
-    def _categories_known(self) -> RunConfig:
-        if not self.task.categories:
-            raise ValueError("task.categories is empty: name at least one category and its attributes")
-        if self.input.category_column is None and self.input.category is None and len(self.task.categories) > 1:
-            raise ValueError("input.category_column is null: set input.category to one of task.categories")
-        if self.input.category is not None and self.input.category not in self.task.categories:
-            raise ValueError(f"input.category {self.input.category!r} is not in task.categories")
+    def _parts_fit(self) -> RunConfig:
+        if self.decoding.method not in METHODS[self.task.kind]:
+            raise ValueError(
+                f"decoding.method {self.decoding.method} does not do {self.task.kind}; choose from "
+                + ", ".join(METHODS[self.task.kind])
+            )
+        if isinstance(self.task, ExtractionConfig):
+            self._categories_known(self.task)
+        if (
+            isinstance(self.task, GenerationConfig)
+            and self.task.samples > 1
+            and self.decoding.sampling.temperature == 0
+        ):
+            raise ValueError("task.samples is above 1: set decoding.sampling.temperature, or all answers are the same")
         return self
+
+    def _categories_known(self, task: ExtractionConfig) -> None:
+        if not task.categories:
+            raise ValueError("task.categories is empty: name at least one category and its attributes")
+        if self.input.category_column is None and self.input.category is None and len(task.categories) > 1:
+            raise ValueError("input.category_column is null: set input.category to one of task.categories")
+        if self.input.category is not None and self.input.category not in task.categories:
+            raise ValueError(f"input.category {self.input.category!r} is not in task.categories")
 
     def fingerprint(self) -> str:
         """12 hex digits over everything that can change an answer: task, model, decoding, and which columns are read.
@@ -202,13 +305,19 @@ class RunConfig(Section):
         is done at once and how many workers there are do not change it.
         """
         answers = {
-            "task": self.task.model_dump(exclude={"categories_file", "template"}),
-            "template": Path(self.task.template).read_text() if self.task.template else None,
+            "task": self.task.model_dump(exclude={"categories_file", "template", "few_shot"}),
+            "files": [Path(file).read_text() for file in self._prompt_files() if file],
             "model": self.model.model_dump(exclude={"device"}),
             "decoding": self.decoding.model_dump(),
             "input": self.input.model_dump(exclude={"path"}),
         }
         return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
+
+    def _prompt_files(self) -> list[str | None]:
+        """Files whose text becomes a part of the prompt."""
+        if isinstance(self.task, ExtractionConfig):
+            return [self.task.template]
+        return [self.task.few_shot] if isinstance(self.task, QuestionAnsweringConfig) else []
 
 
 # ---------------------------------------------------------------------------------------------------------------- load
@@ -292,9 +401,12 @@ def _anchored(path: Any, folder: Path) -> Any:
     return str(folder / path)
 
 
+_TASK_FILES = ("categories_file", "template", "few_shot")
+
+
 def _anchor_paths(tree: dict[str, Any], folder: Path) -> None:
     """Makes the paths that stand in a file relative to that file (the output path stays as it is)."""
-    for section, key in (("input", "path"), ("task", "categories_file"), ("task", "template")):
+    for section, key in (("input", "path"), *(("task", key) for key in _TASK_FILES)):
         part = tree.get(section)
         if isinstance(part, dict) and part.get(key) is not None:
             part[key] = _anchored(part[key], folder)
@@ -333,15 +445,23 @@ def _inline_categories(tree: dict[str, Any]) -> None:
     task["categories"] = _read_yaml(Path(task["categories_file"])).tree
 
 
+_KINDS: dict[str, type[Section]] = {
+    "extraction": ExtractionConfig,
+    "question_answering": QuestionAnsweringConfig,
+    "generation": GenerationConfig,
+}
+
+
 def _keys_of(location: tuple[str | int, ...]) -> list[str]:
     """The keys that the model knows at a place of the tree, for a hint at a misspelt one."""
     model: Any = RunConfig
     for part in location:
-        fields = getattr(model, "model_fields", {})
-        annotation = fields[part].annotation if part in fields else None
-        if part == "categories" or annotation is None:
+        if part in _KINDS:
+            model = _KINDS[str(part)]
+        elif part == "categories":
             return [*Category.model_fields, *Attribute.model_fields]
-        model = annotation
+        elif part != "task" and part in model.model_fields:
+            model = model.model_fields[part].annotation
     return list(getattr(model, "model_fields", {}))
 
 
@@ -349,9 +469,10 @@ def _explain(error: ValidationError, source: _Yaml) -> str:
     lines = []
     for item in error.errors():
         at = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
+        keys, at = at, tuple(part for i, part in enumerate(at) if not (i == 1 and at[0] == "task" and part in _KINDS))
         key = ".".join(map(str, at)) or "configuration"
         if item["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(at[-1]), _keys_of(at[:-1]), 1, cutoff=0.5)
+            near = difflib.get_close_matches(str(at[-1]), _keys_of(keys[:-1]), 1, cutoff=0.5)
             what = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "; `raypd config show` lists all keys")
         elif item["type"] == "missing":
             what = "missing"
