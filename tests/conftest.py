@@ -1,4 +1,4 @@
-"""One thread a process: tests run beside Ray's processes and each other, where threads that spin cost more than help."""
+"""One thread a process: tests run beside the processes of Ray, where threads that spin cost more than they help."""
 
 import os
 

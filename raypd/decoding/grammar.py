@@ -103,6 +103,23 @@ class Grammar:
                 self._distances[state] = 1 + min(map(self.distance, after), default=UNREACHABLE)
         return self._distances[state]
 
+    def needed(self) -> int:
+        """Tokens that every value can be written in: what K_max must at least be to leave no choice out."""
+        depths: dict[str, int] = {}
+        seen, front, depth = {0}, [0], 0
+        while front:
+            depth += 1
+            read = (after for at in front for _, after in self.vocabulary.accepted(self.automaton, at))
+            front = sorted(set(read) - seen)
+            seen.update(front)
+            for state in front:
+                if (value := self.automaton.completion(state)) is not None:
+                    depths.setdefault(value, depth)
+                elif self.automaton.ended(state):
+                    depths.setdefault(str(state), depth)
+            front = [at for at in front if self.automaton.limited(at) and not self.done(at)]
+        return max(self.distance(), *depths.values())
+
     def _read(self, state: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens that can be read in a state, and how far from a value each leaves."""
         if state not in self._reads:

@@ -141,14 +141,16 @@ class ExtractionTask:
 
     def _grammar(self, category: str, attribute: Attribute) -> Grammar:
         """The slot rules of an attribute; text, number and boolean are the same for all."""
-        grammar = self._of_type.get(attribute.type)
-        if grammar is None or attribute.type == "enum":
-            grammar = self._of_type[attribute.type] = Grammar(_automaton(attribute), self._vocabulary)
-        if grammar.distance() > self.decoding.max_value_tokens:
+        if attribute.type in self._of_type:
+            return self._of_type[attribute.type]
+        grammar = Grammar(_automaton(attribute), self._vocabulary)
+        if (needed := grammar.needed()) > self.decoding.max_value_tokens:
             raise ConfigError(
-                f"task.categories.{category}: {attribute.name!r} needs at least {grammar.distance()} tokens; "
+                f"task.categories.{category}: {attribute.name!r} needs {needed} tokens for its longest value; "
                 f"decoding.max_value_tokens is {self.decoding.max_value_tokens}"
             )
+        if attribute.type != "enum":
+            self._of_type[attribute.type] = grammar
         return grammar
 
     def _category_of(self, document: Document) -> tuple[_Category | None, str]:

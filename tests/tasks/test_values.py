@@ -1,0 +1,98 @@
+"""Typed, checked values from decoded text."""
+
+from __future__ import annotations
+
+import pytest
+
+from raypd.config import Attribute
+from raypd.tasks.values import JsonObjectEnd, check, find_value
+
+TEXT = Attribute(name="a")
+NUMBER = Attribute(name="a", type="number")
+BOOLEAN = Attribute(name="a", type="boolean")
+ENUM = Attribute(name="a", type="enum", values=["red", "Red wine", "größe"])
+
+
+@pytest.mark.parametrize(
+    ("attribute", "text", "status", "value"),
+    [
+        (TEXT, ' "Florsheim",\n', "ok", "Florsheim"),
+        (TEXT, ' "15.6\\" screen"', "ok", '15.6" screen'),
+        (TEXT, ' "C:\\dir"', "ok", "C:\\dir"),  # \d is no JSON escape: kept as it is written
+        (TEXT, ' "caf\\u00e9"', "ok", "café"),
+        (TEXT, ' "cut by the line\n', "ok", "cut by the line"),
+        (TEXT, ' "ends with a \\"', "ok", 'ends with a \\"'),
+        (TEXT, " null", "null", None),
+        (TEXT, ' "null"', "null", None),
+        (TEXT, ' ""', "null", None),
+        (TEXT, ' "N/A"', "null", None),
+        (TEXT, " 42", "ok", "42"),
+        (TEXT, " true,", "ok", "true"),
+        (TEXT, " oops", "invalid", None),
+        (TEXT, ' ["a"]', "invalid", None),
+        (TEXT, "", "invalid", None),
+        (NUMBER, " 42,", "ok", 42),
+        (NUMBER, " -15.60", "ok", -15.6),
+        (NUMBER, ' "7.5"', "ok", 7.5),
+        (NUMBER, ' "7 cm"', "invalid", None),
+        (NUMBER, " true", "invalid", None),
+        (NUMBER, " 1" + "0" * 400, "invalid", None),  # no finite number
+        (NUMBER, " null", "null", None),
+        (BOOLEAN, " false", "ok", False),
+        (BOOLEAN, ' "Yes"', "ok", True),
+        (BOOLEAN, ' "maybe"', "invalid", None),
+        (ENUM, ' "RED"', "ok", "red"),
+        (ENUM, ' "red wine"', "ok", "Red wine"),
+        (ENUM, ' "größe"', "ok", "größe"),
+        (ENUM, ' "blue"', "invalid", None),
+    ],
+)
+def test_check(attribute, text, status, value):
+    checked = check(attribute, text)
+    assert (checked.status, checked.value) == (status, value)
+    assert type(checked.value) is type(value)
+
+
+def test_a_value_that_was_cut_is_kept_and_says_so():
+    checked = check(TEXT, ' "a very long', closed=False)
+    assert (checked.status, checked.value) == ("truncated", "a very long")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "found"),
+    [
+        ('"a": "x, y", "b": 2}', "a", ('"x, y"', True)),
+        ('"a": "x", "b": 2}', "b", ("2", True)),
+        ('"a" : null\n}', "a", ("null", True)),
+        ('"A": 1,', "a", ("1", True)),
+        ('"a": "cut', "a", ('"cut', False)),
+        ('"a": 12', "a", ("12", False)),
+        ('"b": 1', "a", None),
+        ('"größe": "xl"', "größe", ('"xl"', True)),
+        ('"a.c": 1', "abc", None),
+    ],
+)
+def test_find_value_in_an_autoregressive_answer(text, name, found):
+    place = find_value(text, name)
+    assert (place if place is None else (text[place[0] : place[1]], place[2])) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ('"a": 1}', True),
+        ('"a": "}"', False),
+        ('"a": "\\"}"', False),
+        ('"a": {"b": 1}', False),
+        ('"a": {"b": 1}}', True),
+        ('"a": "not closed\n}', True),
+        ("<end>", True),
+    ],
+)
+def test_the_end_of_a_json_object(text, ends):
+    texts = [*dict.fromkeys(text.replace("<end>", "")), ""]
+    tokens = [texts.index(char) for char in text.replace("<end>", "")]
+    if "<end>" in text:
+        tokens.append(len(texts) - 1)
+    stops = JsonObjectEnd(texts, frozenset([len(texts) - 1]))
+    assert [stops(tokens[: n + 1]) for n in range(len(tokens))] == [False] * (len(tokens) - 1) + [ends]
