@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,7 @@ class Engine:
         self.rows: list[Row] = []
         self.full = False  # the cache had no room: admit nothing until a row ends
         self.steps = 0
+        self.hidden: torch.Tensor | None = None  # [asks, hidden size] of this pass, where a feed wanted it
 
     # --------------------------------------------------------------------------------------------------- using it
 
@@ -225,15 +227,30 @@ class Engine:
         tables = np.concatenate([chunk.row.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
         slots = np.concatenate([chunk.slots for chunk in chunks])
         ids, positions, to = torch.from_numpy(np.stack([tables[TOKEN], tables[POSITION], slots])).to(self.device)
-        output = self.model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=torch.tensor(keep, dtype=torch.long, device=self.device),
-            step=Step(self.pool, groups, to),
-        )
+        with self._hidden_states(chunks):
+            output = self.model(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=torch.tensor(keep, dtype=torch.long, device=self.device),
+                step=Step(self.pool, groups, to),
+            )
         self.steps += 1
         return output.logits[0], asked
+
+    @contextmanager
+    def _hidden_states(self, chunks: list[Chunk]) -> Iterator[None]:
+        """Keeps what the output embeddings read, [1, asks, hidden size], where a feed wants the last hidden states."""
+        self.hidden = None
+        if not any(chunk.row.feed is not None and chunk.row.feed.want_hidden for chunk in chunks):
+            yield
+            return
+
+        def keep(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            self.hidden = inputs[0][0]
+
+        with self.model.get_output_embeddings().register_forward_pre_hook(keep):
+            yield
 
     def _answer(self, logits: torch.Tensor, asked: list[tuple[Row, int]]) -> None:
         """Samples every ask of the step."""
@@ -248,6 +265,9 @@ class Engine:
             row.answers[number] = tokens[i], logprobs[i]
             if row.feed is not None and row.feed.want_logits:
                 row.logits[number] = logits[i]
+            if row.feed is not None and row.feed.want_hidden:
+                assert self.hidden is not None
+                row.hidden[number] = self.hidden[i]
 
     # --------------------------------------------------------------------------------------------------- advance
 

@@ -137,6 +137,31 @@ class Grammar:
         return None if state == DEAD else self.automaton.completion(state)
 
 
+class Bounded:
+    """A grammar's rules, for a value of `most` tokens, as functions of the tokens decoded so far."""
+
+    def __init__(self, grammar: Grammar, most: int) -> None:
+        self.grammar, self.most = grammar, most
+
+    def allow(self, tokens: Sequence[int]) -> np.ndarray | None:
+        """Ids that may come next; None: all."""
+        return self.grammar.allowed(self._state(tokens), self.most - len(tokens))
+
+    def stops(self, tokens: Sequence[int]) -> bool:
+        """Whether the value is complete."""
+        return self.grammar.done(self._state(tokens))
+
+    def completion(self, tokens: Sequence[int]) -> str | None:
+        """The value's text where the tokens alone tell it."""
+        return self.grammar.completion(self._state(tokens))
+
+    def _state(self, tokens: Sequence[int]) -> int:
+        state = 0
+        for token in tokens:
+            state = self.grammar.advance(state, token)
+        return state
+
+
 # one blank may stand before a value: some vocabularies write " 7" as two tokens
 START, BLANK, INSIDE, ESCAPE, SIGN, WHOLE, POINT, FRACTION, END, NULL = range(10)
 _NULL = "null"
@@ -238,3 +263,10 @@ class OneOf:
 
     def limited(self, state: int) -> bool:
         return True
+
+
+class Choice(OneOf):
+    """One of some texts and nothing behind it: a token that goes on, "All" for "A", is none of them."""
+
+    def next(self, state: int, char: str) -> int:
+        return DEAD if self.ended(state) else super().next(state, char)

@@ -39,6 +39,7 @@ class Feed:
     drop: row indices (0 is the program's first token ever fed) that leave the cache before this feed.
     move: {row index: segment} tokens that change segment before this feed.
     want_logits: also return the logits themselves, for a method that verifies.
+    want_hidden: also return the last hidden states, which the model's output embeddings read, for heads of a method.
 
     Tokens stand in such an order that none sees a later one of the same feed: a long feed goes in chunks.
     """
@@ -53,6 +54,7 @@ class Feed:
     drop: Sequence[int] = ()
     move: dict[int, int] = field(default_factory=dict)
     want_logits: bool = False
+    want_hidden: bool = False
 
 
 @dataclass
@@ -62,11 +64,13 @@ class Predictions:
     tokens: [asks] the tokens picked by the row's sampling.
     logprobs: [asks] their log-probabilities under the model (temperature 1, before `allow`).
     logits: for each ask [vocabulary], on the model's device, where the feed wanted them.
+    hidden: for each ask [hidden size], on the model's device, where the feed wanted them.
     """
 
     tokens: list[int]
     logprobs: list[float]
     logits: list[torch.Tensor] | None = None
+    hidden: list[torch.Tensor] | None = None
 
 
 Program = Generator[Feed, Predictions, T]

@@ -74,6 +74,7 @@ class Row:
     feed: Feed | None = None
     answers: dict[int, tuple[int, float]] = field(default_factory=dict)
     logits: dict[int, Any] = field(default_factory=dict)
+    hidden: dict[int, Any] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class Row:
             raise ProgramError(f"segments {segments.tolist()} of a feed must at least reach themselves")
         if self.base and (self.reach[segments, 0] == Reach.HIDDEN).any():
             raise ProgramError("a segment that does not reach segment 0 cannot be in a row with a shared prefix")
-        self.feed, self.answers, self.logits = feed, {}, {}
+        self.feed, self.answers, self.logits, self.hidden = feed, {}, {}, {}
         self.size += new
 
     def _check(self, feed: Feed) -> None:
@@ -148,7 +149,12 @@ class Row:
         assert self.feed is not None
         asks = range(len(self.feed.ask))
         tokens, logprobs = [self.answers[n][0] for n in asks], [self.answers[n][1] for n in asks]
-        return Predictions(tokens, logprobs, [self.logits[n] for n in asks] if self.feed.want_logits else None)
+        return Predictions(
+            tokens,
+            logprobs,
+            [self.logits[n] for n in asks] if self.feed.want_logits else None,
+            [self.hidden[n] for n in asks] if self.feed.want_hidden else None,
+        )
 
     # ------------------------------------------------------------------------------------------------ cache side
 

@@ -17,6 +17,14 @@ def dense_logits(
     model: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int], mask: torch.Tensor
 ) -> torch.Tensor:
     """Logits [n, vocabulary] of the stock model under an explicit boolean mask [n, n] (True: may attend)."""
+    return dense_output(model, tokens, positions, mask)[0]
+
+
+@torch.no_grad()
+def dense_output(
+    model: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int], mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [n, vocabulary] and last hidden states [n, hidden size] of the stock model, as `dense_logits`."""
     low = torch.finfo(model.dtype).min
     additive = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, low)
     window = getattr(model.config, "sliding_window", None)
@@ -27,12 +35,14 @@ def dense_logits(
         local = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~(mask & near), low)[None, None]
         kinds = getattr(model.config, "layer_types", None)
         masks = {"full_attention": masks, "sliding_attention": local} if kinds else local
-    return model(
+    output = model(
         input_ids=torch.tensor([list(tokens)]),
         position_ids=torch.tensor([list(positions)]),
         attention_mask=masks,
         use_cache=False,
-    ).logits[0]
+        output_hidden_states=True,
+    )
+    return output.logits[0], output.hidden_states[-1][0]
 
 
 def greedy(logits: torch.Tensor, allow: Sequence[int] | None) -> tuple[int, float, float]:
@@ -46,15 +56,19 @@ def greedy(logits: torch.Tensor, allow: Sequence[int] | None) -> tuple[int, floa
 
 
 def autoregressive(
-    model: PreTrainedModel, prompt: Sequence[int], count: int, stop: Callable[[list[int]], bool]
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    count: int,
+    stop: Callable[[list[int]], bool],
+    allow: Callable[[list[int]], Sequence[int] | None] | None = None,
 ) -> list[tuple[int, float, float]]:
-    """(token, log-probability, gap) of each decoded token."""
+    """(token, log-probability, gap) of each decoded token; `allow(tokens so far)` limits the next one."""
     answer: list[tuple[int, float, float]] = []
     while len(answer) < count:
         tokens = [*prompt, *(t for t, _, _ in answer)]
         n = len(tokens)
         logits = dense_logits(model, tokens, range(n), torch.ones(n, n).tril().bool())
-        answer.append(greedy(logits[-1], None))
+        answer.append(greedy(logits[-1], allow([t for t, _, _ in answer]) if allow is not None else None))
         if stop([t for t, _, _ in answer]):
             break
     return answer
@@ -145,7 +159,7 @@ class Replay:
                 mask = torch.zeros(n, n, dtype=torch.bool)
                 for q, keys in enumerate(self.seen):
                     mask[q, list(keys)] = True
-                logits = dense_logits(self.model, self.tokens, self.positions, mask)
+                logits, hidden = dense_output(self.model, self.tokens, self.positions, mask)
                 picked = []
                 for number, index in enumerate(feed.ask):
                     allow = feed.allow[number] if feed.allow is not None else None
@@ -153,7 +167,8 @@ class Replay:
                     picked.append((token, logprob))
                     self.gaps.append(gap)
                 asked = [logits[first + index] for index in feed.ask] if feed.want_logits else None
-                feed = program.send(Predictions([t for t, _ in picked], [p for _, p in picked], asked))
+                states = [hidden[first + index] for index in feed.ask] if feed.want_hidden else None
+                feed = program.send(Predictions([t for t, _ in picked], [p for _, p in picked], asked, states))
         except StopIteration as end:
             return end.value
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from raypd.decoding.program import Feed, Program
 
 
@@ -26,17 +28,25 @@ class Continuation:
 
 
 def autoregressive(
-    prompt: Prompt, max_new_tokens: int, stops: Callable[[Sequence[int]], bool]
+    prompt: Prompt,
+    max_new_tokens: int,
+    stops: Callable[[Sequence[int]], bool],
+    allow: Callable[[Sequence[int]], np.ndarray | None] | None = None,
 ) -> Program[Continuation]:
-    """Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`; the last token is not fed."""
+    """Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`; the last token is not fed.
+
+    allow: the ids that may come next behind what was decoded; None, or returning None: all.
+    """
     answer = Continuation()
     at = len(prompt.tokens)
-    predictions = yield Feed(prompt.tokens, range(at), ask=[at - 1], shared=prompt.shared)
+    limits = [allow([])] if allow is not None else None
+    predictions = yield Feed(prompt.tokens, range(at), ask=[at - 1], allow=limits, shared=prompt.shared)
     while True:
         answer.tokens += predictions.tokens
         answer.logprobs += predictions.logprobs
         answer.stopped = stops(answer.tokens)
         if answer.stopped or len(answer.tokens) == max_new_tokens:
             return answer
-        predictions = yield Feed([answer.tokens[-1]], [at], ask=[0])
+        limits = [allow(answer.tokens)] if allow is not None else None
+        predictions = yield Feed([answer.tokens[-1]], [at], ask=[0], allow=limits)
         at += 1

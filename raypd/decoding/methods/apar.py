@@ -1,0 +1,248 @@
+"""APAR: a model that forks its own decoding ("APAR: LLMs Can Do Auto-Parallel Auto-Regressive Decoding", section 2,
+algorithm 1).
+
+The model writes [Fork] where what follows is detail that can be decoded beside the next paragraph. In the decode behind
+it the thread goes on with its next paragraph, and a copy of the thread gets a [Child] and begins the detail. Paragraphs
+are the nodes of a binary tree (first_child, next_sibling); a token sees the paragraphs on its path to the root alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from raypd.decoding.methods.autoregressive import Prompt
+from raypd.decoding.program import Feed, Program
+from raypd.decoding.visibility import Reach
+
+
+@dataclass(eq=False)
+class Paragraph:
+    """A node of the paragraph tree: PNODE of algorithm 1.
+
+    tokens: all that stand in it, control tokens too ([Child] first in a child's, [Fork] last where it forked, the end
+    token where a thread ended). logprobs: one a token; 0.0 for a [Child], which is given and not decoded.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    first_child: Paragraph | None = field(default=None, repr=False)
+    next_sibling: Paragraph | None = field(default=None, repr=False)
+
+
+@dataclass
+class Cost:
+    """What a tree, or its text decoded one token after the other, takes (section 3.4).
+
+    steps: forward passes. max_cached_tokens: most tokens, prompt included, that are in the cache together.
+    attended_tokens: tokens seen when a token was predicted, the mean over the predictions.
+    """
+
+    steps: int = 0
+    max_cached_tokens: int = 0
+    attended_tokens: float = 0.0
+
+
+@dataclass
+class AparAnswer:
+    """A paragraph tree and its text.
+
+    tokens, logprobs: the text in the order root, first_child, next_sibling, without control and end tokens.
+    stopped: every thread came to its end; False when one was cut at the most tokens.
+    threads: all there ever were. refused_forks: [Fork] tokens not acted on, for want of threads or tokens.
+    cost: of this decoding; flattened: of the same text decoded autoregressively.
+    """
+
+    root: Paragraph
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stopped: bool = False
+    threads: int = 1
+    refused_forks: int = 0
+    cost: Cost = field(default_factory=Cost)
+    flattened: Cost = field(default_factory=Cost)
+
+
+@dataclass(eq=False)
+class Node:
+    """A paragraph in decoding: its segment, its parent, the row indices of its tokens that are in the cache, and how
+    many unfinished sequences have it on their path."""
+
+    paragraph: Paragraph
+    segment: int
+    parent: Node | None = None
+    cached: list[int] = field(default_factory=list)
+    users: int = 1
+
+    def path(self) -> Iterator[Node]:
+        """This node and those above it."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A thread: its last token, which is not fed yet, the position of that token, and its leaf of the tree."""
+
+    last_token: int
+    position: int
+    current_node: Node
+
+
+@dataclass
+class Group:
+    """The paragraph tree and the sequences that have not finished (G of algorithm 1), as they grow token by token.
+
+    used: tokens in all threads, each [Child] counted, of at most `max_new_tokens`. reach, drop: what the next feed has
+    to say of new segments, and of tokens that no sequence has on its path any more; `take_news` hands them over.
+    """
+
+    answer: AparAnswer
+    sequences: list[Sequence]
+    fork: int
+    child: int
+    ends: frozenset[int]
+    max_new_tokens: int
+    max_threads: int
+    used: int = 0
+    segments: int = 1
+    reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
+    drop: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, prompt: Prompt, max_new_tokens: int, fork: int, child: int, ends: frozenset[int], max_threads: int
+    ) -> Group:
+        """One sequence, the prompt, that writes the root paragraph."""
+        root = Node(Paragraph(), segment=0)
+        first = Sequence(prompt.tokens[-1], len(prompt.tokens) - 1, root)
+        return cls(AparAnswer(root.paragraph), [first], fork, child, ends, max_new_tokens, max_threads)
+
+    def append(self, s: Sequence, x: int, logprob: float) -> None:
+        """Lines 19 to 33 for one sequence that has sampled x (counted in `used` already)."""
+        if s.last_token == self.fork:
+            if len(self.sequences) < self.max_threads and self.used + 2 <= self.max_new_tokens:
+                self._fork(s)
+            else:
+                self.answer.refused_forks += 1
+        s.current_node.paragraph.tokens.append(x)
+        s.current_node.paragraph.logprobs.append(logprob)
+        s.last_token, s.position = x, s.position + 1
+        if x in self.ends:
+            self.sequences.remove(s)
+            self.drop += _released(s)
+
+    def _fork(self, s: Sequence) -> None:
+        above = s.current_node
+        n, n2 = (Node(Paragraph(), self.segments + i, above) for i in range(2))
+        self.segments, self.used = self.segments + 2, self.used + 1
+        for node in above.path():
+            node.users += 1
+            self.reach[n.segment, node.segment] = self.reach[n2.segment, node.segment] = Reach.ALL
+        self.reach[n.segment, n.segment] = self.reach[n2.segment, n2.segment] = Reach.CAUSAL
+        above.paragraph.next_sibling, above.paragraph.first_child = n.paragraph, n2.paragraph
+        s.current_node = n
+        n2.paragraph.tokens.append(self.child)
+        n2.paragraph.logprobs.append(0.0)
+        self.sequences.append(Sequence(self.child, s.position + 1, n2))  # samples its first token in the next decode
+        self.answer.threads += 1
+
+    def take_news(self) -> tuple[dict[tuple[int, int], Reach], list[int]]:
+        """(reach, drop) since the last time."""
+        news = self.reach, self.drop
+        self.reach, self.drop = {}, []
+        return news
+
+    def finish(self, start: int) -> AparAnswer:
+        """The answer with its text, behind a prompt of `start` tokens."""
+        answer = self.answer
+        answer.stopped = not self.sequences
+        for paragraph in restore(answer.root):
+            for token, logprob in zip(paragraph.tokens, paragraph.logprobs, strict=True):
+                if token not in (self.fork, self.child) and token not in self.ends:
+                    answer.tokens.append(token)
+                    answer.logprobs.append(logprob)
+        answer.flattened = _flattened(start, len(answer.tokens), answer.stopped)
+        return answer
+
+
+def apar(
+    prompt: Prompt,
+    max_new_tokens: int,
+    fork: int,
+    child: int,
+    ends: frozenset[int],
+    max_threads: int = 64,
+) -> Program[AparAnswer]:
+    """Algorithm 1: decodes until every thread has written one of the tokens `ends`.
+
+    fork, child: ids of [Fork] and [Child]. At most `max_new_tokens` tokens in all threads together, each [Child]
+    counted, so that no position passes len(prompt.tokens) + max_new_tokens; where fewer are left than threads run, the
+    older threads have them. At most `max_threads` run at the same time: a [Fork] beyond them, or without two tokens
+    left for its child, stays in its paragraph and its thread goes on alone.
+    """
+    start = len(prompt.tokens)
+    group = Group.of(prompt, max_new_tokens, fork, child, ends, max_threads)
+    cost = group.answer.cost
+    fed = cached = start
+    attended, predicted = 0, 0
+
+    while group.sequences and group.used < max_new_tokens:
+        decoding = group.sequences[: max_new_tokens - group.used]
+        if cost.steps == 0:
+            feed = Feed(prompt.tokens, range(start), ask=[start - 1], shared=prompt.shared)
+        else:
+            for s in decoding:
+                s.current_node.cached.append(fed)
+                fed += 1
+            reach, drop = group.take_news()
+            feed = Feed(
+                [s.last_token for s in decoding],
+                [s.position for s in decoding],
+                segments=[s.current_node.segment for s in decoding],
+                ask=range(len(decoding)),
+                reach=reach,
+                drop=drop,
+            )
+            cached += len(decoding) - len(drop)
+        cost.steps += 1
+        cost.max_cached_tokens = max(cost.max_cached_tokens, cached)
+        attended += sum(s.position + 1 for s in decoding)  # a path has no gaps
+        predicted += len(decoding)
+        predictions = yield feed
+        group.used += len(decoding)
+        for s, x, logprob in zip(decoding, predictions.tokens, predictions.logprobs, strict=True):
+            group.append(s, x, logprob)
+
+    if predicted:
+        cost.attended_tokens = attended / predicted
+    return group.finish(start)
+
+
+def restore(root: Paragraph) -> Iterator[Paragraph]:
+    """RESTORE of algorithm 1: the paragraphs in the order of the text: root, first_child, next_sibling."""
+    stack = [root]
+    while stack:
+        paragraph = stack.pop()
+        yield paragraph
+        stack += [p for p in (paragraph.next_sibling, paragraph.first_child) if p is not None]
+
+
+def _released(finished: Sequence) -> list[int]:
+    """RELEASECACHE: row indices of the tokens that no other sequence has on its path."""
+    drop: list[int] = []
+    for node in finished.current_node.path():
+        node.users -= 1
+        if node.users == 0:
+            drop += node.cached
+    return drop
+
+
+def _flattened(prompt: int, tokens: int, stopped: bool) -> Cost:
+    """What `tokens` of text behind `prompt` tokens cost one after the other, with one end token if it came to that."""
+    predictions = tokens + stopped
+    if not predictions:
+        return Cost()
+    return Cost(predictions, prompt + predictions - 1, prompt + (predictions - 1) / 2)

@@ -1,0 +1,149 @@
+"""IPPD, intra-prompt parallel decoding: all questions on all contexts of a prompt at once ("Intraprompt Parallel
+Decoding for Common-Context Question Answering", section 4, equations 1 to 10, appendix A.1).
+
+A prompt is a tree: an instruction, contexts under it, questions under each context. Every (instruction, context,
+question) has the positions that it would have alone, and sees nothing else. Answer tokens are appended to the cache in
+the order they are decoded and stand, by position, behind their question. So every answer is the one that its question
+would get in a prompt of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from raypd.decoding.program import Feed, Program
+from raypd.decoding.visibility import Reach
+
+
+@dataclass
+class Question:
+    """A question's own tokens, up to where its answer begins, and the rules of the answer.
+
+    stops: whether an answer (the tokens decoded so far) is complete; its last token is then not fed.
+    allow: the ids that may come next behind the tokens decoded so far; None, or returning None: all.
+    """
+
+    tokens: Sequence[int]
+    stops: Callable[[Sequence[int]], bool]
+    allow: Callable[[Sequence[int]], np.ndarray | None] | None = None
+
+
+@dataclass
+class Context:
+    """A context's own tokens and the questions on it: any number of them."""
+
+    tokens: Sequence[int]
+    questions: list[Question] = field(default_factory=list)
+
+
+@dataclass
+class PromptTree:
+    """The instruction's tokens, which other prompts may share, and the contexts under it."""
+
+    instruction: Sequence[int]
+    contexts: list[Context] = field(default_factory=list)
+
+
+@dataclass
+class Answer:
+    """The decoded tokens of one question; `stopped` is False when it was cut at the most tokens."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stopped: bool = False
+
+
+@dataclass
+class _Header:
+    """Equation 1: the tree as one sequence. Per token its virtual position (equations 3 to 5) and segment.
+
+    Segments: 0 the instruction, then one a context, each followed by one a question. `ends` and `owns` are, for every
+    question, the index of its last token and its segment.
+    """
+
+    tokens: list[int]
+    positions: list[int]
+    segments: list[int]
+    reach: dict[tuple[int, int], Reach]
+    ends: list[int]
+    owns: list[int]
+
+    def append(self, tokens: Sequence[int], position: int, segment: int) -> int:
+        """Adds a piece of the tree; returns the position behind it."""
+        self.tokens += tokens
+        self.positions += range(position, position + len(tokens))
+        self.segments += [segment] * len(tokens)
+        return position + len(tokens)
+
+
+def header(prompt: PromptTree) -> _Header:
+    """The header of a prompt. Raises ValueError for a question without tokens: nothing could be asked at its end.
+
+    The mask is equation 9, with ALL for what lies above a token in the tree: there every position is lower than the
+    token's own, so equation 6 always holds. Contexts without questions are left out, since nobody would read them.
+    """
+    head = _Header([], [], [], {}, [], [])
+    after_p = head.append(prompt.instruction, 0, 0)
+    segment = 0
+    for context in prompt.contexts:
+        if not context.questions:
+            continue
+        segment += 1
+        c = segment
+        after_c = head.append(context.tokens, after_p, c)
+        head.reach |= {(c, 0): Reach.ALL, (c, c): Reach.CAUSAL}
+        for question in context.questions:
+            if not question.tokens:
+                raise ValueError("a question holds no token")
+            segment += 1
+            x = segment
+            head.append(question.tokens, after_c, x)
+            head.reach |= {(x, 0): Reach.ALL, (x, c): Reach.ALL, (x, x): Reach.CAUSAL}
+            head.ends.append(len(head.tokens) - 1)
+            head.owns.append(x)
+    return head
+
+
+def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Answer]]:
+    """Answers of all questions, context by context; every step decodes the next token of every open answer."""
+    questions = [question for context in prompt.contexts for question in context.questions]
+    answers = [Answer() for _ in questions]
+    if not questions:
+        return answers
+    head = header(prompt)
+
+    def allowed(of: Sequence[int]) -> list[np.ndarray | None] | None:
+        rules = [questions[n].allow for n in of]
+        if not any(rules):
+            return None
+        return [None if rule is None else rule(answers[n].tokens) for n, rule in zip(of, rules, strict=True)]
+
+    live = list(range(len(questions)))
+    predictions = yield Feed(
+        head.tokens,
+        head.positions,
+        head.segments,
+        head.reach,
+        ask=head.ends,
+        allow=allowed(live),
+        shared=len(prompt.instruction),
+    )
+    for t in range(1, max_answer_tokens + 1):
+        for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
+            answers[n].tokens.append(token)
+            answers[n].logprobs.append(logprob)
+            answers[n].stopped = questions[n].stops(answers[n].tokens)
+        live = [n for n in live if not answers[n].stopped]
+        if not live or t == max_answer_tokens:
+            break
+        predictions = yield Feed(
+            [answers[n].tokens[-1] for n in live],
+            [head.positions[head.ends[n]] + t for n in live],  # equation 2
+            [head.owns[n] for n in live],
+            ask=range(len(live)),
+            allow=allowed(live),
+        )
+    return answers

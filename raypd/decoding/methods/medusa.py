@@ -1,0 +1,297 @@
+"""Medusa: heads on the last hidden state draft the tokens behind the next one, as a tree that one pass verifies
+(Cai et al. 2023; the speculative method that APAR's section 3.2 is combined with, heads as in its appendix A.2).
+
+Head d reads the hidden state behind which the model says token t, and guesses token t + d. A pass holds the last token
+of the text, which is certain, and under it the tree of guesses: each sees the text, its ancestors and itself. What the
+model says behind the last token picks a child of it, if one guessed that; and so on down. So every token of the text is
+one that the model said behind exactly the text before it, for any heads, trained or not. That holds for sampling too:
+the drafts are fixed before the model's draw. Medusa's typical acceptance, which takes more at a temperature but changes
+the distribution, is not built.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from raypd.decoding.methods.autoregressive import Continuation, Prompt
+from raypd.decoding.program import Feed, Program
+from raypd.decoding.visibility import Reach
+
+# ------------------------------------------------------------------------------------------------------------- trees
+
+
+class Tree:
+    """Which guesses are tried together: each path names the rank of the guess at every head from the first on.
+
+    (0,) is head 1's best guess, (0, 2) head 2's third best behind it. Lists, in the order of the nodes (by depth):
+    ranks [n], depths [n] from 1, parents [n] (-1: under the text), runs [n]: a stretch without branches is one run,
+    which shares a segment. `above[run]` are the runs that a run's nodes see, itself included.
+    """
+
+    def __init__(self, paths: Sequence[Sequence[int]]) -> None:
+        self.paths = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
+        place = {path: i for i, path in enumerate(self.paths)}
+        for path in self.paths:
+            if not path or min(path) < 0 or (len(path) > 1 and path[:-1] not in place):
+                raise ValueError(f"{path} is no path of a tree: ranks from 0, and the path above it must be there")
+        self.ranks = [path[-1] for path in self.paths]
+        self.depths = [len(path) for path in self.paths]
+        self.parents = [place.get(path[:-1], -1) for path in self.paths]
+        self.runs: list[int] = []
+        self.above: list[list[int]] = []
+        for parent in self.parents:
+            if parent >= 0 and self.parents.count(parent) == 1:
+                self.runs.append(self.runs[parent])
+            else:
+                self.runs.append(len(self.above))
+                self.above.append([*(self.above[self.runs[parent]] if parent >= 0 else []), self.runs[-1]])
+
+    def size(self, depth: int) -> int:
+        """How many nodes, the first ones, are not deeper than `depth`."""
+        return sum(d <= depth for d in self.depths)
+
+    def accepted(self, guesses: Sequence[int], said: Sequence[int]) -> list[int]:
+        """The nodes from the top down whose guess [nodes] is what the model said above: said [1 + nodes], the text's
+        last token first."""
+        nodes: list[int] = []
+        while True:
+            at = nodes[-1] if nodes else -1
+            hit = [n for n in range(len(guesses)) if self.parents[n] == at and guesses[n] == said[at + 1]]
+            if not hit:
+                return nodes
+            nodes.append(hit[0])
+
+
+def cartesian_tree(*widths: int) -> Tree:
+    """Every combination of the best `widths[d]` guesses of head d + 1; all ones: a chain."""
+    return Tree([path for d in range(len(widths)) for path in itertools.product(*map(range, widths[: d + 1]))])
+
+
+def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> Tree:
+    """The tree of at most `nodes` guesses that is expected to have the most accepted.
+
+    accuracies: [heads][ranks] how often the guess of that rank is right, measured on text; a path's chance is the
+    product along it.
+    """
+    paths: list[tuple[int, ...]] = []
+    heap: list[tuple[float, tuple[int, ...]]] = [(-chance, (rank,)) for rank, chance in enumerate(accuracies[0])]
+    heapq.heapify(heap)
+    while heap and len(paths) < nodes:
+        chance, path = heapq.heappop(heap)
+        paths.append(path)
+        if len(path) < len(accuracies):
+            for rank, right in enumerate(accuracies[len(path)]):
+                heapq.heappush(heap, (chance * right, (*path, rank)))
+    return Tree(paths)
+
+
+# ------------------------------------------------------------------------------------------------------------- heads
+
+
+class ResidualBlock(torch.nn.Module):
+    """x + SiLU(W x + b), W and b zero at first: the identity."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(hidden_size, hidden_size)
+        torch.nn.init.zeros_(self.linear.weight)
+        torch.nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.nn.functional.silu(self.linear(x))
+
+
+class MedusaHead(torch.nn.Module):
+    """Residual blocks and a linear layer: [..., hidden size] -> [..., vocabulary]."""
+
+    def __init__(self, layers: int, hidden_size: int, vocabulary: int) -> None:
+        super().__init__()
+        self.blocks = torch.nn.Sequential(*(ResidualBlock(hidden_size) for _ in range(layers)))
+        self.out = torch.nn.Linear(hidden_size, vocabulary, bias=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.out(self.blocks(hidden.to(self.out.weight.dtype)))
+
+
+class MedusaHeads(torch.nn.Module):
+    """`count` heads of `layers` residual blocks and a linear layer each, beside the model's own output embeddings.
+
+    A folder holds config.json (these sizes, base_model: the name of the model they were trained for, tree: the paths
+    that suit them) and model.safetensors.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        layers: int,
+        hidden_size: int,
+        vocabulary: int,
+        base_model: str = "",
+        tree: Tree | None = None,
+    ) -> None:
+        super().__init__()
+        self.count, self.layers, self.hidden_size, self.vocabulary = count, layers, hidden_size, vocabulary
+        self.base_model = base_model
+        self.tree = tree or cartesian_tree(*[3, 2, 1, 1][:count])
+        self.heads = torch.nn.ModuleList(MedusaHead(layers, hidden_size, vocabulary) for _ in range(count))
+
+    @classmethod
+    def for_model(
+        cls, model: PreTrainedModel, count: int = 2, layers: int = 2, base_model: str = "", tree: Tree | None = None
+    ) -> MedusaHeads:
+        """Heads to be trained: each says at first what the model's own output embeddings say."""
+        own = model.get_output_embeddings().weight
+        heads = cls(count, layers, own.shape[1], own.shape[0], base_model, tree).to(own.device, own.dtype)
+        with torch.no_grad():
+            for head in heads.heads:
+                assert isinstance(head, MedusaHead)
+                head.out.weight.copy_(own)
+        return heads
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> MedusaHeads:
+        """Heads from a folder, in eval mode; dtype None: as saved. Raises FileNotFoundError where there are none."""
+        folder = Path(folder)
+        for name in ("config.json", "model.safetensors"):
+            if not (folder / name).is_file():
+                raise FileNotFoundError(f"{folder}: no Medusa heads there: {name} is missing")
+        config = json.loads((folder / "config.json").read_text())
+        if "heads" not in config:
+            raise FileNotFoundError(f"{folder}: no Medusa heads there: config.json is that of something else")
+        heads = cls(
+            config["heads"],
+            config["layers"],
+            config["hidden_size"],
+            config["vocabulary"],
+            config["base_model"],
+            Tree(config["tree"]),
+        )
+        heads.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
+        return heads.to(device, dtype).eval().requires_grad_(False)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes config.json and model.safetensors."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {
+            "heads": self.count,
+            "layers": self.layers,
+            "hidden_size": self.hidden_size,
+            "vocabulary": self.vocabulary,
+            "base_model": self.base_model,
+            "tree": self.tree.paths,
+        }
+        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        save_file(
+            {name: weight.contiguous() for name, weight in self.state_dict().items()}, folder / "model.safetensors"
+        )
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Raises ValueError where these heads cannot sit on `model`."""
+        own = model.get_output_embeddings().weight.shape
+        if (self.vocabulary, self.hidden_size) != tuple(own):
+            raise ValueError(
+                f"these Medusa heads were made for {self.base_model or 'another model'}: they have hidden size "
+                f"{self.hidden_size} and vocabulary {self.vocabulary}, the model has {own[1]} and {own[0]}"
+            )
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [heads, ..., vocabulary] of last hidden states [..., hidden size]."""
+        return torch.stack([head(hidden) for head in self.heads])
+
+    @torch.no_grad()
+    def guess(self, hidden: Sequence[torch.Tensor], tree: Tree, depth: int) -> list[list[int]]:
+        """For each last hidden state [hidden size] the guesses of a tree's nodes, down to `depth`."""
+        nodes = tree.size(depth)
+        if nodes == 0 or not hidden:
+            return [[] for _ in hidden]
+        widest = 1 + max(tree.ranks[:nodes])
+        best = self(torch.stack(list(hidden))).topk(widest, dim=-1).indices.tolist()  # [heads][states][ranks]
+        return [[best[tree.depths[n] - 1][i][tree.ranks[n]] for n in range(nodes)] for i in range(len(hidden))]
+
+
+# ------------------------------------------------------------------------------------------------------------ method
+
+
+@dataclass
+class MedusaAnswer(Continuation):
+    """What was decoded in `steps` forward passes (the prompt's included), `accepted` of it guessed by the heads."""
+
+    steps: int = 0
+    accepted: int = 0
+
+    @property
+    def average_accepted_tokens(self) -> float:
+        """Tokens decoded a forward pass."""
+        return len(self.tokens) / self.steps if self.steps else 0.0
+
+
+def medusa(
+    prompt: Prompt,
+    max_new_tokens: int,
+    heads: MedusaHeads,
+    tree: Tree | None = None,
+    stops: Callable[[Sequence[int]], bool] = lambda tokens: False,
+) -> Program[MedusaAnswer]:
+    """Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`: what AR says, in fewer passes.
+
+    tree: None takes the heads' own. Raises ValueError for a tree that is deeper than there are heads.
+    """
+    tree = tree or heads.tree
+    check_depth(tree, heads)
+    answer = MedusaAnswer()
+    reach = {(1 + run, 1 + seen): Reach.CAUSAL for run, above in enumerate(tree.above) for seen in above}
+    reach |= {(1 + run, 0): Reach.CAUSAL for run in range(len(tree.above))}
+    text, at = list(prompt.tokens), 0  # what is fed of the text in this step, and its first position
+    guesses: list[int] = []
+    drop: list[int] = []
+    move: dict[int, int] = {}
+    first = 0  # the row index of the feed's first token
+    while True:
+        end, count = at + len(text), len(guesses)
+        predictions = yield Feed(
+            [*text, *guesses],
+            [*range(at, end), *(end - 1 + depth for depth in tree.depths[:count])],
+            segments=[*(0 for _ in text), *(1 + run for run in tree.runs[:count])],
+            reach=reach if answer.steps == 0 else {},
+            ask=range(len(text) - 1, len(text) + count),
+            shared=prompt.shared if answer.steps == 0 else 0,
+            drop=drop,
+            move=move,
+            want_hidden=True,
+        )
+        assert predictions.hidden is not None
+        answer.steps += 1
+        nodes = tree.accepted(guesses, predictions.tokens)
+        answer.accepted += len(nodes)
+        asks = [0, *(n + 1 for n in nodes)]
+        for ask in asks:
+            answer.tokens.append(predictions.tokens[ask])
+            answer.logprobs.append(predictions.logprobs[ask])
+            answer.stopped = stops(answer.tokens)
+            if answer.stopped or len(answer.tokens) == max_new_tokens:
+                return answer
+        under = first + len(text)
+        move = {under + n: 0 for n in nodes}
+        drop = [under + n for n in range(count) if n not in nodes]
+        first = under + count
+        text, at = answer.tokens[-1:], end + len(nodes)
+        left = max_new_tokens - len(answer.tokens)
+        guesses = heads.guess([predictions.hidden[asks[-1]]], tree, left - 1)[0]
+
+
+def check_depth(tree: Tree, heads: MedusaHeads) -> None:
+    """Raises ValueError for a tree that is deeper than there are heads."""
+    if max(tree.depths, default=0) > heads.count:
+        raise ValueError(f"the tree is {max(tree.depths)} deep and there are {heads.count} Medusa heads")

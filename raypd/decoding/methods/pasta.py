@@ -1,0 +1,443 @@
+"""PASTA: the interpreter of PASTA-LANG ("Learning to Keep a Promise", section 3 and figure 2; positions: section 6.2).
+
+The main thread writes <promise topic= tokens=/> for content that nothing else needs, and goes on as if it stood there
+already, its positions moved on by the promised length. A child thread sees the main thread up to the promise, is given
+an <async>, and decodes beside it until </async>. At <sync/> the main thread waits for its children; from then on it
+sees them. Children see neither each other nor what the main thread writes behind their promise.
+
+What happens where the markup is not as the paper has it (each with a warning in the answer; see pasta_lang for the tags
+themselves):
+
+* A promise whose `tokens` is missing or no positive number promises `fixed_length`; more than a child may have promises
+  what a child may have.
+* <promise/>, <sync/> and <async> in a child, <async> and </async> in the main thread are left out of the text and do
+  nothing: the first </async> ends a child. A <sync/> with nothing to wait for does nothing.
+* A child that ends its text without </async>, or has `max_async_tokens`, is closed with an </async>.
+* When the main thread ends, its children go on to their end. When tokens run out, all end where they stand.
+* A token is never cut. One that ends a promise and has text behind it is part of what the child sees; its text stands
+  behind the child's content. Text behind </async> in the same token is left out. One that ends a <sync/> waits with the
+  main thread; if a promise ended in the same token, it does not, and the interpreter writes a <sync/> after the wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from raypd.decoding.methods.autoregressive import Prompt
+from raypd.decoding.methods.pasta_lang import Lexer, Piece, Tag, readable
+from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.visibility import Reach
+
+OPEN, CLOSE, SYNC = "<async>", "</async>", "<sync/>"
+
+
+class State(Enum):
+    RUNNING = "running"
+    WAITING = "waiting"  # for its children, at a <sync/>
+    ENDED = "ended"
+
+
+@dataclass
+class Thread:
+    """What one thread decoded: tokens with their log-probabilities, tags and end token among them.
+
+    topic, promised: of a child, what its promise says and the positions that the main thread skipped for it.
+    stopped: it came to its own end (end token, </async>); False when it was closed or cut.
+    """
+
+    topic: str | None = None
+    promised: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stopped: bool = False
+
+
+@dataclass
+class PastaAnswer:
+    """The text, put together in reading order.
+
+    text: every child's content behind its promise, tags left out. raw: the same with tags. threads: the main thread,
+    then the children in the order of their promises. stopped: the main thread came to its end.
+    tokens: decoded in all threads. steps: forward passes. longest_path: most tokens that had to be decoded one after
+    the other. content_tokens: decoded tokens that hold text, not tags alone. sequential_tokens: those of `text`
+    (encoded anew), which is what decoding it sequentially takes.
+    """
+
+    text: str
+    raw: str
+    warnings: list[str]
+    threads: list[Thread]
+    stopped: bool = False
+    tokens: int = 0
+    steps: int = 0
+    longest_path: int = 0
+    content_tokens: int = 0
+    sequential_tokens: int = 0
+
+    @property
+    def parallelism(self) -> float:
+        """Theoretical parallelism (section 5.1): content tokens a token of the longest path."""
+        return self.content_tokens / self.longest_path if self.longest_path else 0.0
+
+    def speedup(self, baseline_tokens: int | None = None) -> float:
+        """Theoretical speedup (section 5.1): tokens of a baseline's response a token of the longest path.
+
+        `baseline_tokens`: of the baseline's own response; None: of this text decoded sequentially.
+        """
+        baseline = self.sequential_tokens if baseline_tokens is None else baseline_tokens
+        return baseline / self.longest_path if self.longest_path else 0.0
+
+
+def pasta(
+    prompt: Prompt,
+    max_new_tokens: int,
+    texts: Sequence[bytes],
+    encode: Callable[[str], Sequence[int]],
+    ends: frozenset[int],
+    *,
+    promised: Literal["predicted", "fixed"] | Sequence[int] = "predicted",
+    fixed_length: int = 40,
+    max_async_tokens: int = 256,
+    max_threads: int = 32,
+    max_position: int | None = None,
+) -> Program[PastaAnswer]:
+    """Decodes until the main thread has written one of the tokens `ends` and all its children have ended.
+
+    texts: the bytes that every token id adds to a text. encode: ids of a text, for the tags that the interpreter
+    writes itself. promised: how many positions a promise takes, its child's <async> and </async> among them: what its
+    `tokens` attribute says (predicted: Pred-10X, and Pred-1X as well), `fixed_length` (fixed), or given lengths in the
+    order of the promises (oracle). max_new_tokens: most decoded tokens of all threads together; max_async_tokens: of
+    one child. Of more than `max_threads` threads the youngest wait for a place. max_position: no token stands at or
+    behind it (the model's context length); a promise that would pass it takes half of what is left.
+    """
+    interpreter = _Interpreter(
+        prompt, texts, encode, ends, promised, fixed_length, max_new_tokens, max_async_tokens, max_threads, max_position
+    )
+    while (feed := interpreter.feed()) is not None:
+        interpreter.take((yield feed))
+    return interpreter.answer()
+
+
+@dataclass(eq=False)
+class _Thread:
+    """A thread in decoding. `segment` is open, `path` the closed segments that it sees; `position` of its next token;
+    `queue` its (token, position, segment) not yet fed; `clock` tokens decoded one after the other to get here; `pieces`
+    its text, tag or not, with the children where they belong."""
+
+    record: Thread
+    name: str
+    segment: int
+    position: int
+    path: list[int]
+    lexer: Lexer
+    clock: int = 0
+    state: State = State.RUNNING
+    queue: list[tuple[int, int, int]] = field(default_factory=list)
+    pieces: list[tuple[str, bool] | _Thread] = field(default_factory=list)
+
+    def place(self, tokens: Sequence[int]) -> None:
+        """The thread's next tokens, to be fed."""
+        for token in tokens:
+            self.queue.append((token, self.position, self.segment))
+            self.position += 1
+
+
+@dataclass
+class _Interpreter:
+    """The state of one answer. Two calls a step: `feed` gives the tokens, `take` the decoded ones."""
+
+    prompt: Prompt
+    texts: Sequence[bytes]
+    encode: Callable[[str], Sequence[int]]
+    ends: frozenset[int]
+    promised: Literal["predicted", "fixed"] | Sequence[int]
+    fixed_length: int
+    max_new_tokens: int
+    max_async_tokens: int
+    max_threads: int
+    max_position: int | None
+
+    def __post_init__(self) -> None:
+        self.open, self.close, self.sync = (list(self.encode(tag)) for tag in (OPEN, CLOSE, SYNC))
+        if not (self.open and self.close and self.sync):
+            raise ValueError("encode gives no tokens for the tags of PASTA-LANG")
+        self.warnings: list[str] = []
+        self.decoded = self.steps = 0
+        self.segments = 1
+        self.reach: dict[tuple[int, int], Reach] = {}
+        self.main = _Thread(Thread(), "main thread", 0, 0, [], Lexer(self._warner("main thread")))
+        self.main.place(self.prompt.tokens)
+        self.children: list[_Thread] = []
+        self.unjoined: list[_Thread] = []  # children that the main thread does not see yet
+        self.closing: list[tuple[int, int, int]] = []  # the last tokens of joined children, to be fed before the main's
+        self.events: deque[Piece] = deque()  # pieces of the main thread that are not acted on yet
+        self.held: tuple[int, int] | None = None  # (token, position) that ended the <sync/> waited at
+        self.asked: list[_Thread] = []
+
+    # ------------------------------------------------------------------------------------------------------ a step
+
+    def feed(self) -> Feed | None:
+        """The next tokens of all threads, or None when all have ended or no token is left."""
+        running = [thread for thread in (self.main, *self.children) if thread.state is State.RUNNING]
+        self.asked = running[: min(self.max_threads, self.max_new_tokens - self.decoded)]
+        if not self.asked:
+            return None
+        placed, ask = self.closing, []
+        self.closing = []
+        # The main thread first, even when it does not ask: a promise must be there before its child.
+        for thread in dict.fromkeys((self.main, *self.asked)):
+            placed += thread.queue
+            thread.queue = []
+            if thread in self.asked:
+                ask.append(len(placed) - 1)
+        tokens, positions, segments = zip(*placed, strict=True)
+        reach, self.reach = self.reach, {}
+        shared = self.prompt.shared if self.steps == 0 else 0
+        self.steps += 1
+        return Feed(tokens, positions, segments, reach=reach, ask=ask, shared=shared)
+
+    def take(self, predictions: Predictions) -> None:
+        """Every thread that asked has a token more."""
+        for thread, token, logprob in zip(self.asked, predictions.tokens, predictions.logprobs, strict=True):
+            thread.record.tokens.append(token)
+            thread.record.logprobs.append(logprob)
+            thread.clock += 1
+            self.decoded += 1
+            if thread is self.main:
+                self._main_token(token)
+            else:
+                self._child_token(thread, token)
+        while self.main.state is State.WAITING and all(child.state is State.ENDED for child in self.unjoined):
+            self._join()
+
+    # ---------------------------------------------------------------------------------------------- the main thread
+
+    def _main_token(self, token: int) -> None:
+        main = self.main
+        if token in self.ends:
+            self._end_main()
+            main.record.stopped = True
+            return
+        main.place([token])
+        self.events += main.lexer.feed(self._text(token))
+        self._act()
+
+    def _act(self) -> None:
+        """Acts on what the main thread wrote, up to a <sync/> that has to wait."""
+        main = self.main
+        while self.events:
+            piece = self.events.popleft()
+            main.pieces.append((piece.text, piece.tag is None))
+            if piece.tag is None or piece.tag.kind == "stray":
+                continue
+            if piece.tag.kind == "promise":
+                self._promise(piece.tag)
+            elif piece.tag.kind == "sync" and self.unjoined:
+                self._wait()
+                return
+            elif piece.tag.kind == "sync":
+                self._warn(main, f"{SYNC} without a promise to wait for does nothing")
+            else:
+                self._warn(main, f"{readable(piece.text)} in the main thread is left out")
+        if self._room(main) <= 0 and main.state is State.RUNNING:
+            self._warn(main, "cut where the positions end")
+            self._end_main()
+
+    def _promise(self, tag: Tag) -> None:
+        """Opens a child, and closes the main thread's segment: it goes on in another, behind the promised length."""
+        main, number = self.main, 1 + len(self.children)
+        name = f"async {number} ({tag.topic})"
+        length = self._length(tag, number)
+        path = [*main.path, main.segment]
+        child = _Thread(
+            Thread(tag.topic, length), name, self._segment(path), main.position, path, Lexer(self._warner(name))
+        )
+        child.clock = main.clock
+        if self._room(child) > len(self.open) + len(self.close):
+            child.pieces.append((OPEN, False))
+            child.place(self.open)
+        else:
+            child.state = State.ENDED
+            self._warn(child, "has no content: the positions end here")
+        self.children.append(child)
+        self.unjoined.append(child)
+        main.pieces.append(child)
+        main.path, main.segment = path, self._segment(path)
+        main.position += length
+
+    def _wait(self) -> None:
+        """At a <sync/>: the token that ended it is fed after the wait, so that it sees the children."""
+        self.main.state = State.WAITING
+        token, position, segment = self.main.queue[-1]
+        self.held = None
+        if segment == self.main.segment:  # else a promise ended in this token too, and its child needs it at once
+            self.main.queue.pop()
+            self.held = token, position
+
+    def _join(self) -> None:
+        """The wait is over: a segment opens that sees what the main thread saw and all its children, wherever the
+        promised lengths have put them."""
+        main = self.main
+        for child in self.unjoined:
+            self.closing += child.queue
+            child.queue = []
+        main.path = [*main.path, main.segment, *(child.segment for child in self.unjoined)]
+        main.segment = self._segment(main.path)
+        main.clock = max(main.clock, *(child.clock for child in self.unjoined))
+        main.state, self.unjoined = State.RUNNING, []
+        if self.held is not None:
+            main.queue.append((*self.held, main.segment))
+        elif self._room(main) >= len(self.sync):
+            main.place(self.sync)
+        else:
+            self._warn(main, "cut where the positions end")
+            self._end_main()
+            return
+        self._act()
+
+    def _end_main(self) -> None:
+        main = self.main
+        main.state = State.ENDED
+        for piece in main.lexer.close():
+            main.pieces.append((piece.text, piece.tag is None))
+            if piece.tag is not None:
+                self._warn(main, f"{readable(piece.text)} at the very end is left out")
+        last = next(
+            (piece for piece in reversed(main.pieces) if not isinstance(piece, tuple) or piece[0].strip()), None
+        )
+        if isinstance(last, _Thread):
+            self._warn(main, "ended with a promise, beside which nothing was decoded")
+
+    # ------------------------------------------------------------------------------------------------- the children
+
+    def _child_token(self, child: _Thread, token: int) -> None:
+        if token in self.ends:
+            self._warn(child, f"ended its text without {CLOSE}, which was put there")
+            self._end_child(child, put=True)
+            return
+        pieces = child.lexer.feed(self._text(token))
+        child.place([token])
+        for number, piece in enumerate(pieces):
+            child.pieces.append((piece.text, piece.tag is None))
+            if piece.tag is not None and piece.tag.kind == "close":
+                rest = "".join(p.text for p in pieces[number + 1 :]) + child.lexer.begun
+                if rest.strip():
+                    self._warn(child, f"{readable(rest)!r} behind {CLOSE} in the same token is left out")
+                child.lexer.begun = ""
+                child.record.stopped = True
+                self._end_child(child)
+                return
+            if piece.tag is not None and piece.tag.kind != "stray":
+                self._warn(child, f"{readable(piece.text)} in a child does nothing and is left out")
+        if len(child.record.tokens) >= self.max_async_tokens or self._room(child) <= len(self.close):
+            self._warn(child, f"closed after {len(child.record.tokens)} tokens, the most it may have")
+            self._end_child(child, put=True)
+
+    def _end_child(self, child: _Thread, put: bool = False) -> None:
+        child.state = State.ENDED
+        child.pieces += [(piece.text, piece.tag is None) for piece in child.lexer.close()]
+        if put:
+            child.place(self.close)
+            child.pieces.append((CLOSE, False))
+
+    # ------------------------------------------------------------------------------------------------------- lengths
+
+    def _length(self, tag: Tag, number: int) -> int:
+        """Positions that promise `number` (from 1) takes."""
+        if self.promised == "fixed":
+            length = self.fixed_length
+        elif self.promised == "predicted":
+            length = self._predicted(tag, number)
+        elif number <= len(self.promised):
+            length = int(self.promised[number - 1])
+        else:
+            self._warn(self.main, f"no length is given for promise {number}: it is {self.fixed_length}")
+            length = self.fixed_length
+        room = self._room(self.main)
+        if length >= room:
+            self._warn(self.main, f"promise {number} passes the last position: it takes half of the {room} left")
+            length = max(0, int(room) // 2)
+        return length
+
+    def _predicted(self, tag: Tag, number: int) -> int:
+        said, length = tag.attributes.get("tokens"), tag.tokens
+        most = self.max_async_tokens + len(self.open)
+        if length is None:
+            what = "has no tokens attribute" if said is None else f"promises {readable(said)!r} tokens"
+            self._warn(self.main, f"promise {number} {what}: it is {self.fixed_length}")
+            return self.fixed_length
+        if length > most:
+            self._warn(self.main, f"promise {number} promises {length} tokens: it is {most}, as much as it may have")
+        return min(length, most)
+
+    def _room(self, thread: _Thread) -> float:
+        """Positions that are left to a thread."""
+        return float("inf") if self.max_position is None else self.max_position - thread.position
+
+    # -------------------------------------------------------------------------------------------------------- helpers
+
+    def _segment(self, path: Sequence[int]) -> int:
+        """A segment that sees all of the segments `path`, which are closed."""
+        new, self.segments = self.segments, self.segments + 1
+        self.reach.update({(new, seen): Reach.ALL for seen in path})
+        self.reach[new, new] = Reach.CAUSAL
+        return new
+
+    def _text(self, token: int) -> str:
+        return self.texts[token].decode("latin-1") if token < len(self.texts) else ""
+
+    def _warn(self, thread: _Thread, flaw: str) -> None:
+        self.warnings.append(f"{thread.name}: {flaw}")
+
+    def _warner(self, name: str) -> Callable[[str], None]:
+        return lambda flaw: self.warnings.append(f"{name}: {flaw}")
+
+    # --------------------------------------------------------------------------------------------------------- answer
+
+    def answer(self) -> PastaAnswer:
+        """Puts the text together; what has not ended is cut where it stands."""
+        for child in self.children:
+            if child.state is not State.ENDED:
+                cut = "cut, for no tokens are left" if child.record.tokens else "has no content: no tokens are left"
+                self._warn(child, cut)
+                self._end_child(child)
+        if self.main.state is not State.ENDED:
+            self._warn(self.main, "cut, for no tokens are left")
+            self.main.pieces += [(piece.text, piece.tag is None) for piece in self.events]
+            self._end_main()
+        pieces = [
+            piece
+            for outer in self.main.pieces
+            for piece in (outer.pieces if isinstance(outer, _Thread) else [outer])
+            if isinstance(piece, tuple)
+        ]
+        text = readable("".join(text for text, is_text in pieces if is_text))
+        threads = [self.main, *self.children]
+        return PastaAnswer(
+            text=text,
+            raw=readable("".join(text for text, _ in pieces)),
+            warnings=self.warnings,
+            threads=[thread.record for thread in threads],
+            stopped=self.main.record.stopped,
+            tokens=self.decoded,
+            steps=self.steps,
+            longest_path=max(thread.clock for thread in threads),
+            content_tokens=sum(self._content(thread) for thread in threads),
+            sequential_tokens=len(self.encode(text)) if text else 0,
+        )
+
+    def _content(self, thread: _Thread) -> int:
+        """How many of a thread's tokens hold text and not tags alone."""
+        given = 1 if thread is not self.main else 0  # the <async>, which was not decoded
+        own = [piece for piece in thread.pieces if isinstance(piece, tuple)][given:]
+        is_text = [flag for text, flag in own for _ in text]
+        count = at = 0
+        for token in thread.record.tokens:
+            size = 0 if token in self.ends else len(self._text(token))
+            count += any(is_text[at : at + size])
+            at += size
+        return count

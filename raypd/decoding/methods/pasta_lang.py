@@ -1,0 +1,217 @@
+"""PASTA-LANG, the markup that a PASTA model writes ("Learning to Keep a Promise", section 3): a lexer that finds tags
+in a text that grows token by token.
+
+    <promise topic="coordinates" tokens="20"/>   <async> ... </async>   <sync/>
+
+The lexer is lenient, for a model's markup is not always well-formed, and every character of the text comes out of it
+once, in a tag or as text:
+
+* A quoted value ends at the quote behind which the tag ends or the next attribute begins: a topic may hold ">", "<",
+  "/>" and quotes.
+* <promise ...> and <sync> without the slash count, with a warning; so do words of no use in a known tag.
+* A known tag that is not closed within its line, 256 characters, or (outside quotes) before the next "<" is text, with
+  a warning, and what stands in it is read again.
+* Any other tag (<b>, <foo/>) is text, with a warning. A "<" that begins no tag is text.
+
+Text here is bytes read as latin-1, one character a byte, because a token may hold a part of a character; tags are ASCII
+and do not mind. `readable` turns it into text for people.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+LONGEST_TAG = 256  # characters
+
+# (slash in front of the name, name) -> how the tag is understood
+KINDS = {(False, "promise"): "promise", (False, "sync"): "sync", (False, "async"): "open", (True, "async"): "close"}
+
+_BEGIN = re.compile(r"<(?P<slash>/?)(?P<name>[A-Za-z][A-Za-z0-9_-]*)?")
+_SPACE = re.compile(r"[ \t\r]*")
+_END = re.compile(r"(/?)>")
+_ATTRIBUTE = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)[ \t\r]*=[ \t\r]*")
+_BARE = re.compile(r"(?:(?!/?>)[^ \t\r])*")
+_BEHIND_VALUE = re.compile(r"[ \t\r]*/?>|[ \t\r]+[A-Za-z_][A-Za-z0-9_-]*[ \t\r]*=")
+
+
+@dataclass
+class Tag:
+    """A tag of PASTA-LANG; kind: promise, sync, open, close, or stray (a </promise>, of no use)."""
+
+    kind: str
+    attributes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def topic(self) -> str:
+        """The topic for people, its entities resolved."""
+        return html.unescape(readable(self.attributes.get("topic", "")))
+
+    @property
+    def tokens(self) -> int | None:
+        """The number of tokens that a promise names; None where it names no positive number."""
+        said = self.attributes.get("tokens", "").strip(" \t\r").removeprefix("+").lstrip("0")
+        return int(said) if said.isascii() and said.isdigit() else None
+
+
+@dataclass
+class Piece:
+    """A stretch of the text: a tag, or text between tags."""
+
+    text: str
+    tag: Tag | None = None
+
+
+def readable(text: str) -> str:
+    """Text of the lexer (one character a byte) as Unicode; bytes that are no character become U+FFFD."""
+    return text.encode("latin-1").decode("utf-8", "replace")
+
+
+class Lexer:
+    """Cuts a growing text into pieces; `warn` is told of every flaw."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self.warn = warn
+        self.begun = ""  # a tag that has begun and not ended
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that are complete with `text`. A tag is a piece as soon as its ">" is there."""
+        pieces: list[Piece] = []
+        todo = deque(text)
+        while todo:
+            char = todo.popleft()
+            if not self.begun and char != "<":
+                _add(pieces, char)
+                continue
+            if not self.begun:
+                self.begun = char
+                continue
+            tag = self._grow(char)
+            if isinstance(tag, Tag):
+                pieces.append(Piece(self.begun, tag))
+                self.begun = ""
+            elif not tag:  # its "<" was text; what stood behind it is read again
+                _add(pieces, self.begun[0])
+                todo.extendleft(reversed(self.begun[1:]))
+                self.begun = ""
+        return pieces
+
+    def close(self) -> list[Piece]:
+        """The text has ended: what is left of it."""
+        pieces: list[Piece] = []
+        while self.begun:
+            rest, self.begun = self.begun, ""
+            if _known(rest) or rest.startswith(("<pro", "<asy", "</asy", "<sy")):
+                self.warn(f"the tag {readable(rest)!r} is not closed, so it is text")
+            _add(pieces, "<")
+            for piece in self.feed(rest[1:]):
+                if piece.tag is None:
+                    _add(pieces, piece.text)
+                else:
+                    pieces.append(piece)
+        return pieces
+
+    def _grow(self, char: str) -> Tag | bool:
+        """Adds a character to the tag that has begun: the tag if it ends it; else whether it can still be one."""
+        before, self.begun = self.begun, self.begun + char
+        begin = _BEGIN.match(self.begun)
+        assert begin is not None
+        if begin["name"] is None:
+            return self.begun == "</"
+        known = _known(self.begun)
+        if char == ">" and not known and begin.end() < len(self.begun):
+            self.warn(f"{readable(self.begun)} is no tag of PASTA-LANG, so it is text")
+            return False
+        if char == ">" and (found := _read(self.begun)) is not None and found.ended:
+            return self._tag(begin["slash"] == "/", begin["name"], found)
+        if char == "\n" or (char == "<" and not (known and _quoted(before))) or len(self.begun) > LONGEST_TAG:
+            if known:
+                self.warn(f"the tag {readable(before)!r} is not closed, so it is text")
+            return False
+        return True
+
+    def _tag(self, closing: bool, name: str, found: _Found) -> Tag:
+        kind = KINDS.get((closing, name), "stray")
+        text = readable(self.begun)
+        if kind == "stray":
+            self.warn(f"{text} means nothing and is left out")
+        elif kind in ("promise", "sync") and not found.slash:
+            self.warn(f"{text} is taken as <{name}/>")
+        elif found.junk or (kind in ("open", "close") and found.slash):
+            self.warn(f"{text} is malformed and taken as well as can be")
+        return Tag(kind, found.attributes)
+
+
+@dataclass
+class _Found:
+    """What stands in a tag so far."""
+
+    attributes: dict[str, str]
+    junk: bool = False
+    ended: bool = False
+    slash: bool = False
+    quoted: bool = False  # its end is inside a quoted value
+
+
+def _known(text: str) -> bool:
+    begin = _BEGIN.match(text)
+    return begin is not None and begin["name"] in ("promise", "async", "sync")
+
+
+def _quoted(text: str) -> bool:
+    found = _read(text)
+    return found is not None and found.quoted
+
+
+def _read(text: str) -> _Found | None:
+    """Reads the attributes of a tag that has begun, from its name to the end of `text`."""
+    begin = _BEGIN.match(text)
+    if begin is None or begin["name"] is None:
+        return None
+    found, at = _Found({}), begin.end()
+    while True:
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        if at == len(text):
+            return found
+        if (end := _END.match(text, at)) is not None and end.end() == len(text):
+            found.ended, found.slash = True, end[1] == "/"
+            return found
+        attribute = _ATTRIBUTE.match(text, at)
+        if attribute is None:
+            at, found.junk = at + 1, True
+            continue
+        at = attribute.end()
+        quote = text[at : at + 1]
+        if quote in ('"', "'") and quote:
+            close = _closing_quote(text, at + 1, quote)
+            if close is None:
+                value = text[at + 1 :].rstrip(" \t\r")
+                found.quoted = not value.endswith(quote)  # a quote that comes last may be the closing one
+                return found
+            value, at = text[at + 1 : close], close + 1
+        else:
+            bare = _BARE.match(text, at)
+            assert bare is not None
+            value, at = bare[0], bare.end()
+        found.attributes.setdefault(attribute[1], value)
+
+
+def _closing_quote(text: str, at: int, quote: str) -> int | None:
+    first = at
+    while (at := text.find(quote, at)) >= 0:
+        if _BEHIND_VALUE.match(text, at + 1):
+            return at
+        at += 1
+    last = text.rfind(quote, first)  # with words of no use behind it
+    return last if last >= 0 and text.endswith("/>") else None
+
+
+def _add(pieces: list[Piece], text: str) -> None:
+    """Text behind text is one piece."""
+    if pieces and pieces[-1].tag is None:
+        pieces[-1].text += text
+    else:
+        pieces.append(Piece(text))

@@ -1,0 +1,157 @@
+"""Skeleton of thought, PASTA's baseline by prompting alone (Ning et al., "Skeleton-of-Thought"; PASTA section 5).
+
+First the model is asked for an outline, a numbered list of short points, decoded one token after the other. Then every
+point is written out, all of them in parallel: each is a segment that sees the question and the outline, which stay in
+the cache, and is given a request of its own. The model needs no training, only to follow instructions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from raypd.decoding.methods.autoregressive import Prompt
+from raypd.decoding.program import Feed, Program
+from raypd.decoding.visibility import Reach
+
+# Requests for a task to put into its chat turns.
+OUTLINE_REQUEST = (
+    "{question}\n\nDo not answer yet. Give the outline of your answer as a numbered list of 3 to 10 points, "
+    "3 to 5 words a point, and nothing else."
+)
+POINT_REQUEST = "Now write out point {index} of the outline, in one or two sentences, and no other point."
+
+_POINT = re.compile(r"^[ \t]*(\d{1,3})[.)][ \t]*(\S.*?)[ \t]*$", re.MULTILINE | re.ASCII)
+
+
+@dataclass
+class Point:
+    """A point of the outline, "3. Keep a routine" being number 3, and the tokens that write it out.
+
+    stopped: it came to its end; False when it was cut at the most tokens.
+    """
+
+    number: int
+    heading: str
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stopped: bool = False
+
+
+@dataclass
+class SkeletonAnswer:
+    """The text: every point as "number. heading" with what was written behind it, a line each; the outline alone
+    where it has no points.
+
+    outline, outline_logprobs: its tokens. stopped: the outline and all points came to their end. steps: forward
+    passes. longest_path: most tokens decoded one after the other. content_tokens: decoded tokens but end tokens.
+    """
+
+    text: str
+    outline: list[int]
+    outline_logprobs: list[float]
+    points: list[Point]
+    stopped: bool
+    steps: int
+    longest_path: int
+    content_tokens: int
+
+
+def points_of(outline: str, most: int) -> list[Point]:
+    """The first `most` numbered lines of an outline."""
+    found = [Point(int(match[1]), match[2]) for match in _POINT.finditer(outline)]
+    return found[:most]
+
+
+def skeleton_of_thought(
+    prompt: Prompt,
+    max_new_tokens: int,
+    expand: Callable[[Point], Sequence[int]],
+    decode: Callable[[Sequence[int]], str],
+    ends: frozenset[int],
+    *,
+    begun: str = "",
+    max_point_tokens: int = 128,
+    max_points: int = 16,
+) -> Program[SkeletonAnswer]:
+    """Decodes an outline behind `prompt` up to one of the tokens `ends`, then all its points up to one each.
+
+    expand: the ids that stand between the outline and a point's text: the end of the model's turn, the request, and the
+    beginning of the answer. decode: the text of ids. begun: what the outline begins with that the prompt holds already
+    ("1."). At most `max_new_tokens` tokens in outline and points together, `max_point_tokens` in one point and
+    `max_points` points; where fewer are left than points run, the earlier points have them.
+    """
+    outline: list[int] = []
+    logprobs: list[float] = []
+    at, steps, stopped = len(prompt.tokens), 0, False
+    feed = Feed(prompt.tokens, range(at), ask=[at - 1], shared=prompt.shared)
+    while len(outline) < max_new_tokens and not stopped:
+        predictions = yield feed
+        steps += 1
+        outline += predictions.tokens
+        logprobs += predictions.logprobs
+        stopped = outline[-1] in ends
+        feed = Feed([outline[-1]], [at], ask=[0])
+        at += 1
+    written = outline[:-1] if stopped else outline
+    text = begun + decode(written)
+    points = points_of(text, max_points) if stopped else []
+    at = len(prompt.tokens) + len(written)
+
+    # A point n is segment n + 1; the outline's last token is in the cache, for the end token came from it.
+    tokens: list[int] = []
+    positions: list[int] = []
+    segments: list[int] = []
+    ask: list[int] = []
+    reach: dict[tuple[int, int], Reach] = {}
+    next_position = []
+    for n, point in enumerate(points):
+        request = list(expand(point))
+        if not request:
+            raise ValueError("expand gives no tokens to begin a point with")
+        tokens += request
+        positions += range(at, at + len(request))
+        segments += [n + 1] * len(request)
+        ask.append(len(tokens) - 1)
+        reach[n + 1, 0] = Reach.ALL
+        reach[n + 1, n + 1] = Reach.CAUSAL
+        next_position.append(at + len(request))
+    fed = at  # row index of the next token, for all before stand at their index
+    held: list[list[int]] = [[fed + i for i, s in enumerate(segments) if s == n + 1] for n in range(len(points))]
+    live, left = list(range(len(points))), max_new_tokens - len(outline)
+    drop: list[int] = []
+    if left < len(live):  # the last points have no token to begin with
+        ask, live = ask[:left], live[:left]
+    while live:
+        fed += len(tokens)
+        predictions = yield Feed(tokens, positions, segments, ask=ask, reach=reach, drop=drop)
+        steps, left, reach, drop = steps + 1, left - len(live), {}, []
+        for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
+            point = points[n]
+            point.tokens.append(token)
+            point.logprobs.append(logprob)
+            point.stopped = token in ends
+            if point.stopped or len(point.tokens) == max_point_tokens:
+                drop += held[n]  # nobody else sees it
+        live = [n for n in live if not points[n].stopped and len(points[n].tokens) < max_point_tokens][:left]
+        tokens = [points[n].tokens[-1] for n in live]
+        positions = [next_position[n] + len(points[n].tokens) - 1 for n in live]
+        segments = [n + 1 for n in live]
+        ask = list(range(len(live)))
+        for i, n in enumerate(live):
+            held[n].append(fed + i)
+
+    lines = [
+        f"{p.number}. {p.heading} {decode([t for t in p.tokens if t not in ends]).strip()}".strip() for p in points
+    ]
+    return SkeletonAnswer(
+        text="\n".join(lines) if points else text,
+        outline=outline,
+        outline_logprobs=logprobs,
+        points=points,
+        stopped=stopped and all(point.stopped for point in points),
+        steps=steps,
+        longest_path=len(outline) + max((len(point.tokens) for point in points), default=0),
+        content_tokens=len(written) + sum(t not in ends for point in points for t in point.tokens),
+    )

@@ -1,0 +1,180 @@
+"""SPACE, smart parallel auto-correct decoding: one pass verifies the drafted tokens and drafts the next ones
+("Generation Meets Verification", section 3.2, algorithm 1, equations 4 to 7, appendix A.3).
+
+A pass holds the text, k candidates in a chain, and behind the text and behind each candidate a group of k mask tokens,
+whose outputs draft what may follow if everything before the group is accepted. The text is what the model would have
+said one token at a time: greedily token for token, sampled in distribution, for any model, trained to draft or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from raypd.decoding.methods.autoregressive import Continuation, Prompt
+from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.sampling import GREEDY, Sampling, pick, probabilities
+from raypd.decoding.visibility import Reach
+
+
+@dataclass
+class SpaceAnswer(Continuation):
+    """What was decoded in `steps` forward passes (the prompt's included).
+
+    `accepted` candidates passed verification, `rejected` failed it; those behind a failed one were not looked at.
+    """
+
+    steps: int = 0
+    accepted: int = 0
+    rejected: int = 0
+
+    @property
+    def average_accepted_tokens(self) -> float:
+        """Tokens decoded a forward pass (section 4.1): 1 is autoregressive, k + 1 the most."""
+        return len(self.tokens) / self.steps if self.steps else 0.0
+
+
+@dataclass
+class Candidates:
+    """L_c [c] and, when sampling, the distributions [c, vocabulary] that they were drawn from (P_c)."""
+
+    tokens: list[int] = field(default_factory=list)
+    chance: torch.Tensor | None = None
+
+
+def segments_seen(k: int) -> dict[tuple[int, int], Reach]:
+    """Equation 5 as segments: the text is 0, candidate i is i, mask group g (behind candidate g) is k + 1 + g."""
+    reach: dict[tuple[int, int], Reach] = {}
+    for i in range(k + 1):
+        for seen in range(i + 1):
+            reach[i, seen] = reach[k + 1 + i, seen] = Reach.CAUSAL
+        reach[k + 1 + i, k + 1 + i] = Reach.CAUSAL
+    return reach
+
+
+def space(
+    prompt: Prompt,
+    max_new_tokens: int,
+    k: int,
+    mask_token: int,
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
+    stops: Callable[[Sequence[int]], bool] = lambda tokens: False,
+) -> Program[SpaceAnswer]:
+    """Algorithm 1. Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`; k = 0 is AR.
+
+    Greedy takes the tokens that the engine picked. With a temperature all draws are the program's own, from `seed`,
+    and the row's sampling does not matter.
+
+    Where this differs from the paper: line 18 samples the extra token from Q even behind a rejected candidate, which
+    would favour what the draft favours. The output has Q's distribution only if that token comes from the residual
+    max(0, Q - P), normalised, P being the distribution that the candidate was drawn from, temperature, top-k and top-p
+    included (Leviathan et al. 2023, theorem 1). And where fewer than k more tokens are wanted, fewer are drafted.
+
+    A drafted token that happens to be `mask_token` is a candidate as any other: it stays only where the model itself
+    says it. Raises ValueError for a negative k.
+    """
+    if k < 0:
+        raise ValueError(f"k is {k}: the number of mask tokens cannot be negative")
+    answer = SpaceAnswer()
+    random = np.random.Generator(np.random.Philox(key=seed))
+    text, at = list(prompt.tokens), 0  # what is fed of the text in this step, and its first position
+    drafted = Candidates()
+    drop: list[int] = []
+    move: dict[int, int] = {}
+    first = 0  # the row index of a feed's first token, and what becomes of the feed before
+    while True:
+        left = max_new_tokens - len(answer.tokens)
+        masks = [max(0, min(k, left - g - 2)) for g in range(len(drafted.tokens) + 1)]  # of each group
+        end = at + len(text)
+        tokens, positions, segments = text, list(range(at, end)), [0] * len(text)
+        ends = [len(text) - 1]  # what each group stands behind: the text, then the candidates
+        for g, count in enumerate(masks):
+            if g > 0:
+                ends.append(len(tokens))
+                tokens, positions, segments = (
+                    [*tokens, drafted.tokens[g - 1]],
+                    [*positions, end + g - 1],
+                    [*segments, g],
+                )
+            tokens = tokens + [mask_token] * count  # equation 4
+            positions = positions + list(range(end + g, end + g + count))
+            segments = segments + [k + 1 + g] * count
+        groups = [range(place + 1, place + 1 + count) for place, count in zip(ends, masks, strict=True)]
+        predictions = yield Feed(
+            tokens,
+            positions,
+            segments,
+            reach=segments_seen(k) if k and answer.steps == 0 else {},
+            ask=[*ends, *(index for group in groups for index in group)],
+            shared=prompt.shared if answer.steps == 0 else 0,
+            drop=drop,
+            move=move,
+            want_logits=sampling.temperature > 0,
+        )
+        answer.steps += 1
+
+        said = verify(predictions, drafted, sampling, random)
+        accepted = len(said) - 1
+        answer.accepted += accepted
+        answer.rejected += int(accepted < len(drafted.tokens))
+        for token, logprob in zip(said, logprobs(predictions, said), strict=True):
+            answer.tokens.append(token)
+            answer.logprobs.append(logprob)
+            answer.stopped = stops(answer.tokens)
+            if answer.stopped or len(answer.tokens) == max_new_tokens:
+                return answer
+
+        begin = len(ends) + sum(masks[:accepted])
+        drafted = draft(predictions, range(begin, begin + masks[accepted]), sampling, random)
+        move = {first + place: 0 for place in ends[1 : accepted + 1]}
+        drop = [first + index for index in range(ends[0] + 1, len(tokens)) if first + index not in move]
+        first += len(tokens)
+        text, at = said[-1:], end + accepted
+
+
+def verify(predictions: Predictions, drafted: Candidates, sampling: Sampling, random: np.random.Generator) -> list[int]:
+    """Lines 6 to 19: the accepted candidates and the one extra token; the first asks are those behind which Q is."""
+    count = len(drafted.tokens)
+    if predictions.logits is None:
+        said = predictions.tokens[: count + 1]
+        accepted = 0
+        while accepted < count and said[accepted] == drafted.tokens[accepted]:
+            accepted += 1
+        return said[: accepted + 1]
+    q = probabilities(torch.stack(predictions.logits[: count + 1]), sampling)  # [candidates + 1, vocabulary]
+    accepted, rest = 0, q[0]
+    if drafted.chance is not None:
+        ids = torch.tensor(drafted.tokens, device=q.device)[:, None]
+        draws = torch.from_numpy(random.random((count, 1))).to(q)
+        passed = (draws * drafted.chance.gather(1, ids) < q[:count].gather(1, ids))[:, 0].tolist()
+        accepted = [*passed, False].index(False)
+        rest = q[accepted]
+        if accepted < count:
+            residual = (rest - drafted.chance[accepted]).clamp_min(0)
+            rest = torch.where(residual.sum() > 0, residual, rest)  # nothing is left where both are one by rounding
+    return [*drafted.tokens[:accepted], *pick(rest[None], _draws(random, rest[None])).tolist()]
+
+
+def draft(predictions: Predictions, asks: range, sampling: Sampling, random: np.random.Generator) -> Candidates:
+    """Lines 23 and 24: the next candidates, from the mask group behind what was accepted."""
+    if not asks or predictions.logits is None:
+        return Candidates([predictions.tokens[ask] for ask in asks])
+    chance = probabilities(torch.stack([predictions.logits[ask] for ask in asks]), sampling)
+    return Candidates(pick(chance, _draws(random, chance)).tolist(), chance)
+
+
+def logprobs(predictions: Predictions, said: list[int]) -> list[float]:
+    """Log-probabilities of what was said under the model, at temperature 1."""
+    if predictions.logits is None:
+        return predictions.logprobs[: len(said)]
+    logits = torch.stack(predictions.logits[: len(said)])
+    chance = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    return chance.gather(1, torch.tensor(said, device=logits.device)[:, None])[:, 0].tolist()
+
+
+def _draws(random: np.random.Generator, chance: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(random.random(len(chance))).to(chance.device)

@@ -1,0 +1,103 @@
+"""Control tokens that a decoding method asks of its model: added to a tokenizer and a model, and found again.
+
+    add_control_tokens(model, tokenizer, "apar")
+    model.save_pretrained(folder), tokenizer.save_pretrained(folder)
+    control_token(tokenizer, FORK)       # the id, or a ModelError that names the training command
+
+A model has to be trained to write them. Text of a prompt that spells a control token becomes that token, unless the
+tokenizer is told otherwise (`split_special_tokens=True`, for the special ones).
+"""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import AddedToken
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from raypd.errors import ModelError
+from raypd.models.vocabulary import token_bytes
+
+FORK, CHILD = "[Fork]", "[Child]"  # APAR sec. 2.2
+MASK = "[Mask]"  # SPACE sec. 3.1
+PROMISE, OPEN, CLOSE, SYNC = "<promise", "<async>", "</async>", "<sync/>"  # PASTA sec. 3; a promise goes on in text
+
+CONTROL_TOKENS: dict[str, tuple[str, ...]] = {
+    "apar": (FORK, CHILD),
+    "space": (MASK,),
+    "pasta": (PROMISE, OPEN, CLOSE, SYNC),  # optional: a tokenizer without them spells the tags
+}
+_IN_TEXT = CONTROL_TOKENS["pasta"]  # a part of the text that the interpreter reads, so not special to the tokenizer
+
+
+def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | None = None) -> int:
+    """The id of a control token. `model`: the model's name for the message; None: where the tokenizer came from.
+
+    Raises ModelError that names the token, the model and the training command where the tokenizer lacks it.
+    """
+    id = tokenizer.get_vocab().get(name)
+    if id is not None:
+        return int(id)
+    method = next((m for m, names in CONTROL_TOKENS.items() if name in names), None)
+    where = model or getattr(tokenizer, "name_or_path", "") or "in use"
+    todo = f": train it for that first (raypd train {method}), or choose another decoding.method" if method else ""
+    raise ModelError(f"model {where!r} has no control token {name}{todo}")
+
+
+def add_control_tokens(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, method: str, seed: int = 0
+) -> list[int]:
+    """Adds the control tokens of a method, in place, where they are missing; returns the ids of all of them.
+
+    The embeddings grow where they have no row left. A new row is the mean of the rows there were; the input row of
+    SPACE's mask token is drawn from a normal distribution instead (its sec. 4.1), with the model's initializer_range.
+    A token that the tokenizer has keeps its row.
+
+    Raises ModelError for a method without control tokens, and for quantized weights.
+    """
+    if method not in CONTROL_TOKENS:
+        raise ModelError(f"method {method!r} has no control tokens; those of {', '.join(CONTROL_TOKENS)} can be added")
+    if getattr(model, "is_quantized", False):
+        raise ModelError(f"control tokens of {method} cannot be added to quantized weights: add them, then quantize")
+    names, old = CONTROL_TOKENS[method], tokenizer.get_vocab()
+    tokenizer.add_tokens([AddedToken(name, normalized=False, special=name not in _IN_TEXT) for name in names])
+    ids = [tokenizer.get_vocab()[name] for name in names]
+    new = [id for name, id in zip(names, ids, strict=True) if name not in old]
+    if new:
+        _grow(model, max(new) + 1)
+        known = sorted(id for id in old.values() if id not in new)
+        draw = torch.Generator().manual_seed(seed)
+        for name, id in zip(names, ids, strict=True):
+            if id in new:
+                _initialise(model, id, known, draw if name == MASK else None)
+    return ids
+
+
+def markup_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
+    """For every id the bytes it adds to a text that PASTA's interpreter reads: tags count even as special tokens."""
+    found, vocabulary = list(token_bytes(tokenizer)), tokenizer.get_vocab()
+    for name in (*_IN_TEXT, "/>"):
+        if name in vocabulary:
+            found[vocabulary[name]] = name.encode()
+    return found
+
+
+def _grow(model: PreTrainedModel, size: int) -> None:
+    """Many models have more rows than their tokenizer has ids; they never shrink here."""
+    if size > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(size, mean_resizing=False)
+
+
+@torch.no_grad()
+def _initialise(model: PreTrainedModel, id: int, known: list[int], draw: torch.Generator | None) -> None:
+    """Row `id` of the embeddings from the rows `known`; with `draw` the input row is normal."""
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    if head is not None and head.weight is not embedding:
+        head.weight[id] = head.weight[known].double().mean(0).to(head.weight.dtype)
+    if head is not None and getattr(head, "bias", None) is not None:
+        head.bias[id] = head.bias[known].double().mean()
+    if draw is None:
+        row = embedding[known].double().mean(0)
+    else:
+        spread = getattr(model.config.get_text_config(), "initializer_range", 0.02)
+        row = torch.randn(embedding.shape[1], generator=draw) * spread
+    embedding[id] = row.to(embedding.device, embedding.dtype)

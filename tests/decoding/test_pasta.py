@@ -1,0 +1,681 @@
+"""PASTA's interpreter: by hand, against fuzzed markup, and against threads read again from scratch at each step."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raypd.decoding.engine import Engine
+from raypd.decoding.methods.apar import apar
+from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.hyper_parallel import hyper_parallel
+from raypd.decoding.methods.pasta import PastaAnswer, pasta
+from raypd.decoding.methods.pasta_lang import LONGEST_TAG, Lexer
+from raypd.decoding.program import Predictions
+from tests.decoding import reference
+from tests.decoding.reference import Replay
+from tests.decoding.test_exactness import FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+
+EOS = 2
+ENDS = frozenset([EOS])
+BYTES = [b"" if id < 3 else bytes([id]) for id in range(256)]
+PROMPT = [ord(c) for c in "Q?"]
+
+
+# ------------------------------------------------------------------------------------------------- a model by script
+
+
+class Script:
+    """A model that writes given texts: `main`, and for the n-th promise the n-th of `children`.
+
+    It looks at what a token may see alone, by the feeds' own reach. `words` are tokens beyond the single bytes; the
+    longest that fits is written. A text that ends in "..." goes on with dots for ever.
+    """
+
+    def __init__(self, main: str, *children: str, words: tuple[str, ...] = ()) -> None:
+        self.main, self.children = main, children
+        self.texts = [*BYTES, *(word.encode() for word in words)]
+        self.words = words
+        self.rows: list[tuple[int, int, int]] = []  # token, position, segment
+        self.reach = {(0, 0): 2}
+        self.born: list[int] = []  # segments of children, in order
+        self.feeds: list = []
+        self.seen: list[str] = []  # what each asked token saw, in the order of their segments
+        self.decoded = 0
+
+    def encode(self, text: str) -> list[int]:
+        data, ids = text.encode(), []
+        while data:
+            fits = [w for w in self.words if data.startswith(w.encode())]
+            word = max(fits, key=len).encode() if fits else data[:1]
+            ids.append(256 + self.words.index(word.decode()) if fits else word[0])
+            data = data[len(word) :]
+        return ids
+
+    def run(self, most: int = 400, **options) -> PastaAnswer:
+        program = pasta(Prompt(PROMPT), most, self.texts, self.encode, ENDS, **options)
+        try:
+            feed = next(program)
+            while True:
+                self.feeds.append(feed)
+                self.reach.update(feed.reach)
+                first = len(self.rows)
+                self.rows += zip(feed.tokens, feed.positions, feed.segments, strict=True)
+                for index in range(first, len(self.rows)):
+                    later = [k for k in self.visible(index) if k > index]
+                    assert not later, "a token sees a later one of the same feed"
+                tokens = [self.next(first + index) for index in feed.ask]
+                self.decoded += len(tokens)
+                feed = program.send(Predictions(tokens, [-1.0] * len(tokens)))
+        except StopIteration as end:
+            return end.value
+
+    def visible(self, q: int) -> list[int]:
+        _, position, segment = self.rows[q]
+        kinds = [self.reach.get((segment, s), 0) for _, _, s in self.rows]
+        return [k for k, (_, p, _) in enumerate(self.rows) if kinds[k] == 1 or (kinds[k] == 2 and p <= position)]
+
+    def next(self, q: int) -> int:
+        segment = self.rows[q][2]
+        parts: dict[int, str] = {}
+        for k in sorted(self.visible(q), key=lambda k: self.rows[k][2]):
+            token, _, s = self.rows[k]
+            parts[s] = parts.get(s, "") + (
+                self.texts[token].decode("latin-1") if token < len(self.texts) else chr(token)
+            )
+        self.seen.append("".join(parts.values()))
+        if segment not in self.born and parts[segment].startswith("<async>"):
+            self.born.append(segment)
+        if segment in self.born:
+            number = self.born.index(segment)
+            script = self.children[number] if number < len(self.children) else "</async>"
+            return self.say(script, parts[segment][len("<async>") :])
+        own = "".join(text for s, text in parts.items() if s not in self.born)
+        return self.say(self.main, own[len(PROMPT) :])
+
+    def say(self, script: str, written: str) -> int:
+        rest = script.encode().decode("latin-1")[len(written) :]
+        if rest.startswith("..."[: len(rest)]) and script.endswith("..."):
+            return ord(".")
+        if not rest:
+            return EOS
+        fits = [w for w in self.words if rest.startswith(w.encode().decode("latin-1"))]
+        return 256 + self.words.index(max(fits, key=len)) if fits else ord(rest[0])
+
+
+def promise(topic: str, tokens: int | str = 20) -> str:
+    return f'<promise topic="{topic}" tokens="{tokens}"/>'
+
+
+TAGS = ("<async>", "</async>", "<sync/>", promise("a"), promise("b"), promise("c"))
+
+
+# ------------------------------------------------------------------------------------------------------------ by hand
+
+
+@pytest.mark.parametrize("words", [(), TAGS, ("<sync", "/>", "</", "async", "/><", "promise topic=", "b one</asy")])
+def test_figure_1(words):
+    """Two promises, a wait, and text that sees both children; spelled in bytes, tags as tokens, tags in odd parts."""
+    main = f"Hi. {promise('a')}{promise('b')}<sync/>So: done."
+    script = Script(main, "one é</async>", "b one</async>", words=words)
+    answer = script.run()
+    assert answer.warnings == []
+    assert answer.stopped
+    assert answer.text == "Hi. one éb oneSo: done."
+    assert answer.raw == (f"Hi. {promise('a')}<async>one é</async>{promise('b')}<async>b one</async><sync/>So: done.")
+    assert [t.topic for t in answer.threads] == [None, "a", "b"]
+    assert [t.promised for t in answer.threads] == [0, 20, 20]
+    assert all(t.stopped for t in answer.threads)
+    assert answer.tokens == script.decoded == sum(len(t.tokens) for t in answer.threads)
+    assert answer.steps == answer.longest_path == len(script.feeds)
+    # the child saw the main thread up to its promise alone; the end saw everything
+    more = "<" if "/><" in words else ""  # a token that ends a tag and begins another
+    assert f"Q?Hi. {promise('a')}{more}<async>" in script.seen
+    assert f"Q?Hi. {promise('a')}{promise('b')}{more}<async>" in script.seen
+    after = [s for s in script.seen if "</async>" in s]
+    assert len(after) == len("So: done.") + 1
+    assert all("one é</async>".encode().decode("latin-1") in s and "b one</async>" in s for s in after)
+
+
+def test_steps_of_figure_2():
+    """The <async> goes in with the promise; all threads move together; <sync/> is fed when the last child has ended."""
+    script = Script(f"{promise('a')}{promise('b')}<sync/>E", "123</async>", "4</async>", words=TAGS)
+    answer = script.run()
+    a, b, opens, closes, sync = (256 + TAGS.index(t) for t in (promise("a"), promise("b"), *TAGS[:3]))
+    steps = [list(feed.tokens) for feed in script.feeds]
+    one, two, three, four, end = (ord(c) for c in "1234E")
+    assert steps == [PROMPT, [a, opens], [b, one, opens], [two, four], [three], [closes, closes, sync], [end]]
+    at = [list(feed.positions) for feed in script.feeds]
+    # Q ? a | skips 20 | b | skips 20 | sync E
+    assert at == [[0, 1], [2, 3], [23, 4, 24], [5, 25], [6], [7, 26, 44], [45]]
+    assert answer.longest_path == 1 + 4 + 2
+    assert answer.steps == 7
+    assert answer.tokens == 1 + 1 + 1 + 4 + 2 + 2
+    assert answer.content_tokens == 5
+    assert answer.text == "1234E"
+    assert answer.sequential_tokens == 5
+    assert answer.parallelism == pytest.approx(5 / 7)
+    assert answer.speedup() == pytest.approx(5 / 7)
+    assert answer.speedup(21) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [2 + 1 + 20, 2 + 1 + 20 + 1 + 3]),
+        ({"promised": "fixed", "fixed_length": 7}, [10, 18]),
+        ({"promised": "fixed"}, [43, 84]),
+        ({"promised": [4, 3]}, [7, 11]),
+    ],
+)
+def test_positions_of_the_main_thread(options, expected):
+    words = (promise("a"), promise("b", 3), *TAGS[:3])
+    script = Script(f"{promise('a')}{promise('b', 3)}<sync/>end", "12</async>", "1</async>", words=words)
+    answer = script.run(**options)
+    assert answer.text == "121end"
+    placed = {row[0]: row[1] for row in script.rows}
+    assert [placed[256 + 1], placed[256 + words.index("<sync/>")]] == expected
+
+
+def test_oracle_lengths_are_the_positions_of_the_sequential_text():
+    words = (promise("a"), *TAGS[:3])
+    script = Script(f"{promise('a')}xyz<sync/>end", "12</async>", words=words)
+    script.run(promised=[4])
+    reading = [ord("Q"), ord("?"), 256, 257, ord("1"), ord("2"), 258, *b"xyz", 259, *b"end"]
+    assert [row[0] for row in sorted(script.rows, key=lambda row: row[1])] == reading
+
+
+def test_a_length_guessed_too_short_hides_nothing_after_the_wait():
+    child = "a long content</async>"
+    script = Script(f"{promise('a', 1)}<sync/>end", child, words=TAGS)
+    script.run()
+    assert any(s.endswith("<sync/>") and child in s for s in script.seen)
+    child_sees = [s for s in script.seen if "<async>" in s and "<sync/>" not in s]
+    assert child_sees
+    # nor does a child that is longer than promised see what the main thread wrote behind its promise
+    script = Script(f"{promise('a', 1)}MAIN GOES ON", child, words=TAGS)
+    script.run()
+    assert all("MAIN" not in s for s in script.seen if "<async>" in s)
+
+
+def test_two_waits():
+    main = f"1{promise('a')}2<sync/>3{promise('b')}4<sync/>5"
+    script = Script(main, "AAAAAAAAAA</async>", "B</async>", words=TAGS)
+    answer = script.run()
+    assert answer.text == "1A" + "A" * 9 + "23B45"
+    assert answer.warnings == []
+    assert any("AAA</async>" in s and s.endswith(f"3{promise('b')}<async>") for s in script.seen), "b sees a"
+    assert answer.steps == answer.longest_path
+
+
+# ------------------------------------------------------------------------------------------ markup that is not so well
+
+
+def run(main: str, *children: str, words: tuple[str, ...] = (), most: int = 400, **options) -> PastaAnswer:
+    return Script(main, *children, words=words).run(most, **options)
+
+
+def warned(answer: PastaAnswer, *parts: str) -> None:
+    """One warning for each of the parts, in this order, and no other."""
+    assert len(answer.warnings) == len(parts), answer.warnings
+    for warning, part in zip(answer.warnings, parts, strict=True):
+        assert part in warning, answer.warnings
+
+
+@pytest.mark.parametrize(
+    ("attribute", "length", "flaw"),
+    [
+        ("", 40, "no tokens attribute"),
+        ('tokens=""', 40, "promises '' tokens"),
+        ('tokens="many"', 40, "promises 'many' tokens"),
+        ('tokens="-5"', 40, "promises '-5' tokens"),
+        ('tokens="0"', 40, "promises '0' tokens"),
+        ('tokens="²"', 40, "promises '²' tokens"),
+        ('tokens="1.5"', 40, "promises '1.5' tokens"),
+        ('tokens="100000"', 256 + 7, "promises 100000 tokens"),
+        (f'tokens="{"9" * 200}"', 256 + 7, "promises 9999"),
+        ('tokens=" 30 "', 30, None),
+        ("tokens='30'", 30, None),
+        ("tokens=30", 30, None),
+        ('tokens = "30"', 30, None),
+    ],
+)
+def test_lengths(attribute, length, flaw):
+    answer = run(f'a<promise topic="t" {attribute}/>b', "X</async>", most=500)
+    assert answer.text == "aXb"
+    assert [t.promised for t in answer.threads] == [0, length]
+    warned(answer, *([flaw] if flaw else []))
+
+
+@pytest.mark.parametrize(
+    ("written", "topic"),
+    [
+        ('"a > b"', "a > b"),
+        ('"a /> b"', "a /> b"),
+        ('"a < b"', "a < b"),
+        ('"the "best" one"', 'the "best" one'),
+        ('"5" pipe"', '5" pipe'),
+        ("'it is'", "it is"),
+        ('"it\'s"', "it's"),
+        ("it's", "it's"),
+        ('"R&amp;D &gt; é"', "R&D > é"),
+        ('""', ""),
+        ('"<sync/>"', "<sync/>"),
+    ],
+)
+def test_topics(written, topic):
+    answer = run(f'a<promise topic={written} tokens="10"/>b', "X</async>")
+    assert [(t.topic, t.promised) for t in answer.threads[1:]] == [(topic, 10)]
+    assert answer.text == "aXb"
+    assert answer.warnings == []
+    swapped = run(f'a<promise tokens="10" topic={written}/>b', "X</async>")
+    assert [(t.topic, t.promised) for t in swapped.threads[1:]] == [(topic, 10)]
+
+
+@pytest.mark.parametrize(
+    ("main", "text", "flaws"),
+    [
+        ("a<b>c</b> x < y <3 <", "a<b>c</b> x < y <3 <", ["<b> is no tag", "</b> is no tag"]),
+        ("a<foo/>b", "a<foo/>b", ["<foo/> is no tag"]),
+        ("a<promises topic='x'/>b", "a<promises topic='x'/>b", ["is no tag"]),
+        ("a<sync/>b", "ab", ["without a promise to wait for"]),
+        ("a</async>b", "ab", ["</async> in the main thread"]),
+        ("a<async>b</async>c", "abc", ["<async> in the main thread", "</async> in the main thread"]),
+        ("a</promise>b</sync>c", "abc", ["</promise> means nothing", "</sync> means nothing"]),
+        ("a<sync/", "a<sync/", ["not closed"]),
+        ("a<sy", "a<sy", ["not closed"]),
+        ('a<promise topic="x', 'a<promise topic="x', ["not closed"]),
+        ('a<promise topic="x\nb', 'a<promise topic="x\nb', ["not closed"]),
+        ('<promise topic="' + "x" * 300, '<promise topic="' + "x" * 300, ["not closed"]),
+        ("a<sync<sync/>b", "a<syncb", ["not closed", "without a promise"]),
+    ],
+)
+def test_tags_of_no_use(main, text, flaws):
+    answer = run(main)
+    assert answer.text == text
+    assert len(answer.threads) == 1
+    assert answer.stopped
+    warned(answer, *flaws)
+
+
+def test_tags_that_are_lenient():
+    answer = run(
+        'a<promise topic="x" tokens="10">b<promise topic="y" tokens="10" so/>c<sync>d', "X</async>", "Y</async>"
+    )
+    assert answer.text == "aXbYcd"
+    warned(answer, "is taken as <promise/>", "is malformed", "is taken as <sync/>")
+    # an attribute that is not closed swallows nothing behind the next tag
+    answer = run('a<promise topic="x" tokens="10" <promise topic="y" tokens="10"/>b', "Y</async>")
+    assert answer.text == 'a<promise topic="x" tokens="10" Yb'
+    warned(answer, "not closed")
+
+
+def test_markup_in_children():
+    answer = run(f"{promise('a')}.", f"x<async>y{promise('n')}z<sync/>w</async>never")
+    assert answer.text == "xyzw."
+    assert len(answer.threads) == 2
+    warned(answer, "<async> in a child", "in a child does nothing", "<sync/> in a child")
+    assert answer.threads[1].stopped
+
+
+def test_runaway_child_is_closed_and_joined():
+    script = Script(f"{promise('a')}m<sync/>end", "for ever...", words=TAGS)
+    answer = script.run(max_async_tokens=30)
+    assert answer.text == "for ever" + "." * 22 + "mend"
+    assert answer.raw.count("</async>") == 1
+    warned(answer, "closed after 30 tokens")
+    assert (answer.stopped, answer.threads[1].stopped) == (True, False)
+    assert any(s.endswith("...</async>") or "...</async>" in s for s in script.seen), "the main thread sees it closed"
+
+
+def test_child_that_ends_its_text():
+    script = Script(f"{promise('a')}m<sync/>end", "no end tag", words=TAGS)
+    answer = script.run()
+    assert answer.text == "no end tagmend"
+    warned(answer, "without </async>")
+    assert any("no end tag</async>" in s for s in script.seen)
+    assert answer.stopped
+
+
+def test_unclosed_at_the_end_of_the_budget():
+    answer = run(f"{promise('a')}{promise('b')}main...", "child...", "other...", words=TAGS, most=15)
+    assert answer.tokens == 15
+    assert not answer.stopped
+    warned(answer, "async 1 (a): cut", "async 2 (b): cut", "main thread: cut")
+    assert answer.text.startswith("child")
+
+
+def test_promise_at_the_very_end():
+    answer = run(f"m {promise('a')}", "late</async>", words=TAGS)
+    assert answer.text == "m late"
+    assert answer.stopped
+    warned(answer, "ended with a promise")
+    answer = run(f"m {promise('a')}", "late</async>", words=TAGS, most=3)
+    assert answer.text == "m "
+    warned(answer, "has no content", "main thread: cut", "ended with a promise")
+
+
+def test_main_thread_that_ends_first_waits():
+    answer = run(f"{promise('a')}m", "takes much longer</async>", words=TAGS)
+    assert answer.text == "takes much longerm"
+    assert answer.stopped
+    assert answer.warnings == []
+    assert answer.steps == answer.longest_path == 1 + len("takes much longer") + 1
+
+
+def test_tokens_that_hold_more_than_a_tag():
+    words = ('"/>The', "</async>\n", "<async>", "<sync/>After")
+    main = '<promise topic="a" tokens="10"/>The end<sync/>After all'
+    script = Script(main, "X</async>\n", words=words)
+    answer = script.run()
+    assert answer.text == "XThe endAfter all"
+    assert answer.raw == '<promise topic="a" tokens="10"/><async>X</async>The end<sync/>After all'
+    assert answer.warnings == []
+    assert any(s.endswith('"/>The<async>') for s in script.seen), "a token is never cut: the child sees it whole"
+    assert any(s.endswith("<sync/>After") and "X</async>" in s for s in script.seen)
+    answer = run(f"{promise('a')}m", "X</async>rest", words=("</async>rest",))
+    assert answer.text == "Xm"
+    warned(answer, "'rest' behind </async>")
+
+
+def test_tokens_that_hold_several_tags():
+    both = f"{promise('a')}{promise('b')}"
+    answer = run(f"1{both}2", "A</async>", "B</async>", words=(both,))
+    assert answer.text == "1AB2"
+    assert [t.topic for t in answer.threads] == [None, "a", "b"]
+    waits = f"{promise('a')}mid<sync/>"
+    script = Script(f"1{waits}2", "A</async>", words=(waits, "<sync/>"))
+    script.main = f"1{waits}<sync/>2"  # the interpreter writes the <sync/> behind the wait itself
+    answer = script.run()
+    assert answer.text == "1Amid2"
+    assert answer.warnings == []
+    assert any(s.endswith("<sync/>") and "A</async>" in s for s in script.seen)
+    waits = f"<sync/>mid{promise('b')}"
+    script = Script(f"1{promise('a')}{waits}2", "A</async>", "B</async>", words=(waits,))
+    answer = script.run()
+    assert answer.text == "1AmidB2"
+    assert answer.warnings == []
+    assert any(s.endswith("<async>") and "A</async>" in s for s in script.seen), "b begins behind the wait"
+
+
+def test_threads_beyond_the_most_wait_for_a_place():
+    main = "".join(promise(t) for t in "abc") + "<sync/>end"
+    narrow, wide = Script(main, *["xyz</async>"] * 3, words=TAGS), Script(main, *["xyz</async>"] * 3, words=TAGS)
+    one, four = narrow.run(max_threads=1), wide.run()
+    assert one.text == four.text == "xyz" * 3 + "end"
+    assert one.longest_path == four.longest_path == four.steps
+    assert one.steps == one.tokens
+    assert max(len(feed.ask) for feed in narrow.feeds) == 1
+
+
+@pytest.mark.parametrize("limit", range(3, 60))
+def test_positions_end(limit):
+    script = Script(f"m{promise('a')}n{promise('b', 90)}o<sync/>pqrstuvw", "xy...", "z...", words=TAGS)
+    answer = script.run(max_position=limit)
+    assert max(row[1] for row in script.rows) < limit
+    assert answer.text.startswith("m")
+    assert answer.warnings
+
+
+def test_special_tokens_without_text_and_unknown_ids():
+    script = Script("ab")
+    script.texts = BYTES[:98]  # "b" has none
+    assert script.run().text == "a"
+
+
+# --------------------------------------------------------------------------------------------------------------- fuzz
+
+FRAGMENTS = [
+    *("<", ">", "/", "/>", '"', "'", "=", " ", "\n", "x", "é", "<<", "topic=", "tokens=", "10", "<promise", "promise"),
+    *("<async>", "</async>", "<sync/>", "<sync", "sync/>", "<promise/>", "</promise>", "<b>", "</"),
+    *(promise("a"), promise("b", "lots"), promise("c", 9**40), '<promise topic="x" tokens="20">', "</async>tail"),
+    *('"/><', f"{promise('a')}<sync/>", f"<sync/>{promise('b')}<sync/>"),
+]
+MARKUP = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
+
+
+class Wild(Script):
+    """Random text, thread by thread, whatever it sees."""
+
+    def __init__(self, seed: int, words: tuple[str, ...]) -> None:
+        super().__init__("", words=words)
+        self.random = random.Random(seed)
+
+    def next(self, q: int) -> int:
+        if self.random.random() < 0.02:
+            return EOS
+        return (
+            256 + self.random.randrange(len(self.words)) if self.random.random() < 0.9 else self.random.randrange(256)
+        )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    words=st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=12, unique=True),
+    most=st.integers(0, 120),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "promised": st.sampled_from(["predicted", "fixed", [3], []]),
+            "max_async_tokens": st.integers(1, 20),
+            "max_threads": st.integers(1, 4),
+            "max_position": st.integers(3, 200),
+        },
+    ),
+)
+def test_random_tokens_never_break_it(seed, words, most, options):
+    wild = Wild(seed, tuple(words))
+    answer = wild.run(most, **options)
+    assert wild.decoded == answer.tokens <= most
+    assert answer.longest_path <= answer.steps <= answer.tokens
+    assert answer.content_tokens <= answer.tokens
+    assert all(len(t.tokens) <= options.get("max_async_tokens", 256) for t in answer.threads[1:])
+    if "max_position" in options:
+        assert all(row[1] < options["max_position"] for row in wild.rows)
+    if most and not answer.stopped:
+        assert answer.warnings
+    assert len(answer.text) <= len(answer.raw)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    main=MARKUP,
+    cut=st.lists(st.sampled_from(FRAGMENTS), max_size=5, unique=True),
+)
+def test_how_a_text_is_cut_into_tokens_changes_nothing(main, cut):
+    """The lexer's pieces of a text do not depend on where its tokens end, and hold every character once."""
+    whole: list[str] = []
+    lexer = Lexer(whole.append)
+    expected = [(p.text, p.tag) for p in [*lexer.feed(main), *lexer.close()]]
+    assert "".join(text for text, _ in expected) == main
+    parts = re.split("(" + "|".join(map(re.escape, cut)) + ")", main) if cut else list(main)
+    warnings: list[str] = []
+    lexer = Lexer(warnings.append)
+    pieces = [p for part in parts for p in lexer.feed(part)] + lexer.close()
+    assert "".join(p.text for p in pieces) == main
+    assert [(p.text, p.tag) for p in pieces if p.tag] == [(text, tag) for text, tag in expected if tag]
+    assert warnings == whole
+
+
+def test_a_hostile_text_takes_no_time():
+    for text in ('<promise a="' * 4000, "<promise " + 'a="' * 20000, "<" * 50000, '<promise a="b" ' + "'=" * 20000):
+        lexer = Lexer(lambda flaw: None)
+        pieces = [*lexer.feed(text), *lexer.close()]
+        assert "".join(p.text for p in pieces) == text
+        assert len(lexer.begun) <= LONGEST_TAG
+
+
+# ---------------------------------------------------------------------------------------------------------- exactness
+
+A, B, SYNC, CLOSE, OPEN, BEHIND, LT, WORD, GT = range(240, 249)
+TEXTS = [*BYTES[:240], b'<promise topic="a" tokens="10"/>', b'<promise topic="b" tokens="3"/>', b"<sync/>", b"</async>",
+         b"<async>", b'<promise topic="c" tokens="20"/>The', b"<", b"sync", b"/>", *BYTES[249:]]  # fmt: skip
+for plain in (60, 62):  # no other way to begin or end a tag
+    TEXTS[plain] = b"?"
+
+
+def encode(text: str) -> list[int]:
+    return {"<async>": [OPEN], "</async>": [CLOSE], "<sync/>": [LT, WORD, GT]}.get(text, list(text.encode()))
+
+
+def steer(token: int, position: int, predicted: int) -> int:
+    """What a trained model would do now and then, as a function of what the model sees last."""
+    if token == LT:
+        return WORD
+    if token == WORD:
+        return GT
+    draw = (predicted * 31 + position * 17 + token * 7) % 29
+    marks = {0: A, 1: B, 2: SYNC, 3: CLOSE, 4: CLOSE, 5: BEHIND, 6: LT, 7: CLOSE, 8: SYNC}
+    if position > 60 and draw == 9:
+        return EOS
+    return marks.get(draw, predicted if 10 < predicted < 240 else 40 + draw)
+
+
+def steered(program):
+    feed = next(program)
+    try:
+        while True:
+            predictions = yield feed
+            for number, index in enumerate(feed.ask):
+                predictions.tokens[number] = steer(
+                    feed.tokens[index], feed.positions[index], predictions.tokens[number]
+                )
+            feed = program.send(predictions)
+    except StopIteration as end:
+        return end.value
+
+
+@dataclass(eq=False)
+class View:
+    """A thread as a list of the tokens (indices into `text`) that it sees, in its own order of reading."""
+
+    sees: list[int]
+    position: int
+    last: int = -1
+    picked: list[tuple[int, float]] = field(default_factory=list)
+    live: bool = True
+
+
+def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[View]:
+    """PASTA by its definition: every thread carries the list of what it sees, which a promise copies and a wait joins.
+
+    No segments, no rules: what a token saw is the list as it was when it was read.
+    """
+    text: list[tuple[int, int, list[int]]] = []  # token, position, what it sees (itself too)
+
+    def read(view: View, token: int) -> None:
+        index = len(text)
+        view.sees = [*view.sees, index]
+        text.append((token, view.position, view.sees))
+        view.last, view.position = index, view.position + 1
+
+    main = View([], 0)
+    for token in prompt:
+        read(main, token)
+    threads, children, used, wait = [main], [], 0, None
+    while used < most and any(t.live for t in threads):
+        live = [t for t in threads if t.live][: most - used]
+        mask = torch.zeros(len(text), len(text), dtype=torch.bool)
+        for q, (_, _, seen) in enumerate(text):
+            mask[q, seen] = True
+        logits = reference.dense_logits(stock, [t for t, _, _ in text], [p for _, p, _ in text], mask)
+        for view in live:
+            used += 1
+            predicted, logprob, _ = reference.greedy(logits[view.last], None)
+            x = steer(text[view.last][0], text[view.last][1], predicted)
+            before = text[view.last][0]
+            view.picked.append((x, logprob))
+            ended_sync = x == SYNC or (x == GT and before == WORD)
+            if x == EOS:
+                view.live = False
+                if view is not main:
+                    read(view, CLOSE)
+            elif view is main and ended_sync and children:
+                main.live, wait = False, x
+            else:
+                read(view, x)
+                if view is main and x in (A, B, BEHIND):
+                    child = View(list(main.sees), main.position)
+                    read(child, OPEN)
+                    threads.append(child)
+                    children.append(child)
+                    main.position += {A: 10, B: 3, BEHIND: 1 + most_async}[x]
+                elif view is not main and x == CLOSE:
+                    view.live = False
+                elif view is not main and len(view.picked) == most_async:
+                    view.live = False
+                    read(view, CLOSE)
+        if wait is not None and not any(child.live for child in children):
+            main.sees = [*main.sees, *sorted({i for c in children for i in c.sees} - set(main.sees))]
+            read(main, wait)
+            main.live, wait, children = True, None, []
+    return threads
+
+
+def compare(answer: PastaAnswer, threads: list[View], atol: float = 1e-3) -> None:
+    assert len(answer.threads) == len(threads)
+    for ours, theirs in zip(answer.threads, threads, strict=True):
+        assert ours.tokens == [t for t, _ in theirs.picked]
+        assert ours.logprobs == pytest.approx([p for _, p in theirs.picked], abs=atol)
+
+
+MOST, MOST_ASYNC = 56, 12
+
+
+def program(prompt: Prompt):
+    return steered(pasta(prompt, MOST, TEXTS, encode, ENDS, max_async_tokens=MOST_ASYNC))
+
+
+def prompts_of(seed: int, count: int) -> list[Prompt]:
+    rng = random.Random(seed)
+    return [Prompt(INSTRUCTION + tokens_of(rng, 1, 15), shared=23 if i % 3 else 0) for i in range(count)]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_threads_equal_threads_read_from_scratch_beside_other_programs(kind):
+    model, stock = pair(kind)
+    prompts = prompts_of(3, 3)
+    values = slotted(random.Random(3), 2, shared=True)
+    programs = [program(p) for p in prompts]
+    programs += [hyper_parallel(values, 5), autoregressive(prompts[0], 9, lambda t: False)]
+    programs += [apar(prompts[1], 20, 3, 4, ENDS)]
+    *answers, filled, plain, _ = Engine(model, batch=4, token_budget=24).run(programs)
+    for answer, prompt in zip(answers, prompts, strict=True):
+        compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC))
+    for value, want in zip(filled, expected_values(stock, values, 5, False), strict=True):
+        agree(want, value.tokens, value.logprobs)
+    agree(reference.autoregressive(stock, prompts[0].tokens, 9, lambda t: False), plain.tokens, plain.logprobs)
+    assert sum(len(answer.threads) for answer in answers) > 8
+    assert "<sync/>" in "".join(a.raw.partition("</async>")[2] for a in answers), "a wait for a child"
+
+
+def test_float64_and_the_independent_interpreter_of_feeds():
+    model, stock = pair("qwen3")
+    model, stock = model.double(), stock.double()
+    prompts = prompts_of(4, 2)
+    for prompt, answer in zip(prompts, Engine(model, batch=3).run(map(program, prompts)), strict=True):
+        compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC), atol=2e-6)
+        replayed = Replay(stock).run(program(prompt))
+        assert replayed.raw == answer.raw
+        assert replayed.steps == answer.steps
+        for a, b in zip(replayed.threads, answer.threads, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=2e-6)
+
+
+def test_rows_fed_again_after_losing_their_cache_and_any_batch_give_the_same():
+    model, stock = pair("llama")
+    other = copy.deepcopy(stock)
+    prompts = prompts_of(5, 5)
+    squeezed = Engine(model, batch=5, token_budget=40, cache_tokens=320).run(map(program, prompts))
+    alone = [Engine(other, batch=1).run([program(p)])[0] for p in prompts]
+    for a, b in zip(squeezed, alone, strict=True):
+        assert a.raw == b.raw
+        assert [t.tokens for t in a.threads] == [t.tokens for t in b.threads]

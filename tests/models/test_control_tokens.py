@@ -1,0 +1,113 @@
+"""Control tokens added to a model and its tokenizer, saved, loaded and found again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raypd.config import ModelConfig
+from raypd.decoding.engine import Engine
+from raypd.decoding.methods.apar import apar
+from raypd.decoding.methods.autoregressive import Prompt
+from raypd.errors import ModelError
+from raypd.models.control_tokens import (
+    CHILD,
+    CLOSE,
+    CONTROL_TOKENS,
+    FORK,
+    MASK,
+    add_control_tokens,
+    control_token,
+    markup_bytes,
+)
+from raypd.models.load import load_model
+from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
+
+
+def test_refused_without_them():
+    tokenizer = tiny_tokenizer()
+    tokenizer.name_or_path = "some/model"
+    with pytest.raises(ModelError, match=r"'some/model' has no control token \[Fork\].*raypd train apar"):
+        control_token(tokenizer, FORK)
+    with pytest.raises(ModelError, match=r"'mine' has no control token \[Mask\].*raypd train space"):
+        control_token(tokenizer, MASK, "mine")
+    with pytest.raises(ModelError, match="no control tokens; those of apar, space, pasta"):
+        add_control_tokens(tiny_model("llama"), tokenizer, "hyper_parallel")
+
+
+@pytest.mark.parametrize("method", CONTROL_TOKENS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_new_rows(method, tied):
+    model, tokenizer = tiny_model("llama", tie_word_embeddings=tied), tiny_tokenizer()
+    before = model.get_input_embeddings().weight.detach().clone()
+    head = model.get_output_embeddings().weight.detach().clone()
+    ids = add_control_tokens(model, tokenizer, method)
+    names = CONTROL_TOKENS[method]
+    assert ids == list(range(VOCABULARY, VOCABULARY + len(names)))
+    assert [control_token(tokenizer, name) for name in names] == ids
+    after, head_after = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    assert after.shape[0] == head_after.shape[0] == model.config.vocab_size == VOCABULARY + len(names)
+    assert torch.equal(after[:VOCABULARY], before)
+    assert torch.equal(head_after[:VOCABULARY], head)
+    assert (after is head_after) == tied
+    for row in after[ids]:
+        if method == "space":  # normal with the model's initializer_range, 0.02
+            assert 0.01 < row.std() < 0.03
+        else:
+            torch.testing.assert_close(row, before.mean(0), atol=1e-6, rtol=0)
+    if not tied:
+        torch.testing.assert_close(head_after[ids], head.mean(0).expand(len(ids), -1), atol=1e-6, rtol=0)
+    # text that was there reads the same, and a control token is one token
+    assert tokenizer.encode("ab[c", add_special_tokens=False) == list(b"ab[c")
+    text = "a" + names[-1] + "b"
+    assert tokenizer.encode(text, add_special_tokens=False) == [ord("a"), ids[-1], ord("b")]
+
+
+def test_adding_twice_and_two_methods():
+    model, tokenizer = tiny_model("qwen3"), tiny_tokenizer()
+    fork, child = add_control_tokens(model, tokenizer, "apar")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[fork] = 7  # trained since
+    assert add_control_tokens(model, tokenizer, "apar") == [fork, child]
+    mask = add_control_tokens(model, tokenizer, "space", seed=1)[0]
+    assert mask == VOCABULARY + 2
+    assert (model.get_input_embeddings().weight[fork] == 7).all()
+    other, other_tokenizer = tiny_model("qwen3"), tiny_tokenizer()
+    drawn = other.get_input_embeddings().weight[add_control_tokens(other, other_tokenizer, "space", seed=1)[0]]
+    assert torch.equal(drawn, model.get_input_embeddings().weight[mask]), "the seed alone decides"
+
+
+def test_rows_beyond_the_vocabulary_are_used_and_kept():
+    """Many models have more rows than their tokenizer has ids."""
+    model, tokenizer = tiny_model("llama", vocab_size=320), tiny_tokenizer()
+    before = model.get_input_embeddings().weight.detach().clone()
+    ids = add_control_tokens(model, tokenizer, "apar")
+    after = model.get_input_embeddings().weight
+    assert after.shape == before.shape
+    assert torch.equal(after[VOCABULARY + 2 :], before[VOCABULARY + 2 :])
+    torch.testing.assert_close(after[ids[0]], before[:VOCABULARY].mean(0), atol=1e-6, rtol=0)
+
+
+def test_saved_loaded_and_decoded(tmp_path):
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    ids = add_control_tokens(model, tokenizer, "apar")
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_model(ModelConfig(name=str(tmp_path), dtype="float32", device="cpu"))
+    assert [control_token(loaded.tokenizer, FORK), control_token(loaded.tokenizer, CHILD)] == ids
+    assert torch.equal(loaded.model.get_input_embeddings().weight, model.get_input_embeddings().weight)
+    assert loaded.tokenizer.decode([ids[0], 97], skip_special_tokens=True) == "a"
+    prompt = Prompt([5, 6, ids[0]])  # a [Fork] last: a child begins
+    answer = Engine(loaded.model).run([apar(prompt, 8, *ids, frozenset([2]))])[0]
+    assert answer.threads >= 2
+
+
+def test_markup_is_text_whether_special_or_not():
+    tokenizer = tiny_tokenizer()
+    ids = add_control_tokens(tiny_model("llama"), tokenizer, "pasta")
+    assert [markup_bytes(tokenizer)[id] for id in ids] == [name.encode() for name in CONTROL_TOKENS["pasta"]]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "".join(CONTROL_TOKENS["pasta"])
+    special = tiny_tokenizer()
+    special.add_special_tokens({"additional_special_tokens": [CLOSE]})
+    assert markup_bytes(special)[control_token(special, CLOSE)] == CLOSE.encode()
+    assert markup_bytes(special)[ord("a")] == b"a"
