@@ -200,12 +200,14 @@ class QuestionAnsweringConfig(Section):
     kind: Literal["question_answering"]
     context_column: str = "context"
     questions_column: str = Field(
-        "questions", description="List of questions: strings, or records with question, id and choices"
+        "questions",
+        description="List of questions (or its JSON text): strings, or records with question and, if there are, id, "
+        "choices and multi_select",
     )
     instruction: str | None = Field(None, description="In place of the instruction that comes with raypd")
     few_shot: str | None = Field(None, description="JSONL of solved examples (same columns, with answers) shown first")
     unanswerable: bool = Field(True, description="Tell the model to answer null where the context does not say")
-    max_answer_tokens: int = Field(32, ge=1)
+    max_answer_tokens: int = Field(32, ge=1, description="Most tokens of one answer; a letter takes one")
     too_long: Literal["truncate", "refuse"] = Field(
         "truncate", description="A context that does not fit the model's: cut, or error rows"
     )
@@ -298,6 +300,31 @@ class RunConfig(Section):
         if self.input.category is not None and self.input.category not in task.categories:
             raise ValueError(f"input.category {self.input.category!r} is not in task.categories")
 
+    def text_columns(self) -> list[str]:
+        """Columns that must hold text, and together at least some."""
+        if isinstance(self.task, QuestionAnsweringConfig):
+            return [self.task.context_column]
+        return list(self.input.text_columns) if isinstance(self.task, ExtractionConfig) else []
+
+    def wanted_columns(self) -> dict[str, str]:
+        """Configuration key -> the column of the input that it names, for every column that must be there."""
+        wanted: dict[str, str] = {}
+        if isinstance(self.task, QuestionAnsweringConfig):
+            wanted |= {
+                "task.context_column": self.task.context_column,
+                "task.questions_column": self.task.questions_column,
+            }
+        elif isinstance(self.task, GenerationConfig):
+            wanted["task.prompt_column"] = self.task.prompt_column
+        else:
+            wanted |= {f"input.text_columns {name!r}": name for name in self.input.text_columns}
+            # With a category for all, the column may be missing.
+            if self.input.category_column is not None and self.input.category is None:
+                wanted["input.category_column"] = self.input.category_column
+        if self.input.id_column is not None:
+            wanted["input.id_column"] = self.input.id_column
+        return wanted
+
     def fingerprint(self) -> str:
         """12 hex digits over everything that can change an answer: task, model, decoding, and which columns are read.
 
@@ -330,8 +357,20 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     """
     path = Path(path)
     source = _read_yaml(path)
+    _anchor_paths(source.tree, path.parent)
+    return _checked(source, overrides)
+
+
+def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
+    """Checks a configuration that stands in no file; relative paths are relative to the current folder.
+
+    Raises ConfigError with the key of every mistake found.
+    """
+    return _checked(_Yaml(None, yaml.safe_dump(tree)), overrides)
+
+
+def _checked(source: _Yaml, overrides: list[str] | None) -> RunConfig:
     tree: dict[str, Any] = source.tree
-    _anchor_paths(tree, path.parent)
     for override in overrides or []:
         _apply_override(tree, override)
     _inline_categories(tree)
@@ -344,7 +383,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
 class _Yaml:
     """A parsed file that remembers the line of each key."""
 
-    def __init__(self, path: Path, text: str) -> None:
+    def __init__(self, path: Path | None, text: str) -> None:
         self.path = path
         self.lines: dict[tuple[str | int, ...], int] = {}
         try:
@@ -374,6 +413,8 @@ class _Yaml:
 
     def where(self, key: tuple[str | int, ...]) -> str:
         """`file:line` of a key, or of the nearest key above it that stands in the file."""
+        if self.path is None:
+            return "configuration"
         while key and key not in self.lines:
             key = key[:-1]
         return f"{self.path}:{self.lines[key]}" if key else str(self.path)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
 
-from raypd.config import RunConfig
+from raypd.config import GenerationConfig, QuestionAnsweringConfig, RunConfig
 from raypd.tasks.base import Task
 from raypd.tasks.extraction import ExtractionTask
+from raypd.tasks.generation import GenerationTask
+from raypd.tasks.question_answering import QuestionAnsweringTask
 
 
 def build_task(config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> Task:
     """The task that a configuration names. Raises ConfigError where it cannot fit the model."""
+    if isinstance(config.task, QuestionAnsweringConfig):
+        return QuestionAnsweringTask(config, tokenizer, context_length)
+    if isinstance(config.task, GenerationConfig):
+        return GenerationTask(config, tokenizer, context_length)
     return ExtractionTask(config, tokenizer, context_length)

@@ -5,7 +5,7 @@ the same way:
 
     for work in task.plan(documents):
         engine.submit(work.program, tag=work, seed=work.seed)   # ... and when it ends with `answer`:
-        records = work.finish(answer)             # or work.fail(reason)
+        for item in work.finish(answer): ...      # or work.fail(reason)
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ class Record:
 class Work:
     """A program to decode, the rows it answers, and how its answer becomes records (one or more a row).
 
+    `finish` may also give works that follow on this one, such as the next turn of a conversation.
     `seed` comes from the documents' ids, so that sampled answers do not depend on what they are batched with.
     """
 
     rows: list[int]
     program: Program[Any]
-    finish: Callable[[Any], list[Record]]
+    finish: Callable[[Any], Sequence[Record | Work]]
     seed: int = 0
 
     def fail(self, reason: str) -> list[Record]:

@@ -23,7 +23,7 @@ from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hy
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.base import Document, Record, Work
-from raypd.tasks.prompting import Instruction, encode, instruction, load_template
+from raypd.tasks.prompting import Instruction, encode, end_tokens, instruction, load_template
 from raypd.tasks.values import Checked, JsonObjectEnd, check, find_value
 
 VALUE = pa.struct(
@@ -71,7 +71,7 @@ class ExtractionTask:
         self.input, self.task, self.decoding = config.input, config.task, config.decoding
         self.tokenizer, self.context_length = tokenizer, context_length
         self.texts = token_texts(tokenizer)
-        self.ends = frozenset(i for i in (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")) if i)
+        self.ends = end_tokens(tokenizer)
         self._open = self._encode("<product>\n")
         self._close = self._encode("\n</product>\n")
         self._template = load_template(self.task.template, "extraction.j2")

@@ -7,6 +7,7 @@ tokens split, so that a listing cannot end the user's turn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,18 +49,45 @@ def instruction(tokenizer: PreTrainedTokenizerBase, template: jinja2.Template, *
         raise ConfigError(f"task.template: {error.message}; it may use category and products") from None
     if message.count(_CUT) != 1:
         raise ConfigError("task.template: it must hold {{ products }} once")
-    text = chat_text(tokenizer, message)
-    before, _, behind = text.partition(_CUT)
-    return Instruction(encode(tokenizer, before, special=True), encode(tokenizer, behind, special=True))
+    return Instruction(*pieces(tokenizer, message, [_CUT]))
 
 
-def chat_text(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
-    """The message as a user's turn with the answer's header behind it; as it is for models without a chat template."""
+def pieces(
+    tokenizer: PreTrainedTokenizerBase, message: str, marks: Sequence[str], cue: str = "\n\n"
+) -> list[list[int]]:
+    """Ids of what stands before, between and behind the marks of a message, with the chat template around it.
+
+    The marks stand in the message once each, in this order. Each piece is tokenized alone, so that the same ids come
+    out whatever is put in the place of a mark. cue: as in `chat_text`.
+    """
+    texts, rest = [], chat_text(tokenizer, message, cue)
+    for mark in marks:
+        before, _, rest = rest.partition(mark)
+        texts.append(before)
+    return [encode(tokenizer, text, special=True) for text in (*texts, rest)]
+
+
+def chat_text(tokenizer: PreTrainedTokenizerBase, message: str, cue: str = "\n\n") -> str:
+    """The message as a user's turn with the answer's header behind it.
+
+    For models without a chat template the message as it is, with `cue` behind it.
+    """
     if not tokenizer.chat_template:
-        return f"{tokenizer.bos_token or ''}{message.rstrip()}\n\n"
+        return f"{tokenizer.bos_token or ''}{message.rstrip()}{cue}"
     turns = [{"role": "user", "content": message.strip()}]
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, enable_thinking=False)
     return str(text)
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids that end an answer: the end of a text, and what the chat template writes behind an answer."""
+    ends = {tokenizer.eos_token_id} - {None}
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _CUT}]
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+        behind = encode(tokenizer, text.partition(_CUT)[2].lstrip(), special=True)[:1]
+        ends |= set(behind) & set(tokenizer.added_tokens_decoder)
+    return frozenset(ends)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:

@@ -1,0 +1,1 @@
+"""Measuring answers: public benchmarks, exact match, metrics."""

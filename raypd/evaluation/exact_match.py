@@ -1,0 +1,249 @@
+"""How often IPPD gives the very answer of one prompt a question, and where it does not, why (IPPD, table 2).
+
+    python -m raypd.evaluation.exact_match squad2.dev.jsonl --contexts 200 --dtype bfloat16 --out squad2.jsonl
+
+The reference is `autoregressive` at batch 1. Beside IPPD stands the noise floor: `autoregressive` at batch N against
+the same reference, which differs by rounding alone; and with --unshared another, every prompt computed from its first
+token where the reference takes instruction and context from the cache. For each answer that differs, the first token
+that does and the gap between the two highest logits of the reference there: rounding can only turn a token over where
+the gap is small.
+A line of --out is one question; with the same file a stopped run goes on behind the contexts that it holds.
+
+On a processor without bfloat16 products, these are some nine times slower than in float32. There the linear layers
+take float32 copies of their weights: bfloat16 in and out, summed in float32, which is what a GPU's tensor cores do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from raypd.config import ModelConfig, RunConfig
+from raypd.decoding.engine import Engine
+from raypd.decoding.methods.autoregressive import Continuation
+from raypd.decoding.methods.intra_prompt import Answer
+from raypd.decoding.program import Program
+from raypd.models.load import LoadedModel, load_model, resolve_dtype
+from raypd.tasks import build_task
+from raypd.tasks.base import Document, Record, Task, Work
+
+
+@dataclass
+class Difference:
+    """Where an answer leaves the reference: the token's number, and the reference's top-two logit gap there."""
+
+    token: int
+    gap: float
+
+
+@dataclass
+class Outcome:
+    """One question: how many tokens its reference answer has, and where each other form differs (None: nowhere)."""
+
+    context: str
+    question: str
+    tokens: int
+    differences: dict[str, Difference | None]
+
+
+@dataclass
+class Reference:
+    """The answer of a prompt of its own at batch 1; `gaps` [tokens]: between the two highest logits of the choice."""
+
+    tokens: list[int]
+    gaps: list[float]
+
+
+def with_gaps(program: Program[Continuation]) -> Program[Reference]:
+    """Runs a program and keeps, for each token it is given, the gap to the runner-up among the allowed ones."""
+    gaps: list[float] = []
+    try:
+        feed = next(program)
+        while True:
+            feed.want_logits = True
+            predictions = yield feed
+            assert predictions.logits is not None
+            for n, logits in enumerate(predictions.logits):
+                allow = feed.allow[n] if feed.allow is not None else None
+                kept = logits.double() if allow is None else logits.double()[torch.from_numpy(allow).to(logits.device)]
+                best = kept.topk(min(2, len(kept))).values
+                gaps.append(float(best[0] - best[-1]) if len(best) > 1 else float("inf"))
+            feed = program.send(predictions)
+    except StopIteration as end:
+        return Reference(end.value.tokens, gaps)
+
+
+def unshared(program: Program[Continuation]) -> Program[Continuation]:
+    """Runs a program without a shared prefix."""
+    try:
+        feed = next(program)
+        while True:
+            feed.shared = 0
+            feed = program.send((yield feed))
+    except StopIteration as end:
+        return end.value
+
+
+def difference(reference: Reference, tokens: Sequence[int]) -> Difference | None:
+    """The first token at which an answer leaves the reference."""
+    if list(tokens) == reference.tokens:
+        return None
+    pairs = itertools.zip_longest(reference.tokens, tokens)
+    at = next(n for n, (a, b) in enumerate(pairs) if a != b)
+    return Difference(at, reference.gaps[at] if at < len(reference.gaps) else float("nan"))
+
+
+class Comparison:
+    """A model and the two forms of the task."""
+
+    def __init__(
+        self, loaded: LoadedModel, batch: int, contexts_per_prompt: int, max_answer_tokens: int, unshared: bool = False
+    ) -> None:
+        self.loaded, self.batch, self.unshared = loaded, batch, unshared
+        self.ippd = self._task("intra_prompt", contexts_per_prompt, max_answer_tokens)
+        self.alone = self._task("autoregressive", 1, max_answer_tokens)
+
+    def _task(self, method: str, contexts_per_prompt: int, max_answer_tokens: int) -> Task:
+        config = {
+            "input": {"path": "-"},
+            "output": {"path": "-"},
+            "task": {"kind": "question_answering", "max_answer_tokens": max_answer_tokens},
+            "decoding": {"method": method, "contexts_per_prompt": contexts_per_prompt},
+        }
+        return build_task(RunConfig.model_validate(config), self.loaded.tokenizer, self.loaded.context_length)
+
+    def compare(self, documents: Sequence[Document]) -> list[Outcome]:
+        """The outcomes of all questions of some contexts."""
+        stacked = _works(self.ippd, documents)
+        answers: list[list[Answer]] = self._run([work.program for work in stacked], self.batch)
+        items = [item for work, found in zip(stacked, answers, strict=True) for item in work.finish(found)]
+        records = [item for item in items if isinstance(item, Record) and item.error is None]
+        forms = {"IPPD": [answer.tokens for found in answers for answer in found]}
+        forms[f"batch {self.batch}"] = self._tokens(self._programs(documents), self.batch)
+        if self.unshared:
+            forms["unshared"] = self._tokens([unshared(program) for program in self._programs(documents)], 1)
+        references: list[Reference] = self._run([with_gaps(program) for program in self._programs(documents)], 1)
+        ids = {document.row: document.id for document in documents}
+        outcomes = []
+        for record, of, *tokens in zip(records, references, *forms.values(), strict=True):
+            differences = {form: difference(of, found) for form, found in zip(forms, tokens, strict=True)}
+            outcomes.append(Outcome(ids[record.row], record.columns["question_id"], len(of.tokens), differences))
+        return outcomes
+
+    def _programs(self, documents: Sequence[Document]) -> list[Program[Continuation]]:
+        return [work.program for work in _works(self.alone, documents)]
+
+    def _tokens(self, programs: list[Program[Continuation]], batch: int) -> list[list[int]]:
+        return [answer.tokens for answer in self._run(programs, batch)]
+
+    def _run(self, programs: list[Program[Any]], batch: int) -> list[Any]:
+        return Engine(self.loaded.model, batch=batch).run(programs)
+
+
+def _works(task: Task, documents: Sequence[Document]) -> list[Work]:
+    return [item for item in task.plan(documents) if isinstance(item, Work)]
+
+
+def sum_in_float32(model: torch.nn.Module) -> None:
+    """Lets all linear layers multiply in float32 and round their outputs to the dtype they had.
+
+    The rounded weights stay as they are, so that only the order of the sums differs from a product in that dtype.
+    """
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.forward = partial(_summed, layer.weight.float(), layer.bias)  # type: ignore[method-assign]
+
+
+def _summed(weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
+
+
+# --------------------------------------------------------------------------------------------------------- the table
+
+
+def table(name: str, dtype: str, outcomes: Sequence[Outcome]) -> str:
+    """Exact match of each form, with every differing answer, as text."""
+    total, contexts = len(outcomes), len({o.context for o in outcomes})
+    lines = [f"{name} {dtype}: {contexts} contexts, {total} questions, {sum(o.tokens for o in outcomes)} tokens"]
+    for form in outcomes[0].differences if outcomes else ():
+        of_form = [o for o in outcomes if form in o.differences]
+        differ = [(o, d) for o in of_form if (d := o.differences[form]) is not None]
+        equal, gaps = len(of_form) - len(differ), sorted(d.gap for _, d in differ)
+        spread = f"; gaps median {gaps[len(gaps) // 2]:.4g}, largest {gaps[-1]:.4g}" if gaps else ""
+        lines.append(f"  {form}: {equal} of {len(of_form)} equal ({100 * equal / len(of_form):.1f}%){spread}")
+        lines += [
+            f"    {o.context} {o.question}: token {d.token + 1} of {o.tokens}, gap {d.gap:.4g}" for o, d in differ
+        ]
+    return "\n".join(lines)
+
+
+def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Writes the result file anew, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text("".join(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes), encoding="utf-8")
+    os.replace(part, path)
+
+
+def read_outcomes(path: Path) -> list[Outcome]:
+    """What a result file holds; nothing where there is none."""
+    outcomes = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        row = json.loads(line)
+        found = row.pop("differences")
+        row["differences"] = {form: Difference(**given) if given else None for form, given in found.items()}
+        outcomes.append(Outcome(**row))
+    return outcomes
+
+
+def read_documents(path: Path, contexts: int) -> Iterator[Document]:
+    """The first rows of a JSONL file of contexts and questions."""
+    with path.open(encoding="utf-8") as file:
+        for row, line in enumerate(itertools.islice(file, contexts)):
+            fields = json.loads(line)
+            yield Document(row, str(fields.get("id", row)), fields)
+
+
+def main(
+    data: Annotated[Path, typer.Argument(help="JSONL with context and questions")],
+    contexts: Annotated[int, typer.Option(help="How many of its first contexts")] = 200,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float64")] = "bfloat16",
+    model: Annotated[str, typer.Option(help="Hub id or folder")] = "smollm2-135m-instruct",
+    batch: Annotated[int, typer.Option(help="N: prompts in decoding at the same time")] = 16,
+    contexts_per_prompt: int = 1,
+    max_answer_tokens: int = 32,
+    unshared: Annotated[bool, typer.Option(help="Also every prompt from its first token, at batch 1")] = False,
+    group: Annotated[int, typer.Option(help="Contexts between two lines of progress")] = 4,
+    out: Annotated[Path | None, typer.Option(help="Result file, one line a question; goes on where it ends")] = None,
+) -> None:
+    """Exact match of IPPD against one prompt a question, beside its noise floor."""
+    outcomes = read_outcomes(out) if out is not None else []
+    known = {outcome.context for outcome in outcomes}
+    left = [document for document in read_documents(data, contexts) if document.id not in known]
+    loaded = load_model(ModelConfig.model_validate({"name": model, "dtype": dtype}))
+    if loaded.dtype == torch.bfloat16 and resolve_dtype("auto", loaded.device) != torch.bfloat16:
+        sum_in_float32(loaded.model)
+    comparison = Comparison(loaded, batch, contexts_per_prompt, max_answer_tokens, unshared)
+    for start in range(0, len(left), group):
+        began = time.monotonic()
+        outcomes += comparison.compare(left[start : start + group])
+        if out is not None:
+            write_outcomes(out, outcomes)
+        equal = sum(outcome.differences["IPPD"] is None for outcome in outcomes)
+        seconds = time.monotonic() - began
+        done = min(start + group, len(left))
+        print(f"{done} of {len(left)} contexts: {equal} of {len(outcomes)}, {seconds:.1f} s", flush=True)
+    print(table(data.stem, dtype, outcomes))
+
+
+if __name__ == "__main__":
+    typer.run(main)

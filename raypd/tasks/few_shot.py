@@ -1,0 +1,70 @@
+"""Solved examples of question answering: rows with the same columns as the input, and the answers beside them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from raypd.config import QuestionAnsweringConfig
+from raypd.errors import ConfigError
+
+
+@dataclass
+class Solved:
+    """A question as it is shown, choices and all, and its answer."""
+
+    text: str
+    answer: str
+
+
+@dataclass
+class Example:
+    """A context and its solved questions."""
+
+    context: str
+    questions: list[Solved]
+
+
+def load_examples(task: QuestionAnsweringConfig) -> list[Example]:
+    """The rows of `task.few_shot`. Raises ConfigError with file and line.
+
+    A question's answer is the letters of `answer_idx` where it has choices, else `answer` or the first of `answers`,
+    and null where these are empty.
+    """
+    if task.few_shot is None:
+        return []
+    path = Path(task.few_shot)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: task.few_shot cannot be read: {error}") from None
+    examples = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            questions = row[task.questions_column]
+            examples.append(Example(row[task.context_column].strip(), [_solved(q) for q in questions]))
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ConfigError(
+                f"{path}:{number}: not a solved example ({type(error).__name__}: {error}); it needs "
+                f"{task.context_column}, and {task.questions_column} as a list of objects with question and answers"
+            ) from None
+    return examples
+
+
+def _solved(question: dict[str, Any]) -> Solved:
+    text, choices = question["question"].strip(), question.get("choices") or []
+    for letter, choice in zip(ascii_uppercase, choices, strict=False):
+        text += f"\n{letter}. {choice}"
+    if choices:
+        index = question["answer_idx"]
+        indices = index if isinstance(index, list) else [index]
+        return Solved(text, ", ".join(ascii_uppercase[range(len(choices))[i]] for i in indices))
+    answers = question["answers"] if "answers" in question else [question["answer"]]
+    given = answers[0] if answers else None
+    return Solved(text, "null" if given is None else str(given).strip())

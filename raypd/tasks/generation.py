@@ -1,0 +1,206 @@
+"""Generation: prompts or conversations in, text out, with any of the methods that write text.
+
+A prompt is text, or a conversation. A list of role/content records is a conversation up to now, whose next turn is
+written. A list of strings are the user's turns of one that is still to come: each is answered, with the answers before
+it in its context.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from raypd.config import DecodingConfig, GenerationConfig, RunConfig
+from raypd.decoding.methods.autoregressive import Prompt
+from raypd.models.vocabulary import token_bytes
+from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.prompting import encode, end_tokens
+from raypd.tasks.writers import Text, Writer, writer
+
+_MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass
+class _Chat:
+    """A conversation that is being written: the turns so far, and the user's turns still to be answered."""
+
+    document: Document
+    sample: int
+    turns: list[dict[str, str]]
+    left: list[str]
+    turn: int = 0
+
+
+class StopStrings:
+    """Says that an answer is complete: at an end token, or when one of the stop strings stands in it.
+
+    Reads each token's bytes once; a stop string may begin in one token and end in another.
+    """
+
+    def __init__(self, table: list[bytes], ends: frozenset[int], stop: Sequence[str]) -> None:
+        self._table, self._ends = table, ends
+        self._stops = [text.encode() for text in stop]
+        self._longest = max(map(len, self._stops), default=0)
+        self._tail = b""
+        self._read = 0
+
+    def __call__(self, tokens: Sequence[int]) -> bool:
+        for token in tokens[self._read :]:
+            if token in self._ends:
+                return True
+            if self._stops:
+                self._tail += self._table[token]
+                if any(stop in self._tail for stop in self._stops):
+                    return True
+                self._tail = self._tail[-self._longest :]
+        self._read = len(tokens)
+        return False
+
+
+class GenerationTask:
+    """Task of kind `generation`."""
+
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+        assert isinstance(config.task, GenerationConfig)
+        self.task: GenerationConfig = config.task
+        self.decoding: DecodingConfig = config.decoding
+        self.tokenizer, self.context_length = tokenizer, context_length
+        self._bytes = token_bytes(tokenizer)
+        self._ends = end_tokens(tokenizer)
+        self._writer: Writer = writer(config, tokenizer, context_length)
+
+    def input_columns(self) -> list[str]:
+        return [self.task.prompt_column]
+
+    def columns(self) -> pa.Schema:
+        return pa.schema(
+            [
+                ("sample", pa.int32()),  # of task.samples
+                ("turn", pa.int32()),  # of a conversation
+                ("text", pa.string()),
+                ("finish_reason", pa.string()),  # stop, or length where it was cut
+                ("tokens", pa.int32()),
+                ("confidence", pa.float32()),  # geometric mean of the token probabilities
+                ("raw", pa.string()),  # with markup, where the method writes any
+                ("counters", pa.string()),  # the method's own, as a JSON object
+                ("warnings", pa.list_(pa.string())),
+            ]
+        )
+
+    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+        for document in documents:
+            if document.error is not None:
+                yield Record(row=document.row, error=document.error)
+                continue
+            try:
+                turns, left = self._conversation(document.fields.get(self.task.prompt_column))
+            except ValueError as error:
+                yield Record(row=document.row, error=str(error))
+                continue
+            for sample in range(self.task.samples):
+                yield self._next(_Chat(document, sample, list(turns), list(left)))
+
+    # -------------------------------------------------------------------------------------------------------- prompts
+
+    def _conversation(self, prompt: Any) -> tuple[list[dict[str, str]], list[str]]:
+        """(turns up to now, the user's turns to answer). Raises ValueError where it is no prompt."""
+        column = self.task.prompt_column
+        system = [{"role": "system", "content": self.task.system}] if self.task.system else []
+        if isinstance(prompt, str):
+            prompt = [prompt]
+        if not isinstance(prompt, list) or not prompt:
+            raise ValueError(f"{column}: expected text, a list of the user's turns, or a list of role/content records")
+        if all(isinstance(turn, str) for turn in prompt):
+            if any(not turn.strip() for turn in prompt):
+                raise ValueError(f"empty: {column} has a turn without text")
+            return system, prompt
+        turns = []
+        for turn in prompt:
+            role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
+            if role not in _ROLES or not isinstance(content, str):
+                raise ValueError(f"{column}: a turn needs `role` ({', '.join(_ROLES)}) and `content` as text")
+            turns.append({"role": str(role), "content": content})
+        if turns[-1]["role"] != "user":
+            raise ValueError(f"{column}: the last turn must be the user's")
+        return [*([] if turns[0]["role"] == "system" else system), *turns[:-1]], [turns[-1]["content"]]
+
+    def _next(self, chat: _Chat) -> Work | Record:
+        """The work that answers the conversation's next turn."""
+        turns = [*chat.turns, {"role": "user", "content": chat.left[0]}]
+        tokens = self._tokens(turns)
+        room = self.context_length - self._writer.most_positions(self.decoding)
+        if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
+            return Record(
+                row=chat.document.row,
+                error=f"too long: {len(tokens)} tokens, at most {max(0, room)} leave room for decoding.max_new_tokens "
+                f"({self.decoding.max_new_tokens}) in the model's context of {self.context_length}",
+            )
+        tokens = tokens[-room:]
+        seed = _seed(chat.document.id, chat.sample, chat.turn, self.decoding.sampling.seed)
+        stops = StopStrings(self._bytes, self._ends, self.task.stop)
+        program = self._writer.program(Prompt(tokens), stops, self._ends, seed)
+        return Work([chat.document.row], program, lambda answer: self._finish(chat, turns, answer), seed)
+
+    def _tokens(self, turns: list[dict[str, str]]) -> list[int]:
+        """Ids of a conversation; control strings in the text of a turn stay text."""
+        if not (self.task.chat_template and self.tokenizer.chat_template):
+            text = (self.tokenizer.bos_token or "") + "\n\n".join(turn["content"] for turn in turns)
+            return encode(self.tokenizer, text, special=True)
+        marks = [_MARK.format(number) for number in range(len(turns))]
+        rest = str(
+            self.tokenizer.apply_chat_template(
+                [{**turn, "content": mark} for turn, mark in zip(turns, marks, strict=True)],
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=self.task.thinking,
+            )
+        )
+        tokens: list[int] = []
+        for turn, mark in zip(turns, marks, strict=True):
+            before, found, behind = rest.partition(mark)
+            if found:  # a template may leave out what it does not know, such as a system turn
+                tokens += encode(self.tokenizer, before, special=True)
+                tokens += encode(self.tokenizer, turn["content"], special=False)
+                rest = behind
+        return tokens + encode(self.tokenizer, rest, special=True)
+
+    # -------------------------------------------------------------------------------------------------------- answers
+
+    def _finish(self, chat: _Chat, turns: list[dict[str, str]], answer: Any) -> list[Record | Work]:
+        said = self._writer.read(answer)
+        text, stopped = self._cut(said)
+        columns = {
+            "sample": chat.sample,
+            "turn": chat.turn,
+            "text": text,
+            "finish_reason": "stop" if stopped else "length",
+            "tokens": said.tokens,
+            "confidence": math.exp(sum(said.logprobs) / len(said.logprobs)) if said.logprobs else None,
+            "raw": said.raw,
+            "counters": json.dumps(said.counters) if said.counters else None,
+            "warnings": said.warnings,
+        }
+        done: list[Record | Work] = [Record(row=chat.document.row, columns=columns)]
+        if len(chat.left) > 1:
+            turns = [*turns, {"role": "assistant", "content": text}]
+            done.append(self._next(dataclasses.replace(chat, turns=turns, left=chat.left[1:], turn=chat.turn + 1)))
+        return done
+
+    def _cut(self, said: Text) -> tuple[str, bool]:
+        """The text up to the first stop string, and whether it came to its end."""
+        at = [place for stop in self.task.stop if (place := said.text.find(stop)) >= 0]
+        return (said.text[: min(at)], True) if at else (said.text, said.stopped)
+
+
+def _seed(id: str, sample: int, turn: int, seed: int) -> int:
+    digest = hashlib.sha256(json.dumps([seed, id, sample, turn]).encode()).digest()
+    return int.from_bytes(digest[:8], "big")

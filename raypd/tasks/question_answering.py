@@ -1,0 +1,323 @@
+"""Question answering: many questions on one context, one record a question (IPPD, sections 3 and 4).
+
+An input row holds a context and a list of questions: texts, or objects with `question` and, if there are, `id`,
+`choices` and `multi_select`. A question with choices is answered with one of their letters. So that `intra_prompt` and
+`autoregressive` (one prompt a question) put the very same ids through the model, the pieces of a prompt are tokenized
+one by one: instruction, context, question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from string import ascii_uppercase
+from typing import Any
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from raypd.config import QuestionAnsweringConfig, RunConfig
+from raypd.decoding.grammar import Bounded, Choice, Grammar, Vocabulary
+from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
+from raypd.decoding.methods.intra_prompt import Answer, Context, PromptTree, Question, intra_prompt
+from raypd.errors import ConfigError
+from raypd.models.vocabulary import token_bytes, token_texts
+from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.few_shot import load_examples
+from raypd.tasks.prompting import encode, end_tokens, load_template, pieces
+
+_CONTEXT, _QUESTION = "\u241econtext\u241e", "\u241equestion\u241e"  # stand for them while the template is applied
+_LEAST_CONTEXT = 16  # tokens of a context that must fit beside the longest question
+
+
+class LineEnd:
+    """Says that an answer is complete: at an end token, or at a newline behind its first word."""
+
+    def __init__(self, texts: Sequence[str], ends: frozenset[int]) -> None:
+        self.texts, self.ends = texts, ends
+
+    def __call__(self, tokens: Sequence[int]) -> bool:
+        last = tokens[-1]
+        if last in self.ends:
+            return True
+        return "\n" in self.texts[last] and "\n" in "".join(self.texts[token] for token in tokens).lstrip()
+
+
+@dataclass
+class _Asked:
+    """One question of a row: ready to be decoded, or with the reason why it cannot be."""
+
+    id: str
+    text: str = ""
+    choices: list[str] | None = None
+    rules: Bounded | None = None
+    question: Question = field(default_factory=lambda: Question([], bool))
+    error: str | None = None
+
+
+@dataclass
+class _Page:
+    """A row ready to be put into a prompt."""
+
+    document: Document
+    context: list[int]
+    truncated: bool
+    asked: list[_Asked]
+
+    def good(self) -> list[tuple[int, _Asked]]:
+        """(number, question) of what can be decoded."""
+        return [(n, asked) for n, asked in enumerate(self.asked) if asked.error is None]
+
+
+@dataclass
+class _Asking(Work):
+    """A work that knows which questions it stands for: when it fails, each has its own error record."""
+
+    refuse: Callable[[str], list[Record]] | None = None
+
+    def fail(self, reason: str) -> list[Record]:
+        return super().fail(reason) if self.refuse is None else self.refuse(reason)
+
+
+class QuestionAnsweringTask:
+    """Task of kind `question_answering`."""
+
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+        assert isinstance(config.task, QuestionAnsweringConfig)
+        self.task, self.decoding = config.task, config.decoding
+        self.tokenizer, self.context_length = tokenizer, context_length
+        self._line_end = LineEnd(token_texts(tokenizer), end_tokens(tokenizer))
+        self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
+        self._letters: dict[int, Bounded] = {}
+        self._instruction, self._between, self._behind = self._prompt()
+        if self._room([]) < _LEAST_CONTEXT:
+            raise ConfigError(
+                f"task: instruction and examples ({len(self._instruction)} tokens) and an answer leave no room for a "
+                f"context in the model's {self.context_length} tokens; show fewer examples (task.few_shot) or lower "
+                f"task.max_answer_tokens ({self.task.max_answer_tokens})"
+            )
+
+    # --------------------------------------------------------------------------------------------- the Task protocol
+
+    def input_columns(self) -> list[str]:
+        return [self.task.context_column, self.task.questions_column]
+
+    def columns(self) -> pa.Schema:
+        return pa.schema(
+            [
+                ("question_id", pa.string()),  # its own, or its number in the row (from 0)
+                ("question", pa.string()),
+                ("answer", pa.string()),  # text, or the choice's text; null where the context does not say
+                ("choice_index", pa.int32()),  # of the answer among the choices, from 0; null for free answers
+                ("confidence", pa.float32()),  # geometric mean of the answer's token probabilities
+                ("answer_status", pa.string()),  # ok | null | truncated (cut at max_answer_tokens) | invalid (empty)
+                ("truncated", pa.bool_()),  # the context was cut to fit
+            ]
+        )
+
+    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+        stack: list[_Page] = []
+        for document in documents:
+            page = self._page(document)
+            if isinstance(page, str):
+                yield Record(row=document.row, error=page)
+            elif not page.good():
+                yield from self._records(page, {})
+            elif self.decoding.method == "autoregressive":
+                yield from self._one_by_one(page)
+            else:
+                stack.append(page)
+                if len(stack) == self.decoding.contexts_per_prompt:
+                    yield self._stacked(stack)
+                    stack = []
+        if stack:
+            yield self._stacked(stack)
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def _page(self, document: Document) -> _Page | str:
+        """A row's context and questions as ids, or why the row cannot be used."""
+        if document.error is not None:
+            return document.error
+        context = document.fields.get(self.task.context_column)
+        if isinstance(context, list) and all(isinstance(part, str) for part in context):
+            context = "\n".join(context)
+        if context is not None and not isinstance(context, str):
+            return f"column {self.task.context_column!r} holds {_kind(context)}, not text"
+        if not context or not context.strip():
+            return f"empty: nothing in {self.task.context_column}"
+        if not _writable(context):
+            return f"column {self.task.context_column!r} holds half a surrogate pair"
+        given = _as_list(document.fields.get(self.task.questions_column))
+        if given is None:
+            return f"column {self.task.questions_column!r} holds no list of questions"
+        if not given:
+            return f"empty: no questions in {self.task.questions_column}"
+        asked = [self._asked(number, question) for number, question in enumerate(given)]
+        tokens = self._encode(context.strip())
+        most = self._room([a for a in asked if a.error is None])
+        if len(tokens) > most and self.task.too_long == "refuse":
+            return f"too long: {len(tokens)} tokens, at most {most} fit beside its questions (task.too_long is refuse)"
+        return _Page(document, tokens[:most] + self._between, len(tokens) > most, asked)
+
+    def _asked(self, number: int, given: Any) -> _Asked:
+        """One question as ids, with the rules of its answer."""
+        if not isinstance(given, dict):
+            given = {"question": given}
+        name = given.get("id")
+        asked = _Asked(str(number) if name is None or not _writable(str(name)) else str(name))
+        text, choices = given.get("question"), given.get("choices")
+        if not isinstance(text, str) or not text.strip():
+            return self._bad(asked, number, "is empty" if text is None or isinstance(text, str) else "is no text")
+        asked.text = text.strip()
+        shown = " " + asked.text
+        if choices is not None:
+            if not isinstance(choices, list) or not all(isinstance(c, (str, int, float)) for c in choices):
+                return self._bad(asked, number, "has choices that are no list of texts")
+            if not 1 <= len(choices) <= len(ascii_uppercase):
+                return self._bad(asked, number, f"has {len(choices)} choices: 1 to {len(ascii_uppercase)} have letters")
+            asked.choices = [str(choice).strip() for choice in choices]
+            shown += "".join(f"\n{a}. {c}" for a, c in zip(ascii_uppercase, asked.choices, strict=False))
+        if not _writable(shown):
+            asked.text = asked.text.encode("utf-8", "replace").decode()
+            return self._bad(asked, number, "holds half a surrogate pair")
+        if asked.choices is not None and not given.get("multi_select"):
+            asked.rules = self._rules(len(asked.choices))
+        piece = self._encode(shown) + self._behind
+        if asked.rules is not None:
+            asked.question = Question(piece, asked.rules.stops, asked.rules.allow)
+        else:
+            asked.question = Question(piece, self._line_end)
+        if self._room([asked]) < _LEAST_CONTEXT:
+            return self._bad(asked, number, f"is too long: {len(piece)} tokens leave no room for a context")
+        return asked
+
+    def _bad(self, asked: _Asked, number: int, reason: str) -> _Asked:
+        asked.error = f"question {number + 1} ({asked.id}) {reason}"
+        return asked
+
+    def _rules(self, choices: int) -> Bounded:
+        """An answer of one letter: one token, where the vocabulary has the letters."""
+        if choices not in self._letters:
+            grammar = Grammar(Choice(ascii_uppercase[:choices]), self._vocabulary)
+            self._letters[choices] = Bounded(grammar, max(1, grammar.distance()))
+        return self._letters[choices]
+
+    def _room(self, asked: Sequence[_Asked]) -> int:
+        """Tokens left for a context under which each of the questions fits the model's context."""
+        longest = max((len(a.question.tokens) for a in asked), default=0)
+        fixed = len(self._instruction) + len(self._between) + self.task.max_answer_tokens
+        return self.context_length - fixed - longest
+
+    # ------------------------------------------------------------------------------------------------------- prompts
+
+    def _encode(self, text: str) -> list[int]:
+        return encode(self.tokenizer, text, special=False)
+
+    def _prompt(self) -> tuple[list[int], list[int], list[int]]:
+        """Ids before the context, between context and question, and behind the question."""
+        template = load_template(None, "question_answering.j2")
+        message = template.render(
+            instruction=(self.task.instruction or "").strip(),
+            unanswerable=self.task.unanswerable,
+            examples=load_examples(self.task),
+            context=_CONTEXT,
+            question=_QUESTION,
+        )
+        before, between, behind = pieces(self.tokenizer, message, [_CONTEXT, _QUESTION], cue="\nAnswer:")
+        return before, between, behind
+
+    def _stacked(self, stack: list[_Page]) -> Work:
+        """One program for all questions of some rows (section 4.1)."""
+        contexts = [Context(page.context, [asked.question for _, asked in page.good()]) for page in stack]
+        program = intra_prompt(PromptTree(self._instruction, contexts), self.task.max_answer_tokens)
+
+        def finish(answers: Sequence[Answer]) -> list[Record]:
+            left = iter(answers)
+            return [r for page in stack for r in self._records(page, {n: next(left) for n, _ in page.good()})]
+
+        def refuse(reason: str) -> list[Record]:
+            return [r for page in stack for r in self._records(page, {n: reason for n, _ in page.good()})]
+
+        rows = [page.document.row for page in stack]
+        ids = [page.document.id for page in stack]
+        return _Asking(rows, program, finish, self._seed(ids), refuse)
+
+    def _one_by_one(self, page: _Page) -> list[Work]:
+        """One program a question; the last to end hands over the records of the row, in the order of its questions."""
+        before = [*self._instruction, *page.context]
+        answers: dict[int, Continuation | str] = {}
+
+        def ended(n: int, answer: Continuation | str) -> list[Record]:
+            answers[n] = answer
+            return self._records(page, answers) if len(answers) == len(page.good()) else []
+
+        def work(n: int, question: Question) -> Work:
+            prompt = Prompt([*before, *question.tokens], shared=len(before))
+            program = autoregressive(prompt, self.task.max_answer_tokens, question.stops, question.allow)
+            row, seed = page.document.row, self._seed([page.document.id, str(n)])
+            return _Asking([row], program, lambda a: ended(n, a), seed, lambda reason: ended(n, reason))
+
+        return [work(n, asked.question) for n, asked in page.good()]
+
+    def _seed(self, ids: list[str]) -> int:
+        digest = hashlib.sha256(json.dumps([self.decoding.sampling.seed, *ids]).encode()).digest()
+        return int.from_bytes(digest[:8], "big")
+
+    # ------------------------------------------------------------------------------------------------------- answers
+
+    def _records(self, page: _Page, answers: Mapping[int, Answer | Continuation | str]) -> list[Record]:
+        """The row's records in the order of its questions; an answer may be the reason why there is none."""
+        records = []
+        for n, asked in enumerate(page.asked):
+            columns: dict[str, Any] = {"question_id": asked.id, "question": asked.text}
+            answer = asked.error or answers[n]
+            if isinstance(answer, str):
+                reason = asked.error or f"question {n + 1} ({asked.id}): {answer}"
+                records.append(Record(page.document.row, columns, reason))
+            else:
+                columns |= {**self._read(asked, answer), "truncated": page.truncated}
+                records.append(Record(page.document.row, columns))
+        return records
+
+    def _read(self, asked: _Asked, answer: Answer | Continuation) -> dict[str, Any]:
+        probability = math.exp(sum(answer.logprobs) / len(answer.logprobs))
+        columns: dict[str, Any] = {"answer": None, "choice_index": None, "confidence": probability}
+        if asked.rules is not None and asked.choices is not None:
+            letter = asked.rules.completion(answer.tokens)
+            if letter is None:
+                return columns | {"answer_status": "invalid"}
+            index = ascii_uppercase.index(letter)
+            return columns | {"answer": asked.choices[index], "choice_index": index, "answer_status": "ok"}
+        text = str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip().partition("\n")[0].rstrip()
+        if self.task.unanswerable and text.strip(" \"'.").lower() == "null":
+            return columns | {"answer_status": "null"}
+        if not text:
+            return columns | {"answer_status": "invalid"}
+        return columns | {"answer": text, "answer_status": "ok" if answer.stopped else "truncated"}
+
+
+def _as_list(given: Any) -> list[Any] | None:
+    """A list of questions as it is, or out of its JSON text."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            return None
+    return given if isinstance(given, list) else None
+
+
+def _writable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), f"a {type(value).__name__}")

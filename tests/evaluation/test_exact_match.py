@@ -1,0 +1,117 @@
+"""The exact-match table: what differs, where, and by how much."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from raypd.decoding.engine import Engine
+from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
+from raypd.evaluation import exact_match
+from raypd.evaluation.exact_match import (
+    Comparison,
+    Difference,
+    Outcome,
+    Reference,
+    difference,
+    sum_in_float32,
+    table,
+    unshared,
+    with_gaps,
+)
+from raypd.models.load import LoadedModel
+from tests.decoding import reference
+from tests.decoding.test_exactness import pair
+from tests.tasks.test_question_answering import RAGGED
+from tests.tiny import tiny_model, tiny_tokenizer
+
+
+def loaded(dtype=torch.float32) -> LoadedModel:
+    model = tiny_model("llama", max_position_embeddings=4096).to(dtype)
+    return LoadedModel(model, tiny_tokenizer(), "tiny", dtype, torch.device("cpu"), 4096)
+
+
+def test_gaps_are_those_of_the_reference():
+    model, stock = pair("llama")
+    rules = (6, lambda tokens: False, lambda tokens: torch.arange(60, 90).numpy() if len(tokens) == 2 else None)
+    (found,) = Engine(model).run([with_gaps(autoregressive(Prompt([5, 6, 7]), *rules))])
+    allow = lambda tokens: range(60, 90) if len(tokens) == 2 else None  # noqa: E731
+    expected = reference.autoregressive(stock, [5, 6, 7], 6, lambda tokens: False, allow)
+    assert found.tokens == [t for t, _, _ in expected]
+    assert found.gaps == pytest.approx([gap for _, _, gap in expected], abs=1e-4)
+
+
+def test_without_sharing_there_is_no_prefix():
+    program = autoregressive(Prompt(range(9), shared=7), 3, lambda tokens: False)
+    assert next(unshared(program)).shared == 0
+    engine = Engine(tiny_model("llama"))
+    (found,) = engine.run([unshared(autoregressive(Prompt([5, 6, 7], shared=2), 3, lambda tokens: False))])
+    assert (len(found.tokens), len(engine.prefixes)) == (3, 0)
+
+
+def test_first_difference():
+    of = Reference([1, 2, 3], [0.5, 0.25, 2.0])
+    assert difference(of, [1, 2, 3]) is None
+    assert difference(of, [1, 5, 3]) == Difference(1, 0.25)
+    assert difference(of, [1, 2]) == Difference(2, 2.0)
+
+
+def test_all_three_forms_agree_in_float64():
+    outcomes = Comparison(loaded(torch.float64), 3, 2, 6, unshared=True).compare(RAGGED)
+    assert [(o.context, o.question) for o in outcomes] == [
+        ("id0", "0"), ("id0", "b"), ("id1", "0"), ("id2", "0"), ("id2", "1"), ("id2", "2"), ("id3", "7"),
+    ]  # fmt: skip
+    assert all(o.differences == {"IPPD": None, "batch 3": None, "unshared": None} for o in outcomes)
+    assert all(o.tokens > 0 for o in outcomes)
+
+
+def test_a_form_that_answers_otherwise_is_seen(monkeypatch):
+    """IPPD one token off: the table counts it, and only it."""
+    comparison = Comparison(loaded(), 3, 2, 6)
+    run = comparison._run
+
+    def spoiled(programs, batch):
+        answers = run(programs, batch)
+        if not isinstance(answers[0], (Continuation, Reference)):
+            answers[0][0].tokens[-1] += 1
+        return answers
+
+    monkeypatch.setattr(comparison, "_run", spoiled)
+    outcomes = comparison.compare(RAGGED)
+    assert [o.differences["IPPD"] is None for o in outcomes] == [False] + [True] * 6
+    text = table("data", "float32", outcomes)
+    assert "data float32: 4 contexts, 7 questions" in text
+    assert "IPPD: 6 of 7 equal (85.7%)" in text
+    assert "batch 3: 7 of 7 equal (100.0%)" in text
+    assert f"id0 0: token {outcomes[0].tokens} of {outcomes[0].tokens}, gap" in text
+
+
+def test_products_summed_in_float32_are_those_of_bfloat16():
+    """As exact as a rounding of each output allows, and better than rounding the sums as they grow."""
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(300, 40).to(torch.bfloat16), torch.randn(9, 300).to(torch.bfloat16)
+    plain = layer(x)
+    exact = (x.double() @ layer.weight.double().T + layer.bias.double()).to(torch.bfloat16)
+    sum_in_float32(torch.nn.Sequential(layer))
+    assert layer(x).dtype == torch.bfloat16
+    assert (layer(x) == exact).float().mean() > 0.99
+    assert (layer(x) - plain).abs().max() <= 2**-7 * exact.abs().max()
+
+
+def test_a_stopped_run_goes_on(tmp_path, monkeypatch, capsys):
+    rows = [{"id": d.id, **d.fields} for d in RAGGED]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(exact_match, "load_model", lambda config: loaded())
+    out = tmp_path / "out.jsonl"
+    run = {"dtype": "float32", "model": "tiny", "batch": 2, "contexts_per_prompt": 1, "max_answer_tokens": 4}
+    exact_match.main(tmp_path / "data.jsonl", contexts=2, group=1, out=out, **run)
+    assert len(out.read_text().splitlines()) == 3
+    capsys.readouterr()
+    exact_match.main(tmp_path / "data.jsonl", contexts=4, group=4, out=out, **run)
+    printed = capsys.readouterr().out
+    assert "of 2 contexts: 7 of 7" in printed
+    assert "data float32: 4 contexts, 7 questions" in printed
+    assert [o.question for o in exact_match.read_outcomes(out)] == ["0", "b", "0", "0", "1", "2", "7"]
+    assert isinstance(exact_match.read_outcomes(out)[0], Outcome)
