@@ -1,0 +1,155 @@
+"""The command line: `raypd extract CONFIG [key=value ...]`, `raypd config show [CONFIG] [key=value ...]`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+import raypd
+from raypd.config import RunConfig, load_config, make_config
+from raypd.errors import ConfigError, RunError, UserError
+
+app = typer.Typer(
+    help="Structured answers out of very large document collections.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"raypd {raypd.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it")] = False,
+) -> None:
+    """Structured answers out of very large document collections."""
+
+
+Source = Annotated[str, typer.Argument(help="YAML of the run, or the data itself (.jsonl[.gz|.zst], .parquet)")]
+Method = Annotated[str | None, typer.Option("--method", "-m", help="decoding.method")]
+Model = Annotated[str | None, typer.Option(help="model.name")]
+Output = Annotated[str | None, typer.Option("--output", "-o", help="output.path")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what Ray has to say, too")]
+
+
+@app.command()
+def extract(
+    config: Annotated[str, typer.Argument(help="YAML of the run; `raypd config show` lists all keys")],
+    overrides: Overrides = None,
+    verbose: Verbose = False,
+) -> None:
+    """Extract attributes from every document. A second run with the same output.path resumes."""
+    run_job(load_config(config, overrides or []), "extraction", verbose)
+
+
+@app.command()
+def answer(
+    source: Source,
+    overrides: Overrides = None,
+    method: Method = None,
+    model: Model = None,
+    output: Output = None,
+    verbose: Verbose = False,
+) -> None:
+    """Answer the questions of every context: raypd answer questions.jsonl, or a YAML with more to say."""
+    run_job(_config(source, "question_answering", overrides, method, model, output), "question_answering", verbose)
+
+
+@app.command()
+def generate(
+    source: Source,
+    overrides: Overrides = None,
+    method: Method = None,
+    model: Model = None,
+    output: Output = None,
+    verbose: Verbose = False,
+) -> None:
+    """Write an answer to every prompt: raypd generate prompts.jsonl --method space, or a YAML with more to say."""
+    run_job(_config(source, "generation", overrides, method, model, output), "generation", verbose)
+
+
+def _config(
+    source: str, kind: str, overrides: list[str] | None, method: str | None, model: str | None, output: str | None
+) -> RunConfig:
+    """A configuration from a YAML file, or around a data file; options go before overrides."""
+    given = {"decoding.method": method, "model.name": model, "output.path": output}
+    changes = [f"{key}={value}" for key, value in given.items() if value is not None] + (overrides or [])
+    if source.endswith((".yaml", ".yml")):
+        return load_config(source, changes)
+    name = os.path.basename(source).split(".")[0]
+    tree: dict[str, Any] = {
+        "input": {"path": source},
+        "output": {"path": f"runs/{name}-{method or kind}"},
+        "task": {"kind": kind},
+    }
+    return make_config(tree, changes)
+
+
+def run_job(config: RunConfig, kind: str, verbose: bool = False) -> None:
+    """Runs a job of a kind, and prints a few documents, the totals and where the files lie."""
+    from raypd.cluster.pipeline import run_extract
+    from raypd.cluster.summary import print_summary
+
+    if config.task.kind != kind:
+        command = {"extraction": "extract", "question_answering": "answer", "generation": "generate"}[config.task.kind]
+        raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {command}`")
+    print_summary(run_extract(config, verbose=verbose))
+
+
+@config_app.command()
+def show(
+    config: Annotated[str | None, typer.Argument(help="YAML of a run; none: the defaults")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Print the whole configuration with its defaults; every key with what it means."""
+    from raypd.reference import render
+
+    if config is not None and "=" in config and not os.path.exists(config):
+        raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
+    print(render(load_config(config, overrides or []) if config is not None else None), end="")
+
+
+@contextlib.contextmanager
+def report_errors() -> Iterator[None]:
+    """Ends the process at an error that a user can act on with its text and no traceback.
+
+    Exit codes: 2 for the configuration, the input and the model; 1 for a run that could not go on; 130 interrupted.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+    except UserError as error:
+        _leave(str(error), getattr(error, "exit_code", 1 if isinstance(error, RunError) else 2))
+
+
+def _leave(message: str, code: int) -> None:
+    print(message if code == 130 else f"error: {message}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    # Not sys.exit: threads of Ray that are in the middle of something would hold the process or print a traceback.
+    os._exit(code)
+
+
+def main() -> None:
+    """The entry point of `raypd`."""
+    with report_errors():
+        app()
+
+
+if __name__ == "__main__":
+    main()

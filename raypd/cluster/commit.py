@@ -1,0 +1,158 @@
+"""Commits: one Parquet object a unit. That it exists is the commit; it is written whole and never overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raypd.cluster import storage
+from raypd.cluster.units import Unit
+from raypd.errors import RunError
+
+if TYPE_CHECKING:  # tasks and torch behind them take seconds to import, which the command line need not wait for
+    from raypd.tasks.base import Document, Record
+
+COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
+_KEY = b"raypd"
+_OWN = [
+    pa.field("id", pa.string(), nullable=False),
+    pa.field("status", pa.string(), nullable=False),
+    pa.field("error", pa.string()),
+    pa.field("source", pa.string(), nullable=False),
+    pa.field("row", pa.int64(), nullable=False),
+    pa.field("attempts", pa.int32(), nullable=False),
+]
+
+
+@dataclass
+class UnitSummary:
+    """What a committed unit holds and cost; it stands in the metadata of its object."""
+
+    unit: str
+    fingerprint: str
+    session: str
+    source: str
+    start: int
+    documents: int
+    ok: int
+    failed: int
+    seconds: float
+    committed_at: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def units_folder(output: str) -> str:
+    return os.path.join(output, "units")
+
+
+def failure_path(output: str, unit_id: str) -> str:
+    """Where a worker that dies with a unit leaves the reason."""
+    return os.path.join(output, "failures", f"{unit_id}.txt")
+
+
+def _path(output: str, unit_id: str) -> str:
+    return os.path.join(units_folder(output), f"{unit_id}.parquet")
+
+
+def output_schema(task_columns: pa.Schema) -> pa.Schema:
+    """The columns of every committed object. Raises ValueError when a task's column hides one of raypd's."""
+    twice = {f.name for f in _OWN} & set(task_columns.names)
+    if twice:
+        raise ValueError(f"the task's columns {sorted(twice)} are names that every output has already")
+    return pa.schema([*_OWN, *task_columns])
+
+
+def make_table(
+    unit: Unit, documents: Sequence[Document], records: Sequence[Record], task_columns: pa.Schema, attempts: int
+) -> pa.Table:
+    """The rows of a unit in the order of its documents: one or more a document, an error row where it has no record."""
+    from raypd.tasks.base import Record
+
+    schema = output_schema(task_columns)
+    by_row: dict[int, list[Record]] = {}
+    for record in records:
+        by_row.setdefault(record.row, []).append(record)
+    rows: list[dict[str, Any]] = []
+    for document in documents:
+        for record in by_row.get(document.row) or [Record(document.row, error=document.error or "it got no answer")]:
+            own = {
+                "id": document.id,
+                "status": "ok" if record.error is None else "error",
+                "error": None if record.error is None else _printable(record.error),
+                "source": unit.name,
+                "row": unit.start + document.row,
+                "attempts": attempts,
+            }
+            rows.append({**own, **(record.columns if record.error is None else {})})
+    try:
+        return pa.Table.from_pylist(rows, schema)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return pa.Table.from_pylist([_writable(row, schema) for row in rows], schema)
+
+
+def _writable(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
+    """The row, or an error row in its place when a value does not fit its column."""
+    try:
+        pa.Table.from_pylist([row], schema)
+        return row
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        own = {f.name: row[f.name] for f in _OWN}
+        return {**own, "status": "error", "error": _printable(f"the answer cannot be written: {error}")}
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode().replace("\0", "\\0")
+
+
+def count_documents(table: pa.Table) -> tuple[int, int]:
+    """(ok, failed) documents of a unit's rows; a document with any error row counts as failed."""
+    failed = {r for r, s in zip(table["row"].to_pylist(), table["status"].to_pylist(), strict=True) if s != "ok"}
+    return len(set(table["row"].to_pylist())) - len(failed), len(failed)
+
+
+def commit(output: str, table: pa.Table, summary: UnitSummary) -> bool:
+    """Writes a unit's object; False when it was committed before (what is there stays). Raises OSError."""
+    summary.committed_at = time.time()
+    table = table.replace_schema_metadata({_KEY: json.dumps(asdict(summary))})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return storage.put_new(_path(output, summary.unit), sink.getvalue().to_pybytes())
+
+
+def committed(output: str) -> set[str]:
+    """The ids of the units that are done."""
+    names = storage.names(units_folder(output))
+    return {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
+
+
+def is_committed(output: str, unit_id: str) -> bool:
+    """Whether one unit is done."""
+    return os.path.exists(_path(output, unit_id))
+
+
+def read_summary(output: str, unit_id: str) -> UnitSummary:
+    """What a committed unit holds. Raises RunError when its object is damaged or not from raypd."""
+    path = _path(output, unit_id)
+    try:
+        with storage.open_read(path) as file:
+            metadata = pq.ParquetFile(file).schema_arrow.metadata
+        return UnitSummary(**json.loads(metadata[_KEY]))
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{path}: not a whole unit of raypd ({error}); delete it and the same command redoes it"
+        ) from None
+
+
+def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
+    """The first rows of a committed unit, for a look at them."""
+    with storage.open_read(_path(output, unit_id)) as file:
+        for batch in pq.ParquetFile(file).iter_batches(batch_size=limit):
+            return batch.to_pylist()
+    return []

@@ -1,0 +1,206 @@
+"""The records of a run beside its rows: run.json at the start, one file a session, manifest.json at the end.
+
+<output>/run.json: the configuration and its fingerprint; an output folder belongs to one fingerprint.
+<output>/sessions/<id>.json: when each session (first run, resumptions) began and how it ended.
+<output>/manifest.json: totals over all committed units, read from their objects and not from memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import raypd
+from raypd.cluster import commit, storage
+from raypd.config import RunConfig
+from raypd.errors import ConfigError, RunError
+
+
+@dataclass
+class Manifest:
+    """A run's totals. Times are seconds; `documents_per_second` is over the time of all sessions."""
+
+    fingerprint: str
+    documents: int
+    ok: int
+    failed: int
+    units: int
+    units_planned: int
+    prefill_tokens: int
+    shared_tokens: int
+    decode_tokens: int
+    seconds: float
+    documents_per_second: float
+    started: str | None
+    ended: str | None
+    sessions: list[dict[str, Any]]
+    versions: dict[str, str]
+    config: dict[str, Any] = field(default_factory=dict)
+    output: str = ""
+
+
+def versions() -> dict[str, str]:
+    """Of what an answer may depend on."""
+    found = {"raypd": raypd.__version__, "python": platform.python_version()}
+    for name in ("torch", "transformers", "ray", "pyarrow"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _dump(tree: Any) -> bytes:
+    return (json.dumps(tree, indent=2, ensure_ascii=False, default=str) + "\n").encode()
+
+
+# ------------------------------------------------------------------------------------------------------------- run.json
+
+
+def claim(config: RunConfig, output: str) -> None:
+    """Makes the output folder this run's, or checks that it is.
+
+    Raises ConfigError when it belongs to another configuration, or cannot be written.
+    """
+    path = os.path.join(output, "run.json")
+    mine: dict[str, Any] = {"fingerprint": config.fingerprint(), "created": _iso(time.time()), "versions": versions()}
+    mine["config"] = config.model_dump(mode="json")
+    check(config, output)
+    try:
+        storage.put_new(path, _dump(mine))
+    except OSError as error:
+        raise ConfigError(f"output.path {output}: cannot be written: {error}") from None
+
+
+def check(config: RunConfig, output: str) -> None:
+    """Raises ConfigError when the output folder belongs to another configuration."""
+    path = os.path.join(output, "run.json")
+    if os.path.exists(output) and not os.path.isdir(output):
+        raise ConfigError(f"output.path {output}: is a file; give a folder")
+    try:
+        theirs = json.loads(storage.read(path))
+        found = theirs["fingerprint"]
+    except FileNotFoundError:
+        if storage.names(commit.units_folder(output)):
+            raise ConfigError(f"output.path {output}: has units but no run.json; give a new output.path") from None
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); give a new output.path") from None
+    if found != config.fingerprint():
+        changed = _differences(theirs.get("config") or {}, config.model_dump(mode="json"))
+        shown = f" (changed: {', '.join(changed[:6])})" if changed else ""
+        raise ConfigError(
+            f"output.path {output}: holds the run of another configuration, {found}; this one is "
+            f"{config.fingerprint()}{shown}. Give a new output.path, or go back to that configuration"
+        )
+
+
+def _differences(old: Any, new: Any, at: str = "") -> list[str]:
+    """Dotted keys that differ and count in the fingerprint."""
+    if at in ("output", "engine", "cluster", "input.path", "model.device", "task.categories_file"):
+        return []
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(k for k in new if k not in old)]
+        return [d for k in keys for d in _differences(old.get(k), new.get(k), f"{at}.{k}" if at else str(k))]
+    return [] if old == new else [at]
+
+
+# ------------------------------------------------------------------------------------------------------------- sessions
+
+
+class Session:
+    """One run of the command on an output folder."""
+
+    def __init__(self, output: str) -> None:
+        self.began = time.time()
+        stamp = datetime.fromtimestamp(self.began, UTC).strftime("%Y%m%dT%H%M%S")
+        self.id = f"{stamp}-{uuid.uuid4().hex[:6]}"
+        self._path = os.path.join(output, "sessions", f"{self.id}.json")
+        self._clock = time.monotonic()
+        self._write(None, None)
+
+    def end(self, how: str) -> None:
+        """how: complete, interrupted or failed."""
+        self._write(round(time.monotonic() - self._clock, 3), how)
+
+    def _write(self, seconds: float | None, how: str | None) -> None:
+        ended = None if seconds is None else self.began + seconds
+        tree = {"id": self.id, "began": self.began, "ended": ended, "seconds": seconds, "how": how}
+        storage.put(self._path, _dump(tree))
+
+
+def _sessions(output: str) -> list[dict[str, Any]]:
+    folder = os.path.join(output, "sessions")
+    return [json.loads(storage.read(os.path.join(folder, n))) for n in storage.names(folder) if n.endswith(".json")]
+
+
+# ------------------------------------------------------------------------------------------------------------- manifest
+
+
+def totals(output: str, unit_ids: list[str]) -> list[commit.UnitSummary]:
+    """What the committed units hold, read from their objects. Raises RunError when one is damaged."""
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda unit: commit.read_summary(output, unit), unit_ids))
+
+
+def make(config: RunConfig, output: str, planned: int) -> Manifest:
+    """Adds up what is committed. Raises RunError when an object is damaged or of another configuration."""
+    units = totals(output, sorted(commit.committed(output)))
+    for unit in units:
+        if unit.fingerprint != config.fingerprint():
+            raise RunError(f"{output}: unit {unit.unit} is of another configuration, {unit.fingerprint}")
+    sessions = []
+    for tree in _sessions(output):
+        own = [u for u in units if u.session == tree["id"]]
+        # A session that was killed left no end: its last commit is what is known.
+        ended = tree["ended"] or max((u.committed_at for u in own), default=tree["began"])
+        sessions.append(
+            {
+                "id": tree["id"],
+                "started": _iso(tree["began"]),
+                "ended": _iso(ended),
+                "how": tree["how"] or "killed",
+                "seconds": round(max(0.0, tree["seconds"] or ended - tree["began"]), 3),
+                "units": len(own),
+                "documents": sum(u.documents for u in own),
+            }
+        )
+    documents, seconds = sum(u.documents for u in units), sum(s["seconds"] for s in sessions)
+    return Manifest(
+        fingerprint=config.fingerprint(),
+        documents=documents,
+        ok=sum(u.ok for u in units),
+        failed=sum(u.failed for u in units),
+        units=len(units),
+        units_planned=planned,
+        prefill_tokens=sum(u.counts.get("prefill_tokens", 0) for u in units),
+        shared_tokens=sum(u.counts.get("shared_tokens", 0) for u in units),
+        decode_tokens=sum(u.counts.get("decode_tokens", 0) for u in units),
+        seconds=round(seconds, 3),
+        documents_per_second=round(documents / seconds, 3) if seconds else 0.0,
+        started=sessions[0]["started"] if sessions else None,
+        ended=sessions[-1]["ended"] if sessions else None,
+        sessions=sessions,
+        versions=versions(),
+        config=config.model_dump(mode="json"),
+        output=output,
+    )
+
+
+def write(manifest: Manifest) -> str:
+    """Writes manifest.json; its path."""
+    path = os.path.join(manifest.output, "manifest.json")
+    storage.put(path, _dump(asdict(manifest)))
+    return path

@@ -1,0 +1,203 @@
+"""Connecting to Ray, quietly, and what one worker takes of the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raypd.config import ClusterConfig, RunConfig
+from raypd.errors import ConfigError, RunError
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker takes; `threads` is for its CPU work."""
+
+    cpus: float
+    gpus: float
+    threads: int
+
+
+def inside_job() -> bool:
+    """Whether this process was started by `ray job submit`."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or "RAY_JOB_SUBMISSION_ID" in os.environ
+
+
+def connect(config: ClusterConfig, verbose: bool = False) -> bool:
+    """Attaches to the cluster that the configuration means, or starts Ray here.
+
+    False when this process was connected before, and whoever did that also disconnects.
+    Raises RunError when the cluster of cluster.address or RAY_ADDRESS does not answer.
+    """
+    _quiet_environment(verbose)
+    import ray
+
+    if ray.is_initialized():
+        return False
+    level = logging.INFO if verbose else logging.CRITICAL
+    common: dict[str, Any] = {"log_to_driver": verbose, "logging_level": level}
+    wanted = config.address or os.environ.get("RAY_ADDRESS")
+    if wanted is None or wanted == "auto":
+        found = _running_here()
+        if found is None and wanted == "auto":
+            raise RunError("cluster.address auto: no Ray cluster runs on this machine")
+        wanted = found or "local"
+    elif wanted != "local" and not _answers(wanted):
+        key = "cluster.address" if config.address else "RAY_ADDRESS"
+        raise RunError(f"{key} {wanted}: no Ray cluster answers there")
+    with _signals_kept(), contextlib.nullcontext() if verbose else _stderr_muted():
+        try:
+            if wanted == "local":
+                ray.init(address="local", include_dashboard=verbose, **common)
+            else:
+                ray.init(address=wanted, runtime_env=_shipped(), **common)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            what = "Ray does not start on this machine" if wanted == "local" else f"no connection to Ray at {wanted}"
+            raise RunError(f"{what}: {error}") from None
+    return True
+
+
+def _running_here() -> str | None:
+    """The address of the cluster that `ray start` has left word of, if it is alive."""
+    from ray._private.utils import read_ray_address
+
+    address = read_ray_address()
+    return address if address and _answers(address) else None
+
+
+def _answers(address: str) -> bool:
+    """Whether something listens: Ray itself would try for a minute and more."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return True  # a name that Ray resolves itself
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=10):
+            return True
+    except OSError:
+        return False
+
+
+def _shipped() -> dict[str, Any] | None:
+    """This package for workers on other machines; a submitted job's working folder brings it already."""
+    if inside_job():
+        return None
+    return {"py_modules": [str(Path(__file__).resolve().parents[1])]}
+
+
+def _quiet_environment(verbose: bool) -> None:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not verbose:
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray puts its own handler on SIGTERM in this process; ours comes back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _stderr_muted() -> Iterator[None]:
+    """Ray's C++ side writes past Python while it starts; what goes wrong then comes as an exception."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def hush_ray_data(say: Callable[[str], None], verbose: bool) -> None:
+    """Turns off Ray Data's own progress and chatter; a worker that died is told in one line through `say`.
+
+    What goes wrong still reaches the caller: as an exception of the stream, or as units that were not committed.
+    """
+    if verbose:
+        return
+    import ray.data
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    for name in ("ray", "ray.data"):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stderr, sys.stdout):
+                handler.setLevel(logging.CRITICAL + 1)
+    from ray._private import worker
+
+    # Raylet errors are printed past every log level; this function is where they pass.
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda data, ignore_prefix=False: _retell(data, say)
+
+
+def _retell(data: dict[str, Any], say: Callable[[str], None]) -> None:
+    """What a user can make something of among the messages of Ray's node manager, in its shortest form."""
+    text = " ".join(map(str, data.get("lines", [])))
+    if "worker died or was killed" in text:
+        say("a worker process died; its units are tried again")
+    elif "running low on memory" in text or "Workers (tasks / actors) killed due to memory pressure" in text:
+        say("Ray killed a worker because the machine ran out of memory; its units are tried again")
+
+
+def share(config: RunConfig) -> Share:
+    """What one worker takes of the connected cluster.
+
+    Raises ConfigError when no node of it has as much, and nothing could ever start.
+    """
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cluster = config.cluster
+    most_gpus = max((n.get("GPU", 0.0) for n in nodes), default=0.0)
+    gpus = cluster.gpus_per_worker
+    if gpus is None:
+        gpus = 1.0 if most_gpus >= 1 and config.model.device != "cpu" else 0.0
+    cores = sum(n.get("CPU", 0.0) for n in nodes)
+    most_cores = max((n.get("CPU", 0.0) for n in nodes), default=1.0)
+    cpus = cluster.cpus_per_worker
+    if cpus is None and gpus:
+        # A GPU worker also takes CPU: never so much that a GPU stays without a worker.
+        cpus = min(1.0, min((n.get("CPU", 0.0) / n["GPU"] * gpus for n in nodes if n.get("GPU")), default=1.0))
+    elif cpus is None:
+        cpus = min(cores / cluster.max_workers, most_cores)
+        cpus = float(int(cpus)) if cpus >= 1 else cpus
+    cpus = round(cpus, 3)
+    fits = any(n.get("CPU", 0.0) >= cpus and n.get("GPU", 0.0) >= gpus for n in nodes)
+    if not fits and not _autoscales():
+        raise ConfigError(
+            f"a worker needs {cpus:g} CPUs and {gpus:g} GPUs, and no node of the cluster has both (most: "
+            f"{most_cores:g} CPUs, {most_gpus:g} GPUs): lower cluster.cpus_per_worker or cluster.gpus_per_worker"
+        )
+    threads = config.engine.threads or max(1, int(cpus if not gpus else max(cpus, most_cores / max(most_gpus, 1))))
+    return Share(cpus, gpus, threads)
+
+
+def _autoscales() -> bool:
+    """Whether the cluster may still grow: then a worker that fits no node of today can fit one of tomorrow."""
+    from ray._private import ray_constants
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    status = _internal_kv_get(ray_constants.DEBUG_AUTOSCALING_STATUS)
+    return bool(status)

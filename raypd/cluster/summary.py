@@ -1,0 +1,98 @@
+"""What a finished run shows: a few documents with their values, the totals, and where the files lie."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from raypd.cluster import commit
+from raypd.cluster.manifest import Manifest
+
+_ROWS = 8
+_OWN = ("id", "status", "error", "source", "row", "attempts")
+
+
+def print_summary(manifest: Manifest, console: Console | None = None) -> None:
+    """Prints to stdout, in the width of the terminal."""
+    console = console or Console(highlight=False)
+    units = sorted(commit.committed(manifest.output))
+    rows = commit.read_rows(manifest.output, units[0], _ROWS) if units else []
+    if rows:
+        console.print(_table(rows, console.width))
+    tokens = (
+        f"tokens: {manifest.prefill_tokens:,} prefilled, {manifest.shared_tokens:,} shared, "
+        f"{manifest.decode_tokens:,} decoded"
+    )
+    units_text = f"{manifest.units:,} unit{'' if manifest.units == 1 else 's'}"
+    failed = f", {manifest.failed:,} failed" if manifest.failed else ""
+    console.print(
+        f"{manifest.documents:,} documents: {manifest.ok:,} ok{failed}; {units_text}; "
+        f"{_seconds(manifest.seconds)}, {manifest.documents_per_second:.2f} documents/s"
+    )
+    console.print(tokens)
+    console.print(f"rows:     {commit.units_folder(manifest.output)}/*.parquet", soft_wrap=True)
+    console.print(f"manifest: {manifest.output}/manifest.json", soft_wrap=True)
+
+
+def _table(rows: list[dict[str, Any]], console_width: int) -> Table:
+    # Widths by hand: rich would take them from the two small columns to give them to the wide one.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    with_category = any(row.get("category") for row in rows)
+    names = ["id", "category"] if with_category else ["id"]
+    widths = [min(16, max(len(str(row.get(name) or "")) for row in rows)) for name in names]
+    widths = [max(width, len(head) + 1) for width, head in zip(widths, ("document", "category"), strict=False)]
+    for head, width in zip(("document", "category"), widths, strict=False):
+        table.add_column(head, overflow="ellipsis", no_wrap=True, width=width)
+    left = max(20, console_width - sum(widths) - 2 * len(widths))
+    table.add_column("values", overflow="ellipsis", no_wrap=True, width=left)
+    for row in rows:
+        category = [Text(str(row.pop("category", None) or ""))] if with_category else []
+        table.add_row(Text(str(row["id"])), *category, _values(row))
+    return table
+
+
+def _values(row: dict[str, Any]) -> Text:
+    """The answers of a row in one line: `name: value` of what was found, or the error."""
+    if row["status"] != "ok":
+        return Text(f"error: {_short(row['error'], 200)}", style="red")
+    parts: list[str] = []
+    for name, value in row.items():
+        # Flags of a row and lists of details are for those who read the files.
+        if name not in _OWN and not isinstance(value, bool) and not _details(value):
+            parts += _flat(name, value)
+    return Text("  ".join(parts))
+
+
+def _details(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(part, dict) for part in value)
+
+
+def _flat(name: str, value: Any) -> list[str]:
+    """A column as `name: value` parts: mappings, Arrow maps and JSON text by their keys, without what is null."""
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return [f"{name}: {_short(value)}"]
+    if isinstance(value, list) and value and all(isinstance(v, tuple) and len(v) == 2 for v in value):
+        value = dict(value)
+    if isinstance(value, dict):
+        return [part for key, inner in value.items() for part in _flat(str(key), inner)]
+    if value is None or value == []:
+        return []
+    return [f"{name}: {_short(value)}"]
+
+
+def _short(value: Any, most: int = 28) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _seconds(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

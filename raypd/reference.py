@@ -1,0 +1,63 @@
+"""The configuration written out as YAML: every key with its value or default, and what it means beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from raypd.config import RunConfig
+
+_WIDTH = 48  # column of the comments
+_DOCUMENT_END = "...\n"
+
+
+def render(config: RunConfig | None = None) -> str:
+    """YAML of a configuration, or of the defaults; a key that must be given stands as `null  # required`."""
+    return "\n".join(_section(RunConfig, config, 0)) + "\n"
+
+
+def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> list[str]:
+    out: list[str] = []
+    for name, info in model.model_fields.items():
+        inner = info.annotation
+        value = getattr(values, name) if values is not None else _default(info)
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            note = f"  # {(inner.__doc__ or '').strip().splitlines()[0]}"
+            out.append(f"{'  ' * depth}{name}:{note}")
+            out += _section(inner, value if isinstance(value, BaseModel) else None, depth + 1)
+        else:
+            out += _leaf(name, info, value, values is None and info.is_required(), depth)
+        if depth == 0:
+            out.append("")
+    return out[:-1] if depth == 0 else out
+
+
+def _default(info: FieldInfo) -> Any:
+    return None if info.is_required() else info.get_default(call_default_factory=True)
+
+
+def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) -> list[str]:
+    note = (info.description or "") if not required else f"required. {info.description or ''}".strip()
+    choices = getattr(info.annotation, "__args__", ()) if "Literal" in str(info.annotation) else ()
+    if choices:
+        note = f"{' | '.join(map(str, choices))}{'. ' + note if note else ''}"
+    plain = _plain(value)
+    if isinstance(plain, dict) and plain:
+        body = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100).rstrip().splitlines()
+        head = f"{'  ' * depth}{name}:"
+        lines = [f"{'  ' * (depth + 1)}{line}" for line in body]
+    else:
+        flow = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10_000)
+        head, lines = f"{'  ' * depth}{name}: {flow.removesuffix(_DOCUMENT_END).strip()}", []
+    return [f"{head.ljust(_WIDTH)}  # {note}" if note else head, *lines]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return {k: _plain(v) for k, v in value if v not in ("", [], None) or k == "name"}
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,104 @@
+"""The command line as a user types it: errors that name what is wrong, exit codes, nothing printed twice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raypd.config import RunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = """\
+input:
+  path: in/*.jsonl
+  text_columns: [title]
+  category_column: null
+output:
+  path: out
+task:
+  categories:
+    book:
+      attributes:
+        - name: author
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_text('{"id": 1, "title": "Dune"}\n')
+    (tmp_path / "run.yaml").write_text(RUN)
+    return tmp_path
+
+
+def raypd(folder: Path, *words: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, script] if script else [sys.executable, "-m", "raypd.cli"]
+    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120"}
+    if script is None:
+        env["PYTHONPATH"] = str(ROOT)
+    else:
+        env.pop("PYTHONPATH", None)
+    return subprocess.run([*command, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
+        (["run.yaml", "decoding.metod=autoregressive"], "decoding.metod: unknown key; did you mean 'method'?"),
+        (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
+        (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
+        (["run.yaml", "input.text_columns=[titel]"], "a.jsonl: no column 'titel'"),
+        (["run.yaml", "decoding.max_value_tokens=0"], "decoding.max_value_tokens: Input should be greater"),
+        (["run.yaml", "output.path=run.yaml"], "run.yaml: is a file; give a folder"),
+        (["run.yaml", "input.path=s3://b/a.jsonl"], "s3:// is not a storage"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_plain_words(folder: Path, words: list[str], message: str) -> None:
+    done = raypd(folder, "extract", *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not (folder / "out").exists()
+
+
+def test_errors_of_the_file_name_its_line(folder: Path) -> None:
+    (folder / "run.yaml").write_text(RUN.replace("name: author", "nmae: author"))
+    done = raypd(folder, "extract", "run.yaml")
+    assert done.returncode == 2
+    assert "run.yaml:11: task.categories.book.attributes.0.nmae: unknown key; did you mean 'name'?" in done.stderr
+
+
+def test_version_help_and_mistyped_commands(folder: Path) -> None:
+    assert raypd(folder, "--version").stdout.startswith("raypd 0.")
+    assert "extract" in raypd(folder, "--help").stdout
+    done = raypd(folder, "extrakt")
+    assert done.returncode == 2
+    assert "extract" in done.stderr
+
+
+def test_config_show_is_yaml_that_reads_back(folder: Path) -> None:
+    shown = raypd(folder, "config", "show", "run.yaml", "engine.batch=3").stdout
+    assert "# b: prompts in decoding at the same time" in shown
+    tree = yaml.safe_load(shown)
+    run = RunConfig.model_validate(tree)
+    assert run.engine.batch == 3
+    assert run.task.categories["book"].attributes[0].name == "author"
+    defaults = yaml.safe_load(raypd(folder, "config", "show").stdout)
+    assert defaults["decoding"]["stacked_documents"] == 6
+    assert defaults["input"]["path"] is None
+
+
+def test_the_job_is_the_same_command_and_needs_no_installation(folder: Path) -> None:
+    script = str(ROOT / "jobs/extract.py")
+    done = raypd(folder, "run.yaml", "input.path=in/*.parquet", script=script)
+    assert done.returncode == 2, done.stderr
+    assert "in/*.parquet: no file matches" in done.stderr
+    assert "Usage: extract.py" in raypd(folder, "--help", script=script).stdout

@@ -1,0 +1,128 @@
+"""An engine and a task that cost milliseconds and behave as the real ones: for tests of what lies around them.
+
+Documents steer them by their title: `sleep 0.1` (seconds of decoding), `kill` (the process dies), `engine` (the engine
+raises), `finish` (reading the answer raises), `plan` (planning raises), `program` (the program fails), `twice` (two
+records).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from raypd.cluster.worker import Parts
+from raypd.config import RunConfig
+from raypd.tasks.base import Document, Record, Work
+
+
+@dataclass
+class Counts:
+    prefill_tokens: int = 10
+    shared_tokens: int = 4
+    decode_tokens: int = 3
+    steps: int = 2
+
+
+@dataclass
+class Finished:
+    tag: Any
+    answer: Any
+    error: Exception | None
+    counts: Counts
+
+
+class FakeEngine:
+    """Ends every program at the step after the one that began it; notes how full it was."""
+
+    def __init__(self, batch: int, folder: Path | None = None) -> None:
+        self.batch, self.folder = batch, folder
+        self.queue: list[tuple[list[str], Any]] = []
+        self.fill: list[int] = []
+
+    @property
+    def pending(self) -> int:
+        return len(self.queue)
+
+    def submit(self, program: Any, *, tag: Any, sampling: Any, seed: int) -> None:
+        if program == ["submit"]:
+            raise ValueError("the engine does not take it")
+        self.queue.append((program, tag))
+
+    def step(self) -> list[Finished]:
+        running, self.queue = self.queue[: self.batch], self.queue[self.batch :]
+        self.fill.append(len(running))
+        ended = []
+        for titles, tag in running:
+            error = None
+            for title in titles:
+                if title.startswith("sleep"):
+                    time.sleep(float(title.split()[1]))
+                if title == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if title == "kill once" and self.folder is not None and _first(self.folder / "killed"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if title == "engine":
+                    raise RuntimeError("the device is gone")
+                if title == "program":
+                    error = ValueError("the program failed")
+            ended.append(Finished(tag, [t.upper() for t in titles], error, Counts()))
+        return ended
+
+
+def _first(mark: Path) -> bool:
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class FakeTask:
+    """Answers a document with its title in capitals, two documents a program."""
+
+    def input_columns(self) -> list[str]:
+        return ["title"]
+
+    def columns(self) -> pa.Schema:
+        return pa.schema([("answer", pa.string())])
+
+    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+        pair: list[Document] = []
+        for document in documents:
+            if document.error is not None:
+                yield Record(document.row, error=document.error)
+                continue
+            if document.fields["title"] == "plan":
+                raise ValueError("the plan failed")
+            pair.append(document)
+            if len(pair) == 2:
+                yield _work(pair)
+                pair = []
+        if pair:
+            yield _work(pair)
+
+
+def _work(pair: list[Document]) -> Work:
+    rows = [d.row for d in pair]
+
+    def finish(answer: list[str]) -> list[Record]:
+        if "FINISH" in answer:
+            raise ValueError("the answer cannot be read")
+        records = [Record(row, {"answer": text}) for row, text in zip(rows, answer, strict=True)]
+        return records + [Record(r.row, {"answer": "AGAIN"}) for r in records if r.columns["answer"] == "TWICE"]
+
+    return Work(rows, [d.fields["title"] for d in pair], finish)  # type: ignore[arg-type]
+
+
+def build(config: RunConfig, threads: int | None) -> Parts:
+    """What a test's worker is built from; it tells its process id in the output folder."""
+    folder = Path(config.output.path)
+    (folder / f"worker-{os.getpid()}").touch()
+    return Parts(FakeEngine(config.engine.batch, folder), FakeTask(), None)

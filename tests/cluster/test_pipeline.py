@@ -1,0 +1,238 @@
+"""Whole runs on a real local Ray with a fake engine: faults, and every document exactly once afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from raypd.cluster import commit, pipeline
+from raypd.config import RunConfig
+from raypd.errors import ConfigError, RunError
+from tests.cluster import fakes
+from tests.cluster.conftest import run_process, write_jsonl
+
+
+@pytest.fixture(scope="module")
+def ray_here():
+    """One Ray for the tests that need no process of their own."""
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def ids(run: RunConfig) -> Counter[str]:
+    """How often each id stands in the output."""
+    found: Counter[str] = Counter()
+    for path in Path(run.output.path).glob("units/*.parquet"):
+        found.update(pq.read_table(path)["id"].to_pylist())
+    return found
+
+
+def exactly_once(run: RunConfig, count: int) -> bool:
+    return ids(run) == Counter({str(i): 1 for i in range(count)})
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def committed(run: RunConfig) -> int:
+    return len(commit.committed(run.output.path))
+
+
+def worker_pid(run: RunConfig) -> int:
+    return max(int(p.name.split("-")[1]) for p in Path(run.output.path).glob("worker-*"))
+
+
+# ------------------------------------------------------------------------------------------------- in this process
+
+
+def test_a_run_and_its_manifest_and_nothing_to_do_the_second_time(tmp_path, config, ray_here) -> None:
+    titles = ["a"] * 23 + ["finish", ""]
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=10)
+    made = pipeline.run_extract(run, build=fakes.build)
+    assert exactly_once(run, 25)
+    assert (made.documents, made.ok, made.failed, made.units) == (25, 22, 3, 3)
+    tree = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert tree["fingerprint"] == run.fingerprint()
+    assert tree["prefill_tokens"] == 120  # 12 works
+    assert set(tree["versions"]) == {"raypd", "python", "torch", "transformers", "ray", "pyarrow"}
+    assert [s["how"] for s in tree["sessions"]] == ["complete"]
+    assert tree["config"]["input"]["text_columns"] == ["title"]
+
+    def never(config, threads):
+        raise AssertionError("a worker was built")
+
+    assert pipeline.run_extract(run, build=never).documents == 25
+    assert len(list((tmp_path / "out/sessions").iterdir())) == 1
+
+
+def test_what_is_new_in_the_input_is_added(tmp_path, config, ray_here) -> None:
+    write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 5)
+    run = config(str(tmp_path / "in"))
+    pipeline.run_extract(run, build=fakes.build)
+    write_jsonl(tmp_path / "in/b.jsonl", ["a"] * 3)
+    made = pipeline.run_extract(run, build=fakes.build)
+    assert (made.documents, made.units) == (8, 2)
+    assert [s["documents"] for s in made.sessions] == [5, 3]
+
+
+def test_an_output_folder_belongs_to_one_configuration(tmp_path, config, ray_here) -> None:
+    path = str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 5))
+    run, other = config(path), config(path, id_column=None)
+    pipeline.run_extract(run, build=fakes.build)
+    with pytest.raises(ConfigError) as caught:
+        pipeline.run_extract(other, build=fakes.build)
+    for part in (run.fingerprint(), other.fingerprint(), "input.id_column", "new output.path"):
+        assert part in str(caught.value)
+    with pytest.raises(ConfigError, match=r"cluster\.unit_documents has changed"):
+        pipeline.run_extract(config(path, unit_documents=2), build=fakes.build)
+    write_jsonl(tmp_path / "a.jsonl", ["b"] * 5)
+    with pytest.raises(ConfigError, match="a file of the input"):
+        pipeline.run_extract(run, build=fakes.build)
+
+
+def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(tmp_path, config, ray_here, monkeypatch) -> None:
+    for name in "abc":
+        write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
+    run = config(str(tmp_path / "in"))
+    plan = pipeline.units.plan
+
+    def plan_then_lose(config):
+        units = plan(config)
+        (tmp_path / "in/b.jsonl").unlink()
+        return units
+
+    monkeypatch.setattr(pipeline.units, "plan", plan_then_lose)
+    with pytest.raises(RunError, match=r"(?s)b.jsonl: cannot be read.*2 of 3 units committed; the same command"):
+        pipeline.run_extract(run, build=fakes.build)
+    assert sum(ids(run).values()) == 6
+
+
+def test_a_worker_that_cannot_start_ends_the_run(tmp_path, config, ray_here) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 30)))
+
+    def build(config, threads):
+        raise RuntimeError("no such weights")
+
+    with pytest.raises(RunError, match=r"(?s)no such weights.*0 of 3 units committed"):
+        pipeline.run_extract(run, build=build)
+
+
+def test_a_worker_that_dies_once_costs_nothing(tmp_path, config, ray_here) -> None:
+    titles = ["sleep 0.01"] * 100
+    titles[37] = "kill once"
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)))
+    made = pipeline.run_extract(run, build=fakes.build)
+    assert exactly_once(run, 100)
+    assert (made.ok, made.failed) == (100, 0)
+    attempts = [pq.read_table(p)["attempts"][0].as_py() for p in Path(run.output.path).glob("units/*.parquet")]
+    assert max(attempts) == 2
+
+
+# ----------------------------------------------------------------------------------------- in processes of their own
+
+
+@pytest.mark.parametrize(
+    ("title", "reason"),
+    [("engine", "the device is gone"), pytest.param("kill", "died each time", marks=pytest.mark.slow)],
+)
+def test_a_unit_that_kills_its_process_is_given_up_and_the_rest_is_done(tmp_path, config, title, reason) -> None:
+    titles = ["a"] * 60
+    titles[25] = title
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)))
+    process = run_process(run, tmp_path)
+    _, err = process.communicate(timeout=140)
+    assert process.returncode == 1
+    assert re.search(rf"(?s)1 units could not .*{reason}", err), err
+    assert err.splitlines()[-1] == "5 of 6 units committed; the same command resumes"
+    assert ids(run) == Counter({str(i): 1 for i in range(60) if not 20 <= i < 30})
+
+
+def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.02"] * 300)), unit_documents=10)
+
+    first = run_process(run, tmp_path)
+    wait_for(lambda: committed(run) >= 3)
+    os.kill(worker_pid(run), signal.SIGKILL)
+    before = committed(run)
+    wait_for(lambda: committed(run) >= before + 4)  # another worker goes on
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+
+    second = run_process(run, tmp_path)
+    at_start = committed(run)
+    wait_for(lambda: committed(run) >= at_start + 3)
+    second.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    out, err = second.communicate(timeout=30)
+    assert time.monotonic() - asked < 15
+    assert second.returncode == 130
+    state = re.fullmatch(r"interrupted: (\d+) of 30 units committed; the same command resumes", err.splitlines()[-1])
+    assert state, err
+    assert "Traceback" not in err + out
+    assert int(state[1]) < 30
+
+    third = run_process(run, tmp_path)
+    out, err = third.communicate(timeout=120)
+    assert third.returncode == 0, err
+    assert "documents=300 ok=300 failed=0" in out
+    assert exactly_once(run, 300)
+    tree = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert [s["how"] for s in tree["sessions"]] == ["killed", "interrupted", "complete"]
+    assert sum(s["documents"] for s in tree["sessions"]) == 300
+    assert not [n for n in os.listdir(tmp_path / "out/units") if n.startswith(".tmp")]
+
+
+def test_sigterm_and_two_runs_at_once(tmp_path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.02"] * 100)), unit_documents=10)
+    first, second = run_process(run, tmp_path), run_process(run, tmp_path)
+    wait_for(lambda: committed(run) >= 3)
+    first.send_signal(signal.SIGTERM)
+    _, err = first.communicate(timeout=30)
+    assert first.returncode == 130
+    assert err.splitlines()[-1].endswith("of 10 units committed; the same command resumes")
+    _, err = second.communicate(timeout=60)
+    assert second.returncode == 0, err
+    assert exactly_once(run, 100)
+
+
+def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, config, monkeypatch) -> None:
+    copy = tmp_path / "runtime_resources/working_dir_files/_ray_pkg_0123"
+    copy.mkdir(parents=True)
+    run = RunConfig.model_validate({**config("a.jsonl").model_dump(), "output": {"path": "runs/x"}})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert pipeline.output_folder(run) == str(tmp_path / "runs/x")
+    monkeypatch.chdir(copy)
+    assert pipeline.output_folder(run) == str(tmp_path / "raypd/runs/x")
+
+
+def test_ray_that_does_not_answer_is_named(tmp_path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"])))
+    file = tmp_path / "run.yaml"
+    tree = run.model_dump()
+    tree["cluster"]["address"] = "127.0.0.1:1"
+    file.write_text(json.dumps(tree))
+    done = run_process(RunConfig.model_validate(tree), tmp_path)
+    try:
+        _, err = done.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        done.kill()
+        raise
+    assert done.returncode == 1
+    assert "cluster.address 127.0.0.1:1: no Ray cluster answers" in err

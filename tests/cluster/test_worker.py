@@ -1,0 +1,135 @@
+"""The decode worker in this process, with a fake engine: overlap of units, and whom an error costs what."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from raypd.cluster import commit, manifest
+from raypd.cluster.units import plan
+from raypd.cluster.worker import DecodeWorker, EngineBroken, Order, Parts
+from tests.cluster import fakes
+from tests.cluster.conftest import write_jsonl
+
+
+def worker(run, **keys) -> DecodeWorker:
+    manifest.claim(run, run.output.path)
+    return DecodeWorker(Order(run, run.output.path, "s", **{"build": fakes.build, **keys}))
+
+
+def rows(run, unit) -> list[dict]:
+    return commit.read_rows(run.output.path, unit.id, 1000)
+
+
+def test_units_overlap_so_that_the_engine_does_not_drain(tmp_path: Path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.001"] * 400)), unit_documents=50, batch=4)
+    made = worker(run)
+    units = plan(run)
+    free = threading.Semaphore(2)  # units in flight
+
+    def one(unit) -> None:
+        with free:
+            made.run_unit(unit)
+
+    threads = [threading.Thread(target=one, args=(unit,)) for unit in units]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert commit.committed(run.output.path) == {u.id for u in units}
+    fill = made.parts.engine.fill
+    # 200 works in batches of 4: nearly every step is full, across the borders of units too.
+    assert sum(fill) == 200
+    assert sum(n < 4 for n in fill) <= 8, fill
+    counts = commit.read_summary(run.output.path, units[0].id).counts
+    assert counts == {"prefill_tokens": 250, "shared_tokens": 100, "decode_tokens": 75, "steps": 50}
+
+
+def test_work_is_planned_as_the_engine_has_room(tmp_path: Path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 200)), unit_documents=200, batch=4)
+    made = worker(run)
+    ahead = []
+    work = fakes._work
+
+    class Task(fakes.FakeTask):
+        def plan(self, documents):
+            for item in super().plan(documents):
+                ahead.append(len(made._queue) + made._in_engine)
+                yield item
+
+    made.parts.task = Task()
+    made.run_unit(plan(run)[0])
+    assert len(ahead) == 100
+    assert max(ahead) <= 2 * 4
+    assert work is fakes._work
+
+
+def test_an_error_costs_the_documents_of_its_work_alone(tmp_path: Path, config) -> None:
+    titles = ["a", "b", "program", "c", "finish", "d", "submit", "e", "f", "plan", "g", "twice", "", "h"]
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=100)
+    made = worker(run)
+    task = made.parts.task
+    submit = made.parts.engine.submit
+
+    def refuse(program, **keys) -> None:
+        submit(["submit"] if "submit" in program else program, **keys)
+
+    made.parts.engine.submit = refuse  # type: ignore[method-assign]
+    assert task is made.parts.task
+    (unit,) = plan(run)
+    summary = made.run_unit(unit)
+    found = rows(run, unit)
+    status = {r["row"]: (r["error"] or r["answer"]) for r in found}
+    assert len(status) == len(titles)
+    assert status[0] == "A"
+    assert status[2] == status[3] == "ValueError: the program failed"
+    assert status[4] == status[5] == "ValueError: the answer cannot be read"
+    assert status[6] == status[7] == "ValueError: the engine does not take it"
+    assert status[9] == "ValueError: the plan failed"
+    assert (status[8], status[10]) == ("F", "G")  # planned again one by one
+    assert [r["answer"] for r in found if r["row"] == 11] == ["TWICE", "AGAIN"]
+    assert status[12] == "a.jsonl:13: no text in title"
+    assert (summary.documents, summary.ok, summary.failed) == (14, 6, 8)
+
+
+def test_a_committed_unit_is_not_decoded_again(tmp_path: Path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a", "b"])))
+    (unit,) = plan(run)
+    first = worker(run).run_unit(unit)
+    again = worker(run)
+    assert again.run_unit(unit) == first
+    assert again.parts.engine.fill == []
+
+
+def test_a_broken_engine_breaks_the_units_that_it_holds(tmp_path: Path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["engine"])))
+    made = worker(run)
+    with pytest.raises(EngineBroken, match="the device is gone"):
+        made.run_unit(plan(run)[0])
+    with pytest.raises(EngineBroken):  # and the next one at once
+        made.run_unit(plan(run)[0])
+
+
+def test_a_worker_that_cannot_start_says_so_in_every_summary(tmp_path: Path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"])))
+
+    def build(config, threads) -> Parts:
+        raise RuntimeError("no such weights")
+
+    row = worker(run, build=build)({"unit": [plan(run)[0].to_json()]})
+    assert row["fatal"] == [True]
+    assert "no such weights" in row["error"][0]
+
+
+def test_a_unit_that_cannot_be_read_is_a_failed_unit(tmp_path: Path, config) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["a"])
+    run = config(str(path))
+    (unit,) = plan(run)
+    made = worker(run)
+    path.unlink()
+    row = made({"unit": [unit.to_json()]})
+    assert row["fatal"] == [False]
+    assert "a.jsonl: cannot be read" in row["error"][0]
+    assert commit.committed(run.output.path) == set()
