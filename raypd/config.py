@@ -121,7 +121,7 @@ class DecodingConfig(Section):
         "predicted",
         description="What the main thread skips at a promise (pasta): its tokens attribute, or fixed_length",
     )
-    fixed_length: int = Field(100, ge=1, description="Tokens skipped at a promise when promised_length is fixed")
+    fixed_length: int = Field(40, ge=1, description="Tokens skipped at a promise when promised_length is fixed")
     mask_tokens: int = Field(5, ge=0, description="k: tokens drafted in every pass (space)")
     heads: str | None = Field(None, description="Folder of trained Medusa heads (medusa, apar_medusa)")
     draft_model: str | None = Field(None, description="Hub id or folder of the draft model (speculative)")
@@ -281,6 +281,13 @@ class RunConfig(Section):
             raise ValueError(
                 f"decoding.method {self.decoding.method} does not do {self.task.kind}; choose from "
                 + ", ".join(METHODS[self.task.kind])
+            )
+        method, sampling = self.decoding.method, self.decoding.sampling
+        if method in ("medusa", "apar_medusa") and self.decoding.heads is None:
+            raise ValueError(f"decoding.method {method} needs decoding.heads, a folder of trained Medusa heads")
+        if method == "speculative" and self.decoding.draft_model is None:
+            raise ValueError(
+                "decoding.method speculative needs decoding.draft_model, a smaller model of the same family"
             )
         if isinstance(self.task, ExtractionConfig):
             self._categories_known(self.task)

@@ -60,6 +60,10 @@ def _values(row: dict[str, Any]) -> Text:
     """The answers of a row in one line: `name: value` of what was found, or the error."""
     if row["status"] != "ok":
         return Text(f"error: {_short(row['error'], 200)}", style="red")
+    if "text" in row:  # generation
+        return Text(_short(row["text"], 200))
+    if "question" in row:
+        return Text(f"{_short(row['question'], 60)} {_short(row['answer'], 100)}")
     parts: list[str] = []
     for name, value in row.items():
         # Flags of a row and lists of details are for those who read the files.

@@ -22,7 +22,7 @@ from raypd.cluster import commit, storage
 from raypd.cluster.reading import read_unit
 from raypd.cluster.units import Unit
 from raypd.config import RunConfig
-from raypd.errors import UserError
+from raypd.errors import ModelError, UserError
 from raypd.tasks.base import Document, Record, Task, Work
 
 _REPORT_SECONDS = 2.0
@@ -52,18 +52,30 @@ def build(config: RunConfig, threads: int | None) -> Parts:
     """Loads the model and makes engine and task. Raises ModelError, ConfigError."""
     import torch
 
-    from raypd.decoding.engine import Engine
+    from raypd.decoding import engine as decoding
+    from raypd.decoding.assisted import AssistedEngine, AssistedGenerator
     from raypd.decoding.sampling import Sampling
     from raypd.models.load import load_model
     from raypd.tasks import build_task
+    from raypd.tasks.prompting import end_tokens
 
     if threads is not None:
         torch.set_num_threads(threads)
     loaded = load_model(config.model)
-    sizes = config.engine
-    engine = Engine(loaded.model, batch=sizes.batch, token_budget=sizes.token_budget, cache_tokens=sizes.cache_tokens)
-    task = build_task(config, loaded.tokenizer, loaded.context_length)
-    sampling = config.decoding.sampling
+    sizes, sampling = config.engine, config.decoding.sampling
+    engine: Engine
+    if config.decoding.method == "speculative":
+        draft = load_model(config.model.model_copy(update={"name": config.decoding.draft_model, "adapter": None}))
+        try:
+            pair = AssistedGenerator(loaded.model, draft.model, loaded.tokenizer, draft.tokenizer)
+        except ValueError as error:
+            raise ModelError(f"decoding.draft_model: {error}") from None
+        engine = AssistedEngine(pair, config.decoding.max_new_tokens, end_tokens(loaded.tokenizer))
+    else:
+        engine = decoding.Engine(
+            loaded.model, batch=sizes.batch, token_budget=sizes.token_budget, cache_tokens=sizes.cache_tokens
+        )
+    task = build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)
     return Parts(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))
 
 

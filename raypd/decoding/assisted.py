@@ -5,6 +5,7 @@ It is no program of the engine: one prompt at a time, two unmodified models, eac
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,10 @@ from transformers import (
 )
 
 from raypd.decoding.attention import sdpa
+from raypd.decoding.engine import Finished
 from raypd.decoding.methods.autoregressive import Continuation
+from raypd.decoding.program import Predictions, Program
+from raypd.decoding.row import Counts
 from raypd.decoding.sampling import GREEDY, Sampling
 
 
@@ -150,3 +154,38 @@ class _Until(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
         self.read(input_ids[0, self.start :].tolist())
         return torch.full((input_ids.shape[0],), self.stopped, device=input_ids.device)
+
+
+class AssistedEngine:
+    """Runs `autoregressive` programs one by one with assisted generation: the surface of an Engine, for comparison.
+
+    A program's first feed is its prompt; what the two models decode behind it answers that and all later feeds.
+    """
+
+    def __init__(self, generator: AssistedGenerator, max_new_tokens: int, ends: Collection[int]) -> None:
+        self.generator, self.max_new_tokens, self.ends = generator, max_new_tokens, ends
+        self.queue: deque[tuple[Program[Any], Any, Sampling, int]] = deque()
+
+    def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
+        self.queue.append((program, tag, sampling, seed))
+
+    @property
+    def pending(self) -> int:
+        return len(self.queue)
+
+    def step(self) -> list[Finished]:
+        """Decodes one program to its end."""
+        program, tag, sampling, seed = self.queue.popleft()
+        counts = Counts()
+        try:
+            tokens = next(program).tokens
+            said = self.generator.generate(tokens, self.max_new_tokens, self.ends, sampling=sampling, seed=seed % 2**63)
+            counts = Counts(prefill_tokens=len(tokens), decode_tokens=len(said.tokens), steps=said.steps)
+            for token, logprob in zip(said.tokens, said.logprobs, strict=True):
+                program.send(Predictions([token], [logprob]))
+            raise RuntimeError("a program asked for more tokens than assisted generation decoded")
+        except StopIteration as end:
+            return [Finished(tag, end.value, None, counts)]
+        except Exception as error:
+            program.close()
+            return [Finished(tag, None, error, counts)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raypd.config import GenerationConfig, QuestionAnsweringConfig, RunConfig
 from raypd.tasks.base import Task
@@ -11,10 +11,15 @@ from raypd.tasks.generation import GenerationTask
 from raypd.tasks.question_answering import QuestionAnsweringTask
 
 
-def build_task(config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> Task:
-    """The task that a configuration names. Raises ConfigError where it cannot fit the model."""
+def build_task(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None = None
+) -> Task:
+    """The task that a configuration names. `model`: for methods with weights of their own, which follow its device.
+
+    Raises ConfigError or ModelError where it cannot fit the model.
+    """
     if isinstance(config.task, QuestionAnsweringConfig):
         return QuestionAnsweringTask(config, tokenizer, context_length)
     if isinstance(config.task, GenerationConfig):
-        return GenerationTask(config, tokenizer, context_length)
+        return GenerationTask(config, tokenizer, context_length, model)
     return ExtractionTask(config, tokenizer, context_length)

@@ -202,7 +202,7 @@ class ExtractionTask:
         if self.decoding.method == "autoregressive":
             (body,) = stack
             prompt = Prompt(*self._prompt(category, stack, self._encode("{\n")))
-            stops = JsonObjectEnd(self.texts, self.ends)
+            stops = JsonObjectEnd(self.texts, self.ends, [attribute.name for attribute in category.attributes])
             program = autoregressive(prompt, self.decoding.max_new_tokens, stops)
             return Work(rows, program, lambda answer: [self._read_json(category, body, answer)], seed)
         slotted = self._slotted(category, stack)

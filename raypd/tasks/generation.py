@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raypd.config import DecodingConfig, GenerationConfig, RunConfig
 from raypd.decoding.methods.autoregressive import Prompt
@@ -69,14 +69,20 @@ class StopStrings:
 class GenerationTask:
     """Task of kind `generation`."""
 
-    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        context_length: int,
+        model: PreTrainedModel | None = None,
+    ) -> None:
         assert isinstance(config.task, GenerationConfig)
         self.task: GenerationConfig = config.task
         self.decoding: DecodingConfig = config.decoding
         self.tokenizer, self.context_length = tokenizer, context_length
         self._bytes = token_bytes(tokenizer)
         self._ends = end_tokens(tokenizer)
-        self._writer: Writer = writer(config, tokenizer, context_length)
+        self._writer: Writer = writer(config, tokenizer, context_length, model)
 
     def input_columns(self) -> list[str]:
         return [self.task.prompt_column]
@@ -136,7 +142,7 @@ class GenerationTask:
     def _next(self, chat: _Chat) -> Work | Record:
         """The work that answers the conversation's next turn."""
         turns = [*chat.turns, {"role": "user", "content": chat.left[0]}]
-        tokens = self._tokens(turns)
+        tokens = self._tokens([*chat.turns, {"role": "user", "content": self._writer.request(chat.left[0])}])
         room = self.context_length - self._writer.most_positions(self.decoding)
         if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
             return Record(

@@ -105,16 +105,20 @@ def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
 
 
 class JsonObjectEnd:
-    """Tells when an answer that begins inside a JSON object has closed it; reads each token's text once.
+    """Tells when an answer that begins inside a JSON object needs no more tokens; reads each token's text once.
 
-    Call with all tokens so far, after each token. The text before the first call counts as one opened object.
+    That is at its closing brace, at an end token, when every wanted key has its value, and when a key comes a second
+    time (the first one counts; a small model may go round in circles). Call with all tokens so far, after each token.
     """
 
-    def __init__(self, texts: list[str], end_tokens: frozenset[int]) -> None:
+    def __init__(self, texts: Sequence[str], end_tokens: frozenset[int], wanted: Sequence[str]) -> None:
         self._texts, self._ends = texts, end_tokens
+        self._wanted = {name.casefold() for name in wanted}
+        self._keys: set[str] = set()
         self._read = 0
         self._depth = 1
-        self._inside = self._escaped = False
+        self._inside = self._escaped = self._after_colon = self._over = False
+        self._word = ""
 
     def __call__(self, tokens: Sequence[int]) -> bool:
         for token in tokens[self._read :]:
@@ -123,7 +127,7 @@ class JsonObjectEnd:
             for char in self._texts[token]:
                 self._next(char)
         self._read = len(tokens)
-        return self._depth <= 0
+        return self._over
 
     def _next(self, char: str) -> None:
         if self._inside:
@@ -133,7 +137,18 @@ class JsonObjectEnd:
                 self._escaped = True
             elif char in '"\n':
                 self._inside = False
+                self._after_colon &= char == '"' or self._depth > 1  # a string that was cut by the line is a value
+            self._word += char
         elif char == '"':
-            self._inside = True
+            self._inside, self._word = True, ""
+        elif char == ":" and self._depth == 1 and not self._after_colon:
+            key = self._word.removesuffix('"').casefold()
+            self._over |= key in self._keys
+            self._keys.add(key)
+            self._after_colon = True
         elif char in "{}":
             self._depth += 1 if char == "{" else -1
+            self._over |= self._depth <= 0
+        elif char in ",\n" and self._depth == 1 and self._after_colon:
+            self._after_colon = False
+            self._over |= self._wanted <= self._keys

@@ -6,16 +6,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raypd.config import DecodingConfig, RunConfig
 from raypd.decoding.methods.apar import AparAnswer, apar
+from raypd.decoding.methods.apar_medusa import AparMedusaAnswer, apar_medusa
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
+from raypd.decoding.methods.medusa import MedusaAnswer, MedusaHeads, medusa
 from raypd.decoding.methods.pasta import PastaAnswer, pasta
+from raypd.decoding.methods.skeleton_of_thought import (
+    OUTLINE_REQUEST,
+    POINT_REQUEST,
+    Point,
+    SkeletonAnswer,
+    skeleton_of_thought,
+)
 from raypd.decoding.methods.space import SpaceAnswer, space
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import Sampling
+from raypd.errors import ModelError
 from raypd.models.control_tokens import CHILD, FORK, MASK, control_token, markup_bytes
+from raypd.tasks.prompting import encode
 
 Stops = Callable[[Sequence[int]], bool]
 
@@ -36,6 +47,9 @@ class Text:
 class Writer(Protocol):
     """A decoding method that writes text."""
 
+    def request(self, content: str) -> str:
+        """What the user's turn says when its text is `content`."""
+
     def most_positions(self, decoding: DecodingConfig) -> int:
         """Positions behind the prompt that an answer may take."""
 
@@ -49,6 +63,9 @@ class Writer(Protocol):
 class Autoregressive:
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self.decoding, self.tokenizer = config.decoding, tokenizer
+
+    def request(self, content: str) -> str:
+        return content
 
     def most_positions(self, decoding: DecodingConfig) -> int:
         return decoding.max_new_tokens
@@ -105,6 +122,8 @@ class Apar(Autoregressive):
             "apar": asdict(answer.cost),
             "flattened": asdict(answer.flattened),
         }
+        if isinstance(answer, AparMedusaAnswer):
+            counters["average_accepted_tokens"] = answer.average_accepted_tokens
         return Text(text, answer.stopped, len(answer.tokens), answer.logprobs, counters=counters)
 
 
@@ -140,7 +159,87 @@ class Pasta(Autoregressive):
         return Text(answer.text, answer.stopped, answer.tokens, logprobs, answer.raw, counters, list(answer.warnings))
 
 
-def writer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> Writer:
+class Medusa(Autoregressive):
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> None:
+        super().__init__(config, tokenizer)
+        self.heads = load_heads(config, model)
+
+    def program(self, prompt: Prompt, stops: Stops, ends: frozenset[int], seed: int) -> Program[Any]:
+        return medusa(prompt, self.decoding.max_new_tokens, self.heads, stops=stops)
+
+    def read(self, answer: Continuation) -> Text:
+        assert isinstance(answer, MedusaAnswer)
+        said = super().read(answer)
+        said.counters = {
+            "steps": answer.steps,
+            "accepted": answer.accepted,
+            "average_accepted_tokens": answer.average_accepted_tokens,
+        }
+        return said
+
+
+class AparMedusa(Apar):
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> None:
+        super().__init__(config, tokenizer)
+        self.heads = load_heads(config, model)
+
+    def program(self, prompt: Prompt, stops: Stops, ends: frozenset[int], seed: int) -> Program[Any]:
+        return apar_medusa(prompt, self.decoding.max_new_tokens, self.fork, self.child, ends, self.heads)
+
+
+class SkeletonOfThought(Autoregressive):
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(config, tokenizer)
+        first, second = "\u241efirst\u241e", "\u241esecond\u241e"
+        text = f"{first}\n\n{second}\n\n"
+        if tokenizer.chat_template:
+            roles = (("user", "?"), ("assistant", first), ("user", second))
+            turns = [{"role": role, "content": content} for role, content in roles]
+            text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        between, _, behind = text.partition(first)[2].partition(second)
+        self.between, self.behind = (encode(tokenizer, part, special=True) for part in (between, behind))
+
+    def request(self, content: str) -> str:
+        return OUTLINE_REQUEST.format(question=content)
+
+    def most_positions(self, decoding: DecodingConfig) -> int:
+        return decoding.max_new_tokens + len(self._expand(Point(999, "")))
+
+    def program(self, prompt: Prompt, stops: Stops, ends: frozenset[int], seed: int) -> Program[Any]:
+        return skeleton_of_thought(
+            prompt,
+            self.decoding.max_new_tokens,
+            self._expand,
+            lambda tokens: str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)),
+            ends,
+        )
+
+    def _expand(self, point: Point) -> list[int]:
+        request = encode(self.tokenizer, POINT_REQUEST.format(index=point.number), special=False)
+        return [*self.between, *request, *self.behind]
+
+    def read(self, answer: Any) -> Text:
+        assert isinstance(answer, SkeletonAnswer)
+        logprobs = [*answer.outline_logprobs, *(p for point in answer.points for p in point.logprobs)]
+        counters = {"points": len(answer.points), "steps": answer.steps, "longest_path": answer.longest_path}
+        return Text(answer.text, answer.stopped, answer.content_tokens, logprobs, counters=counters)
+
+
+def load_heads(config: RunConfig, model: PreTrainedModel | None) -> MedusaHeads:
+    """The Medusa heads of a configuration, on the model's device. Raises ModelError where they do not fit it."""
+    try:
+        if model is None:
+            return MedusaHeads.from_pretrained(str(config.decoding.heads))
+        heads = MedusaHeads.from_pretrained(str(config.decoding.heads), model.device, model.dtype)
+        heads.check(model)
+        return heads
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"decoding.heads: {error}") from None
+
+
+def writer(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None = None
+) -> Writer:
     """The writer of `decoding.method`. Raises ModelError where the model lacks what the method needs."""
     method = config.decoding.method
     if method == "space":
@@ -149,4 +248,10 @@ def writer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length
         return Apar(config, tokenizer)
     if method == "pasta":
         return Pasta(config, tokenizer, context_length)
-    return Autoregressive(config, tokenizer)
+    if method == "medusa":
+        return Medusa(config, tokenizer, model)
+    if method == "apar_medusa":
+        return AparMedusa(config, tokenizer, model)
+    if method == "skeleton_of_thought":
+        return SkeletonOfThought(config, tokenizer)
+    return Autoregressive(config, tokenizer)  # autoregressive itself, and speculative, which AssistedEngine answers

@@ -16,7 +16,7 @@ from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.methods.medusa import MedusaHeads, Tree, cartesian_tree, medusa, sparse_tree
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import Sampling
-from raypd.decoding.visibility import GONE
+from raypd.decoding.visibility import GONE, visible
 from tests.decoding import reference
 from tests.decoding.reference import Replay
 from tests.decoding.test_apar import CHILD, ENDS, EOS, FORK, steered
@@ -327,8 +327,12 @@ def test_apar_medusa_reuses_segments_and_frees_the_cache():
     while engine.pending:
         said += engine.step()
         for row in engine.rows:
-            most = max(most, int((~row.dropped[: row.size]).sum()))
-            size = max(size, len(row.reach))
+            live = np.flatnonzero(~row.dropped[: row.size])
+            _, positions, segments, _ = row.table[:, live]
+            fed = live >= row.size - len(row.feed.tokens)
+            seen = visible(row.reach, segments[fed], positions[fed], segments, positions)
+            assert seen.any(0).all(), "a token that no thread has on its path"
+            most, size = max(most, len(live)), max(size, len(row.reach))
     answer = said[0].answer
     same(answer.root, plain.root)
     assert most == answer.cost.max_cached_tokens

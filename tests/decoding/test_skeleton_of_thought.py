@@ -83,6 +83,21 @@ def test_the_independent_interpreter_of_feeds():
     assert [p.tokens for p in ours.points] == [p.tokens for p in theirs.points]
 
 
+def test_an_outline_that_goes_on_is_cut_and_written_out():
+    model, stock = pair("qwen3")
+    prompt = Prompt(INSTRUCTION, shared=20)
+    cut = len(OUTLINE) - 2  # "10. Mo" is no point
+    programs = [scripted(skeleton_of_thought(prompt, 90, expand, decode, ENDS, max_outline_tokens=cut), OUTLINE[:cut])]
+    answer = Engine(model, token_budget=16).run(programs)[0]
+    assert answer.outline == OUTLINE[:cut]
+    assert [(p.number, p.heading) for p in answer.points] == EXPECTED[:2]
+    assert not answer.stopped
+    for point in answer.points:
+        alone = [*prompt.tokens, *answer.outline, *expand(point)]
+        expected = reference.autoregressive(stock, alone, len(point.tokens), lambda tokens: tokens[-1] % 7 == 0)
+        agree([(EOS if t % 7 == 0 else t, p, gap) for t, p, gap in expected], point.tokens, point.logprobs)
+
+
 def drive(program, *steps):
     """Answers the feeds with the given tokens, one list a step."""
     feeds = [next(program)]

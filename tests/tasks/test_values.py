@@ -78,21 +78,28 @@ def test_find_value_in_an_autoregressive_answer(text, name, found):
 
 
 @pytest.mark.parametrize(
-    ("text", "ends"),
+    ("text", "end"),
     [
-        ('"a": 1}', True),
-        ('"a": "}"', False),
-        ('"a": "\\"}"', False),
-        ('"a": {"b": 1}', False),
-        ('"a": {"b": 1}}', True),
-        ('"a": "not closed\n}', True),
-        ("<end>", True),
+        ('"a": 1}', -1),
+        ('"a": "}"', None),
+        ('"a": "\\"}"', None),
+        ('"a": {"b": 1}', None),
+        ('"a": {"b": 1}}', -1),
+        ('"a": "not closed\n}', -1),
+        ('"x": "not closed\n"x": 1', '"x":'),
+        ('"a": {"b": 1, "b": 2}', None),  # a key of an inner object is none of ours
+        ('"a": 1, "x": "a:b", "c": 3, "a": 4, "y": 5', '"a":'),
+        ('"a": 1,\n"B": 2,\n"c": 3', "2,"),
+        ('"b": 1, "A": "x", "more": 2', '"x",'),
+        ('"b": 1, "A": "x, y", "more": 2', '"x, y",'),
+        ("\x00", -1),
     ],
 )
-def test_the_end_of_a_json_object(text, ends):
-    texts = [*dict.fromkeys(text.replace("<end>", "")), ""]
-    tokens = [texts.index(char) for char in text.replace("<end>", "")]
-    if "<end>" in text:
-        tokens.append(len(texts) - 1)
-    stops = JsonObjectEnd(texts, frozenset([len(texts) - 1]))
-    assert [stops(tokens[: n + 1]) for n in range(len(tokens))] == [False] * (len(tokens) - 1) + [ends]
+def test_the_end_of_a_json_object(text, end):
+    """`end`: what the answer ends with (the last time it stands there); -1: its last character; None: it goes on."""
+    texts = [chr(i) for i in range(128)]
+    stops = JsonObjectEnd(texts, frozenset([0]), ["a", "b"])
+    tokens = [ord(char) for char in text]
+    stopped = next((n for n in range(1, len(tokens) + 1) if stops(tokens[:n])), None)
+    expected = len(text) if end == -1 else None if end is None else text.rindex(end) + len(end)
+    assert stopped == expected

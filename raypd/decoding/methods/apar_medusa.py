@@ -148,6 +148,7 @@ def apar_medusa(
                     kept.add(nodes[i])
                     index = fed + mine.root + 1 + nodes[i]
                     move[index] = s.current_node.segment
+                    s.current_node.cached.append(index)
                 else:
                     going_on.append(mine)
                     states.append(predictions.hidden[place])

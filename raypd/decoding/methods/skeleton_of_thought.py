@@ -72,6 +72,7 @@ def skeleton_of_thought(
     ends: frozenset[int],
     *,
     begun: str = "",
+    max_outline_tokens: int = 200,
     max_point_tokens: int = 128,
     max_points: int = 16,
 ) -> Program[SkeletonAnswer]:
@@ -79,14 +80,15 @@ def skeleton_of_thought(
 
     expand: the ids that stand between the outline and a point's text: the end of the model's turn, the request, and the
     beginning of the answer. decode: the text of ids. begun: what the outline begins with that the prompt holds already
-    ("1."). At most `max_new_tokens` tokens in outline and points together, `max_point_tokens` in one point and
-    `max_points` points; where fewer are left than points run, the earlier points have them.
+    ("1."). At most `max_new_tokens` tokens in outline and points together, `max_outline_tokens` in the outline,
+    `max_point_tokens` in one point and `max_points` points; where fewer are left than points run, the earlier points
+    have them. Of an outline that was cut, the last line is no point.
     """
     outline: list[int] = []
     logprobs: list[float] = []
     at, steps, stopped = len(prompt.tokens), 0, False
     feed = Feed(prompt.tokens, range(at), ask=[at - 1], shared=prompt.shared)
-    while len(outline) < max_new_tokens and not stopped:
+    while len(outline) < min(max_new_tokens, max_outline_tokens) and not stopped:
         predictions = yield feed
         steps += 1
         outline += predictions.tokens
@@ -96,13 +98,15 @@ def skeleton_of_thought(
         at += 1
     written = outline[:-1] if stopped else outline
     text = begun + decode(written)
-    points = points_of(text, max_points) if stopped else []
+    left = max_new_tokens - len(outline)
+    points = points_of(text if stopped else text.rpartition("\n")[0], max_points) if stopped or left else []
     at = len(prompt.tokens) + len(written)
 
-    # A point n is segment n + 1; the outline's last token is in the cache, for the end token came from it.
-    tokens: list[int] = []
-    positions: list[int] = []
-    segments: list[int] = []
+    # A point n is segment n + 1. The outline's last token is in the cache where an end token came from it.
+    tokens: list[int] = [] if stopped else written[-1:]
+    fed = at - len(tokens)  # row index of the next token: all before stand at their index
+    positions = list(range(fed, at))
+    segments = [0] * len(tokens)
     ask: list[int] = []
     reach: dict[tuple[int, int], Reach] = {}
     next_position = []
@@ -117,9 +121,8 @@ def skeleton_of_thought(
         reach[n + 1, 0] = Reach.ALL
         reach[n + 1, n + 1] = Reach.CAUSAL
         next_position.append(at + len(request))
-    fed = at  # row index of the next token, for all before stand at their index
     held: list[list[int]] = [[fed + i for i, s in enumerate(segments) if s == n + 1] for n in range(len(points))]
-    live, left = list(range(len(points))), max_new_tokens - len(outline)
+    live = list(range(len(points)))
     drop: list[int] = []
     if left < len(live):  # the last points have no token to begin with
         ask, live = ask[:left], live[:left]

@@ -1,0 +1,185 @@
+"""PASTA against threads that are read again from scratch at each step, by the stock model."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from raypd.decoding.engine import Engine
+from raypd.decoding.methods.apar import apar
+from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.hyper_parallel import hyper_parallel
+from raypd.decoding.methods.pasta import PastaAnswer, pasta
+from tests.decoding import reference
+from tests.decoding.pasta_script import BYTES, ENDS, EOS
+from tests.decoding.reference import Replay
+from tests.decoding.test_exactness import FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+
+A, B, SYNC, CLOSE, OPEN, BEHIND, LT, WORD, GT = range(240, 249)
+TEXTS = [*BYTES[:240], b'<promise topic="a" tokens="10"/>', b'<promise topic="b" tokens="3"/>', b"<sync/>", b"</async>",
+         b"<async>", b'<promise topic="c" tokens="20"/>The', b"<", b"sync", b"/>", *BYTES[249:]]  # fmt: skip
+for plain in (60, 62):  # no other way to begin or end a tag
+    TEXTS[plain] = b"?"
+
+
+def encode(text: str) -> list[int]:
+    return {"<async>": [OPEN], "</async>": [CLOSE], "<sync/>": [LT, WORD, GT]}.get(text, list(text.encode()))
+
+
+def steer(token: int, position: int, predicted: int) -> int:
+    """What a trained model would do now and then, as a function of what the model sees last."""
+    if token == LT:
+        return WORD
+    if token == WORD:
+        return GT
+    draw = (predicted * 31 + position * 17 + token * 7) % 29
+    marks = {0: A, 1: B, 2: SYNC, 3: CLOSE, 4: CLOSE, 5: BEHIND, 6: LT, 7: CLOSE, 8: SYNC}
+    if position > 60 and draw == 9:
+        return EOS
+    return marks.get(draw, predicted if 10 < predicted < 240 else 40 + draw)
+
+
+def steered(program):
+    feed = next(program)
+    try:
+        while True:
+            predictions = yield feed
+            for number, index in enumerate(feed.ask):
+                predictions.tokens[number] = steer(
+                    feed.tokens[index], feed.positions[index], predictions.tokens[number]
+                )
+            feed = program.send(predictions)
+    except StopIteration as end:
+        return end.value
+
+
+@dataclass(eq=False)
+class View:
+    """A thread as a list of the tokens (indices into `text`) that it sees, in its own order of reading."""
+
+    sees: list[int]
+    position: int
+    last: int = -1
+    picked: list[tuple[int, float]] = field(default_factory=list)
+    live: bool = True
+
+
+def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[View]:
+    """PASTA by its definition: every thread carries the list of what it sees, which a promise copies and a wait joins.
+
+    No segments, no rules: what a token saw is the list as it was when it was read.
+    """
+    text: list[tuple[int, int, list[int]]] = []  # token, position, what it sees (itself too)
+
+    def read(view: View, token: int) -> None:
+        index = len(text)
+        view.sees = [*view.sees, index]
+        text.append((token, view.position, view.sees))
+        view.last, view.position = index, view.position + 1
+
+    main = View([], 0)
+    for token in prompt:
+        read(main, token)
+    threads, children, used, wait = [main], [], 0, None
+    while used < most and any(t.live for t in threads):
+        live = [t for t in threads if t.live][: most - used]
+        mask = torch.zeros(len(text), len(text), dtype=torch.bool)
+        for q, (_, _, seen) in enumerate(text):
+            mask[q, seen] = True
+        logits = reference.dense_logits(stock, [t for t, _, _ in text], [p for _, p, _ in text], mask)
+        for view in live:
+            used += 1
+            predicted, logprob, _ = reference.greedy(logits[view.last], None)
+            x = steer(text[view.last][0], text[view.last][1], predicted)
+            before = text[view.last][0]
+            view.picked.append((x, logprob))
+            ended_sync = x == SYNC or (x == GT and before == WORD)
+            if x == EOS:
+                view.live = False
+                if view is not main:
+                    read(view, CLOSE)
+            elif view is main and ended_sync and children:
+                main.live, wait = False, x
+            else:
+                read(view, x)
+                if view is main and x in (A, B, BEHIND):
+                    child = View(list(main.sees), main.position)
+                    read(child, OPEN)
+                    threads.append(child)
+                    children.append(child)
+                    main.position += {A: 10, B: 3, BEHIND: 1 + most_async}[x]
+                elif view is not main and x == CLOSE:
+                    view.live = False
+                elif view is not main and len(view.picked) == most_async:
+                    view.live = False
+                    read(view, CLOSE)
+        if wait is not None and not any(child.live for child in children):
+            main.sees = [*main.sees, *sorted({i for c in children for i in c.sees} - set(main.sees))]
+            read(main, wait)
+            main.live, wait, children = True, None, []
+    return threads
+
+
+def compare(answer: PastaAnswer, threads: list[View], atol: float = 1e-3) -> None:
+    assert len(answer.threads) == len(threads)
+    for ours, theirs in zip(answer.threads, threads, strict=True):
+        assert ours.tokens == [t for t, _ in theirs.picked]
+        assert ours.logprobs == pytest.approx([p for _, p in theirs.picked], abs=atol)
+
+
+MOST, MOST_ASYNC = 56, 12
+
+
+def program(prompt: Prompt):
+    return steered(pasta(prompt, MOST, TEXTS, encode, ENDS, max_async_tokens=MOST_ASYNC))
+
+
+def prompts_of(seed: int, count: int) -> list[Prompt]:
+    rng = random.Random(seed)
+    return [Prompt(INSTRUCTION + tokens_of(rng, 1, 15), shared=23 if i % 3 else 0) for i in range(count)]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_threads_equal_threads_read_from_scratch_beside_other_programs(kind):
+    model, stock = pair(kind)
+    prompts = prompts_of(3, 3)
+    values = slotted(random.Random(3), 2, shared=True)
+    programs = [program(p) for p in prompts]
+    programs += [hyper_parallel(values, 5), autoregressive(prompts[0], 9, lambda t: False)]
+    programs += [apar(prompts[1], 20, 3, 4, ENDS)]
+    *answers, filled, plain, _ = Engine(model, batch=4, token_budget=24).run(programs)
+    for answer, prompt in zip(answers, prompts, strict=True):
+        compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC))
+    for value, want in zip(filled, expected_values(stock, values, 5, False), strict=True):
+        agree(want, value.tokens, value.logprobs)
+    agree(reference.autoregressive(stock, prompts[0].tokens, 9, lambda t: False), plain.tokens, plain.logprobs)
+    assert sum(len(answer.threads) for answer in answers) > 8
+    assert "<sync/>" in "".join(a.raw.partition("</async>")[2] for a in answers), "a wait for a child"
+
+
+def test_float64_and_the_independent_interpreter_of_feeds():
+    model, stock = pair("qwen3")
+    model, stock = model.double(), stock.double()
+    prompts = prompts_of(4, 2)
+    for prompt, answer in zip(prompts, Engine(model, batch=3).run(map(program, prompts)), strict=True):
+        compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC), atol=2e-6)
+        replayed = Replay(stock).run(program(prompt))
+        assert replayed.raw == answer.raw
+        assert replayed.steps == answer.steps
+        for a, b in zip(replayed.threads, answer.threads, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=2e-6)
+
+
+def test_rows_fed_again_after_losing_their_cache_and_any_batch_give_the_same():
+    model, stock = pair("llama")
+    other = copy.deepcopy(stock)
+    prompts = prompts_of(5, 5)
+    squeezed = Engine(model, batch=5, token_budget=40, cache_tokens=320).run(map(program, prompts))
+    alone = [Engine(other, batch=1).run([program(p)])[0] for p in prompts]
+    for a, b in zip(squeezed, alone, strict=True):
+        assert a.raw == b.raw
+        assert [t.tokens for t in a.threads] == [t.tokens for t in b.threads]
