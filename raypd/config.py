@@ -282,7 +282,7 @@ class RunConfig(Section):
                 f"decoding.method {self.decoding.method} does not do {self.task.kind}; choose from "
                 + ", ".join(METHODS[self.task.kind])
             )
-        method, sampling = self.decoding.method, self.decoding.sampling
+        method = self.decoding.method
         if method in ("medusa", "apar_medusa") and self.decoding.heads is None:
             raise ValueError(f"decoding.method {method} needs decoding.heads, a folder of trained Medusa heads")
         if method == "speculative" and self.decoding.draft_model is None:

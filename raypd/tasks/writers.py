@@ -12,7 +12,7 @@ from raypd.config import DecodingConfig, RunConfig
 from raypd.decoding.methods.apar import AparAnswer, apar
 from raypd.decoding.methods.apar_medusa import AparMedusaAnswer, apar_medusa
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
-from raypd.decoding.methods.medusa import MedusaAnswer, MedusaHeads, medusa
+from raypd.decoding.methods.medusa import MedusaAnswer, medusa
 from raypd.decoding.methods.pasta import PastaAnswer, pasta
 from raypd.decoding.methods.skeleton_of_thought import (
     OUTLINE_REQUEST,
@@ -24,8 +24,8 @@ from raypd.decoding.methods.skeleton_of_thought import (
 from raypd.decoding.methods.space import SpaceAnswer, space
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import Sampling
-from raypd.errors import ModelError
 from raypd.models.control_tokens import CHILD, FORK, MASK, control_token, markup_bytes
+from raypd.models.medusa_heads import load_heads
 from raypd.tasks.prompting import encode
 
 Stops = Callable[[Sequence[int]], bool]
@@ -162,7 +162,7 @@ class Pasta(Autoregressive):
 class Medusa(Autoregressive):
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> None:
         super().__init__(config, tokenizer)
-        self.heads = load_heads(config, model)
+        self.heads = load_heads(str(config.decoding.heads), model)
 
     def program(self, prompt: Prompt, stops: Stops, ends: frozenset[int], seed: int) -> Program[Any]:
         return medusa(prompt, self.decoding.max_new_tokens, self.heads, stops=stops)
@@ -181,7 +181,7 @@ class Medusa(Autoregressive):
 class AparMedusa(Apar):
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None) -> None:
         super().__init__(config, tokenizer)
-        self.heads = load_heads(config, model)
+        self.heads = load_heads(str(config.decoding.heads), model)
 
     def program(self, prompt: Prompt, stops: Stops, ends: frozenset[int], seed: int) -> Program[Any]:
         return apar_medusa(prompt, self.decoding.max_new_tokens, self.fork, self.child, ends, self.heads)
@@ -223,18 +223,6 @@ class SkeletonOfThought(Autoregressive):
         logprobs = [*answer.outline_logprobs, *(p for point in answer.points for p in point.logprobs)]
         counters = {"points": len(answer.points), "steps": answer.steps, "longest_path": answer.longest_path}
         return Text(answer.text, answer.stopped, answer.content_tokens, logprobs, counters=counters)
-
-
-def load_heads(config: RunConfig, model: PreTrainedModel | None) -> MedusaHeads:
-    """The Medusa heads of a configuration, on the model's device. Raises ModelError where they do not fit it."""
-    try:
-        if model is None:
-            return MedusaHeads.from_pretrained(str(config.decoding.heads))
-        heads = MedusaHeads.from_pretrained(str(config.decoding.heads), model.device, model.dtype)
-        heads.check(model)
-        return heads
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"decoding.heads: {error}") from None
 
 
 def writer(

@@ -17,6 +17,8 @@ from raypd.decoding.methods.medusa import MedusaHeads, Tree, cartesian_tree, med
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import Sampling
 from raypd.decoding.visibility import GONE, visible
+from raypd.errors import ModelError
+from raypd.models.medusa_heads import load_heads, save_heads
 from tests.decoding import reference
 from tests.decoding.reference import Replay
 from tests.decoding.test_apar import CHILD, ENDS, EOS, FORK, steered
@@ -377,14 +379,14 @@ def test_heads_are_what_the_files_say(tmp_path):
         y = x @ w.T + b
         x = x + y * torch.sigmoid(y)
     torch.testing.assert_close(heads(hidden)[2], x @ state["heads.2.out.weight"].T)
-    heads.save(tmp_path / "heads")
-    again = MedusaHeads.from_pretrained(tmp_path / "heads", dtype=torch.float32)
+    save_heads(heads, tmp_path / "heads")
+    again = load_heads(tmp_path / "heads", dtype=torch.float32)
     assert torch.equal(again(hidden), heads(hidden))
     assert (again.base_model, again.tree.paths, again.layers) == ("tiny", heads.tree.paths, 2)
     assert not any(weight.requires_grad for weight in again.parameters())
-    assert MedusaHeads.from_pretrained(tmp_path / "heads", dtype=torch.bfloat16)(hidden).dtype == torch.bfloat16
+    assert load_heads(tmp_path / "heads", dtype=torch.bfloat16)(hidden).dtype == torch.bfloat16
     again.check(model)
     with pytest.raises(ValueError, match=r"made for tiny.*vocabulary 256.*has 64 and 99"):
         again.check(tiny_model("qwen3", vocab_size=99))
-    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
-        MedusaHeads.from_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        load_heads(tmp_path)

@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from raypd.decoding.methods.autoregressive import Continuation, Prompt
@@ -125,8 +122,7 @@ class MedusaHead(torch.nn.Module):
 class MedusaHeads(torch.nn.Module):
     """`count` heads of `layers` residual blocks and a linear layer each, beside the model's own output embeddings.
 
-    A folder holds config.json (these sizes, base_model: the name of the model they were trained for, tree: the paths
-    that suit them) and model.safetensors.
+    base_model: the name of the model they were trained for. tree: the paths that suit them.
     """
 
     def __init__(
@@ -156,46 +152,6 @@ class MedusaHeads(torch.nn.Module):
                 assert isinstance(head, MedusaHead)
                 head.out.weight.copy_(own)
         return heads
-
-    @classmethod
-    def from_pretrained(
-        cls, folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-    ) -> MedusaHeads:
-        """Heads from a folder, in eval mode; dtype None: as saved. Raises FileNotFoundError where there are none."""
-        folder = Path(folder)
-        for name in ("config.json", "model.safetensors"):
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder}: no Medusa heads there: {name} is missing")
-        config = json.loads((folder / "config.json").read_text())
-        if "heads" not in config:
-            raise FileNotFoundError(f"{folder}: no Medusa heads there: config.json is that of something else")
-        heads = cls(
-            config["heads"],
-            config["layers"],
-            config["hidden_size"],
-            config["vocabulary"],
-            config["base_model"],
-            Tree(config["tree"]),
-        )
-        heads.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
-        return heads.to(device, dtype).eval().requires_grad_(False)
-
-    def save(self, folder: str | Path) -> None:
-        """Writes config.json and model.safetensors."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        config = {
-            "heads": self.count,
-            "layers": self.layers,
-            "hidden_size": self.hidden_size,
-            "vocabulary": self.vocabulary,
-            "base_model": self.base_model,
-            "tree": self.tree.paths,
-        }
-        (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-        save_file(
-            {name: weight.contiguous() for name, weight in self.state_dict().items()}, folder / "model.safetensors"
-        )
 
     def check(self, model: PreTrainedModel) -> None:
         """Raises ValueError where these heads cannot sit on `model`."""

@@ -1,0 +1,63 @@
+"""Medusa heads in a folder: config.json (their sizes, tree and base model) and model.safetensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from raypd.decoding.methods.medusa import MedusaHeads, Tree
+from raypd.errors import ModelError
+
+
+def save_heads(heads: MedusaHeads, folder: str | Path) -> None:
+    """Writes config.json and model.safetensors."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "heads": heads.count,
+        "layers": heads.layers,
+        "hidden_size": heads.hidden_size,
+        "vocabulary": heads.vocabulary,
+        "base_model": heads.base_model,
+        "tree": heads.tree.paths,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    weights = {name: weight.contiguous() for name, weight in heads.state_dict().items()}
+    save_file(weights, folder / "model.safetensors")
+
+
+def load_heads(
+    folder: str | Path, model: PreTrainedModel | None = None, dtype: torch.dtype | None = None
+) -> MedusaHeads:
+    """Heads from a folder, in eval mode; on the device and in the dtype of `model`, where one is given.
+
+    dtype: in place of the model's; None without a model: as saved. Raises ModelError where there are none, or where
+    they do not fit the model.
+    """
+    folder = Path(folder)
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder}: no Medusa heads there: {name} is missing")
+    config = json.loads((folder / "config.json").read_text())
+    if "heads" not in config:
+        raise ModelError(f"{folder}: no Medusa heads there: config.json is that of something else")
+    heads = MedusaHeads(
+        config["heads"],
+        config["layers"],
+        config["hidden_size"],
+        config["vocabulary"],
+        config["base_model"],
+        Tree(config["tree"]),
+    )
+    heads.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
+    if model is not None:
+        try:
+            heads.check(model)
+        except ValueError as error:
+            raise ModelError(f"{folder}: {error}") from None
+        heads = heads.to(model.device, dtype or model.dtype)
+    return heads.to(dtype).eval().requires_grad_(False)

@@ -1,0 +1,101 @@
+"""Every method that writes text, through the generation task and its engine."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from raypd.config import RunConfig
+from raypd.decoding.assisted import AssistedEngine, AssistedGenerator
+from raypd.decoding.engine import Engine
+from raypd.decoding.methods.medusa import MedusaHeads
+from raypd.errors import ConfigError, ModelError
+from raypd.models.control_tokens import add_control_tokens
+from raypd.models.medusa_heads import save_heads
+from raypd.tasks import build_task
+from raypd.tasks.base import Document, Work
+from raypd.tasks.prompting import end_tokens
+from tests.tiny import tiny_model, tiny_tokenizer
+
+LOSSLESS = ["autoregressive", "space", "medusa", "speculative"]
+PROMPTS = ["Hi", "How are you today?", ["first?", "second?"], "größe {}"]
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """A model with control tokens, its tokenizer, and a folder of Medusa heads."""
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    for method in ("apar", "space"):
+        add_control_tokens(model, tokenizer, method)
+    heads = tmp_path_factory.mktemp("heads")
+    save_heads(MedusaHeads.for_model(model, count=2), heads)
+    return model, tokenizer, heads
+
+
+def answers(parts, method: str, prompts=PROMPTS) -> dict[tuple[int, int], dict]:
+    """Output columns by (row, turn)."""
+    model, tokenizer, heads = parts
+    model = copy.deepcopy(model)
+    decoding = {"method": method, "max_new_tokens": 14, "heads": str(heads), "draft_model": "x", "mask_tokens": 3}
+    tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": {"kind": "generation"}, "decoding": decoding}
+    config = RunConfig.model_validate(tree)
+    task = build_task(config, tokenizer, 4096, model)
+    engine = Engine(model, batch=3, token_budget=40) if method != "speculative" else None
+    if engine is None:
+        engine = AssistedEngine(AssistedGenerator(model, copy.deepcopy(model)), 14, end_tokens(tokenizer))
+    found = {}
+    queue = list(task.plan([Document(i, f"id{i}", {"prompt": prompt}) for i, prompt in enumerate(prompts)]))
+    while queue or engine.pending:
+        for item in queue:
+            engine.submit(item.program, tag=item, seed=item.seed)
+        queue = []
+        for done in engine.step():
+            assert done.error is None, done.error
+            for item in done.tag.finish(done.answer):
+                if isinstance(item, Work):
+                    queue.append(item)
+                else:
+                    found[item.row, item.columns["turn"]] = item.columns
+    assert sorted(found) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
+    return found
+
+
+def test_lossless_methods_write_what_autoregressive_writes(parts):
+    expected = answers(parts, "autoregressive")
+    assert any(columns["text"] for columns in expected.values())
+    for method in LOSSLESS[1:]:
+        found = answers(parts, method)
+        for key, columns in found.items():
+            for name in ("text", "finish_reason", "tokens"):
+                assert columns[name] == expected[key][name], (method, key, name)
+            assert columns["confidence"] == pytest.approx(expected[key]["confidence"], abs=1e-3)
+
+
+@pytest.mark.parametrize("method", ["apar", "apar_medusa", "pasta", "skeleton_of_thought"])
+def test_threaded_methods_write_and_count(parts, method):
+    for columns in answers(parts, method).values():
+        assert isinstance(columns["text"], str)
+        counters = json.loads(columns["counters"])
+        assert counters["threads" if method != "skeleton_of_thought" else "steps"] >= 1
+
+
+def test_heads_of_another_model_are_refused(parts):
+    other = tiny_model("llama", hidden_size=32)
+    with pytest.raises(ModelError, match="hidden size"):
+        answers((other, *parts[1:]), "medusa")
+
+
+@pytest.mark.parametrize(
+    ("decoding", "words"),
+    [
+        ({"method": "medusa"}, "needs decoding.heads"),
+        ({"method": "speculative"}, "needs decoding.draft_model"),
+        ({"method": "hyper_parallel"}, "does not do generation"),
+    ],
+)
+def test_what_a_method_needs_is_said_up_front(decoding, words):
+    tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": {"kind": "generation"}, "decoding": decoding}
+    with pytest.raises((ConfigError, ValueError), match=words):
+        RunConfig.model_validate(tree)
