@@ -90,7 +90,7 @@ def make_table(
                 "row": unit.start + document.row,
                 "attempts": attempts,
             }
-            rows.append({**own, **(record.columns if record.error is None else {})})
+            rows.append({**own, **record.columns})
     try:
         return pa.Table.from_pylist(rows, schema)
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
