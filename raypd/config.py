@@ -185,7 +185,11 @@ class ExtractionConfig(Section):
     """Attribute value extraction: a record of typed values for every document."""
 
     kind: Literal["extraction"] = "extraction"
-    categories: dict[str, Category] = Field({}, description="Category -> its attributes")
+    categories: dict[str, Category] = Field(
+        {},
+        description="Category -> {description, attributes}; an attribute is {name, description, type: text | number | "
+        "boolean | enum, values: of an enum}",
+    )
     categories_file: str | None = Field(None, description="YAML with the same mapping, for long schemas")
     template: str | None = Field(None, description="Jinja2 file in place of the prompt that comes with raypd")
     too_long: Literal["truncate", "refuse"] = Field(
@@ -197,7 +201,7 @@ class ExtractionConfig(Section):
 class QuestionAnsweringConfig(Section):
     """Many questions on one context (IPPD); one output row a question."""
 
-    kind: Literal["question_answering"]
+    kind: Literal["question_answering"] = "question_answering"
     context_column: str = "context"
     questions_column: str = Field(
         "questions",
@@ -216,7 +220,7 @@ class QuestionAnsweringConfig(Section):
 class GenerationConfig(Section):
     """Prompts or conversations in, text out."""
 
-    kind: Literal["generation"]
+    kind: Literal["generation"] = "generation"
     prompt_column: str = Field("prompt", description="Text, or a list of chat turns (strings or role/content records)")
     system: str | None = Field(None, description="System turn before every prompt")
     chat_template: bool = Field(True, description="Wrap the prompt in the model's chat template where it has one")
@@ -493,7 +497,7 @@ def _inline_categories(tree: dict[str, Any]) -> None:
     task["categories"] = _read_yaml(Path(task["categories_file"])).tree
 
 
-_KINDS: dict[str, type[Section]] = {
+KINDS: dict[str, type[Section]] = {
     "extraction": ExtractionConfig,
     "question_answering": QuestionAnsweringConfig,
     "generation": GenerationConfig,
@@ -504,8 +508,8 @@ def _keys_of(location: tuple[str | int, ...]) -> list[str]:
     """The keys that the model knows at a place of the tree, for a hint at a misspelt one."""
     model: Any = RunConfig
     for part in location:
-        if part in _KINDS:
-            model = _KINDS[str(part)]
+        if part in KINDS:
+            model = KINDS[str(part)]
         elif part == "categories":
             return [*Category.model_fields, *Attribute.model_fields]
         elif part != "task" and part in model.model_fields:
@@ -517,7 +521,7 @@ def _explain(error: ValidationError, source: _Yaml) -> str:
     lines = []
     for item in error.errors():
         at = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
-        keys, at = at, tuple(part for i, part in enumerate(at) if not (i == 1 and at[0] == "task" and part in _KINDS))
+        keys, at = at, tuple(part for i, part in enumerate(at) if not (i == 1 and at[0] == "task" and part in KINDS))
         key = ".".join(map(str, at)) or "configuration"
         if item["type"] == "extra_forbidden":
             near = difflib.get_close_matches(str(at[-1]), _keys_of(keys[:-1]), 1, cutoff=0.5)

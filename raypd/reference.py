@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from raypd.config import RunConfig
+from raypd.config import KINDS, RunConfig
 
 _WIDTH = 48  # column of the comments
 _DOCUMENT_END = "...\n"
@@ -24,7 +24,13 @@ def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> li
     for name, info in model.model_fields.items():
         inner = info.annotation
         value = getattr(values, name) if values is not None else _default(info)
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
+        if name == "task":
+            kinds = [type(value)] if isinstance(value, BaseModel) else list(KINDS.values())
+            for kind in kinds:  # a run has one: the others stand as comments
+                note = (kind.__doc__ or "").strip().splitlines()[0]
+                lines = [f"task:  # {note}", *_section(kind, value if isinstance(value, BaseModel) else None, 1)]
+                out += lines if kind is kinds[0] else ["", *(f"# {line}" for line in lines)]
+        elif isinstance(inner, type) and issubclass(inner, BaseModel):
             note = f"  # {(inner.__doc__ or '').strip().splitlines()[0]}"
             out.append(f"{'  ' * depth}{name}:{note}")
             out += _section(inner, value if isinstance(value, BaseModel) else None, depth + 1)
