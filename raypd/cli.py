@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 import raypd
-from raypd.config import RunConfig, load_config, make_config
+from raypd.config import RunConfig
+from raypd.config_file import load_config, make_config
 from raypd.errors import ConfigError, RunError, UserError
 
 app = typer.Typer(

@@ -4,7 +4,7 @@ import sys
 
 from raypd.cli import report_errors
 from raypd.cluster.pipeline import run_extract
-from raypd.config import load_config
+from raypd.config_file import load_config
 from tests.cluster import fakes
 
 if __name__ == "__main__":

@@ -1,0 +1,185 @@
+"""Reading a configuration: YAML and `key=value` overrides in, a checked RunConfig or an error with file and line out.
+
+Relative paths in a file are relative to that file; relative paths in overrides, and the output path, to the current
+folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from raypd.config import KINDS, Attribute, Category, RunConfig
+from raypd.errors import ConfigError
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """Reads and checks a configuration.
+
+    Raises ConfigError with file, line and key of every mistake found.
+    """
+    path = Path(path)
+    source = _read_yaml(path)
+    _anchor_paths(source.tree, path.parent)
+    return _checked(source, overrides)
+
+
+def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
+    """Checks a configuration that stands in no file; relative paths are relative to the current folder.
+
+    Raises ConfigError with the key of every mistake found.
+    """
+    return _checked(_Yaml(None, yaml.safe_dump(tree)), overrides)
+
+
+def _checked(source: _Yaml, overrides: list[str] | None) -> RunConfig:
+    tree: dict[str, Any] = source.tree
+    for override in overrides or []:
+        _apply_override(tree, override)
+    _inline_categories(tree)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, source)) from None
+
+
+class _Yaml:
+    """A parsed file that remembers the line of each key."""
+
+    def __init__(self, path: Path | None, text: str) -> None:
+        self.path = path
+        self.lines: dict[tuple[str | int, ...], int] = {}
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            self.tree = yaml.safe_load(text) or {}
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f"{path}:{mark.line + 1}" if mark else str(path)
+            raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        if not isinstance(self.tree, dict):
+            raise ConfigError(f"{path}: expected a mapping of keys at the top, found {type(self.tree).__name__}")
+        self._number(node, ())
+
+    def _number(self, node: yaml.Node | None, at: tuple[str | int, ...]) -> None:
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                if key.value in seen:
+                    raise ConfigError(f"{self.path}:{key.start_mark.line + 1}: the key {key.value!r} stands twice")
+                seen.add(key.value)
+                self.lines[(*at, key.value)] = key.start_mark.line + 1
+                self._number(value, (*at, key.value))
+        elif isinstance(node, yaml.SequenceNode):
+            for i, value in enumerate(node.value):
+                self.lines[(*at, i)] = value.start_mark.line + 1
+                self._number(value, (*at, i))
+
+    def where(self, key: tuple[str | int, ...]) -> str:
+        """`file:line` of a key, or of the nearest key above it that stands in the file."""
+        if self.path is None:
+            return "configuration"
+        while key and key not in self.lines:
+            key = key[:-1]
+        return f"{self.path}:{self.lines[key]}" if key else str(self.path)
+
+
+def _read_yaml(path: Path) -> _Yaml:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], 1)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise ConfigError(f"{path}: no such configuration file{hint}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; give the YAML file in it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return _Yaml(path, text)
+
+
+def _anchored(path: Any, folder: Path) -> Any:
+    if isinstance(path, list):
+        return [_anchored(p, folder) for p in path]
+    if not isinstance(path, str) or "://" in path or Path(path).is_absolute():
+        return path
+    return str(folder / path)
+
+
+_TASK_FILES = ("categories_file", "template", "few_shot")
+
+
+def _anchor_paths(tree: dict[str, Any], folder: Path) -> None:
+    """Makes the paths that stand in a file relative to that file (the output path stays as it is)."""
+    for section, key in (("input", "path"), *(("task", key) for key in _TASK_FILES)):
+        part = tree.get(section)
+        if isinstance(part, dict) and part.get(key) is not None:
+            part[key] = _anchored(part[key], folder)
+    model = tree.get("model")
+    if isinstance(model, dict):
+        for key in ("name", "adapter"):
+            name = model.get(key)
+            if isinstance(name, str) and (name.startswith(("./", "../")) or (folder / name).is_dir()):
+                model[key] = _anchored(name, folder)
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(
+            f"{override!r}: an override is written key=value, for instance decoding.method=autoregressive"
+        )
+    *above, last = key.split(".")
+    at = tree
+    for part in above:
+        at = at.setdefault(part, {})
+        if not isinstance(at, dict):
+            raise ConfigError(f"{override!r}: {part!r} holds no keys")
+    try:
+        at[last] = yaml.safe_load(value) if value else None
+    except yaml.YAMLError:
+        at[last] = value
+
+
+def _inline_categories(tree: dict[str, Any]) -> None:
+    task = tree.get("task")
+    if not isinstance(task, dict) or not task.get("categories_file"):
+        return
+    if task.get("categories"):
+        raise ConfigError("task.categories and task.categories_file are both set: keep one")
+    task["categories"] = _read_yaml(Path(task["categories_file"])).tree
+
+
+def _keys_of(location: tuple[str | int, ...]) -> list[str]:
+    """The keys that the model knows at a place of the tree, for a hint at a misspelt one."""
+    model: Any = RunConfig
+    for part in location:
+        if part in KINDS:
+            model = KINDS[str(part)]
+        elif part == "categories":
+            return [*Category.model_fields, *Attribute.model_fields]
+        elif part != "task" and part in model.model_fields:
+            model = model.model_fields[part].annotation
+    return list(getattr(model, "model_fields", {}))
+
+
+def _explain(error: ValidationError, source: _Yaml) -> str:
+    lines = []
+    for item in error.errors():
+        at = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
+        keys, at = at, tuple(part for i, part in enumerate(at) if not (i == 1 and at[0] == "task" and part in KINDS))
+        key = ".".join(map(str, at)) or "configuration"
+        if item["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(at[-1]), _keys_of(keys[:-1]), 1, cutoff=0.5)
+            what = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "; `raypd config show` lists all keys")
+        elif item["type"] == "missing":
+            what = "missing"
+        else:
+            what = item["msg"].removeprefix("Value error, ")
+            if item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
+                what += f" (it is {item['input']!r})"
+        lines.append(f"{source.where(at)}: {key}: {what}")
+    return "\n".join(lines)
