@@ -34,13 +34,13 @@ test-quick: setup
 	$(BIN)/python -m pytest -m 'not slow'
 
 lint: setup
-	$(BIN)/ruff check raypd jobs tests
-	$(BIN)/ruff format --check raypd jobs tests
+	$(BIN)/ruff check raypd jobs infra tests
+	$(BIN)/ruff format --check raypd jobs infra tests
 	$(BIN)/mypy
 
 format: setup
-	$(BIN)/ruff check --fix raypd jobs tests
-	$(BIN)/ruff format raypd jobs tests
+	$(BIN)/ruff check --fix raypd jobs infra tests
+	$(BIN)/ruff format raypd jobs infra tests
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

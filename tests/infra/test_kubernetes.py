@@ -1,0 +1,249 @@
+"""infra/kuberay: what is plain Kubernetes against Kubernetes' own schemas, strictly; RayJob by hand.
+
+KubeRay's resource definitions are not in any Python package. With RAYPD_KUBERAY_CRDS=<folder of KubeRay's
+helm-chart/kuberay-operator/crds> the RayJob is also checked against KubeRay's own, unknown keys refused.
+"""
+
+import datetime
+import http.server
+import json
+import os
+import threading
+import urllib.error
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tests.infra.filled import FILL, INFRA, SETTINGS, documents, load_module
+
+VERSION = "1.33"
+SUBMIT = load_module(INFRA / "kuberay/submit_nightly.py")
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Metadata(Strict):
+    name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=47)]  # KubeRay's limit
+    namespace: str
+
+
+class Autoscaler(Strict):
+    version: Literal["v1", "v2"]
+    idleTimeoutSeconds: int = Field(ge=0)
+    resources: dict[str, dict[str, str]]
+
+
+class Head(Strict):
+    rayStartParams: dict[str, str]  # numbers must be quoted
+    template: dict[str, Any]
+
+
+class Worker(Head):
+    groupName: str
+    replicas: int
+    minReplicas: int
+    maxReplicas: int
+    priority: int
+
+
+class Cluster(Strict):
+    rayVersion: str
+    enableInTreeAutoscaling: bool
+    autoscalerOptions: Autoscaler
+    headGroupSpec: Head
+    workerGroupSpecs: list[Worker]
+
+
+class Spec(Strict):
+    entrypoint: str
+    jobId: str
+    backoffLimit: int = Field(ge=0)
+    shutdownAfterJobFinishes: Literal[True]
+    ttlSecondsAfterFinished: int = Field(ge=0)
+    activeDeadlineSeconds: int = Field(gt=0)
+    submitterPodTemplate: dict[str, Any]
+    rayClusterSpec: Cluster
+
+
+class RayJob(Strict):
+    apiVersion: Literal["ray.io/v1"]
+    kind: Literal["RayJob"]
+    metadata: Metadata
+    spec: Spec
+
+
+@pytest.fixture
+def job():
+    (document,) = documents("kuberay/rayjob.yaml")
+    return document
+
+
+def pods(job):
+    cluster = job["spec"]["rayClusterSpec"]
+    yield "submitter", job["spec"]["submitterPodTemplate"]
+    yield "head", cluster["headGroupSpec"]["template"]
+    for group in cluster["workerGroupSpecs"]:
+        yield group["groupName"], group["template"]
+
+
+def test_rayjob(job):
+    RayJob.model_validate(job)
+    job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["minReplica"] = 1
+    with pytest.raises(ValidationError, match="minReplica"):
+        RayJob.model_validate(job)
+
+
+def test_rayjob_against_kuberays_own_definition(job):
+    folder = os.environ.get("RAYPD_KUBERAY_CRDS")
+    if not folder:
+        pytest.skip("RAYPD_KUBERAY_CRDS is not set to a folder with ray.io_rayjobs.yaml")
+    definition = yaml.load((Path(folder) / "ray.io_rayjobs.yaml").read_text(), yaml.CSafeLoader)
+    (version,) = [v for v in definition["spec"]["versions"] if v["name"] == "v1"]
+    schema = version["schema"]["openAPIV3Schema"]
+    _refuse_unknown(schema)
+    schema["properties"]["metadata"] = {"type": "object"}
+    validator = jsonschema.Draft7Validator(schema)
+    # Kubernetes takes numbers as quantities, and says so with a key that JSON schema does not have.
+    assert [f"{list(e.path)}: {e.message}"[:200] for e in validator.iter_errors(job)] == []
+    job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["minReplica"] = 1
+    assert "minReplica" in next(validator.iter_errors(job)).message
+
+
+def _refuse_unknown(schema):
+    if isinstance(schema, dict):
+        if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+            schema.setdefault("additionalProperties", False)
+        if schema.pop("x-kubernetes-int-or-string", False):
+            schema.pop("anyOf", None)
+            schema["type"] = ["integer", "string"]
+        for value in schema.values():
+            _refuse_unknown(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            _refuse_unknown(value)
+
+
+def test_pods_of_the_job_against_kubernetes(job):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[dev]'")
+    for name, template in pods(job):
+        metadata = {"name": name, **template.get("metadata", {})}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        kubernetes_validate.validate(pod, VERSION, strict=True)
+        pod["spec"]["containers"][0]["resorces"] = {}
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(pod, VERSION, strict=True)
+
+
+def test_nightly_against_kubernetes():
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[dev]'")
+    kinds = []
+    for document in documents("kuberay/nightly-cronjob.yaml"):
+        kubernetes_validate.validate(document, VERSION, strict=True)
+        kinds.append(document["kind"])
+    assert kinds == ["ServiceAccount", "Role", "RoleBinding", "CronJob"]
+
+
+def test_cluster_grows_from_nothing_and_spot_first(job):
+    cluster = job["spec"]["rayClusterSpec"]
+    assert cluster["enableInTreeAutoscaling"] is True
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    spot, fallback = cluster["workerGroupSpecs"]
+    for group in (spot, fallback):
+        container = group["template"]["spec"]["containers"][0]
+        assert group["replicas"] == group["minReplicas"] == 0
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+    assert spot["priority"] > fallback["priority"]
+
+
+def test_a_node_says_its_market_type(job):
+    said = {}
+    for name, template in pods(job):
+        environment = {e["name"]: e["value"] for e in template["spec"]["containers"][0].get("env", [])}
+        said[name] = (
+            environment.get("RAY_NODE_MARKET_TYPE"),
+            template["spec"].get("nodeSelector", {}).get("karpenter.sh/capacity-type"),
+        )
+    assert said["head"] == ("on-demand", None)
+    assert said["gpu-spot"] == ("spot", "spot")
+    assert said["gpu-on-demand"] == ("on-demand", "on-demand")
+
+
+def test_no_pod_runs_as_root(job):
+    (cron,) = [d for d in documents("kuberay/nightly-cronjob.yaml") if d["kind"] == "CronJob"]
+    for _, template in [*pods(job), ("cron", cron["spec"]["jobTemplate"]["spec"]["template"])]:
+        assert template["spec"]["securityContext"]["runAsNonRoot"] is True
+        for container in template["spec"]["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["image"] == SETTINGS["RAYPD_IMAGE"]
+        # Ray's autoscaler v2 starts a new pod, and never a pod's container again.
+        assert template["spec"]["restartPolicy"] == "Never"
+
+
+def test_the_ray_of_the_job_is_the_ray_of_the_image(job):
+    pinned = (INFRA.parent / "constraints.txt").read_text().splitlines()
+    assert f"ray=={job['spec']['rayClusterSpec']['rayVersion']}" in pinned
+
+
+# ----------------------------------------------------------------------------------------------------- the nightly job
+
+
+def template():
+    kept = FILL.fill((INFRA / "kuberay/rayjob.yaml").read_text(), SETTINGS, frozenset({"RAYPD_RUN"}))
+    assert "${RAYPD_RUN}" in kept
+    return kept
+
+
+def test_tonights_job_is_a_rayjob_with_the_date_in_name_id_and_folder():
+    job = RayJob.model_validate(SUBMIT.tonights_job(template(), datetime.date(2026, 3, 9)))
+    assert job.metadata.name == job.spec.jobId == "raypd-nightly-2026-03-09"
+    assert "output.path=/shared/runs/nightly-2026-03-09 " in job.spec.entrypoint
+
+
+def test_a_template_without_a_place_for_the_date_is_refused():
+    filled = FILL.fill(template(), SETTINGS)
+    with pytest.raises(ValueError, match="--keep RAYPD_RUN"):
+        SUBMIT.tonights_job(filled, datetime.date(2026, 3, 9))
+
+
+def test_a_second_submission_of_the_night_is_no_second_run():
+    names = []
+
+    class Api(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.headers["Authorization"] != "Bearer a-token":
+                code = 403
+            elif self.path != "/apis/ray.io/v1/namespaces/raypd/rayjobs":
+                code = 404
+            elif body["metadata"]["name"] in names:
+                code = 409
+            else:
+                names.append(body["metadata"]["name"])
+                code = 201
+            self.send_response(code)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    job = SUBMIT.tonights_job(template(), datetime.date(2026, 3, 9))
+    try:
+        assert SUBMIT.create(job, address, "a-token") is True
+        assert SUBMIT.create(job, address, "a-token") is False
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            SUBMIT.create(job, address, "another")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert names == ["raypd-nightly-2026-03-09"]
