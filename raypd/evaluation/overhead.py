@@ -100,7 +100,7 @@ def main(
     never = lambda tokens: False  # noqa: E731
     grammar = Grammar(Text(), Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)]))
     stop, other = encode(".")[0], encode("It")[0]
-    heads = MedusaHeads.for_model(model)
+    heads, markup = MedusaHeads.for_model(model), markup_bytes(tokenizer)
     outline = encode("1. Leather and sole\n2. Colors\n3. What buyers say")
 
     def slotted() -> SlottedPrompt:
@@ -120,7 +120,7 @@ def main(
         "hyper_parallel": lambda: hyper_parallel(slotted(), new),
         "intra_prompt": lambda: intra_prompt(asked(), new // 2),
         "apar": lambda: apar(plain, 4 * new, stop, other, ends),
-        "pasta": lambda: pasta(plain, new, markup_bytes(tokenizer), encode, ends),
+        "pasta": lambda: pasta(plain, new, markup, encode, ends),
         "space": lambda: space(plain, new, 3, other),
         "medusa": lambda: medusa(plain, new, heads),
         "skeleton_of_thought": lambda: skeleton_of_thought(
