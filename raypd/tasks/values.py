@@ -93,7 +93,9 @@ def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
     """Where in an autoregressive answer the value of key `name` stands: (start, end, closed); None if it does not."""
     key = re.search(re.escape(json.dumps(name, ensure_ascii=False)) + r"\s*:\s*", text)
     if key is None:
-        key = re.search(re.escape(json.dumps(name)) + r"\s*:\s*", text, re.IGNORECASE)
+        # a model may write Model name as model_name
+        words = r"[ _./-]*".join(map(re.escape, re.split(r"[ _./-]+", name)))
+        key = re.search(rf'"{words}"\s*:\s*', text, re.IGNORECASE)
     if key is None:
         return None
     start = key.end()
@@ -113,7 +115,7 @@ class JsonObjectEnd:
 
     def __init__(self, texts: Sequence[str], end_tokens: frozenset[int], wanted: Sequence[str]) -> None:
         self._texts, self._ends = texts, end_tokens
-        self._wanted = {name.casefold() for name in wanted}
+        self._wanted = {_bare(name) for name in wanted}
         self._keys: set[str] = set()
         self._read = 0
         self._depth = 1
@@ -142,7 +144,7 @@ class JsonObjectEnd:
         elif char == '"':
             self._inside, self._word = True, ""
         elif char == ":" and self._depth == 1 and not self._after_colon:
-            key = self._word.removesuffix('"').casefold()
+            key = _bare(self._word)
             self._over |= key in self._keys
             self._keys.add(key)
             self._after_colon = True
@@ -152,3 +154,8 @@ class JsonObjectEnd:
         elif char in ",\n" and self._depth == 1 and self._after_colon:
             self._after_colon = False
             self._over |= self._wanted <= self._keys
+
+
+def _bare(key: str) -> str:
+    """A key without its case and what stands between its words."""
+    return re.sub(r'[ _./"-]+', "", key).casefold()

@@ -70,6 +70,9 @@ def test_a_value_that_was_cut_is_kept_and_says_so():
         ('"b": 1', "a", None),
         ('"größe": "xl"', "größe", ('"xl"', True)),
         ('"a.c": 1', "abc", None),
+        ('"model_name": "x"', "Model name", ('"x"', True)),
+        ('"a", "b": 1', "a b", None),
+        ('"C": 1', "C++", None),
     ],
 )
 def test_find_value_in_an_autoregressive_answer(text, name, found):
@@ -91,6 +94,8 @@ def test_find_value_in_an_autoregressive_answer(text, name, found):
         ('"a": 1, "x": "a:b", "c": 3, "a": 4, "y": 5', '"a":'),
         ('"a": 1,\n"B": 2,\n"c": 3', "2,"),
         ('"b": 1, "A": "x", "more": 2', '"x",'),
+        ('"b_": 1, "A": "x", "more": 2', '"x",'),
+        ('"c": 1, "c++": 2, "d": 3', None),
         ('"b": 1, "A": "x, y", "more": 2', '"x, y",'),
         ("\x00", -1),
     ],
