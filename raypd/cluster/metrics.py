@@ -1,0 +1,76 @@
+"""Live metrics of a run for Prometheus, through Ray: a view of the ledger, never the truth.
+
+Ray exports each under `ray_` + its name, a counter with `_total` behind it, from the node of the process that holds the
+`Metrics` (the ledger's); infra/grafana/raypd.json draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+COUNTERS = {  # name: (what it counts, the tag beside `run`)
+    "raypd_documents": ("Documents that were committed, by status", "status"),
+    "raypd_tokens": ("Tokens, by kind: prefill, shared (taken from the cache), decode", "kind"),
+    "raypd_category_documents": ("Documents that were committed, by category", "category"),
+}
+GAUGES = {
+    "raypd_cost_usd": ("The bill so far, by part", "part"),
+    "raypd_budget_usd": ("cost.budget_usd; no series where there is none", ""),
+    "raypd_nodes": ("Nodes that are billed, by market", "market"),
+    "raypd_workers": ("Workers, by what they do: startup, busy, idle", "state"),
+}
+
+
+class Metrics:
+    """A run's metrics in this process. run: the value of the tag `run`."""
+
+    def __init__(self, run: str) -> None:
+        from ray.util.metrics import Counter, Gauge
+
+        self._run = run
+        self._shown: dict[tuple[str, str], float] = {}
+        tags = {name: ("run", tag) if tag else ("run",) for name, (_, tag) in (COUNTERS | GAUGES).items()}
+        self._counters = {n: Counter(n, description=text, tag_keys=tags[n]) for n, (text, _) in COUNTERS.items()}
+        self._gauges = {n: Gauge(n, description=text, tag_keys=tags[n]) for n, (text, _) in GAUGES.items()}
+
+    def show(self, bill: Mapping[str, Any]) -> None:
+        """Brings the metrics up to a session's bill, as it stands in <run>/ledger/<session>.json."""
+        totals = bill["totals"]
+        self._count("raypd_documents", {status: totals[status] for status in ("ok", "failed")})
+        self._count("raypd_tokens", {kind: totals[f"{kind}_tokens"] for kind in ("prefill", "shared", "decode")})
+        self._count("raypd_category_documents", {name: own["documents"] for name, own in bill["categories"].items()})
+        self._set("raypd_cost_usd", bill["parts"])
+        if bill["budget_usd"] is not None:
+            self._set("raypd_budget_usd", {"": bill["budget_usd"]})
+        self._set("raypd_nodes", _tally(node["market"] for node in bill["nodes"] if node["ended"] is None))
+        self._set("raypd_workers", _tally(_state(worker) for worker in bill["workers"]))
+
+    def _count(self, name: str, values: Mapping[str, float]) -> None:
+        tag = COUNTERS[name][1]
+        for value, total in values.items():
+            more = total - self._shown.get((name, value), 0)
+            if more > 0:  # a counter never falls
+                self._counters[name].inc(more, {"run": self._run, tag: value})
+                self._shown[name, value] = total
+
+    def _set(self, name: str, values: Mapping[str, float]) -> None:
+        tag = GAUGES[name][1]
+        gone = {value: 0.0 for n, value in self._shown if n == name and value not in values}
+        for value, amount in {**gone, **values}.items():
+            self._gauges[name].set(amount, {"run": self._run, **({tag: value} if tag else {})})
+            self._shown[name, value] = amount
+
+
+def _state(worker: Mapping[str, Any]) -> str:
+    if worker["ended"] is not None:
+        return "ended"
+    return str(worker["spans"][-1][2]) if worker["spans"] else "startup"
+
+
+def _tally(values: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for value in values:
+        found[value] = found.get(value, 0) + 1
+    found.pop("ended", None)
+    return found

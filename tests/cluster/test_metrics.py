@@ -1,0 +1,82 @@
+"""Metrics against what Ray really exports: scraped over HTTP, parsed by Prometheus' own client."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from raypd.cluster.metrics import COUNTERS, GAUGES
+
+SCRIPT = """
+import json, sys, time, urllib.request
+import ray
+from raypd.cluster.metrics import Metrics
+
+port = int(sys.argv[2])
+ray.init(num_cpus=1, include_dashboard=False, _metrics_export_port=port, logging_level=50, log_to_driver=False)
+metrics = ray.remote(num_cpus=0)(Metrics).remote("products")
+for line in sys.stdin:
+    ray.get(metrics.show.remote(json.loads(line)))
+wanted = sys.argv[1]
+until = time.monotonic() + 60
+text = ""
+while wanted not in text and time.monotonic() < until:
+    time.sleep(1)
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+print("\\n".join(line for line in text.splitlines() if "raypd" in line))
+"""
+
+TAGS = {tag for _, tag in (COUNTERS | GAUGES).values() if tag}
+
+
+def bill(ok, usd, spans, budget=None):
+    return {
+        "totals": {"ok": ok, "failed": 1, "prefill_tokens": 100 * ok, "shared_tokens": 0, "decode_tokens": 7},
+        "categories": {"shoes": {"documents": ok}},
+        "parts": {"decode": usd, "idle": 0.5},
+        "budget_usd": budget,
+        "nodes": [{"market": "spot", "ended": None}, {"market": "spot", "ended": 3.0}],
+        "workers": [{"ended": None, "spans": spans}, {"ended": 1.0, "spans": []}],
+    }
+
+
+@pytest.fixture(scope="module")
+def scraped():
+    """{(name, value of the second tag): number} after two bills; the first one's last state is gone in the second."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    bills = [bill(3, 1.0, [[0, 1, "startup", None]]), bill(5, 2.5, [[0, 1, "startup", None], [1, 2, "busy", "u"]], 9.0)]
+    lines = "".join(json.dumps(b) + "\n" for b in bills)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", SCRIPT, "ray_raypd_budget_usd", str(port)]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for family in text_string_to_metric_families(done.stdout + "\n"):
+        for sample in family.samples:
+            assert sample.labels["run"] == "products"
+            tag = [
+                v for k, v in sample.labels.items() if k in ("status", "kind", "category", "part", "market", "state")
+            ]
+            found[sample.name, tag[0] if tag else ""] = sample.value
+    return found
+
+
+def test_counters_are_the_bills_totals_and_gauges_its_state(scraped):
+    assert scraped["ray_raypd_documents_total", "ok"] == 5
+    assert scraped["ray_raypd_documents_total", "failed"] == 1
+    assert scraped["ray_raypd_tokens_total", "prefill"] == 500
+    assert scraped["ray_raypd_category_documents_total", "shoes"] == 5
+    assert scraped["ray_raypd_cost_usd", "decode"] == 2.5
+    assert scraped["ray_raypd_cost_usd", "idle"] == 0.5
+    assert scraped["ray_raypd_budget_usd", ""] == 9
+    assert scraped["ray_raypd_nodes", "spot"] == 1
+
+
+def test_a_state_that_no_worker_has_any_more_falls_to_zero(scraped):
+    assert scraped["ray_raypd_workers", "busy"] == 1
+    assert scraped["ray_raypd_workers", "startup"] == 0
