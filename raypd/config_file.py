@@ -24,6 +24,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     """
     path = Path(path)
     source = _read_yaml(path)
+    _expand_model(source.tree)
     _anchor_paths(source.tree, path.parent)
     return _checked(source, overrides)
 
@@ -39,7 +40,9 @@ def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> Run
 def _checked(source: _Yaml, overrides: list[str] | None) -> RunConfig:
     tree: dict[str, Any] = source.tree
     for override in overrides or []:
+        _expand_model(tree)
         _apply_override(tree, override)
+    _expand_model(tree)
     _inline_categories(tree)
     try:
         return RunConfig.model_validate(tree)
@@ -107,6 +110,12 @@ def _anchored(path: Any, folder: Path) -> Any:
     if not isinstance(path, str) or "://" in path or Path(path).is_absolute():
         return path
     return str(folder / path)
+
+
+def _expand_model(tree: dict[str, Any]) -> None:
+    """`model: NAME` stands for `model: {name: NAME}`."""
+    if isinstance(tree.get("model"), str):
+        tree["model"] = {"name": tree["model"]}
 
 
 _TASK_FILES = ("categories_file", "template", "few_shot")

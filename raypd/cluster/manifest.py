@@ -26,9 +26,13 @@ from raypd.errors import ConfigError, RunError
 
 @dataclass
 class Manifest:
-    """A run's totals. Times are seconds; `documents_per_second` is over the time of all sessions."""
+    """A run's totals. Times are seconds; `documents_per_second` is over the time of all sessions.
+
+    fake: `model: fake` made the answers up.
+    """
 
     fingerprint: str
+    fake: bool
     documents: int
     ok: int
     failed: int
@@ -109,7 +113,7 @@ def check(config: RunConfig, output: str) -> None:
 
 def _differences(old: Any, new: Any, at: str = "") -> list[str]:
     """Dotted keys that differ and count in the fingerprint."""
-    if at in ("output", "engine", "cluster", "input.path", "model.device", "task.categories_file"):
+    if at in ("output", "engine", "cluster", "input.path", "model.device", "model.fake", "task.categories_file"):
         return []
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(k for k in new if k not in old)]
@@ -180,6 +184,7 @@ def make(config: RunConfig, output: str, planned: int) -> Manifest:
     documents, seconds = sum(u.documents for u in units), sum(s["seconds"] for s in sessions)
     return Manifest(
         fingerprint=config.fingerprint(),
+        fake=config.model.is_fake,
         documents=documents,
         ok=sum(u.ok for u in units),
         failed=sum(u.failed for u in units),

@@ -76,10 +76,12 @@ def run_extract(
         return _finish(config, output, len(planned))
     if build is None:
         from raypd.cluster import worker
-        from raypd.models.load import check_model_config
 
         build = worker.build
-        check_model_config(config.model)
+        if not config.model.is_fake:
+            from raypd.models.load import check_model_config
+
+            check_model_config(config.model)
     manifest.claim(config, output)
     storage.clean_temporary(commit.units_folder(output))
     own = manifest.Session(output)

@@ -24,6 +24,8 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
     rows = commit.read_rows(manifest.output, units[0], _ROWS) if units else []
     if rows:
         console.print(_table(rows, console.width))
+    if manifest.fake:
+        console.print("model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red")
     tokens = (
         f"tokens: {manifest.prefill_tokens:,} prefilled, {manifest.shared_tokens:,} shared, "
         f"{manifest.decode_tokens:,} decoded"

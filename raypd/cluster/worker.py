@@ -50,6 +50,15 @@ class Parts:
 
 def build(config: RunConfig, threads: int | None) -> Parts:
     """Loads the model and makes engine and task. Raises ModelError, ConfigError."""
+    if config.model.is_fake:
+        from raypd.cluster import fake
+
+        engine, task = fake.make(config)
+        return Parts(engine, task, None)
+    return _build_real(config, threads)
+
+
+def _build_real(config: RunConfig, threads: int | None) -> Parts:
     import torch
 
     from raypd.decoding import engine as decoding

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from raypd.config import GenerationConfig, QuestionAnsweringConfig, RunConfig
 from raypd.tasks.base import Task
-from raypd.tasks.extraction import ExtractionTask
-from raypd.tasks.generation import GenerationTask
-from raypd.tasks.question_answering import QuestionAnsweringTask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def build_task(
@@ -18,6 +18,11 @@ def build_task(
 
     Raises ConfigError or ModelError where it cannot fit the model.
     """
+    # Imported here: the tasks bring torch, and who needs a document's shape alone does without its seconds.
+    from raypd.tasks.extraction import ExtractionTask
+    from raypd.tasks.generation import GenerationTask
+    from raypd.tasks.question_answering import QuestionAnsweringTask
+
     if isinstance(config.task, QuestionAnsweringConfig):
         return QuestionAnsweringTask(config, tokenizer, context_length)
     if isinstance(config.task, GenerationConfig):

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from raypd.decoding.program import Program
+if TYPE_CHECKING:  # it brings torch, which a worker without weights does without
+    from raypd.decoding.program import Program
 
 
 @dataclass

@@ -23,20 +23,10 @@ from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hy
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.columns import EXTRACTION
+from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.prompting import Instruction, encode, end_tokens, instruction, load_template
 from raypd.tasks.values import Checked, JsonObjectEnd, check, find_value
-
-VALUE = pa.struct(
-    [
-        ("name", pa.string()),
-        ("value", pa.string()),  # as text, whatever its type; null where there is none
-        ("number", pa.float64()),
-        ("boolean", pa.bool_()),
-        ("confidence", pa.float32()),  # geometric mean of the value's token probabilities
-        ("status", pa.string()),  # ok | null | truncated (cut at K_max) | invalid
-        ("raw", pa.string()),  # what was decoded, where it is invalid
-    ]
-)
 
 
 @dataclass
@@ -86,14 +76,7 @@ class ExtractionTask:
         return [*self.input.text_columns, *optional]
 
     def columns(self) -> pa.Schema:
-        return pa.schema(
-            [
-                ("category", pa.string()),
-                ("record", pa.string()),  # the values as a JSON object
-                ("values", pa.list_(VALUE)),
-                ("truncated", pa.bool_()),  # the document was cut to fit
-            ]
-        )
+        return EXTRACTION
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
         stacked = self.decoding.method == "hyper_parallel" and self.decoding.isolate == "none"
@@ -156,27 +139,17 @@ class ExtractionTask:
     def _category_of(self, document: Document) -> tuple[_Category | None, str]:
         if document.error is not None:
             return None, document.error
-        column = self.input.category_column
-        name = document.fields.get(column) if column else None
-        name = name if name is not None else self.input.category
-        if name is None and len(self._categories) == 1:
-            name = next(iter(self._categories))
-        if name is None:
-            return None, f"column {column!r} is empty and input.category is not set: no category"
-        found = self._categories.get(str(name))
-        return found, "" if found else f"category {name!r} has no schema in task.categories"
+        try:
+            return self._categories[category_of(document, self.input, self._categories)], ""
+        except ValueError as error:
+            return None, str(error)
 
     def _body(self, document: Document, category: _Category) -> _Body | str:
         """The document's text as ids, cut to what fits, or why it cannot be used."""
-        parts = [(column, document.fields.get(column)) for column in self.input.text_columns]
-        lines = [(column, str(text).strip()) for column, text in parts if text is not None and str(text).strip()]
-        if not lines:
-            return f"empty: nothing in {', '.join(self.input.text_columns)}"
-        if len(self.input.text_columns) == 1:
-            text = lines[0][1]
-        else:
-            text = "\n".join(f"{column}: {line}" for column, line in lines)
-        tokens = self._encode(text)
+        try:
+            tokens = self._encode(text_of(document, list(self.input.text_columns)))
+        except ValueError as error:
+            return str(error)
         most = self._room(category)
         if self.task.max_document_tokens is not None:
             most = min(most, self.task.max_document_tokens)

@@ -22,11 +22,12 @@ from raypd.config import DecodingConfig, GenerationConfig, RunConfig
 from raypd.decoding.methods.autoregressive import Prompt
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.columns import GENERATION
+from raypd.tasks.documents import conversation
 from raypd.tasks.prompting import encode, end_tokens
 from raypd.tasks.writers import Text, Writer, writer
 
 _MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
-_ROLES = ("system", "user", "assistant")
 
 
 @dataclass
@@ -88,19 +89,7 @@ class GenerationTask:
         return [self.task.prompt_column]
 
     def columns(self) -> pa.Schema:
-        return pa.schema(
-            [
-                ("sample", pa.int32()),  # of task.samples
-                ("turn", pa.int32()),  # of a conversation
-                ("text", pa.string()),
-                ("finish_reason", pa.string()),  # stop, or length where it was cut
-                ("tokens", pa.int32()),
-                ("confidence", pa.float32()),  # geometric mean of the token probabilities
-                ("raw", pa.string()),  # with markup, where the method writes any
-                ("counters", pa.string()),  # the method's own, as a JSON object
-                ("warnings", pa.list_(pa.string())),
-            ]
-        )
+        return GENERATION
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
         for document in documents:
@@ -108,7 +97,7 @@ class GenerationTask:
                 yield Record(row=document.row, error=document.error)
                 continue
             try:
-                turns, left = self._conversation(document.fields.get(self.task.prompt_column))
+                turns, left = conversation(document.fields.get(self.task.prompt_column), self.task)
             except ValueError as error:
                 yield Record(row=document.row, error=str(error))
                 continue
@@ -116,28 +105,6 @@ class GenerationTask:
                 yield self._next(_Chat(document, sample, list(turns), list(left)))
 
     # -------------------------------------------------------------------------------------------------------- prompts
-
-    def _conversation(self, prompt: Any) -> tuple[list[dict[str, str]], list[str]]:
-        """(turns up to now, the user's turns to answer). Raises ValueError where it is no prompt."""
-        column = self.task.prompt_column
-        system = [{"role": "system", "content": self.task.system}] if self.task.system else []
-        if isinstance(prompt, str):
-            prompt = [prompt]
-        if not isinstance(prompt, list) or not prompt:
-            raise ValueError(f"{column}: expected text, a list of the user's turns, or a list of role/content records")
-        if all(isinstance(turn, str) for turn in prompt):
-            if any(not turn.strip() for turn in prompt):
-                raise ValueError(f"empty: {column} has a turn without text")
-            return system, prompt
-        turns = []
-        for turn in prompt:
-            role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
-            if role not in _ROLES or not isinstance(content, str):
-                raise ValueError(f"{column}: a turn needs `role` ({', '.join(_ROLES)}) and `content` as text")
-            turns.append({"role": str(role), "content": content})
-        if turns[-1]["role"] != "user":
-            raise ValueError(f"{column}: the last turn must be the user's")
-        return [*([] if turns[0]["role"] == "system" else system), *turns[:-1]], [turns[-1]["content"]]
 
     def _next(self, chat: _Chat) -> Work | Record:
         """The work that answers the conversation's next turn."""

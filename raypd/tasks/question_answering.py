@@ -26,6 +26,8 @@ from raypd.decoding.methods.intra_prompt import Answer, Context, PromptTree, Que
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.columns import QUESTION_ANSWERING
+from raypd.tasks.documents import as_list
 from raypd.tasks.few_shot import load_examples
 from raypd.tasks.prompting import encode, end_tokens, load_template, pieces
 
@@ -106,17 +108,7 @@ class QuestionAnsweringTask:
         return [self.task.context_column, self.task.questions_column]
 
     def columns(self) -> pa.Schema:
-        return pa.schema(
-            [
-                ("question_id", pa.string()),  # its own, or its number in the row (from 0)
-                ("question", pa.string()),
-                ("answer", pa.string()),  # text, or the choice's text; null where the context does not say
-                ("choice_index", pa.int32()),  # of the answer among the choices, from 0; null for free answers
-                ("confidence", pa.float32()),  # geometric mean of the answer's token probabilities
-                ("answer_status", pa.string()),  # ok | null | truncated (cut at max_answer_tokens) | invalid (empty)
-                ("truncated", pa.bool_()),  # the context was cut to fit
-            ]
-        )
+        return QUESTION_ANSWERING
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
         stack: list[_Page] = []
@@ -151,7 +143,7 @@ class QuestionAnsweringTask:
             return f"empty: nothing in {self.task.context_column}"
         if not _writable(context):
             return f"column {self.task.context_column!r} holds half a surrogate pair"
-        given = _as_list(document.fields.get(self.task.questions_column))
+        given = as_list(document.fields.get(self.task.questions_column))
         if given is None:
             return f"column {self.task.questions_column!r} holds no list of questions"
         if not given:
@@ -298,16 +290,6 @@ class QuestionAnsweringTask:
         if not text:
             return columns | {"answer_status": "invalid"}
         return columns | {"answer": text, "answer_status": "ok" if answer.stopped else "truncated"}
-
-
-def _as_list(given: Any) -> list[Any] | None:
-    """A list of questions as it is, or out of its JSON text."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            return None
-    return given if isinstance(given, list) else None
 
 
 def _writable(text: str) -> bool:

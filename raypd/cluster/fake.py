@@ -1,0 +1,305 @@
+"""`model: fake`: an engine and a task that take the time and count the tokens of real ones, without weights.
+
+For tests, estimates and simulations of large clusters. Prompts have the length of their texts, answers a length drawn
+from the document's id; every answer says `fake`. Nothing here imports torch, so that a machine carries many workers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from raypd.config import Category, ExtractionConfig, FakeConfig, GenerationConfig, QuestionAnsweringConfig, RunConfig
+from raypd.tasks import columns
+from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.documents import as_list, category_of, conversation, text_of
+from raypd.tasks.prompting import load_template
+
+_PREFIXES_KEPT = 64  # as the real engine
+
+
+@dataclass
+class Program:
+    """What one prompt costs. Lengths are tokens.
+
+    prefix, shared: the instruction, computed once an engine, and its length. own: the rest of the prompt. lanes: of
+    every value that is decoded in parallel; one lane is plain autoregressive decoding.
+    """
+
+    prefix: str
+    shared: int
+    own: int
+    lanes: list[int]
+
+
+@dataclass
+class Counts:
+    """As raypd.decoding.row.Counts."""
+
+    prefill_tokens: int = 0
+    shared_tokens: int = 0
+    decode_tokens: int = 0
+    steps: int = 0
+
+
+@dataclass
+class Finished:
+    """As raypd.decoding.engine.Finished; the answer is the lengths of the lanes."""
+
+    tag: Any
+    answer: Any
+    error: Exception | None
+    counts: Counts
+
+
+@dataclass
+class _Row:
+    tag: Any
+    lanes: list[int]
+    prompt: int = 0  # tokens of it that are still to be put in
+    depth: int = 0  # tokens of every lane that are decoded
+    counts: Counts = field(default_factory=Counts)
+
+    def live(self) -> int:
+        return sum(length > self.depth for length in self.lanes)
+
+
+class FakeEngine:
+    """Continuous batching by the clock: a step takes a fixed time and the time of the tokens in it."""
+
+    def __init__(self, costs: FakeConfig, batch: int, token_budget: int) -> None:
+        self.costs, self.batch, self.token_budget = costs, batch, token_budget
+        self.queue: deque[tuple[Program, Any]] = deque()
+        self.rows: list[_Row] = []
+        self._prefixes: OrderedDict[str, None] = OrderedDict()
+        self._free = 0.0  # when the device is done with what it was given
+
+    @property
+    def pending(self) -> int:
+        return len(self.queue) + len(self.rows)
+
+    def submit(self, program: Program, *, tag: Any, sampling: Any = None, seed: int = 0) -> None:
+        self.queue.append((program, tag))
+
+    def step(self) -> list[Finished]:
+        """One pass: takes its time, and returns the programs that ended with it."""
+        began = time.monotonic()
+        while self.queue and len(self.rows) < self.batch:
+            self.rows.append(self._admit(*self.queue.popleft()))
+        room, prefill, decode = self.token_budget, 0, 0
+        for row in self.rows:  # decoding rows go before prefills, as in the real engine
+            if not row.prompt and room > 0:
+                live = row.live()
+                row.counts.decode_tokens += live
+                row.depth += 1
+                decode, room = decode + live, room - live
+        for row in self.rows:
+            if row.prompt and room > 0:
+                taken = min(room, row.prompt)
+                row.counts.prefill_tokens += taken
+                row.prompt -= taken
+                prefill, room = prefill + taken, room - taken
+        self._spend(began, prefill, decode)
+        ended = [row for row in self.rows if not row.prompt and not row.live()]
+        self.rows = [row for row in self.rows if row.prompt or row.live()]
+        for row in ended:
+            row.counts.steps = row.depth + 1
+        return [Finished(row.tag, row.lanes, None, row.counts) for row in ended]
+
+    def _admit(self, program: Program, tag: Any) -> _Row:
+        row = _Row(tag, program.lanes, program.own)
+        if program.prefix in self._prefixes:
+            row.counts.shared_tokens = program.shared
+        else:
+            row.prompt += program.shared
+            self._prefixes[program.prefix] = None
+        self._prefixes.move_to_end(program.prefix)
+        if len(self._prefixes) > _PREFIXES_KEPT:
+            self._prefixes.popitem(last=False)
+        return row
+
+    def _spend(self, began: float, prefill: int, decode: int) -> None:
+        costs = self.costs
+        seconds = costs.step_seconds + prefill / costs.prefill_tokens_per_second
+        seconds += decode / costs.decode_tokens_per_second
+        # A sleep lasts a little too long each time; up to 10 ms of that are made good, so that many short steps keep
+        # the rate that was asked for.
+        self._free = max(self._free, began - 0.01) + seconds
+        if (left := self._free - time.monotonic()) > 2e-4:
+            time.sleep(left)
+
+
+class FakeTask:
+    """Any kind of task: its columns, the cost of its prompts, and answers that say `fake`."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config, self.task, self.costs = config, config.task, config.model.fake
+        self._method = config.decoding.method
+        self._prompts: dict[str, tuple[int, int]] = {}
+        if isinstance(self.task, ExtractionConfig):
+            template = load_template(self.task.template, "extraction.j2")
+            for name, category in self.task.categories.items():
+                shown = {"name": name, "description": category.description, "attributes": category.attributes}
+                text = template.render(products="", category=shown)
+                keys = "".join(f',\n"{attribute.name}":' for attribute in category.attributes)
+                self._prompts[name] = self._tokens(text), self._tokens(keys)
+
+    def input_columns(self) -> list[str]:
+        if isinstance(self.task, QuestionAnsweringConfig):
+            return [self.task.context_column, self.task.questions_column]
+        if isinstance(self.task, GenerationConfig):
+            return [self.task.prompt_column]
+        source = self.config.input
+        return [*source.text_columns, *([source.category_column] if source.category_column else [])]
+
+    def columns(self) -> pa.Schema:
+        if isinstance(self.task, QuestionAnsweringConfig):
+            return columns.QUESTION_ANSWERING
+        return columns.GENERATION if isinstance(self.task, GenerationConfig) else columns.EXTRACTION
+
+    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+        plan = {"question_answering": self._question, "generation": self._generate}.get(self.task.kind)
+        if plan is None:
+            yield from self._extract(documents)
+            return
+        for document in documents:
+            if document.error is not None:
+                yield Record(document.row, error=document.error)
+                continue
+            try:
+                yield from plan(document)
+            except ValueError as error:
+                yield Record(document.row, error=str(error))
+
+    def _tokens(self, text: str) -> int:
+        return max(1, math.ceil(len(text) / self.costs.characters_per_token))
+
+    def _lengths(self, id: str, count: int, mean: int, most: int) -> list[int]:
+        """`count` lengths around a mean, the same for a document in every run."""
+        draw = random.Random(zlib.crc32(id.encode()))
+        return [min(most, 1 + int(draw.random() * (2 * mean - 1))) for _ in range(count)]
+
+    # ----------------------------------------------------------------------------------------------------- extraction
+
+    def _extract(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+        assert isinstance(self.task, ExtractionConfig)
+        decoding = self.config.decoding
+        most = decoding.stacked_documents if decoding.isolate == "none" and self._method == "hyper_parallel" else 1
+        stacks: dict[str, list[tuple[Document, int]]] = {}
+        for document in documents:
+            try:
+                if document.error is not None:
+                    raise ValueError(document.error)
+                name = category_of(document, self.config.input, self.task.categories)
+                length = self._tokens(text_of(document, list(self.config.input.text_columns)))
+            except ValueError as error:
+                yield Record(document.row, error=str(error))
+                continue
+            stack = stacks.setdefault(name, [])
+            stack.append((document, min(length, self.task.max_document_tokens or length)))
+            if len(stack) == most:
+                yield self._extraction(name, stacks.pop(name))
+        for name, stack in stacks.items():
+            yield self._extraction(name, stack)
+
+    def _extraction(self, name: str, stack: list[tuple[Document, int]]) -> Work:
+        assert isinstance(self.task, ExtractionConfig)
+        category = self.task.categories[name]
+        shared, keys = self._prompts[name]
+        count, decoding = len(category.attributes), self.config.decoding
+        own, lanes = sum(length for _, length in stack), []
+        for document, _ in stack:
+            lanes += self._lengths(document.id, count, self.costs.value_tokens, decoding.max_value_tokens)
+        if self._method == "autoregressive":  # it writes the keys, too
+            lanes = [min(keys + sum(lanes), decoding.max_new_tokens)]
+        else:
+            own += keys * len(stack)
+        rows = [document.row for document, _ in stack]
+        return Work(
+            rows,
+            Program(name, shared, own, lanes),  # type: ignore[arg-type]
+            lambda _: [Record(row, _record(name, category)) for row in rows],
+        )
+
+    # --------------------------------------------------------------------------------------------- question answering
+
+    def _question(self, document: Document) -> Iterator[Work]:
+        assert isinstance(self.task, QuestionAnsweringConfig)
+        context = self._tokens(text_of(document, [self.task.context_column]))
+        given = as_list(document.fields.get(self.task.questions_column))
+        if not given:
+            raise ValueError(f"column {self.task.questions_column!r} holds no list of questions")
+        asked = [q if isinstance(q, dict) else {"question": q} for q in given]
+        texts = [str(q.get("question")) + "".join(f"\nA. {c}" for c in q.get("choices") or []) for q in asked]
+        lanes = self._lengths(document.id, len(asked), self.costs.value_tokens, self.task.max_answer_tokens)
+        lanes = [1 if q.get("choices") else length for q, length in zip(asked, lanes, strict=True)]
+        own = [self._tokens(text) for text in texts]
+
+        def records(numbers: Sequence[int]) -> list[Record]:
+            made = []
+            for n in numbers:
+                answer = {"answer": "fake", "answer_status": "ok", "truncated": False}
+                name = str(n if asked[n].get("id") is None else asked[n]["id"])
+                made.append(
+                    Record(document.row, {"question_id": name, "question": str(asked[n].get("question")), **answer})
+                )
+            return made
+
+        instruction = self._tokens(self.task.instruction or "x" * 200)
+        everything = range(len(asked))
+        if self._method == "intra_prompt":
+            program = Program("", instruction, context + sum(own), lanes)
+            yield Work([document.row], program, lambda _: records(everything))  # type: ignore[arg-type]
+            return
+        for n in everything:
+            program = Program(document.id, instruction + context, own[n], [lanes[n]])
+            yield Work([document.row], program, lambda _, n=n: records([n]))  # type: ignore[arg-type, misc]
+
+    # ----------------------------------------------------------------------------------------------------- generation
+
+    def _generate(self, document: Document) -> Iterator[Work]:
+        assert isinstance(self.task, GenerationConfig)
+        turns, left = conversation(document.fields.get(self.task.prompt_column), self.task)
+        before = sum(self._tokens(turn["content"]) for turn in turns)
+        for sample in range(self.task.samples):
+            lengths = self._lengths(
+                f"{document.id}/{sample}", len(left), self.costs.answer_tokens, self.config.decoding.max_new_tokens
+            )
+            yield self._turn(document.row, sample, 0, before, left, lengths)
+
+    def _turn(self, row: int, sample: int, turn: int, before: int, left: list[str], lengths: list[int]) -> Work:
+        prompt = before + self._tokens(left[turn])
+        length = lengths[turn]
+
+        def finish(_: Any) -> list[Record | Work]:
+            said = {"sample": sample, "turn": turn, "text": "fake", "finish_reason": "stop", "tokens": length}
+            done: list[Record | Work] = [Record(row, {**said, "warnings": []})]
+            if turn + 1 < len(left):
+                done.append(self._turn(row, sample, turn + 1, prompt + length, left, lengths))
+            return done
+
+        return Work([row], Program("", 0, prompt, [length]), finish)  # type: ignore[arg-type]
+
+
+def _record(name: str, category: Category) -> dict[str, Any]:
+    """A record whose texts say `fake`; what cannot say so is null."""
+    texts = {a.name: "fake" if a.type == "text" else None for a in category.attributes}
+    empty = dict.fromkeys(("number", "boolean", "confidence", "raw"))
+    values = [{**empty, "name": n, "value": v, "status": "ok" if v else "null"} for n, v in texts.items()]
+    return {"category": name, "record": json.dumps(texts, ensure_ascii=False), "values": values, "truncated": False}
+
+
+def make(config: RunConfig) -> tuple[FakeEngine, FakeTask]:
+    """Engine and task of `model: fake`, after the seconds that a model would take to load."""
+    time.sleep(config.model.fake.load_seconds)
+    sizes = config.engine
+    return FakeEngine(config.model.fake, sizes.batch, sizes.token_budget), FakeTask(config)

@@ -1,0 +1,70 @@
+"""What a document says to a task before any tokenizer: its category, its text, its conversation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from raypd.config import GenerationConfig, InputConfig
+from raypd.tasks.base import Document
+
+_ROLES = ("system", "user", "assistant")
+
+
+def category_of(document: Document, source: InputConfig, known: Collection[str]) -> str:
+    """The name of the document's category. Raises ValueError where it has none that is known."""
+    column = source.category_column
+    name = document.fields.get(column) if column else None
+    name = name if name is not None else source.category
+    if name is None and len(known) == 1:
+        name = next(iter(known))
+    if name is None:
+        raise ValueError(f"column {column!r} is empty and input.category is not set: no category")
+    if str(name) not in known:
+        raise ValueError(f"category {name!r} has no schema in task.categories")
+    return str(name)
+
+
+def text_of(document: Document, columns: list[str]) -> str:
+    """The document's text, with the columns' names where there are several. Raises ValueError when it is empty."""
+    parts = [(column, document.fields.get(column)) for column in columns]
+    lines = [(column, str(text).strip()) for column, text in parts if text is not None and str(text).strip()]
+    if not lines:
+        raise ValueError(f"empty: nothing in {', '.join(columns)}")
+    if len(columns) == 1:
+        return lines[0][1]
+    return "\n".join(f"{column}: {line}" for column, line in lines)
+
+
+def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, str]], list[str]]:
+    """(turns up to now, the user's turns to answer). Raises ValueError where it is no prompt."""
+    column = task.prompt_column
+    system = [{"role": "system", "content": task.system}] if task.system else []
+    if isinstance(prompt, str):
+        prompt = [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError(f"{column}: expected text, a list of the user's turns, or a list of role/content records")
+    if all(isinstance(turn, str) for turn in prompt):
+        if any(not turn.strip() for turn in prompt):
+            raise ValueError(f"empty: {column} has a turn without text")
+        return system, prompt
+    turns = []
+    for turn in prompt:
+        role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
+        if role not in _ROLES or not isinstance(content, str):
+            raise ValueError(f"{column}: a turn needs `role` ({', '.join(_ROLES)}) and `content` as text")
+        turns.append({"role": str(role), "content": content})
+    if turns[-1]["role"] != "user":
+        raise ValueError(f"{column}: the last turn must be the user's")
+    return [*([] if turns[0]["role"] == "system" else system), *turns[:-1]], [turns[-1]["content"]]
+
+
+def as_list(given: Any) -> list[Any] | None:
+    """A list of questions as it is, or out of its JSON text."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            return None
+    return given if isinstance(given, list) else None
