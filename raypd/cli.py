@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+prices_app = typer.Typer(help="What machines cost an hour.", no_args_is_help=True)
+app.add_typer(prices_app, name="prices")
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")]
 
@@ -123,6 +125,27 @@ def show(
     if config is not None and "=" in config and not os.path.exists(config):
         raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
     print(render(load_config(config, overrides or []) if config is not None else None), end="")
+
+
+@prices_app.command("refresh")
+def prices_refresh(
+    region: Annotated[list[str] | None, typer.Option(help="AWS region; may be given more than once")] = None,
+) -> None:
+    """Ask AWS for today's on-demand and spot prices (needs credentials) and keep them for the next runs."""
+    from raypd.cluster import pricing_aws
+
+    print(f"written: {pricing_aws.refresh(region or pricing_aws.SHIPPED_REGIONS)}")
+
+
+@prices_app.command("show")
+def prices_show(
+    instance_type: Annotated[str | None, typer.Argument(help="Such as g6e.48xlarge; none: all")] = None,
+    region: Annotated[str, typer.Option(help="AWS region")] = "us-east-1",
+) -> None:
+    """Print the prices that a bill would be made with, and where each is from."""
+    from raypd.cluster import pricing_aws
+
+    pricing_aws.show(region, instance_type)
 
 
 @contextlib.contextmanager

@@ -274,6 +274,43 @@ class ClusterConfig(Section):
         return self
 
 
+class CostConfig(Section):
+    """What machines cost, how much a run may cost, and when it has to be done; nothing here changes an answer."""
+
+    budget_usd: float | None = Field(
+        None, gt=0, description="The run ends before its bill, over all its sessions, is above this"
+    )
+    deadline: str | None = Field(
+        None,
+        description="When it has to be done: a time (2026-11-30T18:00) or a duration (8h, 90m)",
+    )
+    prices: dict[str, float] = Field(
+        {},
+        description="Your own prices in USD per hour: by instance type, by type and market (g6e.48xlarge/spot), or "
+        "`local` for a machine without a type",
+    )
+    instance_type: str | None = Field(None, description="Of nodes that do not tell their type; null: local machines")
+    region: str | None = Field(None, description="AWS region of nodes that do not tell theirs; null: us-east-1")
+    market: Literal["on-demand", "spot"] | None = Field(
+        None, description="Of nodes that do not tell theirs; null: on-demand"
+    )
+    bill_head: bool = Field(True, description="Whether the head node, where no worker runs, is on the bill")
+    watts_per_gpu: float | None = Field(
+        None, gt=0, description="Power of a GPU in use, where NVIDIA's library does not measure it; null: no energy"
+    )
+    co2e_grams_per_kwh: float | None = Field(None, ge=0, description="Of your electricity; null: no CO2e figure")
+
+    @field_validator("prices")
+    @classmethod
+    def _prices_fit(cls, prices: dict[str, float]) -> dict[str, float]:
+        for key, price in prices.items():
+            if not 0 <= price < float("inf"):
+                raise ValueError(f"{key}: {price} is not a price in USD per hour")
+            if "/" in key and key.rpartition("/")[2] not in ("spot", "on-demand"):
+                raise ValueError(f"{key}: after the slash stands a market, spot or on-demand")
+        return prices
+
+
 KINDS: dict[str, type[Section]] = {
     "extraction": ExtractionConfig,
     "question_answering": QuestionAnsweringConfig,
@@ -291,6 +328,7 @@ class RunConfig(Section):
     decoding: DecodingConfig = DecodingConfig()
     engine: EngineConfig = EngineConfig()
     cluster: ClusterConfig = ClusterConfig()
+    cost: CostConfig = CostConfig()
 
     @model_validator(mode="before")
     @classmethod

@@ -113,7 +113,8 @@ def check(config: RunConfig, output: str) -> None:
 
 def _differences(old: Any, new: Any, at: str = "") -> list[str]:
     """Dotted keys that differ and count in the fingerprint."""
-    if at in ("output", "engine", "cluster", "input.path", "model.device", "model.fake", "task.categories_file"):
+    beside = ("output", "engine", "cluster", "cost", "input.path", "model.device", "model.fake", "task.categories_file")
+    if at in beside:
         return []
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(k for k in new if k not in old)]
