@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -43,13 +44,30 @@ METHODS: dict[str, tuple[Method, ...]] = {  # what each kind of task can be deco
 class Section(BaseModel):
     """A part of the tree: unknown keys are refused, values are checked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Values are not repeated in errors by pydantic: a misplaced secret would be among them.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+_SECRETS = re.compile(r"secret|access_?key|token|password|credential", re.I)
+
+
+def without_credentials(uri: str) -> str:
+    """The URI. Raises ValueError, which does not repeat it, where it holds credentials."""
+    scheme, separator, rest = uri.partition("://")
+    host = rest.split("/")[0]  # a secret key can hold a / itself
+    if separator and ("@" in host or (scheme.startswith("s3") and ":" in host and "@" in rest)):
+        raise ValueError(
+            "a URI must hold no credentials: give them through the environment, storage.profile or the instance's role"
+        )
+    return uri
 
 
 class InputConfig(Section):
     """Where the documents are and which columns hold what."""
 
-    path: str | list[str] = Field(description="File, folder or glob (or a list of them): .jsonl[.gz|.zst], .parquet")
+    path: str | list[str] = Field(
+        description="File, folder or glob, local or s3:// (or a list): .jsonl[.gz|.zst], .parquet"
+    )
     format: Literal["auto", "jsonl", "parquet"] = Field("auto", description="auto: by the file's name")
     id_column: str | None = Field("id", description="Column with the document's id; null: file name and row number")
     text_columns: list[str] = Field(
@@ -59,13 +77,27 @@ class InputConfig(Section):
     category: str | None = Field(None, description="Category of every document when there is no category column")
     max_document_bytes: int = Field(1_000_000, ge=1, description="A longer document becomes an error row")
 
+    @field_validator("path")
+    @classmethod
+    def _no_credentials(cls, path: str | list[str]) -> str | list[str]:
+        for one in [path] if isinstance(path, str) else path:
+            without_credentials(one)
+        return path
+
 
 class OutputConfig(Section):
     """Where the table goes."""
 
     path: str = Field(
-        ..., description="Folder of the run; a second run into it resumes. Relative: to the current folder"
+        ...,
+        description="Folder of the run, local or s3://bucket/prefix; a second run into it resumes. Relative: to the "
+        "current folder",
     )
+
+    @field_validator("path")
+    @classmethod
+    def _no_credentials(cls, path: str) -> str:
+        return without_credentials(path)
 
 
 class FakeConfig(Section):
@@ -256,6 +288,47 @@ TaskConfig = Annotated[
 ]
 
 
+class StorageConfig(Section):
+    """How S3 is reached; credentials come from the environment, AWS's files or the instance's role, never from here."""
+
+    endpoint_url: str | None = Field(None, description="S3 of another maker, http(s)://host[:port]; null: AWS")
+    region: str | None = Field(None, description="null: AWS_REGION, the profile's, the instance's")
+    profile: str | None = Field(None, description="Profile in AWS's credential files; null: AWS_PROFILE or none")
+    anonymous: bool = Field(False, description="Sign nothing: for public buckets")
+    requester_pays: bool = Field(False, description="Agree to pay for requests to a bucket of another's")
+    sse: Literal["none", "AES256", "aws:kms"] = Field(
+        "none", description="Server-side encryption asked for in every write; none: as the bucket has it"
+    )
+    kms_key_id: str | None = Field(None, description="KMS key (ARN or id) for sse aws:kms; null: the bucket's")
+    connect_timeout: float = Field(10.0, gt=0, description="Seconds until a connection stands")
+    read_timeout: float = Field(30.0, gt=0, description="Seconds without a byte of an answer")
+    max_attempts: int = Field(8, ge=1, description="Tries of one request that is throttled, times out or breaks off")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_secrets(cls, tree: Any) -> Any:
+        found = [str(k) for k in tree if _SECRETS.search(str(k))] if isinstance(tree, dict) else []
+        if found:
+            raise ValueError(
+                f"{found[0]}: no credentials in a configuration: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in "
+                "the environment, storage.profile, or give the instances a role"
+            )
+        return tree
+
+    @field_validator("endpoint_url")
+    @classmethod
+    def _endpoint_is_a_url(cls, url: str | None) -> str | None:
+        if url is not None and not re.match(r"https?://[^/]", url):
+            raise ValueError("write http://host:port or https://host")
+        return url if url is None else without_credentials(url)
+
+    @model_validator(mode="after")
+    def _key_has_its_kind(self) -> StorageConfig:
+        if self.kms_key_id is not None and self.sse != "aws:kms":
+            raise ValueError("kms_key_id needs sse aws:kms")
+        return self
+
+
 class ClusterConfig(Section):
     """Workers and units."""
 
@@ -329,6 +402,7 @@ class RunConfig(Section):
     engine: EngineConfig = EngineConfig()
     cluster: ClusterConfig = ClusterConfig()
     cost: CostConfig = CostConfig()
+    storage: StorageConfig = StorageConfig()
 
     @model_validator(mode="before")
     @classmethod

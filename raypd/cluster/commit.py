@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -49,16 +48,16 @@ class UnitSummary:
 
 
 def units_folder(output: str) -> str:
-    return os.path.join(output, "units")
+    return storage.join(output, "units")
 
 
 def failure_path(output: str, unit_id: str) -> str:
     """Where a worker that dies with a unit leaves the reason."""
-    return os.path.join(output, "failures", f"{unit_id}.txt")
+    return storage.join(output, "failures", f"{unit_id}.txt")
 
 
 def _path(output: str, unit_id: str) -> str:
-    return os.path.join(units_folder(output), f"{unit_id}.parquet")
+    return storage.join(units_folder(output), f"{unit_id}.parquet")
 
 
 def output_schema(task_columns: pa.Schema) -> pa.Schema:
@@ -134,14 +133,14 @@ def committed(output: str) -> set[str]:
 
 def is_committed(output: str, unit_id: str) -> bool:
     """Whether one unit is done."""
-    return os.path.exists(_path(output, unit_id))
+    return storage.exists(_path(output, unit_id))
 
 
 def read_summary(output: str, unit_id: str) -> UnitSummary:
     """What a committed unit holds. Raises RunError when its object is damaged or not from raypd."""
     path = _path(output, unit_id)
     try:
-        with storage.open_read(path) as file:
+        with storage.open_file(path) as file:
             metadata = pq.ParquetFile(file).schema_arrow.metadata
         return UnitSummary(**json.loads(metadata[_KEY]))
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
@@ -152,7 +151,7 @@ def read_summary(output: str, unit_id: str) -> UnitSummary:
 
 def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
     """The first rows of a committed unit, for a look at them."""
-    with storage.open_read(_path(output, unit_id)) as file:
+    with storage.open_file(_path(output, unit_id)) as file:
         for batch in pq.ParquetFile(file).iter_batches(batch_size=limit):
             return batch.to_pylist()
     return []

@@ -25,9 +25,12 @@ class Line(NamedTuple):
     data: bytes | None
 
 
-def open_lines(path: str, compression: str | None, offset: int = 0) -> BinaryIO:
-    """The uncompressed bytes of a JSONL file; `offset` is for uncompressed files alone."""
-    raw = storage.open_read(path, offset)
+def open_lines(path: str, compression: str | None, offset: int = 0, version: str | None = None) -> BinaryIO:
+    """The uncompressed bytes of a JSONL file; `offset` is for uncompressed files alone.
+
+    Raises storage.Changed where the file is not of this version.
+    """
+    raw = storage.open_read(path, offset, version)
     if compression == "gz":
         return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 20))
     if compression == "zst":

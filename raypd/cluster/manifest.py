@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
 import uuid
@@ -78,7 +77,7 @@ def claim(config: RunConfig, output: str) -> None:
 
     Raises ConfigError when it belongs to another configuration, or cannot be written.
     """
-    path = os.path.join(output, "run.json")
+    path = storage.join(output, "run.json")
     mine: dict[str, Any] = {"fingerprint": config.fingerprint(), "created": _iso(time.time()), "versions": versions()}
     mine["config"] = config.model_dump(mode="json")
     check(config, output)
@@ -90,8 +89,8 @@ def claim(config: RunConfig, output: str) -> None:
 
 def check(config: RunConfig, output: str) -> None:
     """Raises ConfigError when the output folder belongs to another configuration."""
-    path = os.path.join(output, "run.json")
-    if os.path.exists(output) and not os.path.isdir(output):
+    path = storage.join(output, "run.json")
+    if storage.exists(output) and not storage.is_folder(output):
         raise ConfigError(f"output.path {output}: is a file; give a folder")
     try:
         theirs = json.loads(storage.read(path))
@@ -113,8 +112,8 @@ def check(config: RunConfig, output: str) -> None:
 
 def _differences(old: Any, new: Any, at: str = "") -> list[str]:
     """Dotted keys that differ and count in the fingerprint."""
-    beside = ("output", "engine", "cluster", "cost", "input.path", "model.device", "model.fake", "task.categories_file")
-    if at in beside:
+    beside = ("output", "engine", "cluster", "cost", "storage", "input.path", "model.device", "model.fake")
+    if at in (*beside, "task.categories_file"):
         return []
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(k for k in new if k not in old)]
@@ -132,7 +131,7 @@ class Session:
         self.began = time.time()
         stamp = datetime.fromtimestamp(self.began, UTC).strftime("%Y%m%dT%H%M%S")
         self.id = f"{stamp}-{uuid.uuid4().hex[:6]}"
-        self._path = os.path.join(output, "sessions", f"{self.id}.json")
+        self._path = storage.join(output, "sessions", f"{self.id}.json")
         self._clock = time.monotonic()
         self._write(None, None)
 
@@ -147,8 +146,8 @@ class Session:
 
 
 def _sessions(output: str) -> list[dict[str, Any]]:
-    folder = os.path.join(output, "sessions")
-    return [json.loads(storage.read(os.path.join(folder, n))) for n in storage.names(folder) if n.endswith(".json")]
+    folder = storage.join(output, "sessions")
+    return [json.loads(storage.read(storage.join(folder, n))) for n in storage.names(folder) if n.endswith(".json")]
 
 
 # ------------------------------------------------------------------------------------------------------------- manifest
@@ -207,6 +206,6 @@ def make(config: RunConfig, output: str, planned: int) -> Manifest:
 
 def write(manifest: Manifest) -> str:
     """Writes manifest.json; its path."""
-    path = os.path.join(manifest.output, "manifest.json")
+    path = storage.join(manifest.output, "manifest.json")
     storage.put(path, _dump(asdict(manifest)))
     return path

@@ -41,10 +41,10 @@ class Interrupted(RunError):
 
 def output_folder(config: RunConfig) -> str:
     """The run's folder, absolute. A relative path in a job's copy of its working folder would vanish with the copy."""
-    path = storage.local_path(config.output.path)
-    if not Path(config.output.path).expanduser().is_absolute() and in_working_copy(os.getcwd()):
-        path = Path.home() / "raypd" / config.output.path
-    return str(path)
+    path = config.output.path
+    if "://" not in path and not Path(path).expanduser().is_absolute() and in_working_copy(os.getcwd()):
+        path = str(Path.home() / "raypd" / path)
+    return storage.absolute(path)
 
 
 def in_working_copy(folder: str) -> bool:
@@ -64,8 +64,9 @@ def run_extract(
     Raises ConfigError, InputError and ModelError before anything runs; RunError when it cannot go on; Interrupted at
     SIGINT or SIGTERM. What is committed by then is whole, and the same call resumes.
     """
+    storage.configure(config.storage)
     output = output_folder(config)
-    if output != str(storage.local_path(config.output.path)):
+    if output != storage.absolute(config.output.path):
         _say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")
     manifest.check(config, output)
     planned = units.plan(config)

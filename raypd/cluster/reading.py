@@ -25,10 +25,11 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     Raises InputError when the object cannot be read, or is not the one that was planned.
     """
     try:
-        _check_unchanged(unit)
         documents = list(
             _read_parquet(unit, config, columns) if unit.format == "parquet" else _read_jsonl(unit, config)
         )
+    except storage.Changed as error:
+        raise InputError(str(error)) from None
     except (*BROKEN_STREAM, OSError, pa.ArrowException) as error:
         raise InputError(f"{unit.path}: cannot be read: {error}") from error
     if len(documents) != unit.rows:
@@ -36,17 +37,12 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     return documents
 
 
-def _check_unchanged(unit: Unit) -> None:
-    if storage.version(unit.path) != unit.version:
-        raise InputError(f"{unit.path}: has changed since the run was planned; start the run again")
-
-
 # ---------------------------------------------------------------------------------------------------------------- JSONL
 
 
 def _read_jsonl(unit: Unit, config: RunConfig) -> Iterator[Document]:
     skipped = 0 if unit.compression is None else unit.start
-    with open_lines(unit.path, unit.compression, unit.offset) as file:
+    with open_lines(unit.path, unit.compression, unit.offset, unit.version) as file:
         found = lines(file, line_limit(config.input.max_document_bytes), unit.line, unit.offset)
         for row, line in enumerate(itertools.islice(found, skipped, skipped + unit.rows)):
             yield _parse(unit, row, line, config)
@@ -77,7 +73,7 @@ def _parse(unit: Unit, row: int, line: Line, config: RunConfig) -> Document:
 
 
 def _read_parquet(unit: Unit, config: RunConfig, columns: Sequence[str]) -> Iterator[Document]:
-    with storage.open_read(unit.path) as file:
+    with storage.open_file(unit.path, unit.version, unit.size) as file:
         parquet = pq.ParquetFile(file)
         source = config.input
         wanted = {*columns, *config.wanted_columns().values(), source.id_column, source.category_column}

@@ -92,7 +92,7 @@ def _objects(source: InputConfig) -> list[tuple[storage.Object, str, str | None]
     for path in [source.path] if isinstance(source.path, str) else source.path:
         skipped = []
         before = len(found)
-        folder = storage.local_path(path).is_dir()
+        folder = storage.is_folder(path)
         for item in storage.find(path):
             format, compression = _format(item.name, source.format)
             if format is None:
@@ -147,13 +147,13 @@ def _unit(item: storage.Object, version: str, config: RunConfig, start: int, row
 
 def _plan_parquet(item: storage.Object, config: RunConfig, columns: _Columns) -> list[Unit]:
     try:
-        with storage.open_read(item.path) as file:
+        version = item.version or storage.version(item.path)
+        with storage.open_file(item.path, version, item.size) as file:
             parquet = pq.ParquetFile(file)
             rows, found = parquet.metadata.num_rows, parquet.schema_arrow.names
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{item.path}: cannot be read as Parquet: {error}") from None
     columns.check_schema(item, found)
-    version = storage.version(item.path)
     step = config.cluster.unit_documents
     return [
         _unit(item, version, config, start, min(step, rows - start), format="parquet", compression=None)
@@ -168,7 +168,8 @@ def _plan_jsonl(item: storage.Object, compression: str | None, config: RunConfig
     sampled: list[bytes] = []
     number = 0
     try:
-        with open_lines(item.path, compression) as file:
+        version = item.version or storage.version(item.path)
+        with open_lines(item.path, compression, version=version) as file:
             for number, offset, _, data in lines(file, line_limit(config.input.max_document_bytes)):
                 if rows % step == 0:
                     starts.append((offset, number) if compression is None else (0, 1))
@@ -183,7 +184,6 @@ def _plan_jsonl(item: storage.Object, compression: str | None, config: RunConfig
     except OSError as error:
         raise InputError(f"{item.path}: cannot be read: {error}") from None
     columns.sample(item, sampled)
-    version = storage.version(item.path)
     return [
         _unit(
             item,

@@ -135,7 +135,8 @@ class DecodeWorker:
         if board is not None:
             board.starting.remote()
         try:
-            if not os.path.exists(os.path.join(order.output, "run.json")):
+            storage.configure(order.config.storage)
+            if not storage.exists(storage.join(order.output, "run.json")):
                 raise UserError(
                     f"{order.output}: a worker does not see the output folder; give output.path on storage that all "
                     "nodes of the cluster share"
@@ -143,7 +144,7 @@ class DecodeWorker:
             self.parts = order.build(order.config, order.threads)
             self._schema = self.parts.task.columns()
             commit.output_schema(self._schema)
-        except UserError as error:
+        except (UserError, storage.StorageError) as error:
             self._unfit = str(error)
         except Exception:
             # Raised here, it would be retried and printed by Ray at length; told in a summary, it ends the run once.

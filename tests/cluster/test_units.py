@@ -144,5 +144,5 @@ def test_parquet_without_a_column_is_refused(tmp_path, config) -> None:
 
 
 def test_other_storage_is_refused(config) -> None:
-    with pytest.raises(InputError, match="s3:// is not a storage"):
-        plan(config("s3://bucket/a.jsonl"))
+    with pytest.raises(InputError, match="gs:// is not a storage"):
+        plan(config("gs://bucket/a.jsonl"))

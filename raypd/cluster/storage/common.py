@@ -1,0 +1,82 @@
+"""What both kinds of storage share: how a file is described, and what goes wrong with it."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+MAGIC = re.compile(r"[*?[]")
+
+
+@dataclass(frozen=True)
+class Object:
+    """A file or object.
+
+    name: its path below the folder that was asked for: the same wherever that folder lies.
+    size: bytes. version: where the listing tells it without another request (S3: the ETag), else None.
+    """
+
+    path: str
+    name: str
+    size: int
+    version: str | None = None
+
+
+class StorageError(OSError):
+    """A store refused, did not answer or is not what it should be; the text says where and what to do."""
+
+
+class Changed(StorageError):
+    """An object is not, or no longer, the version that was asked for."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path}: has changed since it was planned: it was replaced or deleted; start the run again"
+
+
+def hidden(name: str) -> bool:
+    """Whether a part of a path begins with . or _, as what tools leave beside data does."""
+    return any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def near(wanted: str, found: list[str]) -> str | None:
+    """The name among those found that a misspelt one most likely means."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(wanted, found, 1)), None)
+
+
+@lru_cache(maxsize=256)
+def pattern(glob: str) -> re.Pattern[str]:
+    """A glob as a regular expression over whole paths: `*` and `?` stop at /, `**` as a whole part does not."""
+    out = ""
+    parts = glob.split("/")
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        if part == "**":
+            out += ".*" if last else "(?:.*/)?"
+            continue
+        out += _part(part) + ("" if last else "/")
+    return re.compile(out, re.DOTALL)
+
+
+def _part(part: str) -> str:
+    out, at = "", 0
+    while at < len(part):
+        char = part[at]
+        at += 1
+        if char == "*":
+            out += "[^/]*"
+        elif char == "?":
+            out += "[^/]"
+        elif char == "[" and (end := part.find("]", at + 2 if part[at : at + 1] in ("!", "]") else at + 1)) > 0:
+            out += fnmatch.translate(part[at - 1 : end + 1]).removeprefix("(?s:").removesuffix(")\\Z")
+            at = end + 1
+        else:
+            out += re.escape(char)
+    return out

@@ -1,0 +1,157 @@
+"""What the rest of raypd relies on, held for a local folder and for a real S3 server alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raypd.cluster import storage
+from raypd.errors import InputError
+
+
+@pytest.fixture(params=["local", "s3"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "folder") if request.param == "local" else f"{request.getfixturevalue('bucket')}/folder"
+
+
+def fill(root: str, *names: str) -> None:
+    for name in names:
+        storage.put(storage.join(root, *name.split("/")), name.encode())
+
+
+def found(path: str, **how: bool) -> list[str]:
+    return [item.name for item in storage.find(path, **how)]
+
+
+def test_put_read_replace_and_delete(root: str) -> None:
+    path = storage.join(root, "a b+ü%41.txt")
+    assert not storage.exists(path)
+    with pytest.raises(FileNotFoundError):
+        storage.read(path)
+    assert storage.put_new(path, b"first")
+    assert not storage.put_new(path, b"second")
+    assert storage.read(path) == b"first"
+    before = storage.version(path)
+    assert storage.put_if(path, b"third", before)
+    assert not storage.put_if(path, b"fourth", before)
+    assert not storage.put_if(storage.join(root, "other"), b"", before)
+    assert storage.read(path) == b"third"
+    storage.put(path, b"")
+    assert (storage.read(path), storage.size(path), storage.exists(path)) == (b"", 0, True)
+    assert storage.names(root) == ["a b+ü%41.txt"]
+    storage.delete(path)
+    storage.delete(path)
+    assert storage.names(root) == []
+
+
+def test_reading_from_an_offset_line_by_line_and_behind_the_end(root: str) -> None:
+    path = storage.join(root, "lines")
+    lines = [b"%d " % i * 300 + b"\n" for i in range(9000)]  # more than the first range of a read
+    storage.put(path, b"".join(lines))
+    offset = sum(map(len, lines[:4000]))
+    with storage.open_read(path, offset) as file:
+        assert list(file) == lines[4000:]
+    with storage.open_read(path, 10**9) as file:
+        assert file.read() == b""
+    assert storage.read(path) == b"".join(lines)
+
+
+def test_parquet_is_read_here_and_there(root: str) -> None:
+    table = pa.table({"i": range(50_000), "s": [f"text {i}" for i in range(50_000)]})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=7000)
+    path = storage.join(root, "t.parquet")
+    storage.put(path, sink.getvalue().to_pybytes())
+    with storage.open_file(path) as file:
+        parquet = pq.ParquetFile(file)
+        assert parquet.read_row_group(5)["i"][0].as_py() == 35_000
+        assert parquet.read() == table
+    item = next(storage.find(path))
+    with storage.open_file(path, item.version, item.size) as file:
+        assert pq.ParquetFile(file).metadata.num_rows == 50_000
+
+
+def test_a_replaced_object_is_noticed_at_the_first_byte_and_between_two_reads(root: str) -> None:
+    path = storage.join(root, "x")
+    storage.put(path, b"a" * (3 << 20))
+    planned = storage.version(path)
+    assert next(storage.find(path)).version in (planned, None)
+    file = storage.open_read(path, 0, planned)
+    assert file.read(5) == b"aaaaa"
+    storage.put(path, b"b" * (3 << 20))
+    if storage.is_remote(path):
+        with pytest.raises(storage.Changed, match=r"/folder/x: has changed since it was planned"):
+            file.read()
+    else:
+        assert file.read() == b"a" * ((3 << 20) - 5)  # an open file stays what it was
+    for opened in (storage.open_read, storage.open_file):
+        with pytest.raises(storage.Changed):
+            (opened(path, 0, planned) if opened is storage.open_read else opened(path, planned)).read()
+    storage.delete(path)
+    with pytest.raises(OSError, match="/folder/x"):
+        storage.open_read(path, 0, planned).read()
+
+
+def test_find_folders_globs_keys_and_hidden_names(root: str) -> None:
+    fill(
+        root, "a.jsonl", "in/b.jsonl", "in/deep/c.jsonl", "in/deep/d.txt", "_tmp/e.jsonl", "in/.f.jsonl", "in2/g.jsonl"
+    )
+    assert found(root) == ["a.jsonl", "in/b.jsonl", "in/deep/c.jsonl", "in/deep/d.txt", "in2/g.jsonl"]
+    assert found(root + "/") == found(root)
+    assert sorted(found(root, hidden=True)) == sorted(
+        ["_tmp/e.jsonl", "a.jsonl", "in/.f.jsonl", "in/b.jsonl", "in/deep/c.jsonl", "in/deep/d.txt", "in2/g.jsonl"]
+    )
+    assert found(root + "/in") == ["b.jsonl", "deep/c.jsonl", "deep/d.txt"]
+    assert found(root + "/in/b.jsonl") == ["b.jsonl"]
+    assert found(root + "/*.jsonl") == ["a.jsonl"]
+    assert found(root + "/in*/*.jsonl") == ["in/b.jsonl", "in2/g.jsonl"]
+    assert found(root + "/**/*.jsonl") == ["a.jsonl", "in/b.jsonl", "in/deep/c.jsonl", "in2/g.jsonl"]
+    assert found(root + "/in/**") == ["b.jsonl", "deep/c.jsonl", "deep/d.txt"]
+    assert found(root + "/in/deep/[!c].t?t") == ["d.txt"]
+    assert found(root + "/in/deep/[a-c]*") == ["c.jsonl"]
+    assert storage.folders(root + "/in") == ["deep"]
+    walked = sorted(item.name for item in storage.walk(root + "/in"))
+    assert walked == [".f.jsonl", "b.jsonl", "deep/c.jsonl", "deep/d.txt"]
+    assert storage.is_folder(root + "/in")
+    assert not storage.is_folder(root + "/in/b.jsonl")
+    assert not storage.is_folder(root + "/i")
+    first = next(storage.find(root + "/in"))
+    assert (first.size, storage.read(first.path)) == (10, b"in/b.jsonl")
+
+
+def test_a_name_with_special_characters_is_first_of_all_a_name(root: str) -> None:
+    fill(root, "a[1].jsonl", "a1.jsonl", "b*.jsonl", "b1.jsonl")
+    assert found(root + "/a[1].jsonl") == ["a[1].jsonl"]
+    assert found(root + "/b*.jsonl") == ["b*.jsonl"]
+    assert found(root + "/a[[]1].jsonl") == ["a[1].jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("part", "no such .*did you mean .*/folder/parts\\?"),
+        ("*.csv", "matches"),
+        ("nothing/*.csv", "/folder/nothing"),
+        ("only", "only hidden"),
+    ],
+)
+def test_nothing_found_is_said_with_what_was_meant(root: str, path: str, reason: str) -> None:
+    fill(root, "parts/a.jsonl", "only/_b.jsonl")
+    with pytest.raises(InputError, match=f"^{root}/{path.replace('*', '[*]')}: .*{reason}"):
+        list(storage.find(f"{root}/{path}"))
+
+
+def test_nothing_is_no_folder_to_walk() -> None:
+    assert list(storage.walk("/no/such/folder")) == []
+    assert storage.names("/no/such/folder") == []
+    assert storage.folders("/no/such/folder") == []
+    assert storage.join("s3://b/p/", "units", "u") == "s3://b/p/units/u"
+    assert storage.absolute("s3://b/p/") == "s3://b/p"
+    assert storage.absolute("file:///a/../b") == "/b"
+    with pytest.raises(InputError, match=r"gs://b: gs:// is not a storage"):
+        storage.absolute("gs://b")
+    with pytest.raises(InputError, match=r"is not the name of a bucket"):
+        storage.absolute("s3://a b/x")
