@@ -302,7 +302,7 @@ class StorageConfig(Section):
     kms_key_id: str | None = Field(None, description="KMS key (ARN or id) for sse aws:kms; null: the bucket's")
     connect_timeout: float = Field(10.0, gt=0, description="Seconds until a connection stands")
     read_timeout: float = Field(30.0, gt=0, description="Seconds without a byte of an answer")
-    max_attempts: int = Field(8, ge=1, description="Tries of one request that is throttled, times out or breaks off")
+    max_attempts: int = Field(10, ge=1, description="Tries of one request that is throttled, times out or breaks off")
 
     @model_validator(mode="before")
     @classmethod

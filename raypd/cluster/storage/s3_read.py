@@ -13,7 +13,7 @@ from raypd.cluster.storage.common import Changed, StorageError
 _FIRST = 1 << 20  # bytes of the first range read in sequence; each further one is twice as long, up to _MOST
 _MOST = 8 << 20
 _LEAST_RANDOM = 64 << 10
-_CHUNK = 256 << 10
+_CHUNK = 64 << 10  # what of a body is lost at most when it breaks off
 _LONGEST_WAIT = 20.0
 
 

@@ -1,0 +1,147 @@
+"""Storage against a real S3 server behind a proxy that fails calls: nothing lost, nothing doubled, and an end to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from raypd.cluster import storage
+from raypd.config import StorageConfig
+from tests import fault_proxy, s3
+from tests.fault_proxy import Faults, Proxy
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def proxy(s3_server: s3.Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """raypd's storage behind a proxy that does nothing yet; waits between tries are short."""
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.01)
+    monkeypatch.setattr("raypd.cluster.storage.s3_read._LONGEST_WAIT", 0.05)
+    with fault_proxy.proxy(s3_server.url) as made:
+        use(made)
+        yield made
+
+
+def use(proxy: Proxy, **settings: float) -> None:
+    storage.configure(StorageConfig.model_validate({"endpoint_url": proxy.url, "max_attempts": 6, **settings}))
+
+
+def test_the_proxy_fails_as_it_is_told_and_passes_on_the_rest(proxy, bucket) -> None:
+    storage.put(f"{bucket}/x", b"some bytes")
+    assert storage.read(f"{bucket}/x") == b"some bytes"
+    assert proxy.failed.total() == 0
+    use(proxy, max_attempts=1)
+    for kind, reason in (
+        ("503", "overloaded"),
+        ("500", "InternalError"),
+        ("reset", "[Cc]onnection"),
+        ("lost", "[Cc]onnection"),
+        ("cut", "broke off 1 times, the last time at byte 0"),
+    ):
+        proxy.faults = Faults(share=1.0, kinds=(kind,))
+        with pytest.raises(storage.StorageError, match=f"{bucket}/x: .*{reason}"):
+            storage.read(f"{bucket}/x")
+        assert proxy.failed[kind] == 1
+
+
+def test_a_fifth_of_all_calls_fails_and_every_object_is_there_once(proxy, bucket) -> None:
+    proxy.faults = Faults(share=0.2, seed=7)
+    new = [storage.put_new(f"{bucket}/units/{i:03d}", b"%d" % i * 1000) for i in range(60)]
+    assert all(new)
+    assert not any(storage.put_new(f"{bucket}/units/{i:03d}", b"another") for i in range(60))
+    assert [item.name for item in storage.find(f"{bucket}/units")] == [f"{i:03d}" for i in range(60)]
+    assert [storage.read(f"{bucket}/units/{i:03d}") for i in range(60)] == [b"%d" % i * 1000 for i in range(60)]
+    assert min(proxy.failed[kind] for kind in ("503", "500", "reset", "lost", "cut")) > 3, proxy.failed
+
+
+def test_a_body_that_breaks_off_is_taken_up_where_it_broke(proxy, bucket) -> None:
+    data = os.urandom(3 * MIB)
+    storage.put(f"{bucket}/x", data)
+    proxy.log.clear()
+    proxy.faults = Faults(share=1.0, kinds=("cut",), most=2)
+    assert storage.read(f"{bucket}/x") == data
+    ranges = [headers["Range"] for method, _, headers in proxy.log if method == "GET"]
+    first, second, third = (int(text.removeprefix("bytes=").split("-")[0]) for text in ranges[:3])
+    assert (first, second) == (0, MIB // 2)
+    assert third == second + MIB // 4
+    assert all("If-Match" in headers for _, _, headers in proxy.log[1:])
+
+
+def test_an_object_replaced_while_its_body_broke_off_is_not_mixed(proxy, bucket, monkeypatch) -> None:
+    storage.put(f"{bucket}/x", b"a" * MIB)
+    file = storage.open_read(f"{bucket}/x", 0, storage.version(f"{bucket}/x"))
+
+    real = time.sleep
+
+    def replace(seconds: float) -> None:
+        real(0)
+        storage.put(f"{bucket}/x", b"b" * MIB)
+
+    monkeypatch.setattr("raypd.cluster.storage.s3_read.time.sleep", replace)
+    proxy.faults = Faults(share=1.0, kinds=("cut",), most=1, only=lambda method, path: method == "GET")
+    with pytest.raises(storage.Changed):
+        file.read()
+    assert proxy.failed["cut"] == 1
+
+
+def test_the_answer_to_our_own_conditional_write_is_lost(proxy, bucket) -> None:
+    """The SDK's second try meets what the first has written: that is success, and another's object is not."""
+    proxy.faults = Faults(share=1.0, kinds=("lost",), most=1, only=lambda method, path: "/a" in path)
+    storage.put(f"{bucket}/warm", b"")  # the probe for conditional writes is not what is tested here
+    assert storage.put_new(f"{bucket}/a", b"mine")
+    assert proxy.failed["lost"] == 1
+    version = storage.version(f"{bucket}/a")
+    proxy.failed.clear()
+    assert storage.put_if(f"{bucket}/a", b"mine again", version)
+    assert proxy.failed["lost"] == 1
+    proxy.failed.clear()
+    assert not storage.put_new(f"{bucket}/a", b"yours")
+    assert storage.read(f"{bucket}/a") == b"mine again"
+
+
+def test_objects_in_parts_under_faults(proxy, bucket, monkeypatch) -> None:
+    monkeypatch.setattr("raypd.cluster.storage.s3.MULTIPART_BYTES", 6 * MIB)
+    monkeypatch.setattr("raypd.cluster.storage.s3.PART_BYTES", 5 * MIB)
+    data = os.urandom(17 * MIB)
+    proxy.faults = Faults(share=0.3, seed=3)
+    assert storage.put_new(f"{bucket}/big", data)
+    assert not storage.put_new(f"{bucket}/big", data[::-1])
+    assert storage.read(f"{bucket}/big") == data
+    proxy.faults = Faults()
+    name = bucket.removeprefix("s3://")
+    assert storage.version(f"{bucket}/big").endswith("-4")
+    with pytest.MonkeyPatch.context() as patch:  # a part that cannot be sent leaves no parts behind
+        patch.setattr("raypd.cluster.storage.s3.PART_BYTES", 1000)
+        proxy.faults = Faults(share=1.0, kinds=("500",), only=lambda method, path: "partNumber=3" in path)
+        with pytest.raises(storage.StorageError, match="InternalError"):
+            storage.put(f"{bucket}/never", data)
+    client = s3.Server(proxy.url, None).client()  # type: ignore[arg-type]
+    assert not client.list_multipart_uploads(Bucket=name).get("Uploads")
+    assert not storage.exists(f"{bucket}/never")
+
+
+def test_a_server_that_hangs_is_given_up(proxy, bucket) -> None:
+    storage.put(f"{bucket}/x", b"some bytes")
+    use(proxy, max_attempts=2, read_timeout=0.3)
+    proxy.faults = Faults(share=1.0, kinds=("hang",), hang_seconds=20)
+    began = time.monotonic()
+    with pytest.raises(storage.StorageError, match=r"(?i)/x: read timeout.*gave up at attempt 2"):
+        storage.read(f"{bucket}/x")
+    with pytest.raises(storage.StorageError, match=r"(?i)timeout"):
+        storage.put_new(f"{bucket}/y", b"")
+    assert time.monotonic() - began < 10
+    proxy.faults = Faults(share=1.0, kinds=("hang",), hang_seconds=20, most=proxy.failed.total() + 1)
+    assert storage.read(f"{bucket}/x") == b"some bytes"  # hung once
+
+
+def test_nothing_is_tried_for_ever(proxy, bucket) -> None:
+    storage.put(f"{bucket}/x", os.urandom(MIB))
+    proxy.faults = Faults(share=1.0, kinds=("cut",))
+    before = proxy.calls["GET"]
+    with pytest.raises(storage.StorageError, match="broke off 6 times"):
+        storage.read(f"{bucket}/x")
+    assert proxy.calls["GET"] - before == 6
