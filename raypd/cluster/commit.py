@@ -51,11 +51,6 @@ def units_folder(output: str) -> str:
     return storage.join(output, "units")
 
 
-def failure_path(output: str, unit_id: str) -> str:
-    """Where a worker that dies with a unit leaves the reason."""
-    return storage.join(output, "failures", f"{unit_id}.txt")
-
-
 def _path(output: str, unit_id: str) -> str:
     return storage.join(units_folder(output), f"{unit_id}.parquet")
 

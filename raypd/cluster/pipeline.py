@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import queue
 import signal
 import sys
 import threading
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +19,9 @@ from raypd.errors import ConfigError, RunError
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster import worker
+    from raypd.cluster.pool import Ended
 
-# A unit whose process dies is tried three times; a session then goes over what is left up to twice more, because
-# units that were in hand together die together (where the caller brought its own connection to Ray: once).
-_TASK_RETRIES = 2
-_ROUNDS = 3
-_MOST_LOST_UNITS = 10  # more of these in a round, and something is wrong with more than a document
-_WORKER_RESTARTS = 100
-_STARTS_WITHOUT_SUCCESS = 4  # a worker that dies so often while it loads its model will not come up
+_MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
 
 
 class Interrupted(RunError):
@@ -72,8 +63,7 @@ def run_extract(
     planned = units.plan(config)
     done = commit.committed(output)
     _check_known(planned, done, output)
-    left = [unit for unit in planned if unit.id not in done]
-    if not left:
+    if len(done) == len(planned):
         return _finish(config, output, len(planned))
     if build is None:
         from raypd.cluster import worker
@@ -90,7 +80,7 @@ def run_extract(
     how = "failed"
     try:
         with _signals():
-            run.all_rounds(left)
+            run.stream()
         how = "complete"
     except KeyboardInterrupt:
         how = "interrupted"
@@ -158,184 +148,64 @@ class _Run:
         verbose: bool,
         build: Callable[[RunConfig, int | None], worker.Parts],
     ) -> None:
-        self.config, self.output, self.planned = config, output, planned
+        self.config, self.output, self.planned, self.done = config, output, planned, done
         self.own, self.verbose, self.build = own, verbose, build
-        self.rows = {unit.id: unit.rows for unit in planned}
-        self.done_documents = sum(self.rows[unit] for unit in done)
+        self.done_documents = sum(unit.rows for unit in planned if unit.id in done)
+        self.done_units = len(done)
         self.failed_documents = 0
         self.unit_errors: dict[str, str] = {}
 
     def state(self) -> str:
-        committed = commit.committed(self.output)
-        return f"{sum(u.id in committed for u in self.planned)} of {len(self.planned)} units committed"
+        return f"{self.done_units} of {len(self.planned)} units committed"
 
-    def all_rounds(self, left: list[Unit]) -> None:
-        """Streams until nothing is left. Raises RunError when a round has brought nothing, or too much went wrong."""
-        total = sum(self.rows.values())
+    def stream(self) -> None:
+        """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
+        from raypd.cluster import worker
+        from raypd.cluster.pool import Ended, Pool
+
         connected = session.connect(self.config.cluster, self.verbose)
+        pool: Pool | None = None
         try:
-            with progress.Display(total, self.done_documents, 0) as display:
-                self.display = display
-                session.hush_ray_data(display.say, self.verbose)
-                self._round(left, self.config.cluster.units_in_flight)
-                for _ in range(_ROUNDS - 1):
-                    before = len(left)
-                    committed = commit.committed(self.output)
-                    left = [u for u in left if u.id not in committed and u.id not in self.unit_errors]
-                    # A single one had its attempts, and whoever was in hand with it got through.
-                    if len(left) <= 1 or len(left) == before or not connected:
-                        break
-                    # Workers that were just being restarted can outlive their pool and keep its place for minutes:
-                    # they end with the connection.
-                    _disconnect()
-                    session.connect(self.config.cluster, self.verbose)
-                    session.hush_ray_data(display.say, self.verbose)
-                    self._round(left, 1)  # alone, so that a unit that kills its worker takes no other with it
-            committed = commit.committed(self.output)
-            missing = [unit for unit in self.planned if unit.id not in committed]
-            if missing:
-                raise self._error(f"{len(missing)} units could not be finished, {self._why(missing)}")
+            with progress.Display(sum(unit.rows for unit in self.planned), self.done_documents, 0) as display:
+                session.hush(display.say, self.verbose)
+                share = session.share(self.config)
+                order = worker.Order(self.config, self.output, self.own.id, share.threads, self.build)
+                pool = Pool(order, share, self.config.cluster, display.say)
+                left = (unit for unit in self.planned if unit.id not in self.done)
+                for event in pool.run(left, len(self.planned) - self.done_units):
+                    if isinstance(event, Ended):
+                        self._take(event, display)
+                        continue
+                    if event.workers:
+                        display.begin()
+                    answered, failed = event.working
+                    display.update(self.done_documents + answered, self.failed_documents + failed)
+                display.update(self.done_documents, self.failed_documents)
+        except RunError as error:
+            raise self._error(str(error)) from None
         finally:
             if connected:
                 _disconnect()
+            elif pool is not None:
+                pool.close()
+        if self.unit_errors:
+            unit, reason = next(iter(self.unit_errors.items()))
+            raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")
 
     def _error(self, what: str) -> RunError:
         return RunError(f"{what}\n{self.state()}; the same command resumes")
 
-    def _why(self, missing: list[Unit]) -> str:
-        for unit in missing:
-            reason = self.unit_errors.get(unit.id)
-            if reason is None:
-                with contextlib.suppress(OSError):
-                    reason = storage.read(commit.failure_path(self.output, unit.id)).decode(errors="replace")
-            if reason is not None:
-                return f"{unit.id} because: {reason.strip()}"
-        return f"their worker processes died each time (out of memory?), the first is {missing[0].id}"
-
-    # ------------------------------------------------------------------------------------------------------ one round
-
-    def _round(self, left: list[Unit], together: int) -> None:
-        """Streams units through a pool whose workers have `together` of them in hand."""
-        import ray
-
-        from raypd.cluster import worker
-
-        share = session.share(self.config)
-        board = ray.remote(num_cpus=0)(progress.Board).options(scheduling_strategy=_here()).remote()
-        order = worker.Order(self.config, self.output, self.own.id, share.threads, self.build)
-        ends: queue.Queue[tuple[str, Any]] = queue.Queue()
-        stream = threading.Thread(target=self._stream, args=(left, together, order, board, share, ends), daemon=True)
-        stream.start()
-        ended: list[str] = []
-        looked = 0.0
-        working: dict[str, tuple[int, int]] = {}
-        while True:
-            try:
-                kind, value = ends.get(timeout=0.25)
-            except queue.Empty:
-                kind, value = "wait", None
-            if kind == "end":
-                break
-            if kind == "error":
-                raise self._error(f"Ray gave up: {_last_line(value)}{self._known_reason(left)}")
-            if kind == "row":
-                self.display.begin()
-                self._take(value)
-                ended.append(value["unit"])
-                working.pop(value["unit"], None)
-            if time.monotonic() - looked > 1.0 and (found := progress.poll(board, ended)) is not None:
-                working, starts = found
-                ended.clear()
-                if working:
-                    self.display.begin()
-                if starts > _STARTS_WITHOUT_SUCCESS * self.config.cluster.max_workers:
-                    raise self._error("worker processes die while they load the model (out of memory?)")
-            if time.monotonic() - looked > 1.0 or kind == "row":
-                looked = time.monotonic()
-                answered = self.done_documents + sum(a for a, _ in working.values())
-                self.display.update(answered, self.failed_documents + sum(f for _, f in working.values()))
-        ray.kill(board)
-
-    def _take(self, row: dict[str, Any]) -> None:
-        """A worker's word on a unit."""
-        if row["fatal"]:
-            raise self._error(str(row["error"]))
-        if row["error"] is None:
-            self.done_documents += self.rows[row["unit"]]
-            self.failed_documents += row["failed"]
+    def _take(self, event: Ended, display: progress.Display) -> None:
+        """A unit has ended."""
+        if event.error is None:
+            self.done_units += 1
+            self.done_documents += event.ok + event.failed
+            self.failed_documents += event.failed
             return
-        self.unit_errors[row["unit"]] = row["error"]
-        self.display.say(f"unit {row['unit']} failed: {_last_line(row['error'])}")
+        self.unit_errors[event.unit.id] = event.error
+        display.say(f"unit {event.unit.id} failed: {_last_line(event.error)}")
         if len(self.unit_errors) > _MOST_LOST_UNITS:
-            raise self._error(f"more than {_MOST_LOST_UNITS} units failed, the last one because: {row['error']}")
-
-    def _known_reason(self, left: list[Unit]) -> str:
-        for unit in left:
-            with contextlib.suppress(OSError):
-                note = storage.read(commit.failure_path(self.output, unit.id)).decode(errors="replace")
-                return f"\nthe last word of a worker ({unit.id}): {note.strip()}"
-        return ""
-
-    def _stream(
-        self,
-        left: list[Unit],
-        together: int,
-        order: worker.Order,
-        board: Any,
-        share: session.Share,
-        ends: queue.Queue[tuple[str, Any]],
-    ) -> None:
-        """Runs the dataset in a thread of its own, so that the main thread hears signals at once."""
-        try:
-            import ray.data
-
-            from raypd.cluster.worker import DecodeWorker
-
-            context = ray.data.DataContext.get_current()
-            context.max_errored_blocks = _MOST_LOST_UNITS
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Ray 2.60 has no other way to bound restarts and retries
-                rows = ray.data.from_items([{"unit": u.to_json()} for u in left], override_num_blocks=len(left))
-                rows = rows.map_batches(
-                    DecodeWorker,
-                    fn_constructor_args=(order, board),
-                    batch_size=None,
-                    compute=_pool(self.config, len(left), together),
-                    num_cpus=share.cpus,
-                    num_gpus=share.gpus or None,
-                    max_restarts=_WORKER_RESTARTS,
-                    max_task_retries=_TASK_RETRIES,
-                )
-                for batch in rows.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-                    for row in batch.to_pylist():
-                        ends.put(("row", row))
-            ends.put(("end", None))
-        except BaseException as error:
-            ends.put(("error", error))
-
-
-def _pool(config: RunConfig, count: int, together: int) -> Any:
-    """The autoscaling pool. One block is one unit is one call of a worker."""
-    from ray.data import ActorPoolStrategy
-
-    most = max(1, min(config.cluster.max_workers, math.ceil(count / together)))
-    least = max(1, min(config.cluster.min_workers, most))
-    return ActorPoolStrategy(
-        min_size=least,
-        max_size=most,
-        max_concurrent_calls_per_actor=together,
-        # A pool scales up when tasks wait at its actors (1.75 times their concurrency); one that cannot grow is
-        # better off without a queue, whose units would wait while another worker has run dry.
-        max_tasks_in_flight_per_actor=2 * together if least < most else together,
-        enable_true_multi_threading=True,
-    )
-
-
-def _here() -> Any:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+            raise RunError(f"more than {_MOST_LOST_UNITS} units failed, the last one because: {event.error}")
 
 
 def _last_line(error: Any) -> str:

@@ -1,58 +1,17 @@
-"""What a run tells while it goes: a board that workers report to, and the bar or lines that are made of it."""
+"""What a run tells while it goes: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 _LINE_SECONDS = 10.0
-
-
-class Board:
-    """A small actor: which units are in work, how far they are, and how often each was begun.
-
-    Nothing but the display and the `attempts` column depends on it; a run goes on without it.
-    """
-
-    def __init__(self) -> None:
-        self._begun: dict[str, int] = {}
-        self._now: dict[str, tuple[int, int]] = {}
-        self._starts = 0
-
-    def starting(self) -> None:
-        """A worker process begins to load its model."""
-        self._starts += 1
-
-    def ready(self) -> None:
-        """A worker has loaded its model."""
-        self._starts = 0
-
-    def starts(self) -> int:
-        """How often a worker began to load since one was ready: it grows where they die of loading."""
-        return self._starts
-
-    def begin(self, unit: str) -> int:
-        """A worker starts on a unit; the number of the attempt, from 1."""
-        self._begun[unit] = self._begun.get(unit, 0) + 1
-        self._now[unit] = (0, 0)
-        return self._begun[unit]
-
-    def report(self, unit: str, answered: int, failed: int) -> None:
-        """Documents of a unit that are answered so far, and how many of them with an error."""
-        self._now[unit] = (answered, failed)
-
-    def snapshot(self, ended: list[str]) -> dict[str, tuple[int, int]]:
-        """The units in work: {unit: (answered, failed)}; `ended` are forgotten."""
-        for unit in ended:
-            self._now.pop(unit, None)
-            self._begun.pop(unit, None)
-        return dict(self._now)
 
 
 class Display:
@@ -134,14 +93,3 @@ def _clock(seconds: float) -> str:
     whole = int(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
-
-
-def poll(board: Any, ended: list[str]) -> tuple[dict[str, tuple[int, int]], int] | None:
-    """The board's (snapshot, starts), or None when it does not answer."""
-    import ray
-
-    try:
-        snapshot, starts = ray.get([board.snapshot.remote(ended), board.starts.remote()], timeout=5)
-        return snapshot, starts
-    except ray.exceptions.RayError:
-        return None

@@ -129,35 +129,20 @@ def _stderr_muted() -> Iterator[None]:
         os.close(kept)
 
 
-def hush_ray_data(say: Callable[[str], None], verbose: bool) -> None:
-    """Turns off Ray Data's own progress and chatter; a worker that died is told in one line through `say`.
-
-    What goes wrong still reaches the caller: as an exception of the stream, or as units that were not committed.
-    """
+def hush(say: Callable[[str], None], verbose: bool) -> None:
+    """Turns off what Ray prints past every log level; what a user can make something of is told through `say`."""
     if verbose:
         return
-    import ray.data
-
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    for name in ("ray", "ray.data"):
-        for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stderr, sys.stdout):
-                handler.setLevel(logging.CRITICAL + 1)
     from ray._private import worker
 
-    # Raylet errors are printed past every log level; this function is where they pass.
+    # Messages of Ray's node manager and autoscaler pass here. The pool sees by itself that a worker died.
     if hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = lambda data, ignore_prefix=False: _retell(data, say)
 
 
 def _retell(data: dict[str, Any], say: Callable[[str], None]) -> None:
-    """What a user can make something of among the messages of Ray's node manager, in its shortest form."""
     text = " ".join(map(str, data.get("lines", [])))
-    if "worker died or was killed" in text:
-        say("a worker process died; its units are tried again")
-    elif "running low on memory" in text or "Workers (tasks / actors) killed due to memory pressure" in text:
+    if "running low on memory" in text or "Workers (tasks / actors) killed due to memory pressure" in text:
         say("Ray killed a worker because the machine ran out of memory; its units are tried again")
 
 

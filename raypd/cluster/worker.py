@@ -1,6 +1,6 @@
 """The decode worker: one model and one engine in an actor, several units in hand so that the engine never drains.
 
-Ray Data calls the worker once a unit, each call in a thread of its own. The thread reads its unit, plans work as the
+The pool calls the worker once a unit, each call in a thread of its own. The thread reads its unit, plans work as the
 engine has room, turns answers into records and commits. One thread drives the engine and does nothing else. A younger
 unit plans only when the older ones have nothing more to plan: units end one after the other, and the engine's batch
 is full across their border.
@@ -16,76 +16,18 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from raypd.cluster import commit, storage
+from raypd.cluster import attempts, commit, storage
+from raypd.cluster.attempts import Attempt
+from raypd.cluster.parts import Parts, build
 from raypd.cluster.reading import read_unit
 from raypd.cluster.units import Unit
 from raypd.config import RunConfig
-from raypd.errors import ModelError, UserError
-from raypd.tasks.base import Document, Record, Task, Work
+from raypd.errors import UserError
+from raypd.tasks.base import Document, Record, Work
 
-_REPORT_SECONDS = 2.0
-
-
-class Engine(Protocol):
-    """What a worker needs of raypd.decoding.engine.Engine."""
-
-    @property
-    def pending(self) -> int: ...
-
-    def submit(self, program: Any, *, tag: Any, sampling: Any, seed: int) -> Any: ...
-
-    def step(self) -> list[Any]: ...
-
-
-@dataclass
-class Parts:
-    """What a worker is built from."""
-
-    engine: Engine
-    task: Task
-    sampling: Any
-
-
-def build(config: RunConfig, threads: int | None) -> Parts:
-    """Loads the model and makes engine and task. Raises ModelError, ConfigError."""
-    if config.model.is_fake:
-        from raypd.cluster import fake
-
-        engine, task = fake.make(config)
-        return Parts(engine, task, None)
-    return _build_real(config, threads)
-
-
-def _build_real(config: RunConfig, threads: int | None) -> Parts:
-    import torch
-
-    from raypd.decoding import engine as decoding
-    from raypd.decoding.assisted import AssistedEngine, AssistedGenerator
-    from raypd.decoding.sampling import Sampling
-    from raypd.models.load import load_model
-    from raypd.tasks import build_task
-    from raypd.tasks.prompting import end_tokens
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    loaded = load_model(config.model)
-    sizes, sampling = config.engine, config.decoding.sampling
-    engine: Engine
-    if config.decoding.method == "speculative":
-        draft = load_model(config.model.model_copy(update={"name": config.decoding.draft_model, "adapter": None}))
-        try:
-            pair = AssistedGenerator(loaded.model, draft.model, loaded.tokenizer, draft.tokenizer)
-        except ValueError as error:
-            raise ModelError(f"decoding.draft_model: {error}") from None
-        engine = AssistedEngine(pair, config.decoding.max_new_tokens, end_tokens(loaded.tokenizer))
-    else:
-        engine = decoding.Engine(
-            loaded.model, batch=sizes.batch, token_budget=sizes.token_budget, cache_tokens=sizes.cache_tokens
-        )
-    task = build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)
-    return Parts(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))
+__all__ = ["DecodeWorker", "EngineBroken", "HandedBack", "Order", "Parts", "build"]
 
 
 @dataclass
@@ -104,36 +46,39 @@ class _Job:
     """A unit in hand."""
 
     number: int
-    more: bool = True  # its plan has more work
+    more: bool = False  # its plan has more work
     open: int = 0  # works submitted and not finished
     finished: deque[tuple[Work, Any]] = field(default_factory=deque)
     records: list[Record] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(commit.COUNTS, 0))
+    begun: bool = False  # some of it was planned
+    wanted_back: bool = False
+    answered: int = 0  # documents
+    failed: int = 0
 
 
 class EngineBroken(Exception):
     """The engine itself failed: nothing that is in it will end."""
 
 
+class HandedBack(Exception):
+    """The pool wanted the unit back."""
+
+
 class DecodeWorker:
-    """Answers units: `__call__` for Ray Data, `run_unit` for everyone else.
+    """Answers units: `run` for the pool, `run_unit` for everyone else."""
 
-    board: a Ray actor handle (`progress.Board`) that is told what goes on, or None.
-    """
-
-    def __init__(self, order: Order, board: Any = None) -> None:
-        self.order, self.config, self.board = order, order.config, board
+    def __init__(self, order: Order) -> None:
+        self.order, self.config = order, order.config
         self._fingerprint = order.config.fingerprint()
         self._changed = threading.Condition()
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[str, _Job] = {}  # by the unit's id, in the order in which they came
         self._queue: deque[tuple[_Job, Work]] = deque()
         self._in_engine = 0
         self._numbers = 0
         self._broken: str | None = None
         self._task_lock = threading.Lock()  # tokenizers and tasks are not promised to be safe in threads
         self._unfit: str | None = None  # why this worker cannot work at all
-        if board is not None:
-            board.starting.remote()
         try:
             storage.configure(order.config.storage)
             if not storage.exists(storage.join(order.output, "run.json")):
@@ -147,56 +92,80 @@ class DecodeWorker:
         except (UserError, storage.StorageError) as error:
             self._unfit = str(error)
         except Exception:
-            # Raised here, it would be retried and printed by Ray at length; told in a summary, it ends the run once.
+            # Raised here, every replacement would raise it again; told with the first unit, it ends the run once.
             self._unfit = "the worker could not start:\n" + traceback.format_exc()
         else:
             threading.Thread(target=self._drive, name="engine", daemon=True).start()
-        if board is not None:
-            board.ready.remote()
+
+    # ---------------------------------------------------------------------------------------------- what the pool asks
+
+    def hello(self) -> str:
+        """The id of this worker's node; the first answer means that the model is loaded."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def progress(self) -> dict[str, tuple[int, int]]:
+        """Documents (answered, failed) of every unit in hand."""
+        with self._changed:
+            return {unit: (job.answered, job.failed) for unit, job in self._jobs.items()}
+
+    def hand_back(self, unit: str, only_waiting: bool) -> None:
+        """Stops work on a unit, whose `run` then says so. only_waiting: unless some of it was begun."""
+        with self._changed:
+            job = self._jobs.get(unit)
+            if job is not None and not (only_waiting and job.begun):
+                job.wanted_back = True
+                self._changed.notify_all()
+
+    def run(self, attempt: Attempt) -> dict[str, Any]:
+        """Answers and commits a unit.
+
+        error: why that did not work, and then retry: whether it may at another time. fatal: no worker can.
+        handed_back: at the pool's own wish.
+        """
+        said: dict[str, Any] = {"ok": 0, "failed": 0, "error": None}
+        said |= {"retry": False, "fatal": False, "handed_back": False}
+        if self._unfit is not None:
+            return said | {"error": self._unfit, "fatal": True}
+        try:
+            summary = self.run_unit(attempt.unit, attempt)
+            return said | {"ok": summary.ok, "failed": summary.failed}
+        except HandedBack:
+            return said | {"handed_back": True}
+        except EngineBroken as error:
+            # A broken engine (a lost device, a bug) taints its process: end it, and the pool tries the units that it
+            # held in a new one, a finite number of times.
+            print(f"raypd: the engine failed, this worker ends: {error}", file=sys.stderr, flush=True)
+            self._note(attempt.unit, str(error))
+            os._exit(1)
+        except UserError as error:
+            return said | {"error": str(error), "retry": _may_pass(error.__cause__)}
+        except OSError as error:
+            return said | {"error": _reason(error), "retry": _may_pass(error)}
+        except Exception:
+            return said | {"error": traceback.format_exc()}
 
     # ------------------------------------------------------------------------------------------------------ one unit
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Ray Data's entry: a batch of units as JSON in column `unit`; one summary row for each."""
-        rows: list[dict[str, Any]] = []
-        for text in batch["unit"]:
-            unit = Unit.from_json(str(text))
-            row: dict[str, Any] = {"unit": unit.id, "ok": 0, "failed": 0, "error": None, "fatal": False}
-            try:
-                if self._unfit is not None:
-                    row |= {"error": self._unfit, "fatal": True}
-                else:
-                    summary = self.run_unit(unit)
-                    row |= {"ok": summary.ok, "failed": summary.failed}
-            except EngineBroken as error:
-                # A broken engine (a lost device, a bug) taints its process: end it, and Ray tries the units that
-                # it held in a new one, a finite number of times.
-                print(f"raypd: the engine failed, this worker ends: {error}", file=sys.stderr, flush=True)
-                self._note(unit, str(error))
-                os._exit(1)
-            except (UserError, OSError) as error:
-                row["error"] = str(error)
-            except Exception:
-                row["error"] = traceback.format_exc()
-            rows.append(row)
-        return {key: [row[key] for row in rows] for key in rows[0]}
-
-    def run_unit(self, unit: Unit) -> commit.UnitSummary:
+    def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> commit.UnitSummary:
         """Reads, decodes and commits one unit; what it holds when it is committed already.
 
-        Raises InputError when the unit cannot be read, OSError when it cannot be written, EngineBroken.
+        Raises InputError when the unit cannot be read, OSError when it cannot be written, EngineBroken, HandedBack.
         """
-        if commit.is_committed(self.order.output, unit.id):
-            return commit.read_summary(self.order.output, unit.id)
-        attempt = self._begin(unit)
-        started = time.monotonic()
-        documents = read_unit(unit, self.config, self.parts.task.input_columns())
-        job = self._open_job()
+        attempt = attempt or Attempt(unit)
+        job = self._open_job(unit)
         try:
-            self._answer(job, documents, unit)
+            if commit.is_committed(self.order.output, unit.id):
+                return commit.read_summary(self.order.output, unit.id)
+            started = time.monotonic()
+            if attempt.careful:  # what the attempt before this one left is no word on this one
+                attempts.mark(self.order.output, unit.id, [])
+            documents = read_unit(unit, self.config, self.parts.task.input_columns())
+            self._answer_all(job, documents, attempt)
         finally:
-            self._close_job(job)
-        table = commit.make_table(unit, documents, job.records, self._schema, attempt)
+            self._close_job(unit, job)
+        table = commit.make_table(unit, documents, job.records, self._schema, attempt.number)
         ok, failed = commit.count_documents(table)
         summary = commit.UnitSummary(
             unit=unit.id,
@@ -214,19 +183,35 @@ class DecodeWorker:
             return commit.read_summary(self.order.output, unit.id)  # another attempt was first
         return summary
 
-    def _answer(self, job: _Job, documents: list[Document], unit: Unit) -> None:
-        """Feeds the unit's plan to the engine as it has room, and collects the records of what ends."""
+    def _answer_all(self, job: _Job, documents: list[Document], attempt: Attempt) -> None:
+        """Answers the documents: all at once, or group by group with a mark before each where a worker died of them."""
+        by_row = {document.row: document for document in documents}
+        word = attempts.last_word(self.order.output, attempt.unit.id) if attempt.quarantined else None
+        for row in attempt.quarantined:
+            job.records.append(Record(row, error=attempt.reason(row, word)))
+        for group in attempt.groups(list(by_row)):
+            if attempt.careful:
+                attempts.mark(self.order.output, attempt.unit.id, group)
+            self._answer(job, [by_row[row] for row in group])
+
+    def _answer(self, job: _Job, documents: list[Document]) -> None:
+        """Feeds the documents' plan to the engine as it has room, and collects the records of what ends."""
         plan = self._plan(documents)
-        answered = failed = 0
-        reported = time.monotonic()
+        with self._changed:
+            job.more = True
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._broken or job.finished or self._may_plan(job) or _done(job))
+                self._changed.wait_for(
+                    lambda: self._broken or job.wanted_back or job.finished or self._may_plan(job) or _done(job)
+                )
                 if self._broken:
                     raise EngineBroken(self._broken)
+                if job.wanted_back:
+                    raise HandedBack
                 finished = list(job.finished)
                 job.finished.clear()
                 may_plan = self._may_plan(job)
+                job.begun = job.begun or may_plan
                 if not finished and not may_plan and _done(job):
                     return
             records = self._sort(job, [item for work, result in finished for item in self._finish(job, work, result)])
@@ -235,15 +220,12 @@ class DecodeWorker:
             if may_plan:
                 records += self._plan_next(job, plan)
             job.records += records
-            answered += len({record.row for record in records})
-            failed += len({record.row for record in records if record.error is not None})
-            if self.board is not None and time.monotonic() - reported > _REPORT_SECONDS:
-                reported = time.monotonic()
-                self.board.report.remote(unit.id, answered, failed)
+            job.answered += len({record.row for record in records})
+            job.failed += len({record.row for record in records if record.error is not None})
 
     def _may_plan(self, job: _Job) -> bool:
-        room = len(self._queue) + self._in_engine < 2 * self.config.engine.batch
-        return job.more and room and not any(j.more for j in self._jobs.values() if j.number < job.number)
+        room = 2 * self.config.engine.batch - len(self._queue) - self._in_engine
+        return job.more and room > 0 and not any(j.more for j in self._jobs.values() if j.number < job.number)
 
     def _plan_next(self, job: _Job, plan: Iterator[Work | Record]) -> list[Record]:
         with self._task_lock:
@@ -294,15 +276,15 @@ class DecodeWorker:
             traceback.print_exc()
             return work.fail(_reason(error))
 
-    def _open_job(self) -> _Job:
+    def _open_job(self, unit: Unit) -> _Job:
         with self._changed:
             self._numbers += 1
-            job = self._jobs[self._numbers] = _Job(self._numbers)
+            job = self._jobs[unit.id] = _Job(self._numbers)
             return job
 
-    def _close_job(self, job: _Job) -> None:
+    def _close_job(self, unit: Unit, job: _Job) -> None:
         with self._changed:
-            del self._jobs[job.number]
+            del self._jobs[unit.id]
             self._queue = deque(item for item in self._queue if item[0] is not job)
             self._changed.notify_all()
 
@@ -338,25 +320,17 @@ class DecodeWorker:
             job.finished.append((work, result))
             self._changed.notify_all()
 
-    # -------------------------------------------------------------------------------------------------- around a unit
-
-    def _begin(self, unit: Unit) -> int:
-        """Tells the board; the number of this attempt at the unit in this session (1 when the board is gone)."""
-        if self.board is None:
-            return 1
-        import ray
-
-        try:
-            return int(ray.get(self.board.begin.remote(unit.id), timeout=10))
-        except ray.exceptions.RayError:
-            return 1
-
     def _note(self, unit: Unit, reason: str) -> None:
         """Leaves word of why the process died with a unit: what Ray says of it does not name the cause."""
         try:
-            storage.put(commit.failure_path(self.order.output, unit.id), reason.encode())
+            storage.put(attempts.failure_path(self.order.output, unit.id), reason.encode())
         except OSError:
             traceback.print_exc()
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether it may work at another time: storage that was out of reach, slow or full, not a file that is gone."""
+    return isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError))
 
 
 def _done(job: _Job) -> bool:

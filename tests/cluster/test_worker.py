@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from raypd.cluster import commit, manifest
+from raypd.cluster.attempts import Attempt, marked
 from raypd.cluster.units import plan
 from raypd.cluster.worker import DecodeWorker, EngineBroken, Order, Parts
 from tests.cluster import fakes
@@ -118,9 +119,9 @@ def test_a_worker_that_cannot_start_says_so_in_every_summary(tmp_path: Path, con
     def build(config, threads) -> Parts:
         raise RuntimeError("no such weights")
 
-    row = worker(run, build=build)({"unit": [plan(run)[0].to_json()]})
-    assert row["fatal"] == [True]
-    assert "no such weights" in row["error"][0]
+    said = worker(run, build=build).run(Attempt(plan(run)[0]))
+    assert said["fatal"]
+    assert "no such weights" in said["error"]
 
 
 def test_a_unit_that_cannot_be_read_is_a_failed_unit(tmp_path: Path, config) -> None:
@@ -129,7 +130,56 @@ def test_a_unit_that_cannot_be_read_is_a_failed_unit(tmp_path: Path, config) -> 
     (unit,) = plan(run)
     made = worker(run)
     path.unlink()
-    row = made({"unit": [unit.to_json()]})
-    assert row["fatal"] == [False]
-    assert "a.jsonl: cannot be read" in row["error"][0]
+    said = made.run(Attempt(unit))
+    assert not said["fatal"]
+    assert not said["retry"]
+    assert "a.jsonl: cannot be read" in said["error"]
     assert commit.committed(run.output.path) == set()
+
+
+def test_a_careful_attempt_marks_what_it_has_in_hand(tmp_path: Path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 40)), unit_documents=100)
+    made = worker(run)
+    (unit,) = plan(run)
+    marks = []
+    step = made.parts.engine.step
+
+    def look():
+        marks.append(tuple(marked(run.output.path, unit.id) or ()))
+        return step()
+
+    made.parts.engine.step = look  # type: ignore[method-assign]
+    made.run_unit(unit, Attempt(unit, number=4, deaths=3, suspects=(7, 8), quarantined={5: 3}))
+    assert list(dict.fromkeys(marks)) == [(7,), (8,), tuple(r for r in range(40) if r not in (5, 7, 8))]
+    found = rows(run, unit)
+    assert [r["row"] for r in found if r["error"]] == [5]
+    assert found[5]["error"] == "killed its worker process 3 times"
+    assert {r["attempts"] for r in found} == {4}
+
+
+def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.02"] * 200)), unit_documents=100)
+    made = worker(run)
+    first, second = plan(run)
+    said = {}
+
+    def go(unit) -> None:
+        said[unit.id] = made.run(Attempt(unit))
+
+    threads = [threading.Thread(target=go, args=(unit,)) for unit in (first, second)]
+    threads[0].start()
+    while made.progress().get(first.id, (0, 0))[0] == 0:
+        pass
+    threads[1].start()
+    while second.id not in made.progress():
+        pass
+    made.hand_back(first.id, True)  # it was begun: it stays
+    made.hand_back(second.id, True)
+    threads[1].join(10)
+    assert said[second.id]["handed_back"]
+    assert first.id not in said
+    made.hand_back(first.id, False)
+    threads[0].join(10)
+    assert said[first.id]["handed_back"]
+    assert commit.committed(run.output.path) == set()
+    assert made.run(Attempt(second))["ok"] == 100  # and what is left of them in the engine spoils nothing

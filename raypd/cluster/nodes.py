@@ -1,0 +1,43 @@
+"""What the cluster says of its nodes: which are going away (a spot notice, a scale-down), and which are gone."""
+
+from __future__ import annotations
+
+import math
+import time
+
+_LOOK_SECONDS = 1.0
+
+
+class Nodes:
+    """Looks at most once a second. Nodes are known by their hexadecimal id."""
+
+    def __init__(self) -> None:
+        self._looked = -math.inf
+        self._ends: dict[str, float] = {}  # draining node -> when it goes away, by this process's monotonic clock
+
+    def look(self) -> None:
+        """Asks the cluster, when the last time is long enough ago."""
+        if time.monotonic() - self._looked < _LOOK_SECONDS:
+            return
+        from ray._private.state import state
+
+        self._looked = time.monotonic()
+        draining = state.get_draining_nodes()  # the deadline in unix milliseconds; 0: none
+        for node, deadline in draining.items():
+            if node not in self._ends:
+                # Once, at the notice: from then on a clock that is set does not move the end.
+                left = deadline / 1000 - time.time() if deadline else math.inf
+                self._ends[node] = time.monotonic() + left
+        self._ends = {node: end for node, end in self._ends.items() if node in draining}
+
+    def seconds_left(self, node: str) -> float | None:
+        """Until a node that was given notice goes away (infinite without a deadline); None for all others."""
+        end = self._ends.get(node)
+        return None if end is None else end - time.monotonic()
+
+
+def is_alive(node: str) -> bool:
+    """Whether a node is part of the cluster at this moment."""
+    import ray
+
+    return any(known["NodeID"] == node and known["Alive"] for known in ray.nodes())

@@ -1,0 +1,70 @@
+"""What a worker is made of: an engine and a task, with weights or without (`model: fake`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from raypd.config import RunConfig
+from raypd.errors import ModelError
+from raypd.tasks.base import Task
+
+
+class Engine(Protocol):
+    """What a worker needs of raypd.decoding.engine.Engine."""
+
+    @property
+    def pending(self) -> int: ...
+
+    def submit(self, program: Any, *, tag: Any, sampling: Any, seed: int) -> Any: ...
+
+    def step(self) -> list[Any]: ...
+
+
+@dataclass
+class Parts:
+    """What a worker is built from."""
+
+    engine: Engine
+    task: Task
+    sampling: Any
+
+
+def build(config: RunConfig, threads: int | None) -> Parts:
+    """Loads the model and makes engine and task. Raises ModelError, ConfigError."""
+    if config.model.is_fake:
+        from raypd.cluster import fake
+
+        engine, task = fake.make(config)
+        return Parts(engine, task, None)
+    return _build_real(config, threads)
+
+
+def _build_real(config: RunConfig, threads: int | None) -> Parts:
+    import torch
+
+    from raypd.decoding import engine as decoding
+    from raypd.decoding.assisted import AssistedEngine, AssistedGenerator
+    from raypd.decoding.sampling import Sampling
+    from raypd.models.load import load_model
+    from raypd.tasks import build_task
+    from raypd.tasks.prompting import end_tokens
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    loaded = load_model(config.model)
+    sizes, sampling = config.engine, config.decoding.sampling
+    engine: Engine
+    if config.decoding.method == "speculative":
+        draft = load_model(config.model.model_copy(update={"name": config.decoding.draft_model, "adapter": None}))
+        try:
+            pair = AssistedGenerator(loaded.model, draft.model, loaded.tokenizer, draft.tokenizer)
+        except ValueError as error:
+            raise ModelError(f"decoding.draft_model: {error}") from None
+        engine = AssistedEngine(pair, config.decoding.max_new_tokens, end_tokens(loaded.tokenizer))
+    else:
+        engine = decoding.Engine(
+            loaded.model, batch=sizes.batch, token_budget=sizes.token_budget, cache_tokens=sizes.cache_tokens
+        )
+    task = build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)
+    return Parts(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))

@@ -1,0 +1,345 @@
+"""The pool of decode workers: actors that come and go, and who of them gets which unit.
+
+The driver gives units out one by one, as workers have room: a second unit only when every worker has its first, so
+that none runs dry while another has a queue. It holds what is in hand and no more, whatever the size of the run.
+A worker that dies is replaced, and its units go to others; a node that is given notice gets no more units, and what it
+has in hand is finished if there is time, else handed back.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from raypd.cluster import attempts
+from raypd.cluster.attempts import Attempt
+from raypd.cluster.nodes import Nodes, is_alive
+from raypd.cluster.units import Unit
+from raypd.config import ClusterConfig
+from raypd.errors import RunError
+
+if TYPE_CHECKING:
+    from raypd.cluster.session import Share
+    from raypd.cluster.worker import Order
+
+_WAIT_SECONDS = 0.25
+_POLL_SECONDS = 2.0
+_IDLE_SECONDS = 5.0  # a worker with nothing to do that long, and nothing left to give out, is let go
+_STARTS_WITHOUT_SUCCESS = 4  # a worker that dies so often while it loads its model will not come up
+_DEATHS_WITHOUT_COMMIT = 30  # workers that die so often while nothing is committed: not a matter of a document
+_RETRY_SECONDS = 2.0
+_HAND_BACK_MARGIN = 5.0  # seconds before a node's end by which a unit must be committed
+
+
+@dataclass
+class Ended:
+    """A unit that was committed, or given up with an error."""
+
+    unit: Unit
+    ok: int = 0
+    failed: int = 0
+    error: str | None = None
+
+
+@dataclass
+class Tick:
+    """Nothing ended for a moment. `working`: documents (answered, failed) of the units in hand, as last reported."""
+
+    working: tuple[int, int]
+    workers: int
+
+
+@dataclass
+class _Given:
+    attempt: Attempt
+    since: float
+    answered: int = 0
+    failed: int = 0
+    asked_back: bool = False
+
+
+@dataclass
+class _Worker:
+    actor: Any
+    starting: Any = None  # the answer of hello(), while it loads its model
+    node: str = ""
+    given: dict[Any, _Given] = field(default_factory=dict)  # by the answer that is awaited
+    poll: Any = None
+    idle_since: float = 0.0
+    leaving: bool = False  # its node was given notice
+
+    @property
+    def ready(self) -> bool:
+        return self.starting is None
+
+    @property
+    def careful(self) -> bool:
+        return any(given.attempt.careful for given in self.given.values())
+
+
+class Pool:
+    """Runs units through workers: `for event in pool.run(units, count)`.
+
+    say: tells the user a line. Raises RunError when workers cannot start or die without end.
+    """
+
+    def __init__(self, order: Order, share: Share, cluster: ClusterConfig, say: Callable[[str], None]) -> None:
+        self.order, self.share, self.cluster, self.say = order, share, cluster, say
+        self.wanted = cluster.max_workers  # may be changed while it runs
+        self.workers: list[_Worker] = []
+        self.nodes = Nodes()
+        self._again: deque[tuple[float, Attempt]] = deque()  # (not before, attempt)
+        self._source: Iterator[Unit] = iter(())
+        self._dry = False
+        self._left = 0
+        self._starts = self._deaths = 0  # without a success since
+        self._polled = 0.0
+
+    def run(self, units: Iterator[Unit], count: int) -> Iterator[Ended | Tick]:
+        """Streams `count` units (about) through the workers; an event for each that ended, and ticks in between."""
+        self._source, self._left = iter(units), count
+        while True:
+            self._look_at_nodes()
+            self._assign()
+            self._resize()
+            if self._dry and not self._again and not any(worker.given for worker in self.workers):
+                return
+            yield from self._wait()
+            yield Tick(self._working(), sum(worker.ready for worker in self.workers))
+
+    def close(self) -> None:
+        """Ends all workers, and what they have in hand with them."""
+        import ray
+
+        for worker in self.workers:
+            ray.kill(worker.actor)
+        self.workers.clear()
+
+    # ---------------------------------------------------------------------------------------------------- giving out
+
+    def _assign(self) -> None:
+        """Fills the workers level by level."""
+        for depth in range(self.cluster.units_in_flight):
+            for worker in self.workers:
+                if not worker.ready or worker.leaving or len(worker.given) != depth or worker.careful:
+                    continue
+                attempt = self._next(alone=depth == 0)
+                if attempt is None:
+                    break
+                self._give(worker, attempt)
+        if self._dry and not self._again:
+            self._spread()
+
+    def _next(self, alone: bool) -> Attempt | None:
+        """What is to be done next; an attempt that wants a worker for itself only where `alone`."""
+        now = time.monotonic()
+        for place, (not_before, attempt) in enumerate(self._again):
+            if not_before <= now and (alone or not attempt.careful):
+                del self._again[place]
+                return attempt
+        unit = None if self._dry else next(self._source, None)
+        self._dry = unit is None
+        return Attempt(unit) if unit is not None else None
+
+    def _give(self, worker: _Worker, attempt: Attempt) -> None:
+        worker.given[worker.actor.run.remote(attempt)] = _Given(attempt, time.monotonic())
+
+    def _spread(self) -> None:
+        """The tail: a worker that has run dry gets the unit that another has not begun."""
+        idle = sum(worker.ready and not worker.leaving and not worker.given for worker in self.workers)
+        idle -= sum(given.asked_back for worker in self.workers for given in worker.given.values())
+        for worker in sorted(self.workers, key=lambda worker: -len(worker.given)):
+            if idle <= 0 or len(worker.given) < 2:
+                return
+            youngest = list(worker.given.values())[-1]
+            if not youngest.asked_back and not youngest.answered:
+                youngest.asked_back = True
+                worker.actor.hand_back.remote(youngest.attempt.unit.id, True)
+                idle -= 1
+
+    # ------------------------------------------------------------------------------------------------ coming and going
+
+    def _resize(self) -> None:
+        """Starts workers where units wait, lets those go that nothing is left for."""
+        import ray
+
+        from raypd.cluster.worker import DecodeWorker
+
+        in_hand = sum(len(worker.given) for worker in self.workers if worker.leaving)
+        useful = math.ceil(max(0, self._left - in_hand) / self.cluster.units_in_flight)
+        staying = [worker for worker in self.workers if not worker.leaving]
+        kind = ray.remote(DecodeWorker).options(
+            num_cpus=self.share.cpus,
+            num_gpus=self.share.gpus or None,
+            max_concurrency=self.cluster.units_in_flight + 2,  # units, and the calls that ask and tell
+            max_restarts=0,  # the pool replaces what dies, and knows why
+            max_task_retries=0,
+        )
+        for _ in range(min(self.wanted, max(useful, 1 if self._left else 0)) - len(staying)):
+            actor = kind.remote(self.order)
+            self.workers.append(_Worker(actor, actor.hello.remote()))
+        for worker in [worker for worker in self.workers if not worker.given and self._spare(worker)]:
+            ray.kill(worker.actor)
+            self.workers.remove(worker)
+
+    def _spare(self, worker: _Worker) -> bool:
+        """Whether a worker with nothing in hand can go: its machine may have other work, or costs money."""
+        if worker.leaving:
+            return True
+        if not self._dry or self._again or len(self.workers) <= self.cluster.min_workers:
+            return False
+        if not worker.ready:  # nobody has a unit that it could take over
+            return all(len(other.given) < 2 for other in self.workers)
+        return time.monotonic() - worker.idle_since > _IDLE_SECONDS
+
+    def _look_at_nodes(self) -> None:
+        self.nodes.look()
+        for worker in self.workers:
+            left = self.nodes.seconds_left(worker.node)
+            if left is None:
+                continue
+            if not worker.leaving:
+                worker.leaving = True
+                self.say(f"a node is going away{'' if math.isinf(left) else f' in {left:.0f} s'}: no more units for it")
+            for given in worker.given.values():
+                if not given.asked_back and self._seconds_needed(given) > left - _HAND_BACK_MARGIN:
+                    given.asked_back = True
+                    worker.actor.hand_back.remote(given.attempt.unit.id, False)
+
+    def _seconds_needed(self, given: _Given) -> float:
+        """Until a unit in hand is done, by what of it is answered; unknown is for ever."""
+        if not given.answered or given.attempt.unit.rows is None:
+            return math.inf
+        spent = time.monotonic() - given.since
+        return spent / given.answered * (given.attempt.unit.rows - given.answered)
+
+    # --------------------------------------------------------------------------------------------------- taking back
+
+    def _wait(self) -> Iterator[Ended]:
+        """Waits a moment for answers, and takes all that are there."""
+        import ray
+
+        whose = {ref: worker for worker in self.workers for ref in worker.given}
+        whose |= {worker.starting: worker for worker in self.workers if worker.starting is not None}
+        if not whose:
+            time.sleep(_WAIT_SECONDS)
+            return
+        there, _ = ray.wait(list(whose), num_returns=1, timeout=_WAIT_SECONDS)
+        if there:
+            there, _ = ray.wait(list(whose), num_returns=len(whose), timeout=0)
+        for ref in there:
+            worker = whose[ref]
+            if worker not in self.workers:
+                continue  # it was found dead a moment ago, and this with it
+            try:
+                answer = ray.get(ref)
+            except ray.exceptions.RayActorError as error:
+                yield from self._lost(worker, error)
+                continue
+            if ref == worker.starting:
+                worker.starting, worker.node = None, answer
+                worker.idle_since = time.monotonic()
+                self._starts = 0
+            else:
+                yield from self._answered(worker, worker.given.pop(ref).attempt, answer)
+        self._poll()
+
+    def _answered(self, worker: _Worker, attempt: Attempt, answer: dict[str, Any]) -> Iterator[Ended]:
+        """A worker's word on a unit."""
+        if answer["fatal"]:
+            raise RunError(answer["error"])
+        worker.idle_since = time.monotonic()
+        if answer["handed_back"]:
+            self._again.appendleft((0.0, attempt))
+            return
+        if answer["error"] is None:
+            self._deaths = 0
+            self._left -= 1
+            yield Ended(attempt.unit, answer["ok"], answer["failed"])
+            return
+        again = attempt.after_error() if answer["retry"] else None
+        if again is not None:
+            self._again.append((time.monotonic() + _RETRY_SECONDS * attempt.number, again))
+            return
+        self._left -= 1
+        yield Ended(attempt.unit, error=answer["error"])
+
+    def _lost(self, worker: _Worker, error: Exception) -> Iterator[Ended]:
+        """A worker is gone. Its units go to others; those of a process that died count an attempt."""
+        import ray
+
+        self.workers.remove(worker)
+        ray.kill(worker.actor)  # where it is out of reach only
+        with_its_node = (
+            worker.leaving or getattr(error, "preempted", False) or (worker.node and not is_alive(worker.node))
+        )
+        if not worker.ready:
+            self._starts += 1
+            if self._starts >= _STARTS_WITHOUT_SUCCESS * max(1, self.wanted):
+                raise RunError(f"worker processes die while they load the model (out of memory?): {_cause(error)}")
+        if with_its_node:
+            self.say("a node is gone; its units are done elsewhere")
+            self._again.extendleft((0.0, given.attempt) for given in worker.given.values())
+            return
+        if worker.given:
+            self._deaths += 1
+            self.say(f"a worker process died{_of_memory(error)}; its units are tried again")
+        if self._deaths >= _DEATHS_WITHOUT_COMMIT + len(self.workers):
+            raise RunError(f"worker processes die, and nothing gets done: {_cause(error)}{self._last_word(worker)}")
+        for given in worker.given.values():
+            unit = given.attempt.unit
+            in_hand = attempts.marked(self.order.output, unit.id) if given.attempt.careful else None
+            again = given.attempt.after_death(in_hand)
+            if again is not None:
+                self._again.append((0.0, again))
+                continue
+            self._left -= 1
+            word = attempts.last_word(self.order.output, unit.id) or _cause(error)
+            yield Ended(unit, error=f"its worker processes died each time: {word}")
+
+    def _last_word(self, worker: _Worker) -> str:
+        for given in worker.given.values():
+            if word := attempts.last_word(self.order.output, given.attempt.unit.id):
+                return f"\nthe last word of a worker ({given.attempt.unit.id}): {word.strip()}"
+        return ""
+
+    # ------------------------------------------------------------------------------------------------------- progress
+
+    def _working(self) -> tuple[int, int]:
+        given = [given for worker in self.workers for given in worker.given.values()]
+        return sum(g.answered for g in given), sum(g.failed for g in given)
+
+    def _poll(self) -> None:
+        """Asks the workers how far they are; takes the answers that came since the last time."""
+        import ray
+
+        if time.monotonic() - self._polled < _POLL_SECONDS:
+            return
+        self._polled = time.monotonic()
+        polls = {worker.poll: worker for worker in self.workers if worker.poll is not None}
+        there, _ = ray.wait(list(polls), num_returns=len(polls), timeout=0) if polls else ([], [])
+        for ref in there:
+            worker = polls[ref]
+            worker.poll = None
+            try:
+                progress: dict[str, tuple[int, int]] = ray.get(ref)
+            except ray.exceptions.RayError:
+                continue  # it died: its units say so
+            for given in worker.given.values():
+                given.answered, given.failed = progress.get(given.attempt.unit.id, (given.answered, given.failed))
+        for worker in self.workers:
+            if worker.poll is None and worker.given:
+                worker.poll = worker.actor.progress.remote()
+
+
+def _cause(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _of_memory(error: Exception) -> str:
+    return " because the machine ran out of memory" if "low on memory" in str(error) else ""
