@@ -330,7 +330,8 @@ class DecodeWorker:
 
 def _may_pass(error: BaseException | None) -> bool:
     """Whether it may work at another time: storage that was out of reach, slow or full, not a file that is gone."""
-    return isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError))
+    lasting = (FileNotFoundError, PermissionError, storage.Changed)
+    return isinstance(error, OSError) and not isinstance(error, lasting)
 
 
 def _done(job: _Job) -> bool:
