@@ -79,12 +79,23 @@ def claim(config: RunConfig, output: str) -> None:
     """
     path = storage.join(output, "run.json")
     mine: dict[str, Any] = {"fingerprint": config.fingerprint(), "created": _iso(time.time()), "versions": versions()}
-    mine["config"] = config.model_dump(mode="json")
+    mine["config"] = _recorded(config)
     check(config, output)
     try:
         storage.put_new(path, _dump(mine))
     except OSError as error:
         raise ConfigError(f"output.path {output}: cannot be written: {error}") from None
+
+
+def _recorded(config: RunConfig) -> dict[str, Any]:
+    """The configuration with absolute paths, so that it means the same files from any folder."""
+    tree = config.model_dump(mode="json")
+    given = tree["input"]["path"]
+    tree["input"]["path"] = [storage.absolute(p) for p in given] if isinstance(given, list) else storage.absolute(given)
+    for key in ("template", "few_shot"):
+        if tree["task"].get(key):
+            tree["task"][key] = storage.absolute(tree["task"][key])
+    return tree
 
 
 def check(config: RunConfig, output: str) -> None:
@@ -102,7 +113,7 @@ def check(config: RunConfig, output: str) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); give a new output.path") from None
     if found != config.fingerprint():
-        changed = _differences(theirs.get("config") or {}, config.model_dump(mode="json"))
+        changed = _differences(theirs.get("config") or {}, _recorded(config))
         shown = f" (changed: {', '.join(changed[:6])})" if changed else ""
         raise ConfigError(
             f"output.path {output}: holds the run of another configuration, {found}; this one is "

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Changed", "Object", "StorageError", "absolute", "clean_temporary", "configure", "delete", "exists", "find",
     "folders", "is_folder", "is_remote", "join", "names", "open_file", "open_read", "put", "put_if", "put_new", "read",
-    "size", "version", "walk",
+    "size", "temporary", "version", "walk",
 ]  # fmt: skip
 
 
@@ -222,6 +222,11 @@ def delete(path: str) -> None:
 
         return s3.delete(path)
     return local.delete(path)
+
+
+def temporary(folder: str) -> list[str]:
+    """Paths of half-written files in a folder, of writers at work and of dead ones. None on S3."""
+    return [] if is_remote(folder) else local.temporary(folder)
 
 
 def clean_temporary(folder: str) -> int:

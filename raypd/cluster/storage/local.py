@@ -247,6 +247,15 @@ def _sync_folder(folder: str) -> None:
         os.close(handle)
 
 
+def temporary(folder: str) -> list[str]:
+    """Paths of half-written files right in a folder, sorted."""
+    try:
+        with os.scandir(local_path(folder)) as entries:
+            return sorted(e.path for e in entries if e.name.startswith(TEMPORARY))
+    except FileNotFoundError:
+        return []
+
+
 def clean_temporary(folder: str) -> int:
     """Removes what dead writers left in a folder (their process is gone, or the file is a day old); how many."""
     try:
