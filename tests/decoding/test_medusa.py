@@ -47,16 +47,16 @@ class Knowing(MedusaHeads):
             self.behind += [tokens[place:] for place in range(begin, len(tokens) + 1)]
         self.states = torch.cat(states)
 
-    def guess(self, hidden, tree, depth):
-        return [self.guess_one(state, tree, depth) if depth > 0 else [] for state in hidden]
+    def guess(self, hidden, tree):
+        return [self.guess_one(state, tree) for state in hidden]
 
-    def guess_one(self, hidden, tree, depth):
+    def guess_one(self, hidden, tree):
         gaps = (self.states - hidden).abs().amax(-1)
         place = int(gaps.argmin())
         assert gaps[place] < 1e-3
         text = self.behind[place]
         guesses, lucky = [], {}
-        for n in range(tree.size(depth)):
+        for n in range(len(tree.paths)):
             d, rank = tree.depths[n], tree.ranks[n]
             if d not in lucky:
                 ranks = sorted({tree.ranks[m] for m in range(len(tree.ranks)) if tree.depths[m] == d})
@@ -172,23 +172,50 @@ def test_a_pass_by_hand():
     """Tokens, positions, segments and what leaves the cache, with heads that always guess 40 + rank."""
 
     class Fixed(MedusaHeads):
-        def guess(self, hidden, tree, depth):
-            return [[10 * (3 + tree.depths[n]) + tree.ranks[n] for n in range(tree.size(depth))]]
+        def guess(self, hidden, tree):
+            return [[10 * (3 + depth) + rank for depth, rank in zip(tree.depths, tree.ranks, strict=True)]]
 
-    program = medusa(Prompt([7, 8]), 20, Fixed(3, 1, 4, 99), TREES[2])
+    heads = Fixed(3, 1, 4, 99)
+    program = medusa(Prompt([7, 8]), 20, heads, TREES[2])
     first = next(program)
     assert (list(first.tokens), list(first.ask), first.want_hidden) == ([7, 8], [1], True)
     hidden = [torch.zeros(4)] * 7
-    feed = program.send(Predictions([9], [0.0], hidden=hidden[:1]))
+    ask = program.send(Predictions([9], [0.0], hidden=hidden[:1]))
+    assert (ask.tokens, ask.guess.heads, ask.guess.tree) == ((), heads, TREES[2])
+    feed = program.send(Predictions([], [], guesses=heads.guess(ask.guess.hidden, TREES[2])))
     assert list(feed.tokens) == [9, 40, 41, 42, 50, 51, 60]
     assert list(feed.positions) == [2, 3, 3, 3, 4, 4, 5]
     assert list(feed.segments) == [0, 1, 2, 3, 4, 5, 4]  # (1, 0) and (1, 0, 0) are one run
     assert {key for query, key in first.reach if query == 4} == {0, 2, 4}
     assert list(feed.ask) == list(range(7))
     # the model says 41 behind 9, 50 behind 41, and 1 behind 50
-    feed = program.send(Predictions([41, 0, 50, 0, 1, 0, 0], [0.0] * 7, hidden=hidden))
+    ask = program.send(Predictions([41, 0, 50, 0, 1, 0, 0], [0.0] * 7, hidden=hidden))
+    feed = program.send(Predictions([], [], guesses=heads.guess(ask.guess.hidden, TREES[2])))
     assert (feed.tokens[0], feed.positions[0]) == (1, 5)
     assert (feed.move, sorted(feed.drop)) == ({4: 0, 6: 0}, [3, 5, 7, 8])
+
+
+def test_heads_run_once_a_step_for_all_programs_that_share_them():
+    calls: list[int] = []
+
+    class Counting(MedusaHeads):
+        def guess(self, hidden, tree):
+            calls.append(len(hidden))
+            return super().guess(hidden, tree)
+
+    model, stock = pair("llama")
+    torch.manual_seed(1)
+    width = model.get_output_embeddings().weight.shape
+    heads = Counting(2, 1, width[1], width[0]).eval()
+    prompts = prompts_of(6)
+    engine = Engine(model, batch=4)
+    answers = engine.run([medusa(prompt, 9, heads) for prompt in prompts])
+    assert max(calls) == len(prompts)
+    assert len(calls) < engine.steps
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.tokens == [t for t, _, _ in reference.autoregressive(stock, prompt.tokens, 9, never)]
+        replayed = reference.Replay(stock).run(medusa(prompt, 9, heads))
+        assert (replayed.tokens, replayed.accepted) == (answer.tokens, answer.accepted)
 
 
 def test_the_cache_holds_the_text_and_one_tree():
