@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raypd.cli import app
-from raypd.cluster import commit, dead_letters, findings, storage
+from raypd.cluster import attempts, commit, dead_letters, findings, storage
 from raypd.cluster.dead_letters import normalize, of_input
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
@@ -66,8 +66,8 @@ def test_what_stands_in_the_input_is_told_from_what_went_wrong_later() -> None:
 
 def test_units_without_a_commit_are_listed_and_finished_ones_are_not(run) -> None:
     done = sorted(commit.committed(run.output.path))[0]
-    storage.put(commit.failure_path(run.output.path, done), b"RuntimeError: old")
-    storage.put(commit.failure_path(run.output.path, "other-unit"), b"Traceback\nRuntimeError: the device is gone\n")
+    storage.put(attempts.failure_path(run.output.path, done), b"RuntimeError: old")
+    storage.put(attempts.failure_path(run.output.path, "other-unit"), b"Traceback\nRuntimeError: the device is gone\n")
     summary = dead_letters.summarize(run.output.path)
     assert [(u.unit, u.reason) for u in summary.units] == [("other-unit", "RuntimeError: the device is gone")]
     assert "other-unit: RuntimeError" in findings.describe_errors(summary)
