@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -93,6 +94,30 @@ class OutputConfig(Section):
         description="Folder of the run, local or s3://bucket/prefix; a second run into it resumes. Relative: to the "
         "current folder",
     )
+    partition: dict[str, str] = Field(
+        {},
+        description="Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} -> "
+        "units/date=2026-11-21/; the same for all that one start of a run writes",
+    )
+
+    @field_validator("partition", mode="before")
+    @classmethod
+    def _as_written(cls, given: Any) -> Any:
+        """YAML reads 2026-11-21 as a date and 7 as a number."""
+        scalar = (str, int, date)
+        return (
+            {k: str(v) if isinstance(v, scalar) else v for k, v in given.items()} if isinstance(given, dict) else given
+        )
+
+    @field_validator("partition")
+    @classmethod
+    def _plain_names(cls, given: dict[str, str]) -> dict[str, str]:
+        for key, value in given.items():
+            if not re.fullmatch(r"[a-z_][a-z0-9_]*", key):
+                raise ValueError(f"{key!r}: a key is of a-z, 0-9 and _, as Athena wants it")
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+                raise ValueError(f"{value!r}: a value is of letters, digits and . _ -")
+        return given
 
     @field_validator("path")
     @classmethod

@@ -62,9 +62,9 @@ def letters(output: str) -> Iterator[pa.Table]:
     Of units without failures the footer alone is read. Raises RunError at an object that is damaged.
     """
     columns = ["id", "status", "error", "source", "row", "attempts"]
-    for unit_id in sorted(commit.committed(output)):
-        if commit.read_summary(output, unit_id).failed:
-            _, table = commit.read_table(output, unit_id, columns)
+    for unit_id, path in sorted(commit.objects(output)):
+        if commit.read_summary(output, unit_id, path).failed:
+            _, table = commit.read_table(output, unit_id, columns, path)
             yield of_table(table, unit_id)
 
 
@@ -96,9 +96,11 @@ def summarize(output: str) -> Summary:
 def failed_units(output: str) -> Iterator[FailedUnit]:
     """Units whose workers died and left word, and which nobody has finished since."""
     folder = storage.join(output, "failures")
-    for name in storage.names(folder):
+    left = [name for name in storage.names(folder) if name.endswith(".txt")]
+    done = commit.committed(output) if left else set()
+    for name in left:
         unit = name.removesuffix(".txt")
-        if name.endswith(".txt") and not commit.is_committed(output, unit):
+        if unit not in done:
             text = storage.read(storage.join(folder, name)).decode(errors="replace").strip()
             yield FailedUnit(unit, text.splitlines()[-1] if text else "its worker left no reason")
 

@@ -107,7 +107,7 @@ def check(config: RunConfig, output: str) -> None:
         theirs = json.loads(storage.read(path))
         found = theirs["fingerprint"]
     except FileNotFoundError:
-        if storage.names(commit.units_folder(output)):
+        if next(commit.objects(output), None) is not None:
             raise ConfigError(f"output.path {output}: has units but no run.json; give a new output.path") from None
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -164,15 +164,19 @@ def _sessions(output: str) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------------------- manifest
 
 
-def totals(output: str, unit_ids: list[str]) -> list[commit.UnitSummary]:
-    """What the committed units hold, read from their objects. Raises RunError when one is damaged."""
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda unit: commit.read_summary(output, unit), unit_ids))
+def totals(output: str) -> list[commit.UnitSummary]:
+    """What the committed units hold, in the order of their ids, read from their objects.
+
+    Raises RunError when one is damaged.
+    """
+    found = sorted(commit.objects(output))
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(lambda item: commit.read_summary(output, *item), found))
 
 
 def make(config: RunConfig, output: str, planned: int) -> Manifest:
     """Adds up what is committed. Raises RunError when an object is damaged or of another configuration."""
-    units = totals(output, sorted(commit.committed(output)))
+    units = totals(output)
     for unit in units:
         if unit.fingerprint != config.fingerprint():
             raise RunError(f"{output}: unit {unit.unit} is of another configuration, {unit.fingerprint}")

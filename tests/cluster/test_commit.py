@@ -105,7 +105,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
 def test_a_damaged_object_is_named(tmp_path: Path) -> None:
     (tmp_path / "units").mkdir()
     (tmp_path / "units/u.parquet").write_bytes(b"PAR1")
-    with pytest.raises(RunError, match=r"u.parquet: not a whole unit .* delete it"):
+    with pytest.raises(RunError, match=r"u.parquet: damaged, not a whole unit .* delete it"):
         commit.read_summary(str(tmp_path), "u")
     pq.write_table(pa.table({"id": [1]}), tmp_path / "units/v.parquet")
     with pytest.raises(RunError, match=r"v.parquet"):

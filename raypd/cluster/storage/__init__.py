@@ -225,10 +225,10 @@ def delete(path: str) -> None:
 
 
 def temporary(folder: str) -> list[str]:
-    """Paths of half-written files in a folder, of writers at work and of dead ones. None on S3."""
+    """Paths of half-written files below a folder, of writers at work and of dead ones. None on S3."""
     return [] if is_remote(folder) else local.temporary(folder)
 
 
 def clean_temporary(folder: str) -> int:
-    """Removes what writers that died left in a folder; how many. On S3 nothing half-written is ever there."""
+    """Removes what writers that died left below a folder; how many. On S3 nothing half-written is ever there."""
     return 0 if is_remote(folder) else local.clean_temporary(folder)
