@@ -28,7 +28,9 @@ from enum import Enum
 from typing import Literal
 
 from raypd.decoding.methods.autoregressive import Prompt
+from raypd.decoding.methods.pasta_answer import PastaAnswer, Thread, Written
 from raypd.decoding.methods.pasta_lang import Lexer, Piece, Tag, readable
+from raypd.decoding.methods.pasta_lengths import Lengths
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.visibility import Reach
 
@@ -39,57 +41,6 @@ class State(Enum):
     RUNNING = "running"
     WAITING = "waiting"  # for its children, at a <sync/>
     ENDED = "ended"
-
-
-@dataclass
-class Thread:
-    """What one thread decoded: tokens with their log-probabilities, tags and end token among them.
-
-    topic, promised: of a child, what its promise says and the positions that the main thread skipped for it.
-    stopped: it came to its own end (end token, </async>); False when it was closed or cut.
-    """
-
-    topic: str | None = None
-    promised: int = 0
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
-
-
-@dataclass
-class PastaAnswer:
-    """The text, put together in reading order.
-
-    text: every child's content behind its promise, tags left out. raw: the same with tags. threads: the main thread,
-    then the children in the order of their promises. stopped: the main thread came to its end.
-    tokens: decoded in all threads. steps: forward passes. longest_path: most tokens that had to be decoded one after
-    the other. content_tokens: decoded tokens that hold text, not tags alone. sequential_tokens: those of `text`
-    (encoded anew), which is what decoding it sequentially takes.
-    """
-
-    text: str
-    raw: str
-    warnings: list[str]
-    threads: list[Thread]
-    stopped: bool = False
-    tokens: int = 0
-    steps: int = 0
-    longest_path: int = 0
-    content_tokens: int = 0
-    sequential_tokens: int = 0
-
-    @property
-    def parallelism(self) -> float:
-        """Theoretical parallelism (section 5.1): content tokens a token of the longest path."""
-        return self.content_tokens / self.longest_path if self.longest_path else 0.0
-
-    def speedup(self, baseline_tokens: int | None = None) -> float:
-        """Theoretical speedup (section 5.1): tokens of a baseline's response a token of the longest path.
-
-        `baseline_tokens`: of the baseline's own response; None: of this text decoded sequentially.
-        """
-        baseline = self.sequential_tokens if baseline_tokens is None else baseline_tokens
-        return baseline / self.longest_path if self.longest_path else 0.0
 
 
 def pasta(
@@ -114,9 +65,8 @@ def pasta(
     one child. Of more than `max_threads` threads the youngest wait for a place. max_position: no token stands at or
     behind it (the model's context length); a promise that would pass it takes half of what is left.
     """
-    interpreter = _Interpreter(
-        prompt, texts, encode, ends, promised, fixed_length, max_new_tokens, max_async_tokens, max_threads, max_position
-    )
+    interpreter = _Interpreter(prompt, texts, encode, ends, max_new_tokens, max_async_tokens, max_threads, max_position)
+    interpreter.promise_takes(promised, fixed_length)
     while (feed := interpreter.feed()) is not None:
         interpreter.take((yield feed))
     return interpreter.answer()
@@ -125,8 +75,7 @@ def pasta(
 @dataclass(eq=False)
 class _Thread:
     """A thread in decoding. `segment` is open, `path` the closed segments that it sees; `position` of its next token;
-    `queue` its (token, position, segment) not yet fed; `clock` tokens decoded one after the other to get here; `pieces`
-    its text, tag or not, with the children where they belong."""
+    `queue` its (token, position, segment) not yet fed; `clock` tokens decoded one after the other to get here."""
 
     record: Thread
     name: str
@@ -137,7 +86,7 @@ class _Thread:
     clock: int = 0
     state: State = State.RUNNING
     queue: list[tuple[int, int, int]] = field(default_factory=list)
-    pieces: list[tuple[str, bool] | _Thread] = field(default_factory=list)
+    written: Written = field(default_factory=Written)
 
     def place(self, tokens: Sequence[int]) -> None:
         """The thread's next tokens, to be fed."""
@@ -154,8 +103,6 @@ class _Interpreter:
     texts: Sequence[bytes]
     encode: Callable[[str], Sequence[int]]
     ends: frozenset[int]
-    promised: Literal["predicted", "fixed"] | Sequence[int]
-    fixed_length: int
     max_new_tokens: int
     max_async_tokens: int
     max_threads: int
@@ -177,6 +124,10 @@ class _Interpreter:
         self.events: deque[Piece] = deque()  # pieces of the main thread that are not acted on yet
         self.held: tuple[int, int] | None = None  # (token, position) that ended the <sync/> waited at
         self.asked: list[_Thread] = []
+
+    def promise_takes(self, rule: Literal["predicted", "fixed"] | Sequence[int], fixed: int) -> None:
+        """How many positions the main thread skips at a promise."""
+        self.lengths = Lengths(rule, fixed, self.max_async_tokens + len(self.open), self._warner("main thread"))
 
     # ------------------------------------------------------------------------------------------------------ a step
 
@@ -231,7 +182,7 @@ class _Interpreter:
         main = self.main
         while self.events:
             piece = self.events.popleft()
-            main.pieces.append((piece.text, piece.tag is None))
+            main.written.pieces.append(piece)
             if piece.tag is None or piece.tag.kind == "stray":
                 continue
             if piece.tag.kind == "promise":
@@ -251,21 +202,21 @@ class _Interpreter:
         """Opens a child, and closes the main thread's segment: it goes on in another, behind the promised length."""
         main, number = self.main, 1 + len(self.children)
         name = f"async {number} ({tag.topic})"
-        length = self._length(tag, number)
+        length = self.lengths.of(tag, number, self._room(main))
         path = [*main.path, main.segment]
         child = _Thread(
             Thread(tag.topic, length), name, self._segment(path), main.position, path, Lexer(self._warner(name))
         )
         child.clock = main.clock
         if self._room(child) > len(self.open) + len(self.close):
-            child.pieces.append((OPEN, False))
+            child.written = Written([Piece(OPEN, Tag("open"))], given=len(OPEN))
             child.place(self.open)
         else:
             child.state = State.ENDED
             self._warn(child, "has no content: the positions end here")
         self.children.append(child)
         self.unjoined.append(child)
-        main.pieces.append(child)
+        main.written.pieces.append(child.written)
         main.path, main.segment = path, self._segment(path)
         main.position += length
 
@@ -303,13 +254,10 @@ class _Interpreter:
         main = self.main
         main.state = State.ENDED
         for piece in main.lexer.close():
-            main.pieces.append((piece.text, piece.tag is None))
+            main.written.pieces.append(piece)
             if piece.tag is not None:
                 self._warn(main, f"{readable(piece.text)} at the very end is left out")
-        last = next(
-            (piece for piece in reversed(main.pieces) if not isinstance(piece, tuple) or piece[0].strip()), None
-        )
-        if isinstance(last, _Thread):
+        if main.written.ends_with_promise():
             self._warn(main, "ended with a promise, beside which nothing was decoded")
 
     # ------------------------------------------------------------------------------------------------- the children
@@ -322,7 +270,7 @@ class _Interpreter:
         pieces = child.lexer.feed(self._text(token))
         child.place([token])
         for number, piece in enumerate(pieces):
-            child.pieces.append((piece.text, piece.tag is None))
+            child.written.pieces.append(piece)
             if piece.tag is not None and piece.tag.kind == "close":
                 rest = "".join(p.text for p in pieces[number + 1 :]) + child.lexer.begun
                 if rest.strip():
@@ -339,46 +287,16 @@ class _Interpreter:
 
     def _end_child(self, child: _Thread, put: bool = False) -> None:
         child.state = State.ENDED
-        child.pieces += [(piece.text, piece.tag is None) for piece in child.lexer.close()]
+        child.written.pieces += child.lexer.close()
         if put:
             child.place(self.close)
-            child.pieces.append((CLOSE, False))
+            child.written.pieces.append(Piece(CLOSE, Tag("close")))
 
-    # ------------------------------------------------------------------------------------------------------- lengths
-
-    def _length(self, tag: Tag, number: int) -> int:
-        """Positions that promise `number` (from 1) takes."""
-        if self.promised == "fixed":
-            length = self.fixed_length
-        elif self.promised == "predicted":
-            length = self._predicted(tag, number)
-        elif number <= len(self.promised):
-            length = int(self.promised[number - 1])
-        else:
-            self._warn(self.main, f"no length is given for promise {number}: it is {self.fixed_length}")
-            length = self.fixed_length
-        room = self._room(self.main)
-        if length >= room:
-            self._warn(self.main, f"promise {number} passes the last position: it takes half of the {room} left")
-            length = max(0, int(room) // 2)
-        return length
-
-    def _predicted(self, tag: Tag, number: int) -> int:
-        said, length = tag.attributes.get("tokens"), tag.tokens
-        most = self.max_async_tokens + len(self.open)
-        if length is None:
-            what = "has no tokens attribute" if said is None else f"promises {readable(said)!r} tokens"
-            self._warn(self.main, f"promise {number} {what}: it is {self.fixed_length}")
-            return self.fixed_length
-        if length > most:
-            self._warn(self.main, f"promise {number} promises {length} tokens: it is {most}, as much as it may have")
-        return min(length, most)
+    # -------------------------------------------------------------------------------------------------------- helpers
 
     def _room(self, thread: _Thread) -> float:
         """Positions that are left to a thread."""
         return float("inf") if self.max_position is None else self.max_position - thread.position
-
-    # -------------------------------------------------------------------------------------------------------- helpers
 
     def _segment(self, path: Sequence[int]) -> int:
         """A segment that sees all of the segments `path`, which are closed."""
@@ -407,37 +325,19 @@ class _Interpreter:
                 self._end_child(child)
         if self.main.state is not State.ENDED:
             self._warn(self.main, "cut, for no tokens are left")
-            self.main.pieces += [(piece.text, piece.tag is None) for piece in self.events]
+            self.main.written.pieces += self.events
             self._end_main()
-        pieces = [
-            piece
-            for outer in self.main.pieces
-            for piece in (outer.pieces if isinstance(outer, _Thread) else [outer])
-            if isinstance(piece, tuple)
-        ]
-        text = readable("".join(text for text, is_text in pieces if is_text))
+        text = self.main.written.text()
         threads = [self.main, *self.children]
         return PastaAnswer(
             text=text,
-            raw=readable("".join(text for text, _ in pieces)),
+            raw=self.main.written.raw(),
             warnings=self.warnings,
             threads=[thread.record for thread in threads],
             stopped=self.main.record.stopped,
             tokens=self.decoded,
             steps=self.steps,
             longest_path=max(thread.clock for thread in threads),
-            content_tokens=sum(self._content(thread) for thread in threads),
+            content_tokens=sum(t.written.content_tokens(t.record.tokens, self.texts, self.ends) for t in threads),
             sequential_tokens=len(self.encode(text)) if text else 0,
         )
-
-    def _content(self, thread: _Thread) -> int:
-        """How many of a thread's tokens hold text and not tags alone."""
-        given = 1 if thread is not self.main else 0  # the <async>, which was not decoded
-        own = [piece for piece in thread.pieces if isinstance(piece, tuple)][given:]
-        is_text = [flag for text, flag in own for _ in text]
-        count = at = 0
-        for token in thread.record.tokens:
-            size = 0 if token in self.ends else len(self._text(token))
-            count += any(is_text[at : at + size])
-            at += size
-        return count

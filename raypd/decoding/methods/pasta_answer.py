@@ -1,0 +1,101 @@
+"""What PASTA's threads wrote, put together: the text in reading order, and the counters of section 5.1."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from raypd.decoding.methods.pasta_lang import Piece, readable
+
+
+@dataclass
+class Thread:
+    """What one thread decoded: tokens with their log-probabilities, tags and end token among them.
+
+    topic, promised: of a child, what its promise says and the positions that the main thread skipped for it.
+    stopped: it came to its own end (end token, </async>); False when it was closed or cut.
+    """
+
+    topic: str | None = None
+    promised: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stopped: bool = False
+
+
+@dataclass
+class PastaAnswer:
+    """The text, put together in reading order.
+
+    text: every child's content behind its promise, tags left out. raw: the same with tags. threads: the main thread,
+    then the children in the order of their promises. stopped: the main thread came to its end.
+    tokens: decoded in all threads. steps: forward passes. longest_path: most tokens that had to be decoded one after
+    the other. content_tokens: decoded tokens that hold text, not tags alone. sequential_tokens: those of `text`
+    (encoded anew), which is what decoding it sequentially takes.
+    """
+
+    text: str
+    raw: str
+    warnings: list[str]
+    threads: list[Thread]
+    stopped: bool = False
+    tokens: int = 0
+    steps: int = 0
+    longest_path: int = 0
+    content_tokens: int = 0
+    sequential_tokens: int = 0
+
+    @property
+    def parallelism(self) -> float:
+        """Theoretical parallelism (section 5.1): content tokens a token of the longest path."""
+        return self.content_tokens / self.longest_path if self.longest_path else 0.0
+
+    def speedup(self, baseline_tokens: int | None = None) -> float:
+        """Theoretical speedup (section 5.1): tokens of a baseline's response a token of the longest path.
+
+        `baseline_tokens`: of the baseline's own response; None: of this text decoded sequentially.
+        """
+        baseline = self.sequential_tokens if baseline_tokens is None else baseline_tokens
+        return baseline / self.longest_path if self.longest_path else 0.0
+
+
+@dataclass
+class Written:
+    """What a thread wrote, in pieces of text and tags, one character a byte; the children's own where they belong."""
+
+    pieces: list[Piece | Written] = field(default_factory=list)
+    given: int = 0  # characters at the beginning that were given, not decoded: a child's <async>
+
+    def ends_with_promise(self) -> bool:
+        """Whether nothing but blanks stands behind the last child."""
+        for piece in reversed(self.pieces):
+            if isinstance(piece, Written) or piece.text.strip():
+                return isinstance(piece, Written)
+        return False
+
+    def in_order(self) -> Iterator[Piece]:
+        """All pieces in reading order."""
+        for piece in self.pieces:
+            if isinstance(piece, Written):
+                yield from piece.in_order()
+            else:
+                yield piece
+
+    def text(self) -> str:
+        """For people, without tags."""
+        return readable("".join(piece.text for piece in self.in_order() if piece.tag is None))
+
+    def raw(self) -> str:
+        """For people, with tags."""
+        return readable("".join(piece.text for piece in self.in_order()))
+
+    def content_tokens(self, tokens: Sequence[int], texts: Sequence[bytes], ends: Collection[int]) -> int:
+        """How many of the thread's decoded tokens hold text and not tags alone; its children's do not count."""
+        own = [piece for piece in self.pieces if isinstance(piece, Piece)]
+        is_text = [piece.tag is None for piece in own for _ in piece.text]
+        count, at = 0, self.given
+        for token in tokens:
+            size = 0 if token in ends or token >= len(texts) else len(texts[token])
+            count += any(is_text[at : at + size])
+            at += size
+        return count
