@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+model_app = typer.Typer(help="Make a model ready for a decoding method; it must then be trained.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
 prices_app = typer.Typer(help="What machines cost an hour.", no_args_is_help=True)
 app.add_typer(prices_app, name="prices")
 
@@ -174,6 +176,36 @@ def show(
     if config is not None and "=" in config and not os.path.exists(config):
         raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
     print(render(load_config(config, overrides or []) if config is not None else None), end="")
+
+
+@model_app.command("add-tokens")
+def add_tokens(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, or smollm2-135m-instruct")],
+    output: Annotated[str, typer.Argument(help="New folder for the model with the tokens")],
+    method: Annotated[list[str], typer.Option("--for", help="apar, pasta or space; may be given more than once")],
+    seed: Annotated[int, typer.Option(help="Draws the embedding of space's [Mask]")] = 0,
+) -> None:
+    """Write a copy of a model that has the control tokens of a decoding method."""
+    from raypd.models import prepare
+
+    ids = prepare.add_tokens(model, output, method, seed)
+    print(f"{output}: {model} with " + ", ".join(f"{token} ({id})" for token, id in ids.items()))
+    print("Train it before you decode with it: it has not learnt to write them.")
+
+
+@model_app.command("add-heads")
+def add_heads(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, or smollm2-135m-instruct")],
+    output: Annotated[str, typer.Argument(help="New folder for the heads: decoding.heads")],
+    heads: Annotated[int, typer.Option(min=1, help="Tokens that are drafted behind the next one")] = 2,
+    layers: Annotated[int, typer.Option(min=0, help="Residual blocks of a head")] = 1,
+) -> None:
+    """Write untrained Medusa heads for a model."""
+    from raypd.models import prepare
+
+    made = prepare.add_heads(model, output, heads, layers)
+    print(f"{output}: {made.count} Medusa heads for {model}, which draft a tree of {len(made.tree.paths)} tokens")
+    print("Train them before you decode with them: the text is right with any heads, and faster with trained ones.")
 
 
 @prices_app.command("refresh")

@@ -197,6 +197,10 @@ class DecodingConfig(Section):
         description="What the main thread skips at a promise (pasta): its tokens attribute, or fixed_length",
     )
     fixed_length: int = Field(40, ge=1, description="Tokens skipped at a promise when promised_length is fixed")
+    max_async_tokens: int = Field(256, ge=1, description="Most tokens of one child thread (pasta)")
+    max_threads: int = Field(
+        64, ge=1, description="Most threads of one answer at the same time (apar, apar_medusa, pasta)"
+    )
     mask_tokens: int = Field(5, ge=0, description="k: tokens drafted in every pass (space)")
     heads: str | None = Field(None, description="Folder of trained Medusa heads (medusa, apar_medusa)")
     draft_model: str | None = Field(None, description="Hub id or folder of the draft model (speculative)")
@@ -450,7 +454,10 @@ class RunConfig(Section):
             )
         method = self.decoding.method
         if method in ("medusa", "apar_medusa") and self.decoding.heads is None:
-            raise ValueError(f"decoding.method {method} needs decoding.heads, a folder of trained Medusa heads")
+            raise ValueError(
+                f"decoding.method {method} needs decoding.heads, a folder of Medusa heads (`raypd model add-heads` "
+                "writes untrained ones)"
+            )
         if method == "speculative" and self.decoding.draft_model is None:
             raise ValueError(
                 "decoding.method speculative needs decoding.draft_model, a smaller model of the same family"

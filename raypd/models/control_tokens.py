@@ -2,13 +2,16 @@
 
     add_control_tokens(model, tokenizer, "apar")
     model.save_pretrained(folder), tokenizer.save_pretrained(folder)
-    control_token(tokenizer, FORK)       # the id, or a ModelError that names the training command
+    control_token(tokenizer, FORK)       # the id, or a ModelError that names the command that adds it
 
-A model has to be trained to write them. Text of a prompt that spells a control token becomes that token, unless the
-tokenizer is told otherwise (`split_special_tokens=True`, for the special ones).
+`raypd model add-tokens` does this for a user. A model has to be trained to write them. Text of a prompt that spells a
+control token becomes that token, unless the tokenizer is told otherwise (`split_special_tokens=True`, for the special
+ones).
 """
 
 from __future__ import annotations
+
+import shlex
 
 import torch
 from tokenizers import AddedToken
@@ -32,15 +35,18 @@ _IN_TEXT = CONTROL_TOKENS["pasta"]  # a part of the text that the interpreter re
 def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | None = None) -> int:
     """The id of a control token. `model`: the model's name for the message; None: where the tokenizer came from.
 
-    Raises ModelError that names the token, the model and the training command where the tokenizer lacks it.
+    Raises ModelError that names the token, the model and the command that adds it where the tokenizer lacks it.
     """
     id = tokenizer.get_vocab().get(name)
     if id is not None:
         return int(id)
     method = next((m for m, names in CONTROL_TOKENS.items() if name in names), None)
     where = model or getattr(tokenizer, "name_or_path", "") or "in use"
-    todo = f": train it for that first (raypd train {method}), or choose another decoding.method" if method else ""
-    raise ModelError(f"model {where!r} has no control token {name}{todo}")
+    todo = (
+        f": `raypd model add-tokens {shlex.quote(where)} FOLDER --for {method}` writes a copy that has it, which must "
+        "then be trained to use it; or choose another decoding.method"
+    )
+    raise ModelError(f"model {where!r} has no control token {name}{todo if method else ''}")
 
 
 def add_control_tokens(

@@ -111,7 +111,8 @@ class Apar(Autoregressive):
         self.fork, self.child = (control_token(tokenizer, name, config.model.name) for name in (FORK, CHILD))
 
     def program(self, prompt: Prompt, stops: Stops, ends: frozenset[int], seed: int) -> Program[Any]:
-        return apar(prompt, self.decoding.max_new_tokens, self.fork, self.child, ends)
+        limits = self.decoding
+        return apar(prompt, limits.max_new_tokens, self.fork, self.child, ends, limits.max_threads)
 
     def read(self, answer: Any) -> Text:
         assert isinstance(answer, AparAnswer)
@@ -143,6 +144,8 @@ class Pasta(Autoregressive):
             ends,
             promised=self.decoding.promised_length,
             fixed_length=self.decoding.fixed_length,
+            max_async_tokens=self.decoding.max_async_tokens,
+            max_threads=self.decoding.max_threads,
             max_position=self.context_length,
         )
 
@@ -184,7 +187,10 @@ class AparMedusa(Apar):
         self.heads = load_heads(str(config.decoding.heads), model)
 
     def program(self, prompt: Prompt, stops: Stops, ends: frozenset[int], seed: int) -> Program[Any]:
-        return apar_medusa(prompt, self.decoding.max_new_tokens, self.fork, self.child, ends, self.heads)
+        limits = self.decoding
+        return apar_medusa(
+            prompt, limits.max_new_tokens, self.fork, self.child, ends, self.heads, max_threads=limits.max_threads
+        )
 
 
 class SkeletonOfThought(Autoregressive):

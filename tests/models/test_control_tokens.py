@@ -27,9 +27,12 @@ from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 def test_refused_without_them():
     tokenizer = tiny_tokenizer()
     tokenizer.name_or_path = "some/model"
-    with pytest.raises(ModelError, match=r"'some/model' has no control token \[Fork\].*raypd train apar"):
+    with pytest.raises(
+        ModelError,
+        match=r"'some/model' has no control token \[Fork\].*add-tokens some/model FOLDER --for apar",
+    ):
         control_token(tokenizer, FORK)
-    with pytest.raises(ModelError, match=r"'mine' has no control token \[Mask\].*raypd train space"):
+    with pytest.raises(ModelError, match=r"'mine' has no control token \[Mask\].*add-tokens mine FOLDER --for space"):
         control_token(tokenizer, MASK, "mine")
     with pytest.raises(ModelError, match="no control tokens; those of apar, space, pasta"):
         add_control_tokens(tiny_model("llama"), tokenizer, "hyper_parallel")
