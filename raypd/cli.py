@@ -116,6 +116,55 @@ def run_job(config: RunConfig, kind: str, verbose: bool = False) -> None:
     print_summary(run_extract(config, verbose=verbose))
 
 
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run (its output.path)")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON")]
+
+
+@app.command()
+def verify(
+    run: Run,
+    overrides: Overrides = None,
+    threads: Annotated[int, typer.Option(min=1, help="Units that are compared at the same time")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that a run has lost and doubled no document: read its input again and compare. Exit code 1 when it has.
+
+    RUN knows its configuration; input.path=... says where the input lies now, if it was moved.
+    """
+    from raypd import runs
+    from raypd.cluster import findings, verification
+
+    result = verification.verify(run, runs.load_run(run, overrides or []), threads)
+    print(result.to_json() if as_json else findings.describe(result))
+    if not result.well:
+        raise typer.Exit(1)
+
+
+@app.command()
+def errors(
+    run: Run,
+    overrides: Overrides = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every failed document on a line (tab-separated)")] = False,
+    as_json: AsJson = False,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")] = None,
+) -> None:
+    """List the dead letters of a run: documents without an answer, grouped by reason, and units that failed."""
+    import json
+
+    from raypd import runs
+    from raypd.cluster import dead_letters, findings
+
+    runs.load_record(run, overrides or [])
+    if output is not None:
+        print(f"{findings.write_letters(run, output):,} failed documents: {output}")
+    elif everything:
+        findings.print_letters(run)
+    else:
+        summary = dead_letters.summarize(run)
+        tree = json.dumps(summary.to_tree(), indent=2, ensure_ascii=False)
+        print(tree if as_json else findings.describe_errors(summary))
+
+
 @config_app.command()
 def show(
     config: Annotated[str | None, typer.Argument(help="YAML of a run; none: the defaults")] = None,

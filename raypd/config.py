@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -69,17 +70,13 @@ class InputConfig(Section):
         description="File, folder or glob, local or s3:// (or a list): .jsonl[.gz|.zst], .parquet"
     )
     format: Literal["auto", "jsonl", "parquet"] = Field("auto", description="auto: by the file's name")
-    id_column: str | None = Field("id", description="Column with the document's id; null: file name and place in it")
+    id_column: str | None = Field("id", description="Column with the document's id; null: file name and row number")
     text_columns: list[str] = Field(
         ["title", "description"], min_length=1, description="Columns that make up the document, in this order"
     )
     category_column: str | None = Field("category", description="Column that picks the category; null: `category`")
     category: str | None = Field(None, description="Category of every document when there is no category column")
     max_document_bytes: int = Field(1_000_000, ge=1, description="A longer document becomes an error row")
-    on_damaged: Literal["fail", "skip"] = Field(
-        "fail",
-        description="Where objects cannot be read: the rest is done either way, and the run ends with exit code 1 or 0",
-    )
 
     @field_validator("path")
     @classmethod
@@ -97,6 +94,30 @@ class OutputConfig(Section):
         description="Folder of the run, local or s3://bucket/prefix; a second run into it resumes. Relative: to the "
         "current folder",
     )
+    partition: dict[str, str] = Field(
+        {},
+        description="Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} -> "
+        "units/date=2026-11-21/; the same for all that one start of a run writes",
+    )
+
+    @field_validator("partition", mode="before")
+    @classmethod
+    def _as_written(cls, given: Any) -> Any:
+        """YAML reads 2026-11-21 as a date and 7 as a number."""
+        scalar = (str, int, date)
+        return (
+            {k: str(v) if isinstance(v, scalar) else v for k, v in given.items()} if isinstance(given, dict) else given
+        )
+
+    @field_validator("partition")
+    @classmethod
+    def _plain_names(cls, given: dict[str, str]) -> dict[str, str]:
+        for key, value in given.items():
+            if not re.fullmatch(r"[a-z_][a-z0-9_]*", key):
+                raise ValueError(f"{key!r}: a key is of a-z, 0-9 and _, as Athena wants it")
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+                raise ValueError(f"{value!r}: a value is of letters, digits and . _ -")
+        return given
 
     @field_validator("path")
     @classmethod
@@ -345,10 +366,7 @@ class ClusterConfig(Section):
     max_workers: int = Field(1, ge=1)
     cpus_per_worker: float | None = Field(None, gt=0, description="null: 1 on a GPU, else all cores / max_workers")
     gpus_per_worker: float | None = Field(None, ge=0, description="null: 1 where the cluster has GPUs, else 0")
-    unit_documents: int = Field(
-        256, ge=1, description="Documents of a unit of work, which is committed as one (JSONL: about as many)"
-    )
-    unit_bytes: int = Field(64 << 20, ge=1, description="Most bytes of a unit, where documents are large")
+    unit_documents: int = Field(256, ge=1, description="Most documents of a unit of work, which is committed as one")
     units_in_flight: int = Field(2, ge=1, description="Units a worker overlaps, so that it does not drain between two")
 
     @model_validator(mode="after")
@@ -498,7 +516,7 @@ class RunConfig(Section):
             "files": [Path(file).read_text() for file in self._prompt_files() if file],
             "model": self.model.model_dump(exclude={"device", "fake"}),
             "decoding": self.decoding.model_dump(),
-            "input": self.input.model_dump(exclude={"path", "on_damaged"}),
+            "input": self.input.model_dump(exclude={"path"}),
         }
         return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 VOCABULARY = 256
@@ -59,6 +60,33 @@ def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _draw_weights(model, seed)
     return model.eval()
+
+
+def in_float64(model: PreTrainedModel) -> PreTrainedModel:
+    """The model in float64 from end to end, in place.
+
+    transformers computes norms and rotary angles in float32 whatever the weights are: its roundings turn over with the
+    last bit of what they are given, and a float64 model would differ between two layouts by some 1e-6.
+    """
+    forward = model.double().forward
+
+    def wide(*args: Any, **named: Any) -> Any:
+        with _Wide():
+            return forward(*args, **named)
+
+    model.forward = wide
+    return model
+
+
+class _Wide(TorchFunctionMode):
+    """Takes every float32 that is asked for as float64."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.float:
+            return args[0].double()
+        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
+        kwargs = {k: torch.float64 if value is torch.float32 else value for k, value in (kwargs or {}).items()}
+        return function(*args, **kwargs)
 
 
 @torch.no_grad()

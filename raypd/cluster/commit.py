@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd.cluster import storage
-from raypd.errors import RunError
+from raypd.cluster.units import Unit
+from raypd.errors import ConfigError, RunError
 
 if TYPE_CHECKING:  # tasks and torch behind them take seconds to import, which the command line need not wait for
     from raypd.tasks.base import Document, Record
@@ -50,20 +53,29 @@ def units_folder(output: str) -> str:
     return storage.join(output, "units")
 
 
-def _path(output: str, unit_id: str) -> str:
-    return storage.join(units_folder(output), f"{unit_id}.parquet")
+def unit_path(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> str:
+    """Where a unit's object stands: units/<id>.parquet, or units/key=value/<id>.parquet."""
+    folders = [f"{key}={value}" for key, value in (partition or {}).items()]
+    return storage.join(units_folder(output), *folders, f"{unit_id}.parquet")
 
 
-def output_schema(task_columns: pa.Schema) -> pa.Schema:
-    """The columns of every committed object. Raises ValueError when a task's column hides one of raypd's."""
+def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.Schema:
+    """The columns of every committed object, whatever is in it: a unit of nothing but nulls or errors has them too.
+
+    Raises ConfigError when a key of the partition is one of them, ValueError when a task's column hides one of raypd's.
+    """
     twice = {f.name for f in _OWN} & set(task_columns.names)
     if twice:
         raise ValueError(f"the task's columns {sorted(twice)} are names that every output has already")
-    return pa.schema([*_OWN, *task_columns])
+    schema = pa.schema([*_OWN, *task_columns])
+    for key in partition:
+        if key in schema.names:
+            raise ConfigError(f"output.partition: {key!r} is a column of the output: {', '.join(schema.names)}")
+    return schema
 
 
 def make_table(
-    documents: Sequence[Document], records: Sequence[Record], task_columns: pa.Schema, attempts: int
+    unit: Unit, documents: Sequence[Document], records: Sequence[Record], task_columns: pa.Schema, attempts: int
 ) -> pa.Table:
     """The rows of a unit in the order of its documents: one or more a document, an error row where it has no record."""
     from raypd.tasks.base import Record
@@ -79,8 +91,8 @@ def make_table(
                 "id": document.id,
                 "status": "ok" if record.error is None else "error",
                 "error": None if record.error is None else _printable(record.error),
-                "source": document.source,
-                "row": document.place,
+                "source": unit.name,
+                "row": unit.start + document.row,
                 "attempts": attempts,
             }
             rows.append({**own, **record.columns})
@@ -106,47 +118,94 @@ def _printable(text: str) -> str:
 
 def count_documents(table: pa.Table) -> tuple[int, int]:
     """(ok, failed) documents of a unit's rows; a document with any error row counts as failed."""
-    places = list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
-    failed = {place for place, status in zip(places, table["status"].to_pylist(), strict=True) if status != "ok"}
-    return len(set(places)) - len(failed), len(failed)
+    failed = {r for r, s in zip(table["row"].to_pylist(), table["status"].to_pylist(), strict=True) if s != "ok"}
+    return len(set(table["row"].to_pylist())) - len(failed), len(failed)
 
 
-def commit(output: str, table: pa.Table, summary: UnitSummary) -> bool:
-    """Writes a unit's object; False when it was committed before (what is there stays). Raises OSError."""
+def commit(output: str, table: pa.Table, summary: UnitSummary, partition: Mapping[str, str] | None = None) -> bool:
+    """Writes a unit's object; False when it was committed before (what is there stays). Raises OSError.
+
+    partition: output.partition of the configuration, in whose folder it goes.
+    """
     summary.committed_at = time.time()
     table = table.replace_schema_metadata({_KEY: json.dumps(asdict(summary))})
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    return storage.put_new(_path(output, summary.unit), sink.getvalue().to_pybytes())
+    # With checksums `raypd verify` sees a flipped bit in any column.
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return storage.put_new(unit_path(output, summary.unit, partition), sink.getvalue().to_pybytes())
+
+
+def objects(output: str) -> Iterator[tuple[str, str]]:
+    """(unit id, path) of every committed unit, in all partitions."""
+    for item in storage.walk(units_folder(output)):
+        name = item.name.rpartition("/")[2]
+        if name.endswith(".parquet") and not name.startswith((".", "_")):
+            yield name.removesuffix(".parquet"), item.path
 
 
 def committed(output: str) -> set[str]:
     """The ids of the units that are done."""
-    names = storage.names(units_folder(output))
-    return {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
+    return {unit for unit, _ in objects(output)}
 
 
-def is_committed(output: str, unit_id: str) -> bool:
-    """Whether one unit is done."""
-    return storage.exists(_path(output, unit_id))
+def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> bool:
+    """Whether one unit is done in a partition."""
+    return storage.exists(unit_path(output, unit_id, partition))
 
 
-def read_summary(output: str, unit_id: str) -> UnitSummary:
-    """What a committed unit holds. Raises RunError when its object is damaged or not from raypd."""
-    path = _path(output, unit_id)
-    try:
+def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSummary:
+    """What a committed unit holds. Raises RunError when its object is damaged or not from raypd.
+
+    path: of its object, where `objects` has told it; else partitions are searched for it.
+    """
+    path = path or _locate(output, unit_id)
+    with _readable(path):
         with storage.open_file(path) as file:
             metadata = pq.ParquetFile(file).schema_arrow.metadata
         return UnitSummary(**json.loads(metadata[_KEY]))
+
+
+def read_table(
+    output: str, unit_id: str, columns: Sequence[str] | None = None, path: str | None = None
+) -> tuple[UnitSummary, pa.Table]:
+    """A committed unit: its summary and its rows, or some of their columns. Raises RunError when it is damaged."""
+    path = path or _locate(output, unit_id)
+    summary = read_summary(output, unit_id, path)
+    with _readable(path), storage.open_file(path) as file:
+        parquet = pq.ParquetFile(file, page_checksum_verification=True)
+        return summary, parquet.read(columns=None if columns is None else list(columns))
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Raises what goes wrong with a unit's object as RunError: out of reach is not damaged, and must not be deleted."""
+    try:
+        yield
+    except storage.StorageError as error:
+        raise RunError(f"{error}; the same command resumes") from None
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):  # pyarrow's own have no number
+            raise RunError(f"{path}: cannot be read: {error}") from None
         raise RunError(
-            f"{path}: not a whole unit of raypd ({error}); delete it and the same command redoes it"
+            f"{path}: damaged, not a whole unit of raypd ({error}); delete it and the same command redoes it"
         ) from None
+
+
+def _locate(output: str, unit_id: str) -> str:
+    """The path of a unit's object, in whichever partition; the plain one where there is none."""
+    folders = [units_folder(output)]
+    while folders:
+        folder = folders.pop()
+        path = storage.join(folder, f"{unit_id}.parquet")
+        if storage.exists(path):
+            return path
+        folders += [storage.join(folder, name) for name in storage.folders(folder)]
+    return unit_path(output, unit_id)
 
 
 def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
     """The first rows of a committed unit, for a look at them."""
-    with storage.open_file(_path(output, unit_id)) as file:
+    with storage.open_file(_locate(output, unit_id)) as file:
         for batch in pq.ParquetFile(file).iter_batches(batch_size=limit):
             return batch.to_pylist()
     return []

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import platform
 import time
@@ -20,11 +19,8 @@ from typing import Any
 
 import raypd
 from raypd.cluster import commit, storage
-from raypd.cluster.plan import Plan
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
-
-_DAMAGED_LISTED = 100
 
 
 @dataclass
@@ -41,7 +37,6 @@ class Manifest:
     failed: int
     units: int
     units_planned: int
-    damaged_objects: int  # that could not be read; `damaged` tells of the first hundred: source, bytes, error
     prefill_tokens: int
     shared_tokens: int
     decode_tokens: int
@@ -50,7 +45,6 @@ class Manifest:
     started: str | None
     ended: str | None
     sessions: list[dict[str, Any]]
-    damaged: list[dict[str, Any]]
     versions: dict[str, str]
     config: dict[str, Any] = field(default_factory=dict)
     output: str = ""
@@ -85,12 +79,23 @@ def claim(config: RunConfig, output: str) -> None:
     """
     path = storage.join(output, "run.json")
     mine: dict[str, Any] = {"fingerprint": config.fingerprint(), "created": _iso(time.time()), "versions": versions()}
-    mine["config"] = config.model_dump(mode="json")
+    mine["config"] = _recorded(config)
     check(config, output)
     try:
         storage.put_new(path, _dump(mine))
     except OSError as error:
         raise ConfigError(f"output.path {output}: cannot be written: {error}") from None
+
+
+def _recorded(config: RunConfig) -> dict[str, Any]:
+    """The configuration with absolute paths, so that it means the same files from any folder."""
+    tree = config.model_dump(mode="json")
+    given = tree["input"]["path"]
+    tree["input"]["path"] = [storage.absolute(p) for p in given] if isinstance(given, list) else storage.absolute(given)
+    for key in ("template", "few_shot"):
+        if tree["task"].get(key):
+            tree["task"][key] = storage.absolute(tree["task"][key])
+    return tree
 
 
 def check(config: RunConfig, output: str) -> None:
@@ -102,13 +107,13 @@ def check(config: RunConfig, output: str) -> None:
         theirs = json.loads(storage.read(path))
         found = theirs["fingerprint"]
     except FileNotFoundError:
-        if storage.names(commit.units_folder(output)):
+        if next(commit.objects(output), None) is not None:
             raise ConfigError(f"output.path {output}: has units but no run.json; give a new output.path") from None
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); give a new output.path") from None
     if found != config.fingerprint():
-        changed = _differences(theirs.get("config") or {}, config.model_dump(mode="json"))
+        changed = _differences(theirs.get("config") or {}, _recorded(config))
         shown = f" (changed: {', '.join(changed[:6])})" if changed else ""
         raise ConfigError(
             f"output.path {output}: holds the run of another configuration, {found}; this one is "
@@ -118,8 +123,8 @@ def check(config: RunConfig, output: str) -> None:
 
 def _differences(old: Any, new: Any, at: str = "") -> list[str]:
     """Dotted keys that differ and count in the fingerprint."""
-    beside = ("output", "engine", "cluster", "cost", "storage", "input.path", "input.on_damaged")
-    if at in (*beside, "model.device", "model.fake", "task.categories_file"):
+    beside = ("output", "engine", "cluster", "cost", "storage", "input.path", "model.device", "model.fake")
+    if at in (*beside, "task.categories_file"):
         return []
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(k for k in new if k not in old)]
@@ -159,15 +164,19 @@ def _sessions(output: str) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------------------- manifest
 
 
-def totals(output: str, unit_ids: list[str]) -> list[commit.UnitSummary]:
-    """What the committed units hold, read from their objects. Raises RunError when one is damaged."""
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda unit: commit.read_summary(output, unit), unit_ids))
+def totals(output: str) -> list[commit.UnitSummary]:
+    """What the committed units hold, in the order of their ids, read from their objects.
+
+    Raises RunError when one is damaged.
+    """
+    found = sorted(commit.objects(output))
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(lambda item: commit.read_summary(output, *item), found))
 
 
-def make(config: RunConfig, output: str, planned: Plan) -> Manifest:
+def make(config: RunConfig, output: str, planned: int) -> Manifest:
     """Adds up what is committed. Raises RunError when an object is damaged or of another configuration."""
-    units = totals(output, sorted(commit.committed(output)))
+    units = totals(output)
     for unit in units:
         if unit.fingerprint != config.fingerprint():
             raise RunError(f"{output}: unit {unit.unit} is of another configuration, {unit.fingerprint}")
@@ -195,8 +204,7 @@ def make(config: RunConfig, output: str, planned: Plan) -> Manifest:
         ok=sum(u.ok for u in units),
         failed=sum(u.failed for u in units),
         units=len(units),
-        units_planned=planned.units,
-        damaged_objects=planned.totals.damaged,
+        units_planned=planned,
         prefill_tokens=sum(u.counts.get("prefill_tokens", 0) for u in units),
         shared_tokens=sum(u.counts.get("shared_tokens", 0) for u in units),
         decode_tokens=sum(u.counts.get("decode_tokens", 0) for u in units),
@@ -205,10 +213,6 @@ def make(config: RunConfig, output: str, planned: Plan) -> Manifest:
         started=sessions[0]["started"] if sessions else None,
         ended=sessions[-1]["ended"] if sessions else None,
         sessions=sessions,
-        damaged=[
-            {"source": unit.name, "bytes": unit.bytes, "error": unit.damaged}
-            for unit in itertools.islice(planned.damaged(), _DAMAGED_LISTED)
-        ],
         versions=versions(),
         config=config.model_dump(mode="json"),
         output=output,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from raypd.cluster import commit
+from raypd.cluster import commit, storage
 from raypd.cluster.manifest import Manifest
 
 _ROWS = 8
@@ -37,7 +37,8 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
         f"{_seconds(manifest.seconds)}, {manifest.documents_per_second:.2f} documents/s"
     )
     console.print(tokens)
-    console.print(f"rows:     {commit.units_folder(manifest.output)}/*.parquet", soft_wrap=True)
+    parts = "/".join(f"{key}=*" for key in manifest.config["output"]["partition"])
+    console.print(f"rows:     {storage.join(commit.units_folder(manifest.output), parts, '*.parquet')}", soft_wrap=True)
     console.print(f"manifest: {manifest.output}/manifest.json", soft_wrap=True)
 
 

@@ -88,7 +88,7 @@ class DecodeWorker:
                 )
             self.parts = order.build(order.config, order.threads)
             self._schema = self.parts.task.columns()
-            commit.output_schema(self._schema)
+            commit.output_schema(self._schema, order.config.output.partition)
         except (UserError, storage.StorageError) as error:
             self._unfit = str(error)
         except Exception:
@@ -153,10 +153,11 @@ class DecodeWorker:
 
         Raises InputError when the unit cannot be read, OSError when it cannot be written, EngineBroken, HandedBack.
         """
+        partition = self.config.output.partition
         attempt = attempt or Attempt(unit)
         job = self._open_job(unit)
         try:
-            if commit.is_committed(self.order.output, unit.id):
+            if commit.is_committed(self.order.output, unit.id, partition):
                 return commit.read_summary(self.order.output, unit.id)
             started = time.monotonic()
             if attempt.careful:  # what the attempt before this one left is no word on this one
@@ -165,7 +166,7 @@ class DecodeWorker:
             self._answer_all(job, documents, attempt)
         finally:
             self._close_job(unit, job)
-        table = commit.make_table(documents, job.records, self._schema, attempt.number)
+        table = commit.make_table(unit, documents, job.records, self._schema, attempt.number)
         ok, failed = commit.count_documents(table)
         summary = commit.UnitSummary(
             unit=unit.id,
@@ -179,7 +180,7 @@ class DecodeWorker:
             seconds=round(time.monotonic() - started, 3),
             counts=job.counts,
         )
-        if not commit.commit(self.order.output, table, summary):
+        if not commit.commit(self.order.output, table, summary, partition):
             return commit.read_summary(self.order.output, unit.id)  # another attempt was first
         return summary
 

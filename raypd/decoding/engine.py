@@ -26,7 +26,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from raypd.decoding.attention import sdpa
 from raypd.decoding.attention.step import Group, Span, Step
 from raypd.decoding.cache.pool import OutOfSlots, Pool
-from raypd.decoding.program import Feed, Program
+from raypd.decoding.program import Feed, Guess, Predictions, Program
 from raypd.decoding.row import POSITION, SEGMENT, STEP, TOKEN, Counts, Prefix, ProgramError, Row
 from raypd.decoding.sampling import GREEDY, Ask, Sampling, sample
 from raypd.decoding.visibility import GONE
@@ -273,6 +273,7 @@ class Engine:
 
     def _advance(self, chunks: list[Chunk]) -> Iterator[Finished]:
         """Tells the programs whose feed is complete what the model said, and takes their next feed."""
+        answered: list[tuple[Row, Predictions]] = []
         for chunk in chunks:
             row = chunk.row
             if row.steps == 0:
@@ -285,18 +286,26 @@ class Engine:
             if row.tag is _PREFIX:
                 self._prefix_ready(row)
                 continue
-            try:
-                predictions = row.predictions()
-                row.steps += 1
-                row.counts.steps += 1
-                row.take(row.program.send(predictions))
-            except StopIteration as end:
-                self.rows.remove(row)
-                self._free(row)
-                yield Finished(row.tag, end.value, None, row.counts)
-            except Exception as error:
-                self.rows.remove(row)
-                yield self._end(row, error)
+            answered.append((row, row.predictions()))
+            row.steps += 1
+            row.counts.steps += 1
+        while answered:
+            asking: list[tuple[Row, Guess]] = []
+            for row, predictions in answered:
+                try:
+                    feed = row.program.send(predictions)
+                    if feed.guess is not None:
+                        asking.append((row, feed.guess))
+                    else:
+                        row.take(feed)
+                except StopIteration as end:
+                    self.rows.remove(row)
+                    self._free(row)
+                    yield Finished(row.tag, end.value, None, row.counts)
+                except Exception as error:
+                    self.rows.remove(row)
+                    yield self._end(row, error)
+            answered = _guessed(asking)
 
     def _prefix_ready(self, row: Row) -> None:
         """The region of a prefix row becomes the prefix's."""
@@ -320,6 +329,19 @@ class Engine:
 
 
 _PREFIX = object()  # the tag of the rows that compute shared prefixes
+
+
+def _guessed(asking: list[tuple[Row, Guess]]) -> list[tuple[Row, Predictions]]:
+    """What the heads say to each row, each heads called once with the hidden states of all rows that ask them."""
+    together: dict[tuple[int, int], list[tuple[Row, Guess]]] = {}
+    for row, guess in asking:
+        together.setdefault((id(guess.heads), id(guess.tree)), []).append((row, guess))
+    answered: list[tuple[Row, Predictions]] = []
+    for members in together.values():
+        first = members[0][1]
+        said = iter(first.heads.guess([state for _, guess in members for state in guess.hidden], first.tree))
+        answered += [(row, Predictions([], [], guesses=[next(said) for _ in guess.hidden])) for row, guess in members]
+    return answered
 
 
 def _feed_once(tokens: tuple[int, ...]) -> Program[None]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,26 @@ import torch
 from raypd.decoding.visibility import Reach
 
 T = TypeVar("T")
+
+
+class Heads(Protocol):
+    """What drafts behind last hidden states, as Medusa's heads do."""
+
+    def guess(self, hidden: Sequence[torch.Tensor], tree: Any) -> list[list[int]]:
+        """For each hidden state [hidden size] the tokens that are guessed, as `tree` orders them."""
+
+
+@dataclass
+class Guess:
+    """Asks `heads` what may follow behind some last hidden states, which came as `Predictions.hidden`.
+
+    The engine runs heads once for all programs of a step that name the same heads and tree: their weights are large,
+    and a product with one row takes almost as long as one with many.
+    """
+
+    heads: Heads
+    hidden: Sequence[torch.Tensor]
+    tree: Any
 
 
 @dataclass
@@ -40,6 +60,7 @@ class Feed:
     move: {row index: segment} tokens that change segment before this feed.
     want_logits: also return the logits themselves, for a method that verifies.
     want_hidden: also return the last hidden states, which the model's output embeddings read, for heads of a method.
+    guess: asks heads between two feeds of tokens; such a feed holds no tokens, takes no pass, and is never the first.
 
     Tokens stand in such an order that none sees a later one of the same feed: a long feed goes in chunks.
     """
@@ -55,6 +76,7 @@ class Feed:
     move: dict[int, int] = field(default_factory=dict)
     want_logits: bool = False
     want_hidden: bool = False
+    guess: Guess | None = None
 
 
 @dataclass
@@ -65,12 +87,14 @@ class Predictions:
     logprobs: [asks] their log-probabilities under the model (temperature 1, before `allow`).
     logits: for each ask [vocabulary], on the model's device, where the feed wanted them.
     hidden: for each ask [hidden size], on the model's device, where the feed wanted them.
+    guesses: for each hidden state of the feed's `guess` what the heads said.
     """
 
     tokens: list[int]
     logprobs: list[float]
     logits: list[torch.Tensor] | None = None
     hidden: list[torch.Tensor] | None = None
+    guesses: list[list[int]] = field(default_factory=list)
 
 
 Program = Generator[Feed, Predictions, T]

@@ -21,6 +21,7 @@ class Sampling:
 
 
 GREEDY = Sampling()
+_CPU_ROWS, _DEVICE_ROWS = 16, 512  # rows of logits that are looked at together
 
 
 @dataclass
@@ -66,9 +67,19 @@ def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, asks: list[Ask]) -> tuple[list[int], list[float]]:
-    """Next tokens and their log-probabilities under the model (temperature 1, before `allow`): logits [asks, vocab]."""
+    """Next tokens and their log-probabilities under the model (temperature 1, before `allow`): logits [asks, vocab].
+
+    A few rows at a time: their wide copies stay in the processor's caches, which is several times faster.
+    """
     if not asks:
         return [], []
+    rows = _CPU_ROWS if logits.device.type == "cpu" else _DEVICE_ROWS
+    parts = [_sample(logits[at : at + rows], asks[at : at + rows]) for at in range(0, len(asks), rows)]
+    tokens, logprobs = (torch.cat(part) for part in zip(*parts, strict=True))
+    return tokens.tolist(), logprobs.tolist()
+
+
+def _sample(logits: torch.Tensor, asks: list[Ask]) -> tuple[torch.Tensor, torch.Tensor]:
     logits = _wide(logits)
     tokens = logits.argmax(-1)  # [asks]
     groups: dict[tuple[Sampling, bool], list[int]] = {}
@@ -84,8 +95,7 @@ def sample(logits: torch.Tensor, asks: list[Ask]) -> tuple[list[int], list[float
             tokens[index] = ids.gather(1, _choose(scores, sampling, draws)[:, None])[:, 0]
         else:
             tokens[index] = _choose(logits[index], sampling, draws)
-    logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
-    return tokens.tolist(), logprobs.tolist()
+    return tokens, -torch.nn.functional.cross_entropy(logits, tokens, reduction="none")
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from raypd.decoding.program import Predictions
 from tests.decoding import reference
 from tests.decoding.reference import Replay
 from tests.decoding.test_exactness import FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+from tests.tiny import in_float64
 
 FORK, CHILD, EOS = 3, 4, 2
 ENDS = frozenset([EOS])
@@ -147,15 +148,15 @@ def test_threads_equal_threads_alone_beside_other_programs(kind):
 
 def test_float64_and_the_independent_interpreter_of_feeds():
     model, stock = pair("qwen3")
-    model, stock = model.double(), stock.double()
+    model, stock = in_float64(model), in_float64(stock)
     for prompt, answer in zip(
         prompts_of(4, 2), Engine(model, batch=3).run(steered(apar(p, 40, FORK, CHILD, ENDS)) for p in prompts_of(4, 2)),
         strict=True,
     ):  # fmt: skip
-        compare(answer, from_scratch(stock, prompt.tokens, 40), atol=2e-6)
+        compare(answer, from_scratch(stock, prompt.tokens, 40), atol=1e-9)
         replayed = Replay(stock).run(steered(apar(prompt, 40, FORK, CHILD, ENDS)))
         assert replayed.tokens == answer.tokens
-        assert replayed.logprobs == pytest.approx(answer.logprobs, abs=2e-6)
+        assert replayed.logprobs == pytest.approx(answer.logprobs, abs=1e-9)
 
 
 def test_rows_fed_again_after_losing_their_cache():

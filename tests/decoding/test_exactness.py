@@ -13,7 +13,7 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from tests.decoding import reference
-from tests.tiny import tiny_model
+from tests.tiny import in_float64, tiny_model
 
 FAMILIES = ["llama", "qwen3", "phi3", "mistral", "gemma2", "gemma3_text", "olmo2"]
 WINDOWED = {"mistral", "gemma2", "gemma3_text"}
@@ -133,15 +133,14 @@ def test_hyper_parallel_stack_prefix_chunks(stack, shared, budget):
 
 def test_float64_logits_are_those_of_the_reference():
     model, stock = pair("qwen3")
-    model, stock = model.double(), stock.double()
+    model, stock = in_float64(model), in_float64(stock)
     rng = random.Random(5)
     prompts = [slotted(rng, 2, True) for _ in range(3)]
     answers = Engine(model, batch=3, token_budget=50).run(hyper_parallel(p, 6) for p in prompts)
     for prompt, values in zip(prompts, answers, strict=True):
         for value, expected in zip(values, expected_values(stock, prompt, 6, False), strict=True):
             assert value.tokens == [t for t, _, _ in expected]
-            # log-probabilities come back as float32
-            np.testing.assert_allclose(value.logprobs, [p for _, p, _ in expected], atol=2e-6)
+            np.testing.assert_allclose(value.logprobs, [p for _, p, _ in expected], atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])

@@ -17,6 +17,7 @@ from raypd.decoding.program import Predictions
 from raypd.decoding.visibility import grown, one_segment, visible
 from tests.decoding import reference
 from tests.decoding.test_exactness import FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+from tests.tiny import in_float64
 
 MOST = 7
 LETTERS = np.array([65, 66, 67, 68])
@@ -175,16 +176,15 @@ def test_small_cache_feeds_rows_again():
 def test_float64_is_exact():
     """Tokens and log-probabilities, in the engine and in a replay of the program through the stock model."""
     model, stock = pair("qwen3")
-    model, stock = model.double(), stock.double()
+    model, stock = in_float64(model), in_float64(stock)
     trees = [tree(random.Random(seed), 3) for seed in (21, 22)]
     answers = Engine(model, batch=2, token_budget=50).run(intra_prompt(t, MOST) for t in trees)
     for prompt, ours in zip(trees, answers, strict=True):
         replayed = reference.Replay(stock).run(intra_prompt(prompt, MOST))
         for expected, answer, again in zip(alone(stock, prompt), ours, replayed, strict=True):
             assert answer.tokens == again.tokens == [t for t, _, _ in expected]
-            # log-probabilities come back as float32, and the stock model takes its softmax in float32
-            np.testing.assert_allclose(answer.logprobs, [p for _, p, _ in expected], atol=2e-6)
-            np.testing.assert_allclose(again.logprobs, [p for _, p, _ in expected], atol=2e-6)
+            np.testing.assert_allclose(answer.logprobs, [p for _, p, _ in expected], atol=1e-9)
+            np.testing.assert_allclose(again.logprobs, [p for _, p, _ in expected], atol=1e-9)
 
 
 @settings(max_examples=10, deadline=None)
@@ -194,12 +194,12 @@ def test_no_question_sees_another(seed):
     rng = random.Random(seed)
     model, _ = pair("gemma2")
     prompt = tree(rng, 3)
-    before = Engine(model.double(), token_budget=64).run([intra_prompt(prompt, MOST)])[0]
+    before = Engine(in_float64(model), token_budget=64).run([intra_prompt(prompt, MOST)])[0]
     kept, changed = prompt.contexts[0].questions[1], tree(rng, 2).contexts
     first = Context(prompt.contexts[0].tokens, [*changed[0].questions, kept])
     after = Engine(model, token_budget=64).run([intra_prompt(PromptTree(INSTRUCTION, [*changed, first]), MOST)])[0]
     assert after[-1].tokens == before[1].tokens
-    np.testing.assert_allclose(after[-1].logprobs, before[1].logprobs, atol=2e-6)
+    np.testing.assert_allclose(after[-1].logprobs, before[1].logprobs, atol=1e-9)
 
 
 def test_answers_do_not_depend_on_stack_order_or_batch():

@@ -18,6 +18,7 @@ from tests.decoding import reference
 from tests.decoding.pasta_script import BYTES, ENDS, EOS
 from tests.decoding.reference import Replay
 from tests.decoding.test_exactness import FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+from tests.tiny import in_float64
 
 A, B, SYNC, CLOSE, OPEN, BEHIND, LT, WORD, GT = range(240, 249)
 TEXTS = [*BYTES[:240], b'<promise topic="a" tokens="10"/>', b'<promise topic="b" tokens="3"/>', b"<sync/>", b"</async>",
@@ -163,15 +164,15 @@ def test_threads_equal_threads_read_from_scratch_beside_other_programs(kind):
 
 def test_float64_and_the_independent_interpreter_of_feeds():
     model, stock = pair("qwen3")
-    model, stock = model.double(), stock.double()
+    model, stock = in_float64(model), in_float64(stock)
     prompts = prompts_of(4, 2)
     for prompt, answer in zip(prompts, Engine(model, batch=3).run(map(program, prompts)), strict=True):
-        compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC), atol=2e-6)
+        compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC), atol=1e-9)
         replayed = Replay(stock).run(program(prompt))
         assert replayed.raw == answer.raw
         assert replayed.steps == answer.steps
         for a, b in zip(replayed.threads, answer.threads, strict=True):
-            assert a.logprobs == pytest.approx(b.logprobs, abs=2e-6)
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-9)
 
 
 def test_rows_fed_again_after_losing_their_cache_and_any_batch_give_the_same():

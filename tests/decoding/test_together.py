@@ -18,7 +18,7 @@ from raypd.decoding.methods.pasta import pasta
 from raypd.decoding.methods.skeleton_of_thought import skeleton_of_thought
 from raypd.decoding.methods.space import space
 from tests.decoding.test_exactness import INSTRUCTION, slotted, tokens_of
-from tests.tiny import tiny_model
+from tests.tiny import in_float64, tiny_model
 
 FORK, CHILD, MASK, EOS = 250, 251, 252, 2
 ENDS = frozenset([EOS])
@@ -64,7 +64,7 @@ def programs(heads: MedusaHeads) -> dict:
 
 @pytest.mark.parametrize(("batch", "budget", "cache"), [(16, 4096, None), (16, 19, None), (5, 33, 1024)])
 def test_each_answers_as_alone(batch, budget, cache):
-    model = tiny_model("qwen3").double()
+    model = in_float64(tiny_model("qwen3"))
     heads = MedusaHeads.for_model(model, count=2)
     torch.manual_seed(0)
     for head in heads.parameters():

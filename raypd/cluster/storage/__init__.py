@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Changed", "Object", "StorageError", "absolute", "clean_temporary", "configure", "delete", "exists", "find",
     "folders", "is_folder", "is_remote", "join", "names", "open_file", "open_read", "put", "put_if", "put_new", "read",
-    "size", "stamp", "version", "walk",
+    "size", "temporary", "version", "walk",
 ]  # fmt: skip
 
 
@@ -144,14 +144,6 @@ def version(path: str) -> str:
     return local.version(path)
 
 
-def stamp(item: Object) -> str:
-    """What tells without another request, or reading it, that a listed file is as it was before. Raises OSError."""
-    if item.version is not None:
-        return item.version
-    found = local.local_path(item.path).stat()
-    return f"{found.st_size}-{found.st_mtime_ns}"
-
-
 def read(path: str) -> bytes:
     """A whole file. Raises FileNotFoundError, StorageError."""
     if is_remote(path):
@@ -232,6 +224,11 @@ def delete(path: str) -> None:
     return local.delete(path)
 
 
+def temporary(folder: str) -> list[str]:
+    """Paths of half-written files below a folder, of writers at work and of dead ones. None on S3."""
+    return [] if is_remote(folder) else local.temporary(folder)
+
+
 def clean_temporary(folder: str) -> int:
-    """Removes what writers that died left in a folder; how many. On S3 nothing half-written is ever there."""
+    """Removes what writers that died left below a folder; how many. On S3 nothing half-written is ever there."""
     return 0 if is_remote(folder) else local.clean_temporary(folder)

@@ -247,19 +247,22 @@ def _sync_folder(folder: str) -> None:
         os.close(handle)
 
 
+def temporary(folder: str) -> list[str]:
+    """Paths of half-written files below a folder, sorted."""
+    found = (os.path.join(at, name) for at, _, names in os.walk(local_path(folder)) for name in names)
+    return sorted(path for path in found if os.path.basename(path).startswith(TEMPORARY))
+
+
 def clean_temporary(folder: str) -> int:
-    """Removes what dead writers left in a folder (their process is gone, or the file is a day old); how many."""
-    try:
-        entries = [e for e in os.scandir(local_path(folder)) if e.name.startswith(TEMPORARY)]
-    except FileNotFoundError:
-        return 0
+    """Removes what dead writers left below a folder (their process is gone, or the file is a day old); how many."""
     removed = 0
-    for entry in entries:
-        host, _, rest = entry.name.removeprefix(TEMPORARY).rpartition("-")[0].rpartition("-")
-        dead = host == socket.gethostname() and rest.isdigit() and not os.path.exists(f"/proc/{rest}")
+    for path in temporary(folder):
+        name = os.path.basename(path).removeprefix(TEMPORARY)
+        host, _, process = name.rpartition("-")[0].rpartition("-")
+        dead = host == socket.gethostname() and process.isdigit() and not os.path.exists(f"/proc/{process}")
         with contextlib.suppress(FileNotFoundError):
-            if (dead and os.path.isdir("/proc")) or time.time() - entry.stat().st_mtime > _STALE_SECONDS:
-                os.unlink(entry.path)
+            if (dead and os.path.isdir("/proc")) or time.time() - os.stat(path).st_mtime > _STALE_SECONDS:
+                os.unlink(path)
                 removed += 1
     return removed
 

@@ -16,7 +16,7 @@ import torch
 
 from raypd.decoding.methods.apar import AparAnswer, Group, Sequence
 from raypd.decoding.methods.autoregressive import Prompt
-from raypd.decoding.methods.medusa import MedusaHeads, Tree, check_depth
+from raypd.decoding.methods.medusa import MedusaHeads, Tree, check_depth, guessing
 from raypd.decoding.program import Feed, Program
 from raypd.decoding.visibility import Reach
 
@@ -156,8 +156,10 @@ def apar_medusa(
             mine.guesses = []
             ask += 1 + count
         fed += len(tokens)
-        for mine, guesses in zip(going_on, heads.guess(states, tree, max_new_tokens - group.used - 1), strict=True):
-            mine.guesses = guesses
+        if going_on and group.used + 1 < max_new_tokens:
+            drafted = yield guessing(heads, states, tree)
+            for mine, guesses in zip(going_on, drafted.guesses, strict=True):
+                mine.guesses = guesses
 
     if decoded:
         cost.attended_tokens = attended / decoded

@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from raypd.decoding.methods.autoregressive import Continuation, Prompt
-from raypd.decoding.program import Feed, Program
+from raypd.decoding.program import Feed, Guess, Program
 from raypd.decoding.visibility import Reach
 
 # ------------------------------------------------------------------------------------------------------------- trees
@@ -167,14 +167,13 @@ class MedusaHeads(torch.nn.Module):
         return torch.stack([head(hidden) for head in self.heads])
 
     @torch.no_grad()
-    def guess(self, hidden: Sequence[torch.Tensor], tree: Tree, depth: int) -> list[list[int]]:
-        """For each last hidden state [hidden size] the guesses of a tree's nodes, down to `depth`."""
-        nodes = tree.size(depth)
-        if nodes == 0 or not hidden:
+    def guess(self, hidden: Sequence[torch.Tensor], tree: Tree) -> list[list[int]]:
+        """For each last hidden state [hidden size] the guesses of a tree's nodes."""
+        if not tree.paths or not hidden:
             return [[] for _ in hidden]
-        widest = 1 + max(tree.ranks[:nodes])
-        best = self(torch.stack(list(hidden))).topk(widest, dim=-1).indices.tolist()  # [heads][states][ranks]
-        return [[best[tree.depths[n] - 1][i][tree.ranks[n]] for n in range(nodes)] for i in range(len(hidden))]
+        best = self(torch.stack(list(hidden))).topk(1 + max(tree.ranks), dim=-1).indices.tolist()
+        nodes = list(zip(tree.depths, tree.ranks, strict=True))
+        return [[best[depth - 1][i][rank] for depth, rank in nodes] for i in range(len(hidden))]  # [heads][i][ranks]
 
 
 # ------------------------------------------------------------------------------------------------------------ method
@@ -243,8 +242,16 @@ def medusa(
         drop = [under + n for n in range(count) if n not in nodes]
         first = under + count
         text, at = answer.tokens[-1:], end + len(nodes)
-        left = max_new_tokens - len(answer.tokens)
-        guesses = heads.guess([predictions.hidden[asks[-1]]], tree, left - 1)[0]
+        wanted = tree.size(max_new_tokens - len(answer.tokens) - 1)  # deeper guesses could not be taken any more
+        guesses = []
+        if wanted:
+            drafted = yield guessing(heads, [predictions.hidden[asks[-1]]], tree)
+            guesses = drafted.guesses[0][:wanted]
+
+
+def guessing(heads: MedusaHeads, hidden: Sequence[torch.Tensor], tree: Tree) -> Feed:
+    """The feed that asks the heads for the guesses of a tree behind each hidden state."""
+    return Feed((), (), guess=Guess(heads, hidden, tree))
 
 
 def check_depth(tree: Tree, heads: MedusaHeads) -> None:

@@ -1,0 +1,216 @@
+"""Whole runs on real Ray whose input and output lie on a real S3 server, behind a proxy that fails calls."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from raypd.cluster import commit, pipeline, storage
+from raypd.config import RunConfig
+from raypd.errors import ConfigError, RunError
+from tests import fault_proxy, s3
+from tests.cluster import fakes
+from tests.fault_proxy import Faults, Proxy
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    """One Ray, whose workers inherit the credentials from this process's environment."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment().items():
+            patch.setenv(name, value)
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def proxy(s3_server: s3.Server) -> Iterator[Proxy]:
+    with fault_proxy.proxy(s3_server.url) as made:
+        yield made
+
+
+def config(bucket: str, endpoint: str, unit_documents: int = 10, **output: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "input": {"path": f"{bucket}/in/*/*", "text_columns": ["title"], "category_column": None},
+            "output": {"path": f"{bucket}/runs/one", **output},
+            "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
+            "engine": {"batch": 4},
+            "cluster": {"address": "local", "unit_documents": unit_documents, "max_workers": 1},
+            "storage": {"endpoint_url": endpoint, "read_timeout": 5},
+        }
+    )
+
+
+def fill(bucket: str, jsonl: int = 40, gz: int = 25, parquet: int = 35, title: str = "a") -> int:
+    """Input of three kinds in two folders, ids 0, 1, 2, ...; how many documents."""
+    rows = [{"id": str(i), "title": f"{title}"} for i in range(jsonl + gz + parquet)]
+    text = ["".join(json.dumps(r) + "\n" for r in part).encode() for part in (rows[:jsonl], rows[jsonl : jsonl + gz])]
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows[jsonl + gz :]), sink, row_group_size=8)
+    storage.put(f"{bucket}/in/text/a.jsonl", text[0])
+    storage.put(f"{bucket}/in/text/b.jsonl.gz", gzip.compress(text[1]))
+    storage.put(f"{bucket}/in/tables/c.parquet", sink.getvalue())
+    return len(rows)
+
+
+def ids(output: str) -> Counter[str]:
+    """How often each id stands in the output."""
+    found: Counter[str] = Counter()
+    for _, path in commit.objects(output):
+        with storage.open_file(path) as file:
+            found.update(pq.read_table(file)["id"].to_pylist())
+    return found
+
+
+def exactly_once(output: str, count: int) -> bool:
+    return ids(output) == Counter({str(i): 1 for i in range(count)})
+
+
+def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected, bucket, ray_here) -> None:
+    count = fill(bucket)
+    run = config(bucket, connected.url, partition={"date": "2026-11-20"})
+    made = pipeline.run_extract(run, build=fakes.build)
+    assert (made.documents, made.ok, made.units, made.units_planned) == (count, count, 11, 11)
+    assert exactly_once(run.output.path, count)
+
+    line = json.dumps({"id": str(count), "title": "new"}).encode()
+    storage.put(f"{bucket}/in/text/d.jsonl", line)
+    later = config(bucket, connected.url, partition={"date": "2026-11-21"})
+    assert pipeline.run_extract(later, build=fakes.build).units == 12
+    assert exactly_once(run.output.path, count + 1)
+    folder = f"{run.output.path}/units"
+    assert storage.folders(folder) == ["date=2026-11-20", "date=2026-11-21"]
+    assert len(storage.names(f"{folder}/date=2026-11-21")) == 1
+    unit = storage.names(f"{folder}/date=2026-11-21")[0].removesuffix(".parquet")
+    assert commit.read_summary(run.output.path, unit).documents == 1
+
+    def never(config, threads):
+        raise AssertionError("a worker was built")
+
+    again = pipeline.run_extract(later, build=never)
+    assert json.loads(storage.read(f"{run.output.path}/manifest.json"))["documents"] == again.documents == count + 1
+    assert again.output == run.output.path
+    with pytest.raises(ConfigError, match=r"one/?: holds the run of another configuration.*input\.id_column"):
+        pipeline.run_extract(RunConfig.model_validate(run.model_dump() | {
+            "input": run.input.model_dump() | {"id_column": None}}))  # fmt: skip
+
+    # As others read it: pyarrow through its own S3, with the partition as a column.
+    host = connected.url.removeprefix("http://")
+    files = pa.fs.S3FileSystem(
+        access_key=s3.KEY_ID, secret_key=s3.SECRET, endpoint_override=host, scheme="http", region="us-east-1"
+    )
+    table = ds.dataset(folder.removeprefix("s3://"), filesystem=files, format="parquet", partitioning="hive").to_table()
+    assert len(table) == count + 1
+    assert Counter(table["date"].to_pylist()) == {"2026-11-20": count, "2026-11-21": 1}
+
+
+def test_one_call_in_twenty_fails_and_bodies_are_cut(connected, bucket, proxy, ray_here) -> None:
+    count = fill(bucket)
+    proxy.faults = Faults(share=0.05, seed=11, latency=0.002)
+    run = config(bucket, proxy.url, unit_documents=3)
+    made = pipeline.run_extract(run, build=fakes.build)
+    proxy.faults = Faults()
+    assert (made.documents, made.failed) == (count, 0)
+    assert exactly_once(run.output.path, count)
+    assert proxy.failed.total() >= 3, proxy.failed
+    before = proxy.failed.total()
+    proxy.faults = Faults(share=0.5, kinds=("cut", "lost"), seed=5, only=lambda method, path: "/in/" in path)
+    storage.put(
+        f"{bucket}/in/text/e.jsonl", b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, b"t" * 9000) for i in range(99))
+    )
+    made = pipeline.run_extract(run, build=fakes.build)
+    proxy.faults = Faults()
+    assert made.documents == count + 99
+    assert ids(run.output.path) == Counter({**{str(i): 1 for i in range(count)}, **{f"x{i}": 1 for i in range(99)}})
+    assert proxy.failed.total() > before
+
+
+def test_an_object_replaced_after_the_plan_fails_its_units_and_no_others(
+    connected, bucket, ray_here, monkeypatch
+) -> None:
+    fill(bucket)
+    run = config(bucket, connected.url)
+    plan = pipeline.units.plan
+
+    def plan_then_replace(config: RunConfig) -> Any:
+        planned = plan(config)
+        storage.put(f"{bucket}/in/text/a.jsonl", json.dumps({"id": "other", "title": "other"}).encode() * 40)
+        return planned
+
+    monkeypatch.setattr(pipeline.units, "plan", plan_then_replace)
+    with pytest.raises(RunError, match=r"(?s)a.jsonl: has changed since it was planned.*7 of 11 units committed"):
+        pipeline.run_extract(run, build=fakes.build)
+    assert ids(run.output.path) == Counter({str(i): 1 for i in range(40, 100)})
+
+
+def start(run: RunConfig, folder: Path, **environment: str) -> subprocess.Popen[str]:
+    """A run with the fake engine in a process of its own."""
+    file = folder / "run.yaml"
+    file.write_text(run.model_dump_json())
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.cluster.run", str(file)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucket, proxy, tmp_path) -> None:
+    """All that a run prints, writes, logs and raises is searched for the secret that it signed its requests with."""
+    count = fill(bucket, title="sleep 0.05")
+    proxy.faults = Faults(share=0.05, seed=2)
+    run = config(bucket, proxy.url)
+    logs = Path("/tmp") / f"r{os.getpid()}"  # Ray's sockets need a short path
+    said = ""
+    try:
+        first = start(run, tmp_path, RAY_TMPDIR=str(logs))
+        end = time.monotonic() + 100
+        while len(commit.committed(run.output.path)) < 2:
+            assert time.monotonic() < end, "it did not commit in time"
+            assert first.poll() is None, first.communicate()
+            time.sleep(0.1)
+        first.send_signal(signal.SIGKILL)
+        said += "".join(first.communicate())
+        done = len(commit.committed(run.output.path))
+        assert 2 <= done < 11
+        second = start(run, tmp_path, RAY_TMPDIR=str(logs))
+        out, err = second.communicate(timeout=150)
+        assert second.returncode == 0, err
+        assert f"documents={count} ok={count} failed=0" in out
+        said += out + err
+        refused = start(run, tmp_path, RAY_TMPDIR=str(logs), AWS_SESSION_TOKEN="raypd-test-T0K3N-77")
+        said += "".join(refused.communicate(timeout=100))
+        proxy.faults = Faults()
+        assert exactly_once(run.output.path, count)
+        texts = {"output of the processes": said.encode()}
+        texts |= {item.path: storage.read(item.path) for item in storage.walk(f"{bucket}/runs")}
+        texts |= {str(path): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
+        assert len(texts) > 20
+        for where, text in texts.items():
+            for secret in (s3.SECRET, "raypd-test-T0K3N-77"):
+                assert secret.encode() not in text, where
+    finally:
+        subprocess.run(["rm", "-rf", str(logs)], check=False)
