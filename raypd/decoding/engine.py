@@ -26,6 +26,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from raypd.decoding.attention import sdpa
 from raypd.decoding.attention.step import Group, Span, Step
 from raypd.decoding.cache.pool import OutOfSlots, Pool
+from raypd.decoding.memory import TokenBudget, is_out_of_memory
 from raypd.decoding.program import Feed, Guess, Predictions, Program
 from raypd.decoding.row import POSITION, SEGMENT, STEP, TOKEN, Counts, Prefix, ProgramError, Row
 from raypd.decoding.sampling import GREEDY, Ask, Sampling, sample
@@ -58,8 +59,8 @@ class Engine:
     """Runs many programs over one model.
 
     batch: programs in decoding at the same time. token_budget: most tokens of one forward pass. cache_tokens: most
-    slots of the cache; None lets it grow. The model is switched to the engine's attention and must not be called
-    otherwise afterwards.
+    slots of the cache; None lets it grow. Budget and cache give way when the device runs out of memory. The model is
+    switched to the engine's attention and must not be called otherwise afterwards.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Engine:
         model.set_attn_implementation(sdpa.NAME)
         self.model = model.eval()
         self.device = next(model.parameters()).device
-        self.batch, self.token_budget = batch, token_budget
+        self.batch, self.budget = batch, TokenBudget(token_budget)
         self.pool = Pool(4096, cache_tokens, self.device)
         self.prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
         self.queue: deque[Row] = deque()
@@ -108,14 +109,48 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """One forward pass; returns the programs that ended with it."""
+        """One forward pass; returns the programs that ended with it.
+
+        A pass that the device has no memory for is undone, and the next ones are smaller.
+        """
         finished = list(self._admit())
         chunks = self._pack(finished)
-        if chunks:
-            logits, asked = self._forward(chunks)
-            self._answer(logits, asked)
-            finished += self._advance(chunks)
-        return finished
+        if not chunks:
+            return finished
+        reason = None
+        try:
+            self._answer(*self._forward(chunks))
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error)
+        # Here and not above: while the exception lives, so do the tensors of the pass that failed.
+        if reason is not None:
+            return finished + self._undo(chunks, reason)
+        self.budget.fitted()
+        return finished + list(self._advance(chunks))
+
+    def _undo(self, chunks: list[Chunk], reason: str) -> list[Finished]:
+        """Takes a pass back that ran out of memory. At the least budget, the program that holds most of it fails."""
+        for chunk in chunks:
+            chunk.row.unplace(chunk.tokens)
+        self.hidden = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.budget.too_much(sum(len(chunk.tokens) for chunk in chunks)):
+            return []
+        if self.budget.hopeless:
+            raise RuntimeError(f"not even the smallest steps fit the memory any more: {reason}")
+        largest = max((chunk.row for chunk in chunks), key=lambda row: len(row.owner) + row.base)
+        rows = [row for row in self.rows if row is largest]
+        if largest.tag is _PREFIX:  # whoever waits for it fails with it
+            rows = [row for row in self.rows if row.prefix is largest.prefix and row is not largest]
+            self.rows.remove(largest)
+            largest.release(self.pool)
+            self.prefixes = OrderedDict((k, p) for k, p in self.prefixes.items() if p is not largest.prefix)
+        for row in rows:
+            self.rows.remove(row)
+        return [self._end(row, ProgramError(f"out of memory, and no step is smaller: {reason}")) for row in rows]
 
     # ------------------------------------------------------------------------------------------------- admission
 
@@ -164,7 +199,7 @@ class Engine:
         waiting = {id(row): row.waiting() for row in ready}
         ready.sort(key=lambda row: (row.steps == 0 and row.tag is not _PREFIX, len(waiting[id(row)])))
         chunks: list[Chunk] = []
-        room = self.token_budget
+        room = self.budget.tokens
         for row in ready:
             tokens = waiting[id(row)][:room]
             if not len(tokens):
@@ -257,7 +292,7 @@ class Engine:
         asks = []
         for row, number in asked:
             assert row.feed is not None
-            draw = row.random.random() if row.sampling.temperature > 0 else 0.0
+            draw = row.draw(number) if row.sampling.temperature > 0 else 0.0
             allow = row.feed.allow[number] if row.feed.allow is not None else None
             asks.append(Ask(row.sampling, draw, allow))
         tokens, logprobs = sample(logits, asks)

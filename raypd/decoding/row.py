@@ -75,6 +75,7 @@ class Row:
     answers: dict[int, tuple[int, float]] = field(default_factory=dict)
     logits: dict[int, Any] = field(default_factory=dict)
     hidden: dict[int, Any] = field(default_factory=dict)
+    draws: dict[int, float] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
@@ -103,7 +104,7 @@ class Row:
             raise ProgramError(f"segments {segments.tolist()} of a feed must at least reach themselves")
         if self.base and (self.reach[segments, 0] == Reach.HIDDEN).any():
             raise ProgramError("a segment that does not reach segment 0 cannot be in a row with a shared prefix")
-        self.feed, self.answers, self.logits, self.hidden = feed, {}, {}, {}
+        self.feed, self.answers, self.logits, self.hidden, self.draws = feed, {}, {}, {}, {}
         self.size += new
 
     def _check(self, feed: Feed) -> None:
@@ -129,10 +130,18 @@ class Row:
             self.dropped = np.pad(self.dropped, (0, more))
 
     def _drop(self, own: int) -> None:
-        self.owner[self.place[own]] = GONE
-        self.holes.append(int(self.place[own]))
-        self.place[own] = GONE
         self.dropped[own] = True
+        self._vacate([own])
+
+    def unplace(self, tokens: np.ndarray) -> None:
+        """Takes `place_tokens` back, for tokens whose pass failed."""
+        self._vacate(tokens.tolist())
+
+    def _vacate(self, tokens: list[int]) -> None:
+        """The slots of own tokens become free."""
+        self.owner[self.place[tokens]] = GONE
+        self.holes += self.place[tokens].tolist()
+        self.place[tokens] = GONE
         while self.high and self.owner[self.high - 1] == GONE:
             self.high -= 1
         self.holes = [hole for hole in self.holes if hole < self.high]
@@ -155,6 +164,12 @@ class Row:
             [self.logits[n] for n in asks] if self.feed.want_logits else None,
             [self.hidden[n] for n in asks] if self.feed.want_hidden else None,
         )
+
+    def draw(self, number: int) -> float:
+        """The random number of an ask of the current feed: the same when a pass is done again."""
+        if number not in self.draws:
+            self.draws[number] = self.random.random()
+        return self.draws[number]
 
     # ------------------------------------------------------------------------------------------------ cache side
 

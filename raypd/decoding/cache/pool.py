@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from raypd.decoding.memory import is_out_of_memory
+
 
 class OutOfSlots(Exception):
     """No room in the pool now; rows that end make some."""
@@ -71,7 +73,12 @@ class Pool:
                 larger = min(larger, self.limit)
             if larger == self.regions.slots:
                 raise OutOfSlots(f"{length} slots wanted, {self.regions.free} of {self.regions.slots} free")
-            self._resize(larger)
+            try:
+                self._resize(larger)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                self.limit = self.regions.slots  # rows wait for each other from here on
         return start
 
     def give(self, start: int, length: int) -> None:
@@ -91,8 +98,11 @@ class Pool:
         self.values[layer].index_copy_(1, slots, value)
 
     def _resize(self, slots: int) -> None:
+        """More slots in every layer. Where memory ends half-way, layers that have them keep them unused."""
         for store in (self.keys, self.values):
             for layer, old in store.items():
-                store[layer] = old.new_zeros(old.shape[0], slots, old.shape[2])
-                store[layer][:, : old.shape[1]] = old
+                if old.shape[1] < slots:
+                    larger = old.new_zeros(old.shape[0], slots, old.shape[2])
+                    larger[:, : old.shape[1]] = old
+                    store[layer] = larger
         self.regions.enlarge(slots)

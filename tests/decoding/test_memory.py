@@ -1,0 +1,193 @@
+"""A device that runs out of memory: smaller steps, the same answers, and at the floor one program less."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from raypd.decoding.cache.pool import OutOfSlots, Pool
+from raypd.decoding.engine import Engine
+from raypd.decoding.memory import LEAST_TOKENS, TokenBudget, is_out_of_memory
+from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.medusa import MedusaHeads
+from raypd.decoding.row import ProgramError
+from raypd.decoding.sampling import Sampling
+from tests.decoding.test_exactness import INSTRUCTION, tokens_of
+from tests.decoding.test_properties import MODEL, check
+from tests.decoding.test_together import programs, said
+from tests.tiny import tiny_model
+
+
+def device(engine: Engine, fails: Callable[[int], bool], plain: bool = False) -> list[int]:
+    """Lets passes fail by their number of tokens, after all layers have written to the cache; the sizes that failed."""
+    failed: list[int] = []
+    tokens = [0]
+
+    def begins(module, inputs, keys) -> None:
+        tokens[0] = keys["input_ids"].shape[1]
+
+    def ends(module, inputs) -> None:
+        if fails(tokens[0]):
+            failed.append(tokens[0])
+            if plain:
+                raise RuntimeError("CUDA error: out of memory")
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    engine.model.register_forward_pre_hook(begins, with_kwargs=True)
+    engine.model.get_output_embeddings().register_forward_pre_hook(ends)
+    return failed
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_every_method_answers_as_on_a_device_with_room(plain: bool) -> None:
+    def model():
+        return tiny_model("qwen3").double()
+
+    heads = MedusaHeads.for_model(model(), count=2)
+    torch.manual_seed(0)
+    for head in heads.parameters():
+        torch.nn.init.normal_(head, std=0.3)
+    expected = Engine(model(), batch=16).run(programs(heads).values())
+    engine = Engine(model(), batch=16)
+    failed = device(engine, lambda tokens: tokens > 40, plain)
+    answers = engine.run(programs(heads).values())
+    assert [said(answer) for answer in answers] == [said(answer) for answer in expected]
+    assert len(failed) > 1
+    assert failed[0] > 80
+    assert engine.budget.tokens <= 40
+
+
+def test_sampled_answers_do_not_change_when_passes_fail_now_and_then() -> None:
+    rng = random.Random(1)
+    prompts = [Prompt(INSTRUCTION + tokens_of(rng, 3, 30), shared=len(INSTRUCTION)) for _ in range(8)]
+    warm = Sampling(1.0, 0, 1.0)
+
+    def run(engine: Engine):
+        never = lambda tokens: False  # noqa: E731
+        return engine.run((autoregressive(p, 20, never) for p in prompts), sampling=warm, seed=5)
+
+    expected = [answer.tokens for answer in run(Engine(tiny_model("llama").double(), batch=5))]
+    engine = Engine(tiny_model("llama").double(), batch=5)
+    unlucky = random.Random(2)
+    failed = device(engine, lambda tokens: tokens > LEAST_TOKENS and unlucky.random() < 0.5)
+    assert [answer.tokens for answer in run(engine)] == expected
+    assert failed
+
+
+def test_no_row_sees_another_when_passes_fail() -> None:
+    """Random programs that drop and move tokens, against a replay of each alone."""
+    for seed in range(6):
+        engine = Engine(MODEL, batch=4, token_budget=64)
+        unlucky = random.Random(seed)
+        step = engine._forward
+
+        def forward(chunks, step=step, unlucky=unlucky):
+            out = step(chunks)
+            if sum(len(c.tokens) for c in chunks) > LEAST_TOKENS and unlucky.random() < 0.3:
+                raise torch.OutOfMemoryError("out of memory")
+            return out
+
+        engine._forward = forward
+        check([100 * seed + n for n in range(6)], engine, edits=True)
+
+
+def test_at_the_floor_one_program_fails_and_the_others_do_not() -> None:
+    """One program's keys alone are too much for the device, however small the step."""
+    rng = random.Random(3)
+    never = lambda tokens: False  # noqa: E731
+    engine = Engine(tiny_model("llama"), batch=4)
+    small = [Prompt(tokens_of(rng, 20, 40)) for _ in range(4)]
+    large = Prompt(tokens_of(rng, 300, 300))
+    expected = [a.tokens for a in Engine(tiny_model("llama"), batch=4).run(autoregressive(p, 8, never) for p in small)]
+    device(engine, lambda tokens: any(row.size > 200 and row.high > 16 for row in engine.rows))
+    for number, prompt in enumerate([small[0], large, *small[1:]]):
+        engine.submit(autoregressive(prompt, 8, never), tag=number)
+    done = {}
+    while engine.pending:
+        done |= {ended.tag: ended for ended in engine.step()}
+    assert isinstance(done[1].error, ProgramError)
+    assert "out of memory, and no step is smaller" in str(done[1].error)
+    assert [done[n].answer.tokens for n in (0, 2, 3, 4)] == expected
+
+
+def test_a_shared_prefix_that_does_not_fit_fails_whoever_waits_for_it() -> None:
+    rng = random.Random(3)
+    never = lambda tokens: False  # noqa: E731
+    prefix = tokens_of(rng, 200, 200)
+    engine = Engine(tiny_model("llama"), batch=8)
+    device(engine, lambda tokens: any(row.size > 150 and row.cached < 190 for row in engine.rows))
+    for number in range(3):
+        engine.submit(autoregressive(Prompt([*prefix, 5 + number], shared=200), 4, never), tag=f"waits {number}")
+    engine.submit(autoregressive(Prompt([5, 6, 7]), 4, never), tag="other")
+    done = {}
+    while engine.pending:
+        done |= {ended.tag: ended.error for ended in engine.step()}
+    assert done.pop("other") is None
+    assert all(isinstance(error, ProgramError) for error in done.values())
+    assert len(done) == 3
+    assert not engine.prefixes
+
+
+def test_a_device_without_any_memory_ends_the_engine() -> None:
+    """Program after program would fail, and it is not their fault."""
+    engine = Engine(tiny_model("llama"), batch=8)
+    device(engine, lambda tokens: True)
+    for number in range(20):
+        engine.submit(autoregressive(Prompt([5, 6, number]), 4, lambda tokens: False), tag=number)
+    ended = [engine.step() for _ in range(4)]
+    assert [len(programs) for programs in ended] == [0, 1, 1, 1]
+    with pytest.raises(RuntimeError, match="not even the smallest steps"):
+        engine.step()
+
+
+def test_another_error_is_not_taken_for_it() -> None:
+    engine = Engine(tiny_model("llama"))
+    engine.submit(autoregressive(Prompt([5, 6]), 4, lambda tokens: False))
+
+    def broken(chunks):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    engine._forward = broken
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        engine.step()
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_the_budget_comes_back() -> None:
+    budget = TokenBudget(1000)
+    assert budget.too_much(900)
+    assert budget.tokens == 450
+    for _ in range(10_000):
+        budget.fitted()
+    assert budget.tokens == 1000
+    assert budget.too_much(40)
+    assert budget.tokens == 20
+    assert budget.too_much(20)
+    assert budget.tokens == LEAST_TOKENS
+    assert not budget.too_much(LEAST_TOKENS)
+
+
+def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(64, None, torch.device("cpu"))
+    for layer in range(3):
+        pool.write(layer, torch.tensor([1]), torch.ones(2, 1, 4), torch.ones(2, 1, 4))
+    pool.take(64)
+    grown = []
+    zeros = torch.Tensor.new_zeros
+
+    def new_zeros(self, *shape):
+        if len(grown) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        grown.append(shape)
+        return zeros(self, *shape)
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", new_zeros)
+    with pytest.raises(OutOfSlots):
+        pool.take(64)
+    assert pool.limit == 64
+    assert all(float(store[0, 1, 0]) == 1 for store in (*pool.keys.values(), *pool.values.values()))
+    pool.give(0, 64)
+    assert pool.take(64) == 0
