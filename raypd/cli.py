@@ -165,6 +165,49 @@ def errors(
         print(tree if as_json else findings.describe_errors(summary))
 
 
+@app.command()
+def estimate(
+    config: Annotated[str | None, typer.Argument(help="YAML of the run; not needed with --throughput")] = None,
+    overrides: Overrides = None,
+    sample: Annotated[int, typer.Option(min=2, help="Documents that are decoded to measure")] = 64,
+    minutes: Annotated[float | None, typer.Option(help="Most time for measuring")] = None,
+    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Do not measure autoregressive decoding")] = False,
+    run: Annotated[str | None, typer.Option("--from", metavar="RUN", help="Take an earlier run's figures")] = None,
+    throughput: Annotated[
+        list[str] | None, typer.Option(metavar="[GPU=]RATE", help="Documents/s of one GPU, in place of measuring")
+    ] = None,
+    baseline: Annotated[
+        list[str] | None, typer.Option(metavar="[GPU=]RATE", help="The same of autoregressive decoding")
+    ] = None,
+    documents: Annotated[float | None, typer.Option(min=1, help="Size of the corpus, in place of counting")] = None,
+    instance: Annotated[list[str] | None, typer.Option(help="Only these instance types")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Most nodes of the table")] = 8,
+    head: Annotated[str, typer.Option(help="Instance type of the head node, or none")] = "m7i.2xlarge",
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say what a run will take and cost, from a sample that is decoded, an earlier run, or given throughputs."""
+    from raypd.cluster import estimate_command
+
+    estimate_command.run(
+        load_config(config, overrides or []) if config is not None else None,
+        estimate_command.options(
+            sample=sample,
+            minutes=minutes,
+            baseline=not no_baseline,
+            run=run,
+            throughput=throughput,
+            baseline_throughput=baseline,
+            documents=documents,
+            instances=instance,
+            nodes=nodes,
+            head=head,
+        ),
+        as_json,
+        verbose,
+    )
+
+
 @config_app.command()
 def show(
     config: Annotated[str | None, typer.Argument(help="YAML of a run; none: the defaults")] = None,

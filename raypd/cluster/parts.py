@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from raypd.config import RunConfig
+from raypd.config import ModelConfig, RunConfig
 from raypd.errors import ModelError
 from raypd.tasks.base import Task
+
+if TYPE_CHECKING:
+    from raypd.models.load import LoadedModel
 
 
 class Engine(Protocol):
@@ -30,17 +34,20 @@ class Parts:
     sampling: Any
 
 
-def build(config: RunConfig, threads: int | None) -> Parts:
-    """Loads the model and makes engine and task. Raises ModelError, ConfigError."""
+def build(config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None = None) -> Parts:
+    """Loads the model and makes engine and task. Raises ModelError, ConfigError.
+
+    load: in place of `load_model`, for a caller that keeps models.
+    """
     if config.model.is_fake:
         from raypd.cluster import fake
 
         engine, task = fake.make(config)
         return Parts(engine, task, None)
-    return _build_real(config, threads)
+    return _build_real(config, threads, load)
 
 
-def _build_real(config: RunConfig, threads: int | None) -> Parts:
+def _build_real(config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None) -> Parts:
     import torch
 
     from raypd.decoding import engine as decoding
@@ -52,11 +59,12 @@ def _build_real(config: RunConfig, threads: int | None) -> Parts:
 
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = load_model(config.model)
+    load = load or load_model
+    loaded = load(config.model)
     sizes, sampling = config.engine, config.decoding.sampling
     engine: Engine
     if config.decoding.method == "speculative":
-        draft = load_model(config.model.model_copy(update={"name": config.decoding.draft_model, "adapter": None}))
+        draft = load(config.model.model_copy(update={"name": config.decoding.draft_model, "adapter": None}))
         try:
             pair = AssistedGenerator(loaded.model, draft.model, loaded.tokenizer, draft.tokenizer)
         except ValueError as error:

@@ -77,6 +77,7 @@ class DecodeWorker:
         self._in_engine = 0
         self._numbers = 0
         self._broken: str | None = None
+        self._closed = False
         self._task_lock = threading.Lock()  # tokenizers and tasks are not promised to be safe in threads
         self._unfit: str | None = None  # why this worker cannot work at all
         try:
@@ -183,6 +184,12 @@ class DecodeWorker:
         if not commit.commit(self.order.output, table, summary, partition):
             return commit.read_summary(self.order.output, unit.id)  # another attempt was first
         return summary
+
+    def close(self) -> None:
+        """Ends the engine's thread, which else holds the model as long as the process lives."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def _answer_all(self, job: _Job, documents: list[Document], attempt: Attempt) -> None:
         """Answers the documents: all at once, or group by group with a mark before each where a worker died of them."""
@@ -297,7 +304,9 @@ class DecodeWorker:
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._queue or engine.pending)
+                    self._changed.wait_for(lambda: self._closed or self._queue or engine.pending)
+                    if self._closed:
+                        return
                     taken = list(self._queue)
                     self._queue.clear()
                     self._in_engine += len(taken)
