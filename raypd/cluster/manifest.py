@@ -83,6 +83,8 @@ def claim(config: RunConfig, output: str) -> None:
     check(config, output)
     try:
         storage.put_new(path, _dump(mine))
+    except storage.StorageError as error:
+        raise ConfigError(f"output.path: {error}") from None
     except OSError as error:
         raise ConfigError(f"output.path {output}: cannot be written: {error}") from None
 
@@ -110,6 +112,8 @@ def check(config: RunConfig, output: str) -> None:
         if next(commit.objects(output), None) is not None:
             raise ConfigError(f"output.path {output}: has units but no run.json; give a new output.path") from None
         return
+    except storage.StorageError as error:
+        raise ConfigError(f"output.path: {error}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); give a new output.path") from None
     if found != config.fingerprint():

@@ -145,3 +145,17 @@ def test_nothing_is_tried_for_ever(proxy, bucket) -> None:
     with pytest.raises(storage.StorageError, match="broke off 6 times"):
         storage.read(f"{bucket}/x")
     assert proxy.calls["GET"] - before == 6
+
+
+def test_of_many_writers_at_once_one_wins(connected, bucket) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(6) as pool:
+        won = list(pool.map(lambda i: storage.put_new(f"{bucket}/x", b"%d" % i * 1000), range(6)))
+    assert won.count(True) == 1
+    assert storage.read(f"{bucket}/x") == b"%d" % won.index(True) * 1000
+    version = storage.version(f"{bucket}/x")
+    with ThreadPoolExecutor(6) as pool:
+        won = list(pool.map(lambda i: storage.put_if(f"{bucket}/x", b"%d" % i * 2000, version), range(6)))
+    assert won.count(True) == 1
+    assert storage.read(f"{bucket}/x") == b"%d" % won.index(True) * 2000

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from raypd.errors import RunError
+
 MAGIC = re.compile(r"[*?[]")
 
 
@@ -24,8 +26,11 @@ class Object:
     version: str | None = None
 
 
-class StorageError(OSError):
-    """A store refused, did not answer or is not what it should be; the text says where and what to do."""
+class StorageError(OSError, RunError):
+    """A store refused, did not answer or is not what it should be; the text says where and what to do.
+
+    An OSError for who reads and writes files, and an error that the command line prints without a traceback.
+    """
 
 
 class Changed(StorageError):

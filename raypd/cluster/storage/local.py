@@ -232,9 +232,11 @@ def _write_temporary(path: str, data: bytes) -> str:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException:  # a full disk must not be filled further by what is left over
+    except BaseException as error:  # a full disk must not be filled further by what is left over
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = path  # "No space left on device" alone does not say which
         raise
     return temporary
 

@@ -1,0 +1,303 @@
+"""What is sent to S3 and what becomes of its answers, for what the test server does not know: the SDK's requests are
+answered here, before they reach a network."""
+
+from __future__ import annotations
+
+import io
+import re
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+
+from raypd.cluster import storage
+from raypd.cluster.storage import s3, s3_client
+from raypd.config import StorageConfig
+from raypd.errors import InputError, UserError
+
+SECRET = "raypd-distinctive-s3cr3t"
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Raw(io.BytesIO):
+    """A body as urllib3 hands it out."""
+
+    def stream(self, amt: int = 1 << 16, decode_content: bool | None = None) -> Iterator[bytes]:
+        while chunk := self.read(amt):
+            yield chunk
+
+
+class Store:
+    """Answers requests with what a test gives it, and keeps them."""
+
+    def __init__(self) -> None:
+        self.requests: list[AWSPreparedRequest] = []
+        self.answer: Callable[[AWSPreparedRequest], Answer] = lambda request: (200, {"ETag": '"e"'}, b"")
+
+    def __call__(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
+        self.requests.append(request)
+        status, headers, body = self.answer(request)
+        for name, value in request.headers.items():
+            request.headers[name] = value.decode() if isinstance(value, bytes) else value
+        raw = Raw(b"" if request.method == "HEAD" else body)
+        return AWSResponse(request.url, status, {"Content-Length": str(len(body)), **headers}, raw)
+
+    def use(self, **settings: Any) -> None:
+        storage.configure(StorageConfig.model_validate({"max_attempts": 3, **settings}))
+        s3_client.client().meta.events.register_first("before-send.s3", self)
+
+    def header(self, name: str) -> list[str | None]:
+        return [request.headers.get(name) for request in self.requests]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Store]:
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "id"),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+        ("AWS_CONFIG_FILE", str(tmp_path / "none")),
+        ("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none")),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0)
+    monkeypatch.setattr("raypd.cluster.storage.s3.time.sleep", lambda seconds: None)
+    s3._probed.clear()
+    storage.configure(StorageConfig(max_attempts=9))  # a client of an earlier test is not taken again
+    made = Store()
+    made.use()
+    yield made
+    storage.configure(StorageConfig())
+
+
+def refusal(code: str, message: str = "", status: int = 403, **headers: str) -> Callable[[Any], Answer]:
+    text = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+    return lambda request: (status, headers, text)
+
+
+# ----------------------------------------------------------------------------------------------------- what is asked
+
+
+def everything() -> None:
+    storage.put_new("s3://bkt/a", b"x")
+    storage.put("s3://bkt/a", b"x" * (s3.MULTIPART_BYTES + 1))
+    storage.version("s3://bkt/a")
+    storage.read("s3://bkt/a")
+    list(storage.walk("s3://bkt/f"))
+
+
+def parts_and_lists(request: AWSPreparedRequest) -> Answer:
+    if request.method == "POST" and "uploads" in request.url:
+        return 200, {}, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+    if request.method == "POST":
+        return 200, {}, b'<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartUploadResult>'
+    if request.method == "GET" and "list-type" in request.url:
+        return 200, {}, b"<ListBucketResult></ListBucketResult>"
+    return 200, {"ETag": '"e"'}, b""
+
+
+def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: Store) -> None:
+    store.answer = parts_and_lists
+    store.use(sse="aws:kms", kms_key_id="arn:key", requester_pays=True)
+    everything()
+    assert store.header("x-amz-request-payer") == ["requester"] * len(store.requests)
+    writes = [r for r in store.requests if (r.method == "PUT" and "partNumber" not in r.url) or "?uploads" in r.url]
+    assert len(writes) == 2
+    assert [w.headers["x-amz-server-side-encryption"] for w in writes] == ["aws:kms"] * 2
+    assert [w.headers["x-amz-server-side-encryption-aws-kms-key-id"] for w in writes] == ["arn:key"] * 2
+    others = [r for r in store.requests if r not in writes]
+    assert not any("x-amz-server-side-encryption" in r.headers for r in others)
+    store.requests.clear()
+    store.use(sse="AES256")
+    storage.put("s3://bkt/a", b"x")
+    assert store.header("x-amz-server-side-encryption") == ["AES256"]
+    assert store.header("x-amz-request-payer") == [None]
+
+
+def test_anonymous_signs_nothing(store: Store) -> None:
+    store.answer = parts_and_lists
+    list(storage.walk("s3://bkt/f"))
+    store.use(anonymous=True)
+    list(storage.walk("s3://bkt/f"))
+    signed = store.header("Authorization")
+    assert signed[0] is not None
+    assert signed[1] is None
+
+
+def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
+    store.answer = parts_and_lists
+    for glob, prefix in (("p/part-*.jsonl", "p%2Fpart-"), ("p/*/x", "p%2F"), ("**", ""), ("p/a[1]", "p%2Fa")):
+        store.requests.clear()
+        with pytest.raises(InputError):
+            list(storage.find(f"s3://bkt/{glob}"))
+        assert re.search(r"[?&]prefix=([^&]*)", store.requests[-1].url)[1] == prefix
+
+
+# ------------------------------------------------------------------------------------------------ what is made of it
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (refusal("NoSuchBucket", "x", 404), "there is no bucket 'bkt'; check the name"),
+        (refusal("AccessDenied", "not you"), "forbidden: the credentials of the environment variables need s3:"),
+        (refusal("ExpiredToken", "too old", 400), "the credentials have expired: renew them; the same command resumes"),
+        (refusal("InvalidAccessKeyId"), "does not accept the credentials of the environment variables"),
+        (refusal("SignatureDoesNotMatch"), "does not accept the credentials"),
+        (refusal("RequestTimeTooSkewed"), "the clock of this machine is wrong"),
+        (
+            refusal("IllegalLocationConstraintException", "", 400, **{"x-amz-bucket-region": "eu-west-1"}),
+            "the bucket 'bkt' is in region eu-west-1: set storage.region=eu-west-1",
+        ),
+        (refusal("SlowDown", "less", 503), "the store is overloaded (SlowDown), still so at attempt 3"),
+        (refusal("InternalError", "oops", 500), "the store answered InternalError to s3:"),
+        (refusal("Odd", f"you sent {SECRET}", 400), "the store says: you sent ***"),
+    ],
+)
+def test_a_refusal_says_what_to_do(store: Store, answer: Callable[[Any], Answer], words: str) -> None:
+    store.answer = answer
+    for call in (
+        lambda: list(storage.find("s3://bkt/a")),
+        lambda: storage.read("s3://bkt/a"),
+        lambda: storage.put_new("s3://bkt/a", b""),
+        lambda: storage.open_file("s3://bkt/a", None, 10).read(),
+    ):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert words in str(caught.value)
+        assert str(caught.value).startswith("s3://bkt/a: ")
+        assert SECRET not in repr(caught.value) + str(caught.value)
+
+
+def test_a_bucket_in_another_region_is_followed_where_the_store_says_which(store: Store) -> None:
+    def redirect(request: AWSPreparedRequest) -> Answer:
+        if "eu-west-1" not in request.url:
+            return refusal("PermanentRedirect", "", 301, **{"x-amz-bucket-region": "eu-west-1"})(request)
+        return parts_and_lists(request)
+
+    store.answer = redirect
+    assert list(storage.walk("s3://bkt/f")) == []
+
+
+def test_a_head_that_gives_no_reason_is_looked_into(store: Store) -> None:
+    listing: dict[str, Answer] = {}
+
+    def answer(request: AWSPreparedRequest) -> Answer:
+        return listing["is"] if "list-type" in request.url else (403, {}, b"")
+
+    store.answer = answer
+    # With s3:ListBucket under a prefix alone, S3 calls a key that does not exist forbidden.
+    listing["is"] = (200, {}, b"<ListBucketResult></ListBucketResult>")
+    assert not storage.exists("s3://bkt/a")
+    with pytest.raises(FileNotFoundError):
+        storage.read("s3://bkt/a")
+    other = b"<ListBucketResult><Contents><Key>ab</Key><Size>1</Size></Contents></ListBucketResult>"
+    listing["is"] = (200, {}, other)
+    assert not storage.exists("s3://bkt/a")
+    listing["is"] = (200, {}, other.replace(b">ab<", b">a<"))
+    with pytest.raises(storage.StorageError, match=r"forbidden: .* need s3:GetObject"):
+        storage.exists("s3://bkt/a")
+    listing["is"] = refusal("ExpiredToken", "", 400)(None)
+    with pytest.raises(storage.StorageError, match="credentials have expired"):
+        storage.exists("s3://bkt/a")
+
+
+def test_no_credentials_and_no_such_profile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    storage.configure(StorageConfig())
+    with pytest.raises(InputError, match=r"s3://bkt/a: Unable to locate credentials: set AWS_ACCESS_KEY_ID"):
+        list(storage.find("s3://bkt/a"))
+    storage.configure(StorageConfig(profile="nightly"))
+    with pytest.raises(InputError, match=r"profile \(nightly\) could not be found; it is storage.profile"):
+        list(storage.find("s3://bkt/a"))
+
+
+# -------------------------------------------------------------------------------------------------- conditional writes
+
+
+def test_a_conflict_with_a_write_in_progress_is_tried_again(store: Store) -> None:
+    answers = [refusal("ConditionalRequestConflict", "", 409)] * 2 + [lambda request: (200, {"ETag": '"e"'}, b"")]
+    store.answer = lambda request: answers.pop(0)(request)
+    assert storage.put_new("s3://bkt/a", b"x")
+    store.answer = refusal("ConditionalRequestConflict", "", 409)
+    with pytest.raises(storage.StorageError, match="ConditionalRequestConflict"):
+        storage.put_new("s3://bkt/a", b"x")
+
+
+@pytest.mark.parametrize("kind", ["ignores", "refuses"])
+def test_a_store_without_conditional_writes_is_told_once(store: Store, kind: str, caplog, tmp_path) -> None:
+    objects: dict[str, bytes] = {}
+
+    def answer(request: AWSPreparedRequest) -> Answer:
+        path = request.url.split("?")[0]
+        if request.method == "PUT":
+            if kind == "refuses" and "If-None-Match" in request.headers:
+                return refusal("NotImplemented", "", 501)(request)
+            objects[path] = request.body if isinstance(request.body, bytes) else b"".join(request.body)
+            return 200, {"ETag": '"e"'}, b""
+        if request.method == "DELETE":
+            objects.pop(path, None)
+            return 204, {}, b""
+        return (200, {"ETag": '"e"'}, b"1") if path in objects else (404, {}, b"")
+
+    store.answer = answer
+    store.use(endpoint_url="http://store.example:9000")
+    assert storage.put_new("s3://bkt/run/a", b"1")
+    assert not storage.put_new("s3://bkt/run/a", b"2")
+    assert storage.put_new("s3://bkt/run/b", b"3")
+    assert list(objects.values()) == [b"1", b"3"]
+    said = [r.getMessage() for r in caplog.records if r.name == "raypd.storage"]
+    assert said == [
+        "raypd: the store at http://store.example:9000 does not know conditional writes (If-None-Match): two runs at "
+        "once into one folder can write a unit twice, though never tear one"
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------- listing
+
+
+def test_a_long_listing_takes_the_memory_of_a_page(store: Store) -> None:
+    """Ten times the keys, the same peak."""
+
+    def pages(count: int) -> Callable[[AWSPreparedRequest], Answer]:
+        def answer(request: AWSPreparedRequest) -> Answer:
+            token = re.search(r"continuation-token=(\d+)", request.url)
+            begin = int(token[1]) if token else 0
+            if "max-keys=1&" in request.url or request.url.endswith("max-keys=1"):
+                return 200, {}, b"<ListBucketResult></ListBucketResult>"
+            entries = "".join(
+                f"<Contents><Key>in/part-{i:09d}.jsonl</Key><Size>{i}</Size><ETag>&quot;{i:032x}&quot;</ETag></Contents>"
+                for i in range(begin, begin + 1000)
+            )
+            more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{begin + 1000}</NextContinuationToken>"
+            return (
+                200,
+                {},
+                f"<ListBucketResult>{more if begin + 1000 < count else ''}{entries}</ListBucketResult>".encode(),
+            )
+
+        return answer
+
+    def peak(count: int) -> int:
+        store.answer = pages(count)
+        tracemalloc.start()
+        total = 0
+        for i, item in enumerate(storage.find("s3://bkt/in/*.jsonl")):
+            assert (item.size, item.version) == (i, f"{i:032x}")
+            total += 1
+            store.requests.clear()
+        assert total == count
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    peak(1000)
+    small, large = peak(3000), peak(30_000)
+    assert large < small + 1_000_000, (small, large)

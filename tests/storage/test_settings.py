@@ -1,0 +1,75 @@
+"""The section `storage`: what it takes, and that no secret gets in, or out again through an error."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from raypd.config import RunConfig, StorageConfig
+from raypd.config_file import load_config, make_config
+from raypd.errors import ConfigError
+
+SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
+RUN = {
+    "input": {"path": "s3://bkt/in"},
+    "output": {"path": "s3://bkt/out"},
+    "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
+}
+
+
+@pytest.mark.parametrize(
+    "key", ["access_key", "aws_secret_access_key", "secret", "session_token", "password", "credentials"]
+)
+def test_credentials_are_refused_by_name_and_not_repeated(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"storage:\n  region: eu-west-1\n  {key}: {SECRET}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, [f"{k}={v}" for k, v in (("input.path", "s3://b/i"), ("output.path", "s3://b/o"))])
+    assert f"{key}: no credentials in a configuration: set AWS_ACCESS_KEY_ID" in str(caught.value)
+    with pytest.raises(ConfigError) as given:
+        make_config(RUN, [f"storage.{key}={SECRET}"])
+    with pytest.raises(ValidationError) as raw:
+        RunConfig.model_validate({**RUN, "storage": {key: SECRET}})
+    assert not any(SECRET in str(error.value) for error in (caught, given, raw))
+
+
+@pytest.mark.parametrize("uri", [f"s3://AKIAEXAMPLE:{SECRET}@bkt/in", f"s3://AKIAEXAMPLE:ab/{SECRET}@bkt/in"])
+@pytest.mark.parametrize("key", ["input.path", "output.path"])
+def test_credentials_in_a_uri_are_refused_and_not_repeated(uri: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}.*a URI must hold no credentials") as caught:
+        make_config(RUN, [f"{key}={uri}"])
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("endpoint_url", f"http://me:{SECRET}@host:9000", "a URI must hold no credentials"),
+        ("endpoint_url", "host:9000", "write http://host:port"),
+        ("kms_key_id", "k", "kms_key_id needs sse aws:kms"),
+        ("sse", "kms", "'AES256' or 'aws:kms'"),
+        ("max_attempts", 0, "greater than or equal to 1"),
+        ("endpoint", "x", "did you mean 'endpoint_url'"),
+    ],
+)
+def test_wrong_settings_are_explained(key: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config(RUN, [f"storage.{key}={value}"])
+    assert message in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_keys_with_at_signs_and_colons_are_keys() -> None:
+    config = make_config(RUN, ["input.path=s3://bkt/2026-11-21T10:00/me@example.org"])
+    assert config.input.path == "s3://bkt/2026-11-21T10:00/me@example.org"
+
+
+def test_settings_reach_workers_and_are_no_part_of_the_fingerprint() -> None:
+    config = make_config(RUN, ["storage.endpoint_url=http://host:9000", "storage.requester_pays=true"])
+    assert pickle.loads(pickle.dumps(config)).storage == config.storage
+    assert config.fingerprint() == make_config(RUN).fingerprint()
+    assert config.fingerprint() == make_config(RUN, ["output.partition={date: 2026-11-21}"]).fingerprint()
+    assert StorageConfig().endpoint_url is None
