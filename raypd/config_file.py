@@ -7,6 +7,7 @@ folder.
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,9 @@ class _Yaml:
                 self._number(value, (*at, i))
 
     def where(self, key: tuple[str | int, ...]) -> str:
-        """`file:line` of a key, or of the nearest key above it that stands in the file."""
+        """`file:line` of a key, or of the nearest key above it that stands in the file; "" without a file."""
         if self.path is None:
-            return "configuration"
+            return ""
         while key and key not in self.lines:
             key = key[:-1]
         return f"{self.path}:{self.lines[key]}" if key else str(self.path)
@@ -180,7 +181,7 @@ def _explain(error: ValidationError, source: _Yaml) -> str:
     for item in error.errors():
         at = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
         keys, at = at, tuple(part for i, part in enumerate(at) if not (i == 1 and at[0] == "task" and part in KINDS))
-        key = ".".join(map(str, at)) or "configuration"
+        key = ".".join(map(str, at))
         if item["type"] == "extra_forbidden":
             near = difflib.get_close_matches(str(at[-1]), _keys_of(keys[:-1]), 1, cutoff=0.5)
             what = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "; `raypd config show` lists all keys")
@@ -188,7 +189,11 @@ def _explain(error: ValidationError, source: _Yaml) -> str:
             what = "missing"
         else:
             what = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "literal_error":
+                choices = re.findall("'([^']*)'", item["ctx"]["expected"])
+                near = difflib.get_close_matches(str(item["input"]), choices, 1)
+                what = (f"did you mean {near[0]!r}? " if near else "") + "choose from " + ", ".join(choices)
             if item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
                 what += f" (it is {item['input']!r})"
-        lines.append(f"{source.where(at)}: {key}: {what}")
+        lines.append(": ".join(part for part in (source.where(at), key, what) if part))
     return "\n".join(lines)

@@ -70,9 +70,11 @@ def run_extract(
 
         build = worker.build
         if not config.model.is_fake:
+            from raypd.models.check_method import check_method
             from raypd.models.load import check_model_config
 
             check_model_config(config.model)
+            check_method(config)
     manifest.claim(config, output)
     storage.clean_temporary(commit.units_folder(output))
     own = manifest.Session(output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -30,6 +31,21 @@ def save_heads(heads: MedusaHeads, folder: str | Path) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
+def read_sizes(folder: str | Path) -> dict[str, Any]:
+    """What `save_heads` wrote to config.json. Raises ModelError where there are no heads."""
+    folder = Path(folder)
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise ModelError(f"decoding.heads {folder}: no Medusa heads there: {name} is missing")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"decoding.heads {folder}: config.json cannot be read: {error}") from None
+    if not isinstance(config, dict) or "heads" not in config:
+        raise ModelError(f"decoding.heads {folder}: no Medusa heads there: config.json is that of something else")
+    return config
+
+
 def load_heads(
     folder: str | Path, model: PreTrainedModel | None = None, dtype: torch.dtype | None = None
 ) -> MedusaHeads:
@@ -39,12 +55,7 @@ def load_heads(
     they do not fit the model.
     """
     folder = Path(folder)
-    for name in ("config.json", "model.safetensors"):
-        if not (folder / name).is_file():
-            raise ModelError(f"{folder}: no Medusa heads there: {name} is missing")
-    config = json.loads((folder / "config.json").read_text())
-    if "heads" not in config:
-        raise ModelError(f"{folder}: no Medusa heads there: config.json is that of something else")
+    config = read_sizes(folder)
     heads = MedusaHeads(
         config["heads"],
         config["layers"],

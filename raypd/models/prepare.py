@@ -15,6 +15,7 @@ from raypd.config import ModelConfig
 from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.errors import ModelError
 from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
+from raypd.models.embedded import quiet
 from raypd.models.load import LoadedModel, load_model
 from raypd.models.medusa_heads import save_heads
 from raypd.models.source import find_source, read_config
@@ -34,7 +35,8 @@ def add_tokens(name: str, output: str, methods: Sequence[str], seed: int = 0) ->
         for method in methods:
             added = add_control_tokens(loaded.model, loaded.tokenizer, method, seed)
             ids |= zip(CONTROL_TOKENS[method], added, strict=True)
-        loaded.model.save_pretrained(folder)
+        with quiet():
+            loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
     return ids
 

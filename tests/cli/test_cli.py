@@ -54,6 +54,7 @@ def raypd(folder: Path, *words: str, script: str | None = None) -> subprocess.Co
         (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
         (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
         (["run.yaml", "input.text_columns=[titel]"], "a.jsonl: no column 'titel'"),
+        (["run.yaml", "decoding.method=hyper_paralel"], "decoding.method: did you mean 'hyper_parallel'? choose from"),
         (["run.yaml", "decoding.max_value_tokens=0"], "decoding.max_value_tokens: Input should be greater"),
         (["run.yaml", "output.path=run.yaml"], "run.yaml: is a file; give a folder"),
         (["run.yaml", "input.path=gs://b/a.jsonl"], "gs:// is not a storage"),

@@ -1,0 +1,44 @@
+"""What a decoding method needs of its model, seen before any weights are loaded or a worker starts."""
+
+from __future__ import annotations
+
+from raypd.config import ModelConfig, RunConfig
+from raypd.errors import ModelError
+from raypd.models.control_tokens import CHILD, FORK, MASK, control_token
+from raypd.models.load import check_model_config, load_tokenizer
+from raypd.models.medusa_heads import read_sizes
+from raypd.models.source import find_source, read_config
+
+
+def check_method(config: RunConfig) -> None:
+    """Raises ModelError where the model lacks control tokens, or heads or a draft model are missing or do not fit."""
+    decoding, model = config.decoding, config.model
+    control = {"apar": (FORK, CHILD), "apar_medusa": (FORK, CHILD), "space": (MASK,) if decoding.mask_tokens else ()}
+    if names := control.get(decoding.method, ()):
+        tokenizer = load_tokenizer(model)
+        for name in names:
+            control_token(tokenizer, name, model.name)
+    if decoding.method in ("medusa", "apar_medusa"):
+        sizes = read_sizes(str(decoding.heads))
+        hidden, vocabulary = _sizes(model)
+        if (sizes["hidden_size"], sizes["vocabulary"]) != (hidden, vocabulary):
+            raise ModelError(
+                f"decoding.heads {decoding.heads}: made for {sizes['base_model'] or 'another model'}, with hidden size "
+                f"{sizes['hidden_size']} and vocabulary {sizes['vocabulary']}; {model.name!r} has {hidden} and "
+                f"{vocabulary}: `raypd model add-heads {model.name} FOLDER` writes heads that fit"
+            )
+    if decoding.method == "speculative":
+        draft = model.model_copy(update={"name": str(decoding.draft_model), "adapter": None})
+        check_model_config(draft, machine=False)
+        ours, theirs = _sizes(model)[1], _sizes(draft)[1]
+        if ours != theirs:
+            raise ModelError(
+                f"decoding.draft_model {decoding.draft_model}: has a vocabulary of {theirs} tokens and {model.name!r} "
+                f"one of {ours}: both must share a tokenizer; choose a smaller model of the same family"
+            )
+
+
+def _sizes(model: ModelConfig) -> tuple[int, int]:
+    """(hidden size, vocabulary) by config.json."""
+    text = read_config(find_source(model)).get_text_config()
+    return int(text.hidden_size), int(text.vocab_size)

@@ -1,0 +1,74 @@
+"""What a method needs of its model is found missing before any work: by the driver, from files alone."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from raypd.cli import app
+from raypd.config import RunConfig
+from raypd.errors import ModelError
+from raypd.models.check_method import check_method
+from raypd.models.prepare import add_heads, add_tokens
+from tests.tiny import save_tiny
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A model, the same with control tokens, and heads for the first."""
+    folder = tmp_path_factory.mktemp("models")
+    save_tiny(folder / "plain")
+    add_tokens(str(folder / "plain"), str(folder / "control"), ["apar", "space"])
+    add_heads(str(folder / "plain"), str(folder / "heads"), 2, 1)
+    return folder
+
+
+def check(folders, method, model="plain", **decoding):
+    tree = {
+        "input": {"path": "x"},
+        "output": {"path": "o"},
+        "task": {"kind": "generation"},
+        "model": {"name": str(folders / model)},
+        "decoding": {"method": method, **decoding},
+    }
+    check_method(RunConfig.model_validate(tree))
+
+
+def test_what_fits_passes(folders):
+    for method in ("autoregressive", "pasta", "skeleton_of_thought"):
+        check(folders, method)
+    for method in ("apar", "space"):
+        check(folders, method, "control")
+    check(folders, "space", mask_tokens=0)
+    check(folders, "medusa", heads=str(folders / "heads"))
+    check(folders, "speculative", draft_model=str(folders / "plain"))
+
+
+@pytest.mark.parametrize(
+    ("method", "decoding", "words"),
+    [
+        ("apar", {}, r"no control token \[Fork\].*raypd model add-tokens .* --for apar"),
+        ("space", {}, r"no control token \[Mask\].*raypd model add-tokens .* --for space"),
+        ("medusa", {"heads": "nowhere"}, "decoding.heads nowhere: no Medusa heads there"),
+        ("medusa", {"heads": "plain"}, "no Medusa heads there: config.json is that of something else"),
+        ("speculative", {"draft_model": "nowhere/"}, "no folder"),
+        ("speculative", {"draft_model": "control"}, "vocabulary of 259 tokens .* one of 256"),
+    ],
+)
+def test_what_is_missing_is_named(folders, method, decoding, words):
+    places = {key: str(folders / name) if (folders / name).exists() else name for key, name in decoding.items()}
+    with pytest.raises(ModelError, match=words):
+        check(folders, method, **places)
+
+
+def test_heads_of_another_model(folders):
+    with pytest.raises(ModelError, match=r"hidden size 64 and vocabulary 256; .*control' has 64 and 259: `raypd model"):
+        check(folders, "apar_medusa", "control", heads=str(folders / "heads"))
+
+
+def test_the_command_refuses_before_it_starts_anything(folders, tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"id": 1, "prompt": "Hi"}\n')
+    words = ["generate", str(tmp_path / "in.jsonl"), "-m", "apar", "--model", str(folders / "plain")]
+    with pytest.raises(ModelError, match="add-tokens"):
+        CliRunner().invoke(app, [*words, "-o", str(tmp_path / "out")], catch_exceptions=False)
+    assert not (tmp_path / "out").exists()
