@@ -208,6 +208,38 @@ def estimate(
     )
 
 
+@app.command()
+def tune(
+    config: Annotated[str, typer.Argument(help="YAML of the run; it is not written to")],
+    overrides: Overrides = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Where the new YAML goes; none: CONFIG.tuned.yaml beside it")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=2, help="Documents that every setting is measured on")] = 32,
+    minutes: Annotated[float | None, typer.Option(help="Most time for measuring")] = None,
+    budget_usd: Annotated[float | None, typer.Option(help="Most money for it, at the price of one node")] = None,
+    agreement: Annotated[float, typer.Option(help="Least share of values as autoregressive decoding gives them")] = 0.9,
+    instance: Annotated[str | None, typer.Option(help="Instance type whose price counts")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what was measured before")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure settings on a sample and write the cheapest configuration that still answers alike."""
+    from raypd.cluster import tune_command
+
+    tune_command.run(
+        config,
+        overrides or [],
+        output=output,
+        sample=sample,
+        minutes=minutes,
+        budget_usd=budget_usd,
+        agreement=agreement,
+        instance=instance,
+        fresh=fresh,
+        verbose=verbose,
+    )
+
+
 @config_app.command()
 def show(
     config: Annotated[str | None, typer.Argument(help="YAML of a run; none: the defaults")] = None,

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from raypd.cluster import session
-from raypd.cluster.measuring import Bench, Measured
+from raypd.cluster.measuring import Bench, Facts, Measured
 from raypd.config import RunConfig
 from raypd.errors import RunError, UserError
 
@@ -78,6 +78,17 @@ class Workbench:
             raise RunError(f"no worker of the cluster has started within {_WAIT_SECONDS / 60:.0f} minutes") from None
         except ray.exceptions.RayError as error:
             raise RunError(f"the worker to measure on does not start: {error}") from None
+
+    def facts(self, config: RunConfig) -> Facts:
+        """What its machine is. Raises what `Bench.facts` raises."""
+        import ray
+
+        try:
+            return ray.get(self._actor.facts.remote(config))
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise error.cause from None
+            raise RunError(f"the worker to measure on: {error.cause}") from None
 
     def measure(
         self, config: RunConfig, documents: Sequence[Document], limit: float | None = None, label: str = "measure"

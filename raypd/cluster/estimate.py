@@ -349,9 +349,10 @@ def assemble(
     for speed in ours:
         theirs = next((one for one in baseline if one.gpu == speed.gpu), None)
         kinds = _with_gpu(speed.gpu, options, cost, notes) if speed.gpu is not None else []
-        here = not kinds and speed.machine is not None
-        for machines in _here(config, speed, cost) if here else kinds:
-            nodes = [1] if here else _nodes(options.nodes)
+        nodes = _nodes(options.nodes)
+        if not kinds and speed.machine is not None and config is not None:
+            kinds, nodes = [here(config, speed.machine)], [1]
+        for machines in kinds:
             bills = [estimation.bill(documents, speed, machines, count, around) for count in nodes]
             gain = estimation.saved(documents, speed, theirs, machines) if theirs is not None else None
             rows.append(Row(machines, speed, theirs, bills, gain))
@@ -364,6 +365,12 @@ def assemble(
             if kind not in held and instance.gpu not in held:
                 missing.setdefault(instance.gpu, []).append(name)
     return Estimate(documents, list(ours), list(baseline), rows, missing, startup_seconds, notes)
+
+
+def has_gpu(instance_type: str, gpu: str) -> bool:
+    """Whether a known instance type has the GPU of this name."""
+    instance = pricing.INSTANCES[instance_type]
+    return gpu in (instance.gpu, gpu_kind(instance.gpu, instance.gpu_memory_gib))
 
 
 def _nodes(most: int) -> list[int]:
@@ -387,15 +394,15 @@ def instance_gpu(name: str, memory_gib: float) -> str | None:
     return None
 
 
-def _here(config: RunConfig | None, speed: Speed, cost: CostConfig) -> list[Machines]:
-    """The machine that was measured, where it is no instance type with a GPU: with the workers that the run would have.
+def here(config: RunConfig, machine: str) -> Machines:
+    """The machine that was measured, with the workers that the run would have on it; its price by the configuration.
 
     Raises ConfigError where cost.instance_type has no known price.
     """
+    cost = config.cost
     price = pricing.price(cost.instance_type, None, None, cost)
-    name = cost.instance_type or f"this machine ({speed.machine})"
-    workers = config.cluster.max_workers if config is not None else 1
-    return [Machines(name, workers, price.usd_per_hour, price.source, cost.market or "local")]
+    name = cost.instance_type or f"this machine ({machine})"
+    return Machines(name, config.cluster.max_workers, price.usd_per_hour, price.source, cost.market or "local")
 
 
 def _with_gpu(gpu: str, options: Options, cost: CostConfig, notes: list[str]) -> list[Machines]:
@@ -405,7 +412,7 @@ def _with_gpu(gpu: str, options: Options, cost: CostConfig, notes: list[str]) ->
     if options.head != "none" and cost.bill_head:
         head = pricing.price(options.head, None, "on-demand", cost, known=known).usd_per_hour
     for name, instance in pricing.INSTANCES.items():
-        if gpu not in (instance.gpu, gpu_kind(instance.gpu, instance.gpu_memory_gib)):
+        if not has_gpu(name, gpu):
             continue
         if options.instances and name not in options.instances:
             continue

@@ -83,7 +83,7 @@ def _nodes(rows: list[Row]) -> Table:
     """Hours and whole bill by the number of nodes."""
     table = _plain()
     table.add_column("hours, whole bill", overflow="fold", min_width=13)
-    table.add_column("GPU-hours", justify="right")
+    table.add_column("GPU-hours" if all(row.ours.gpu for row in rows) else "worker-hours", justify="right")
     counts = sorted({bill.nodes for row in rows for bill in row.bills})
     for count in counts:
         table.add_column(f"{count} node{'' if count == 1 else 's'}", justify="right")

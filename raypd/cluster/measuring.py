@@ -11,6 +11,7 @@ A document's seconds are its shares of the passes that it took part in, by its t
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import os
 import platform
@@ -18,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from raypd.cluster import manifest, sampling, units
@@ -57,6 +58,21 @@ class Measured:
         return self.documents / self.seconds if self.seconds > 0 else 0.0
 
 
+@dataclass
+class Facts:
+    """A worker's machine. gpu: its name, None on a CPU. dtype: of the configuration's weights there, "" without any.
+
+    fast_dtypes, quantizations: of weights that are worth a try on it.
+    """
+
+    gpu: str | None
+    gpu_memory_gib: float
+    machine: str
+    dtype: str = ""
+    fast_dtypes: list[str] = field(default_factory=list)
+    quantizations: list[str] = field(default_factory=list)
+
+
 class Bench:
     """Measures configurations one after the other, and keeps the last model that it loaded. Also as a Ray actor."""
 
@@ -72,6 +88,21 @@ class Bench:
     def ready(self) -> bool:
         """Answers once the process stands."""
         return True
+
+    def facts(self, config: RunConfig) -> Facts:
+        """What this machine is. Raises ModelError where it has not the device of the configuration."""
+        machine = this_machine(config)
+        if config.model.is_fake:
+            return Facts(*machine)
+        from raypd.models.load import resolve_device, resolve_dtype
+
+        device = resolve_device(config.model.device)
+        dtype = str(resolve_dtype(config.model.dtype, device)).removeprefix("torch.")
+        best = str(resolve_dtype("auto", device)).removeprefix("torch.")
+        if device.type != "cuda":  # bitsandbytes runs on a CPU, and slowly
+            return Facts(*machine, dtype, ["float32", *([best] if best != "float32" else [])])
+        there = importlib.util.find_spec("bitsandbytes") is not None
+        return Facts(*machine, dtype, [best, "float16"], ["int8", "nf4"] if there else [])
 
     def progress(self) -> tuple[int, int]:
         """(documents done, documents to do) of the measurement in hand."""

@@ -1,0 +1,20 @@
+"""Find the cheapest settings of a run: python jobs/tune.py CONFIG [key=value ...] [--minutes N] ...
+
+As a job of a cluster it measures on a worker of it: ray job submit --working-dir . -- python jobs/tune.py CONFIG \
+--output /shared/tuned.yaml
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without an installation
+
+import typer
+
+from raypd.cli import report_errors, tune
+
+if __name__ == "__main__":
+    with report_errors():
+        typer.run(tune)
