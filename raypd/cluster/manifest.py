@@ -1,7 +1,6 @@
 """The records of a run beside its rows: run.json at the start, one file a session, manifest.json at the end.
 
 <output>/run.json: the configuration and its fingerprint; an output folder belongs to one fingerprint.
-<output>/sessions/<id>.json: when each session (first run, resumptions) began and how it ended.
 <output>/manifest.json: totals over all committed units, read from their objects and not from memory.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 import json
 import platform
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -137,27 +135,6 @@ def _differences(old: Any, new: Any, at: str = "") -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- sessions
-
-
-class Session:
-    """One run of the command on an output folder."""
-
-    def __init__(self, output: str) -> None:
-        self.began = time.time()
-        stamp = datetime.fromtimestamp(self.began, UTC).strftime("%Y%m%dT%H%M%S")
-        self.id = f"{stamp}-{uuid.uuid4().hex[:6]}"
-        self._path = storage.join(output, "sessions", f"{self.id}.json")
-        self._clock = time.monotonic()
-        self._write(None, None)
-
-    def end(self, how: str) -> None:
-        """how: complete, interrupted or failed."""
-        self._write(round(time.monotonic() - self._clock, 3), how)
-
-    def _write(self, seconds: float | None, how: str | None) -> None:
-        ended = None if seconds is None else self.began + seconds
-        tree = {"id": self.id, "began": self.began, "ended": ended, "seconds": seconds, "how": how}
-        storage.put(self._path, _dump(tree))
 
 
 def _sessions(output: str) -> list[dict[str, Any]]:

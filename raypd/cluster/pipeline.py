@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raypd.cluster import commit, manifest, progress, session, storage, units
+from raypd.cluster import commit, holding, manifest, progress, session, storage, units
 from raypd.cluster.manifest import Manifest
 from raypd.cluster.units import Unit
 from raypd.config import RunConfig
@@ -76,8 +76,10 @@ def run_extract(
             check_model_config(config.model)
             check_method(config)
     manifest.claim(config, output)
+    own = holding.Session(output, _say)
+    if own.took_over:  # and that one may have gone on while this one looked
+        done = commit.committed(output)
     storage.clean_temporary(commit.units_folder(output))
-    own = manifest.Session(output)
     run = _Run(config, output, planned, done, own, verbose, build)
     how = "failed"
     try:
@@ -146,7 +148,7 @@ class _Run:
         output: str,
         planned: list[Unit],
         done: set[str],
-        own: manifest.Session,
+        own: holding.Session,
         verbose: bool,
         build: Callable[[RunConfig, int | None], worker.Parts],
     ) -> None:
@@ -175,6 +177,8 @@ class _Run:
                 pool = Pool(order, share, self.config.cluster, display.say)
                 left = (unit for unit in self.planned if unit.id not in self.done)
                 for event in pool.run(left, len(self.planned) - self.done_units):
+                    if self.own.lost is not None:
+                        raise RunError(self.own.lost)
                     if isinstance(event, Ended):
                         self._take(event, display)
                         continue

@@ -204,17 +204,23 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, 
     assert not [n for n in os.listdir(tmp_path / "out/units") if n.startswith(".tmp")]
 
 
-def test_sigterm_and_two_runs_at_once(tmp_path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.02"] * 100)), unit_documents=10)
-    first, second = run_process(run, tmp_path), run_process(run, tmp_path)
+def test_of_two_runs_at_once_one_says_who_works_on_it_and_sigterm_gives_it_free(tmp_path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.02"] * 200)), unit_documents=10)
+    first = run_process(run, tmp_path)
+    wait_for(lambda: (tmp_path / "out/holder.json").exists())
+    second = run_process(run, tmp_path)
+    _, err = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert re.search(rf"has been at work on it since .* as process {first.pid} on", err), err
     wait_for(lambda: committed(run) >= 3)
     first.send_signal(signal.SIGTERM)
     _, err = first.communicate(timeout=30)
     assert first.returncode == 130
-    assert err.splitlines()[-1].endswith("of 10 units committed; the same command resumes")
-    _, err = second.communicate(timeout=60)
-    assert second.returncode == 0, err
-    assert exactly_once(run, 100)
+    assert err.splitlines()[-1].endswith("of 20 units committed; the same command resumes")
+    third = run_process(run, tmp_path)
+    _, err = third.communicate(timeout=90)
+    assert third.returncode == 0, err
+    assert exactly_once(run, 200)
 
 
 def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, config, monkeypatch) -> None:
