@@ -39,7 +39,9 @@ def head(path: str, version: str | None = None) -> Object:
 
 
 def exists(path: str) -> bool:
-    """Whether there is an object of this key. Raises StorageError."""
+    """Whether there is an object of this key (a bucket itself is none). Raises StorageError."""
+    if not split(path)[1]:
+        return False
     try:
         head(path)
         return True
