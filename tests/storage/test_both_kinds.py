@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -72,6 +73,21 @@ def test_parquet_is_read_here_and_there(root: str) -> None:
     item = next(storage.find(path))
     with storage.open_file(path, item.version, item.size) as file:
         assert pq.ParquetFile(file).metadata.num_rows == 50_000
+
+
+def test_any_range_is_read_whole(root: str) -> None:
+    """pyarrow takes a short read for the end of the file."""
+    data = random.Random(1).randbytes(300_000)
+    path = storage.join(root, "x")
+    storage.put(path, data)
+    draws = random.Random(2)
+    with storage.open_file(path) as file:
+        for _ in range(60):
+            begin, length = draws.randrange(300_000), draws.choice([1, 100, 40_000, 70_000, 200_000])
+            assert file.read_at(length, begin) == data[begin : begin + length]
+        file.seek(65_530)
+        assert file.read(10) == data[65_530:65_540]
+        assert file.size() == 300_000
 
 
 def test_a_replaced_object_is_noticed_at_the_first_byte_and_between_two_reads(root: str) -> None:

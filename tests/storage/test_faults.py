@@ -159,3 +159,16 @@ def test_of_many_writers_at_once_one_wins(connected, bucket) -> None:
         won = list(pool.map(lambda i: storage.put_if(f"{bucket}/x", b"%d" % i * 2000, version), range(6)))
     assert won.count(True) == 1
     assert storage.read(f"{bucket}/x") == b"%d" % won.index(True) * 2000
+
+
+def test_an_object_in_parts_does_not_replace_one_that_came_meanwhile(proxy, bucket, monkeypatch, s3_server) -> None:
+    monkeypatch.setattr("raypd.cluster.storage.s3.MULTIPART_BYTES", 6 * MIB)
+
+    def come_between(method: str, path: str) -> bool:
+        if method == "POST" and "uploadId=" in path:
+            s3_server.client().put_object(Bucket=bucket.removeprefix("s3://"), Key="big", Body=b"first")
+        return False
+
+    proxy.faults = Faults(only=come_between)
+    assert not storage.put_new(f"{bucket}/big", os.urandom(7 * MIB))
+    assert storage.read(f"{bucket}/big") == b"first"

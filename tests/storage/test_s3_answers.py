@@ -38,9 +38,9 @@ class Store:
 
     def __call__(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
         self.requests.append(request)
-        status, headers, body = self.answer(request)
         for name, value in request.headers.items():
             request.headers[name] = value.decode() if isinstance(value, bytes) else value
+        status, headers, body = self.answer(request)
         raw = Raw(b"" if request.method == "HEAD" else body)
         return AWSResponse(request.url, status, {"Content-Length": str(len(body)), **headers}, raw)
 
@@ -301,3 +301,27 @@ def test_a_long_listing_takes_the_memory_of_a_page(store: Store) -> None:
     peak(1000)
     small, large = peak(3000), peak(30_000)
     assert large < small + 1_000_000, (small, large)
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def test_a_store_that_does_not_know_if_match_is_not_believed(store: Store) -> None:
+    etags = iter(['"one"', '"one"', '"two"'])
+
+    def answer(request: AWSPreparedRequest) -> Answer:
+        begin = int(request.headers["Range"].removeprefix("bytes=").split("-")[0])
+        return 206, {"ETag": next(etags), "Content-Range": f"bytes {begin}-x/{5 << 20}"}, b"x" * (1 << 20)
+
+    store.answer = answer
+    file = storage.open_file("s3://bkt/a", "one")
+    assert file.read_at(1 << 20, 0) == file.read_at(1 << 20, 1 << 20)
+    with pytest.raises(storage.Changed):
+        file.read_at(1 << 20, 2 << 20)
+
+
+def test_a_store_without_ranges_is_used_for_what_is_small_and_else_refused(store: Store) -> None:
+    store.answer = lambda request: (200, {"ETag": '"e"'}, b"0123456789")
+    assert storage.read("s3://bkt/a") == b"0123456789"
+    with storage.open_read("s3://bkt/a", 5) as file, pytest.raises(storage.StorageError, match="for a range of bytes"):
+        file.read()

@@ -59,17 +59,20 @@ class S3Reader(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fills the buffer as far as one window of the object reaches; 0 at the end."""
-        if not len(buffer) or (self._size is not None and self._position >= self._size):
-            return 0
-        at = self._position - self._begin
-        if not 0 <= at < len(self._window):
-            self._load(len(buffer))
-            at = 0
-        count = min(len(buffer), len(self._window) - at)
-        buffer[:count] = memoryview(self._window)[at : at + count]
-        self._position += count
-        return count
+        """Fills the buffer; less than all of it at the end of the object alone, as pyarrow takes it."""
+        view, filled = memoryview(buffer).cast("B"), 0
+        while filled < len(view) and (self._size is None or self._position < self._size):
+            at = self._position - self._begin
+            if not 0 <= at < len(self._window):
+                self._load(len(view) - filled)
+                at = 0
+            count = min(len(view) - filled, len(self._window) - at)
+            if not count:
+                break
+            view[filled : filled + count] = memoryview(self._window)[at : at + count]
+            self._position += count
+            filled += count
+        return filled
 
     def _load(self, wanted: int) -> None:
         length = max(wanted, self._ahead or _LEAST_RANDOM)
