@@ -70,13 +70,17 @@ class InputConfig(Section):
         description="File, folder or glob, local or s3:// (or a list): .jsonl[.gz|.zst], .parquet"
     )
     format: Literal["auto", "jsonl", "parquet"] = Field("auto", description="auto: by the file's name")
-    id_column: str | None = Field("id", description="Column with the document's id; null: file name and row number")
+    id_column: str | None = Field("id", description="Column with the document's id; null: file name and place in it")
     text_columns: list[str] = Field(
         ["title", "description"], min_length=1, description="Columns that make up the document, in this order"
     )
     category_column: str | None = Field("category", description="Column that picks the category; null: `category`")
     category: str | None = Field(None, description="Category of every document when there is no category column")
     max_document_bytes: int = Field(1_000_000, ge=1, description="A longer document becomes an error row")
+    on_damaged: Literal["fail", "skip"] = Field(
+        "fail",
+        description="Where objects cannot be read: the rest is done either way, and the run ends with exit code 1 or 0",
+    )
 
     @field_validator("path")
     @classmethod
@@ -366,7 +370,10 @@ class ClusterConfig(Section):
     max_workers: int = Field(1, ge=1)
     cpus_per_worker: float | None = Field(None, gt=0, description="null: 1 on a GPU, else all cores / max_workers")
     gpus_per_worker: float | None = Field(None, ge=0, description="null: 1 where the cluster has GPUs, else 0")
-    unit_documents: int = Field(256, ge=1, description="Most documents of a unit of work, which is committed as one")
+    unit_documents: int = Field(
+        256, ge=1, description="Documents of a unit of work, which is committed as one (JSONL: about as many)"
+    )
+    unit_bytes: int = Field(64 << 20, ge=1, description="Most bytes of a unit, where documents are large")
     units_in_flight: int = Field(2, ge=1, description="Units a worker overlaps, so that it does not drain between two")
 
     @model_validator(mode="after")
@@ -516,7 +523,7 @@ class RunConfig(Section):
             "files": [Path(file).read_text() for file in self._prompt_files() if file],
             "model": self.model.model_dump(exclude={"device", "fake"}),
             "decoding": self.decoding.model_dump(),
-            "input": self.input.model_dump(exclude={"path"}),
+            "input": self.input.model_dump(exclude={"path", "on_damaged"}),
         }
         return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
 

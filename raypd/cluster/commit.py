@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd.cluster import storage
-from raypd.cluster.units import Unit
 from raypd.errors import ConfigError, RunError
 
 if TYPE_CHECKING:  # tasks and torch behind them take seconds to import, which the command line need not wait for
@@ -75,7 +74,7 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
 
 
 def make_table(
-    unit: Unit, documents: Sequence[Document], records: Sequence[Record], task_columns: pa.Schema, attempts: int
+    documents: Sequence[Document], records: Sequence[Record], task_columns: pa.Schema, attempts: int
 ) -> pa.Table:
     """The rows of a unit in the order of its documents: one or more a document, an error row where it has no record."""
     from raypd.tasks.base import Record
@@ -91,8 +90,8 @@ def make_table(
                 "id": document.id,
                 "status": "ok" if record.error is None else "error",
                 "error": None if record.error is None else _printable(record.error),
-                "source": unit.name,
-                "row": unit.start + document.row,
+                "source": document.source,
+                "row": document.place,
                 "attempts": attempts,
             }
             rows.append({**own, **record.columns})
@@ -118,8 +117,9 @@ def _printable(text: str) -> str:
 
 def count_documents(table: pa.Table) -> tuple[int, int]:
     """(ok, failed) documents of a unit's rows; a document with any error row counts as failed."""
-    failed = {r for r, s in zip(table["row"].to_pylist(), table["status"].to_pylist(), strict=True) if s != "ok"}
-    return len(set(table["row"].to_pylist())) - len(failed), len(failed)
+    places = list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
+    failed = {place for place, status in zip(places, table["status"].to_pylist(), strict=True) if status != "ok"}
+    return len(set(places)) - len(failed), len(failed)
 
 
 def commit(output: str, table: pa.Table, summary: UnitSummary, partition: Mapping[str, str] | None = None) -> bool:

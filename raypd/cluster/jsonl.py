@@ -16,8 +16,15 @@ from raypd.cluster import storage
 BROKEN_STREAM = (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
 
 
+_SKIP = 1 << 20  # bytes at a time of a line that is not wanted
+BOM = b"\xef\xbb\xbf"
+
+
 class Line(NamedTuple):
-    """A line that is not blank. `number` counts from 1 and counts blank lines; `data` is None above the limit."""
+    """A line that is not blank. `number` counts from 1 and counts blank lines; `data` is None above the limit.
+
+    offset: of its first byte in the (uncompressed) file.
+    """
 
     number: int
     offset: int
@@ -72,16 +79,34 @@ class _Zstd(io.RawIOBase):
         super().close()
 
 
-def lines(file: BinaryIO, limit: int, number: int = 1, offset: int = 0) -> Iterator[Line]:
-    """The lines of a file that are not blank, in memory bounded by `limit` bytes a line.
+def lines(file: BinaryIO, limit: int) -> Iterator[Line]:
+    """The lines of a file that are not blank, in memory bounded by `limit` bytes a line."""
+    return _lines(file, limit, 1, 0, None)
 
-    number, offset: of the first line, when the file was opened in its middle.
+
+def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator[Line]:
+    """The lines whose first byte lies in [start, end); numbers count from the first of them.
+
+    file: opened at max(0, start - 1), because a line begins at `start` where the byte before it ends one.
     """
-    while data := file.readline(limit + 2):
+    offset = start
+    if start > 0:
+        offset -= 1
+        while offset < end and (data := file.readline(min(_SKIP, end - offset))):
+            offset += len(data)
+            if data.endswith(b"\n"):
+                break
+        else:
+            return  # no line begins in this range: it lies within one
+    yield from _lines(file, limit, 1, offset, end)
+
+
+def _lines(file: BinaryIO, limit: int, number: int, offset: int, end: int | None) -> Iterator[Line]:
+    while (end is None or offset < end) and (data := file.readline(limit + 2)):
         length = len(data)
         whole: bytes | None = data
-        blank = not data.strip()
-        while not data.endswith(b"\n") and (data := file.readline(1 << 20)):
+        blank = not (data.removeprefix(BOM) if offset == 0 else data).strip()
+        while not data.endswith(b"\n") and (data := file.readline(_SKIP)):
             length += len(data)
             blank = blank and not data.strip()
             whole = None

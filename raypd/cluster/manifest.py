@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import time
@@ -17,8 +18,11 @@ from typing import Any
 
 import raypd
 from raypd.cluster import commit, storage
+from raypd.cluster.plan import Plan
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
+
+_DAMAGED_LISTED = 100
 
 
 @dataclass
@@ -35,6 +39,7 @@ class Manifest:
     failed: int
     units: int
     units_planned: int
+    damaged_objects: int  # that could not be read; `damaged` tells of the first hundred: source, bytes, error
     prefill_tokens: int
     shared_tokens: int
     decode_tokens: int
@@ -43,6 +48,7 @@ class Manifest:
     started: str | None
     ended: str | None
     sessions: list[dict[str, Any]]
+    damaged: list[dict[str, Any]]
     versions: dict[str, str]
     config: dict[str, Any] = field(default_factory=dict)
     output: str = ""
@@ -125,8 +131,8 @@ def check(config: RunConfig, output: str) -> None:
 
 def _differences(old: Any, new: Any, at: str = "") -> list[str]:
     """Dotted keys that differ and count in the fingerprint."""
-    beside = ("output", "engine", "cluster", "cost", "storage", "input.path", "model.device", "model.fake")
-    if at in (*beside, "task.categories_file"):
+    beside = ("output", "engine", "cluster", "cost", "storage", "input.path", "input.on_damaged")
+    if at in (*beside, "model.device", "model.fake", "task.categories_file"):
         return []
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(k for k in new if k not in old)]
@@ -155,7 +161,7 @@ def totals(output: str) -> list[commit.UnitSummary]:
         return list(pool.map(lambda item: commit.read_summary(output, *item), found))
 
 
-def make(config: RunConfig, output: str, planned: int) -> Manifest:
+def make(config: RunConfig, output: str, planned: Plan) -> Manifest:
     """Adds up what is committed. Raises RunError when an object is damaged or of another configuration."""
     units = totals(output)
     for unit in units:
@@ -185,7 +191,8 @@ def make(config: RunConfig, output: str, planned: int) -> Manifest:
         ok=sum(u.ok for u in units),
         failed=sum(u.failed for u in units),
         units=len(units),
-        units_planned=planned,
+        units_planned=planned.units,
+        damaged_objects=planned.totals.damaged,
         prefill_tokens=sum(u.counts.get("prefill_tokens", 0) for u in units),
         shared_tokens=sum(u.counts.get("shared_tokens", 0) for u in units),
         decode_tokens=sum(u.counts.get("decode_tokens", 0) for u in units),
@@ -194,6 +201,10 @@ def make(config: RunConfig, output: str, planned: int) -> Manifest:
         started=sessions[0]["started"] if sessions else None,
         ended=sessions[-1]["ended"] if sessions else None,
         sessions=sessions,
+        damaged=[
+            {"source": unit.name, "bytes": unit.bytes, "error": unit.damaged}
+            for unit in itertools.islice(planned.damaged(), _DAMAGED_LISTED)
+        ],
         versions=versions(),
         config=config.model_dump(mode="json"),
         output=output,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypd.cluster import commit, holding, manifest, progress, session, storage, units
 from raypd.cluster.manifest import Manifest
-from raypd.cluster.units import Unit
+from raypd.cluster.plan import Plan
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for ru
     from raypd.cluster import worker
     from raypd.cluster.pool import Ended
 
+_SHOWN = 10  # objects that cannot be read, of which a message names the reasons
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
 
 
@@ -60,11 +61,11 @@ def run_extract(
     if output != storage.absolute(config.output.path):
         _say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")
     manifest.check(config, output)
-    planned = units.plan(config)
+    planned = units.plan(config, output)
     done = commit.committed(output)
     _check_known(planned, done, output)
-    if len(done) == len(planned):
-        return _finish(config, output, len(planned))
+    if len(done) == planned.units:
+        return _finish(config, output, planned)
     if build is None:
         from raypd.cluster import worker
 
@@ -84,6 +85,7 @@ def run_extract(
     how = "failed"
     try:
         with _signals():
+            planned.keep(output)
             run.stream()
         how = "complete"
     except KeyboardInterrupt:
@@ -92,18 +94,29 @@ def run_extract(
     finally:
         with contextlib.suppress(OSError):  # a full disk must not hide why the run ended
             own.end(how)
-    return _finish(config, output, len(planned))
+    return _finish(config, output, planned)
 
 
-def _finish(config: RunConfig, output: str, planned: int) -> Manifest:
+def _finish(config: RunConfig, output: str, planned: Plan) -> Manifest:
+    """Writes the manifest. Raises RunError where objects could not be read and input.on_damaged is fail."""
     result = manifest.make(config, output, planned)
-    manifest.write(result)
+    path = manifest.write(result)
+    if result.damaged_objects and config.input.on_damaged == "fail":
+        shown = "\n".join(f"  {entry['error']}" for entry in result.damaged[:_SHOWN])
+        raise RunError(
+            f"{result.damaged_objects} of the input's objects cannot be read; all others are done:\n{shown}\n"
+            f"{path} lists them under `damaged`. Put them right or remove them and run the same command again, or let "
+            "them be with input.on_damaged=skip"
+        )
     return result
 
 
-def _check_known(planned: list[Unit], done: set[str], output: str) -> None:
+def _check_known(planned: Plan, done: set[str], output: str) -> None:
     """A committed unit that this plan does not have would leave its documents in the output twice."""
-    foreign = sorted(done - {unit.id for unit in planned})
+    unknown = set(done)
+    for unit in planned:
+        unknown.discard(unit.id)
+    foreign = sorted(unknown)
     if foreign:
         raise ConfigError(
             f"output.path {output}: holds {len(foreign)} units that this run would not make (for instance "
@@ -146,7 +159,7 @@ class _Run:
         self,
         config: RunConfig,
         output: str,
-        planned: list[Unit],
+        planned: Plan,
         done: set[str],
         own: holding.Session,
         verbose: bool,
@@ -154,13 +167,13 @@ class _Run:
     ) -> None:
         self.config, self.output, self.planned, self.done = config, output, planned, done
         self.own, self.verbose, self.build = own, verbose, build
-        self.done_documents = sum(unit.rows for unit in planned if unit.id in done)
+        self.done_documents = sum(unit.expected for unit in planned if unit.id in done)
         self.done_units = len(done)
         self.failed_documents = 0
         self.unit_errors: dict[str, str] = {}
 
     def state(self) -> str:
-        return f"{self.done_units} of {len(self.planned)} units committed"
+        return f"{self.done_units} of {self.planned.units} units committed"
 
     def stream(self) -> None:
         """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
@@ -170,13 +183,12 @@ class _Run:
         connected = session.connect(self.config.cluster, self.verbose)
         pool: Pool | None = None
         try:
-            with progress.Display(sum(unit.rows for unit in self.planned), self.done_documents, 0) as display:
+            with progress.Display(self.planned.documents, self.done_documents, 0) as display:
                 session.hush(display.say, self.verbose)
                 share = session.share(self.config)
                 order = worker.Order(self.config, self.output, self.own.id, share.threads, self.build)
                 pool = Pool(order, share, self.config.cluster, display.say)
-                left = (unit for unit in self.planned if unit.id not in self.done)
-                for event in pool.run(left, len(self.planned) - self.done_units):
+                for event in pool.run(self.planned.left(self.done), self.planned.units - self.done_units):
                     if self.own.lost is not None:
                         raise RunError(self.own.lost)
                     if isinstance(event, Ended):

@@ -212,10 +212,10 @@ class Pool:
 
     def _seconds_needed(self, given: _Given) -> float:
         """Until a unit in hand is done, by what of it is answered; unknown is for ever."""
-        if not given.answered or given.attempt.unit.rows is None:
+        if not given.answered:
             return math.inf
         spent = time.monotonic() - given.since
-        return spent / given.answered * (given.attempt.unit.rows - given.answered)
+        return spent / given.answered * max(1, given.attempt.unit.expected - given.answered)
 
     # --------------------------------------------------------------------------------------------------- taking back
 

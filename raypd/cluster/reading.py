@@ -1,107 +1,124 @@
-"""A unit's documents, one for every row of its range: what cannot be read is a document with an error, never lost."""
+"""A unit's documents, one for every row of its parts: what cannot be read is a document with an error, never lost."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd.cluster import storage
-from raypd.cluster.jsonl import BROKEN_STREAM, Line, lines, open_lines
-from raypd.cluster.units import Unit, line_limit
+from raypd.cluster.jsonl import BOM, BROKEN_STREAM, Line, lines, lines_of_range, open_lines
+from raypd.cluster.units import Part, Unit, line_limit
 from raypd.config import RunConfig
 from raypd.errors import InputError
 from raypd.tasks.base import Document
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
-    """The documents of a unit, `unit.rows` of them, in order.
+    """The documents of a unit, in order: as many as its rows, or where these are None as many as there are.
 
     columns: what the task needs beside the columns of the configuration (Parquet reads no others).
-    Raises InputError when the object cannot be read, or is not the one that was planned.
+    Raises InputError when an object cannot be read, or is not the one that was planned.
     """
+    if unit.damaged is not None:
+        raise InputError(unit.damaged)
+    documents: list[Document] = []
+    for part in unit.parts:
+        documents += _read_part(part, config, columns, len(documents))
+    return documents
+
+
+def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) -> list[Document]:
+    """The documents of one part; `row`: the place of the first in its unit."""
     try:
-        documents = list(
-            _read_parquet(unit, config, columns) if unit.format == "parquet" else _read_jsonl(unit, config)
-        )
+        if part.format == "parquet":
+            documents = list(_read_parquet(part, config, columns, row))
+        else:
+            documents = list(_read_jsonl(part, config, row))
     except storage.Changed as error:
         raise InputError(str(error)) from None
+    except FileNotFoundError:
+        raise InputError(f"{part.path}: is gone since the run was planned; start the run again") from None
     except (*BROKEN_STREAM, OSError, pa.ArrowException) as error:
-        raise InputError(f"{unit.path}: cannot be read: {error}") from error
-    if len(documents) != unit.rows:
-        raise InputError(f"{unit.path}: has changed since the run was planned; start the run again")
+        raise InputError(f"{part.path}: cannot be read: {error}") from error
+    if part.rows not in (None, len(documents)):
+        raise InputError(f"{part.path}: {len(documents)} documents where {part.rows} were planned; start the run again")
     return documents
 
 
 # ---------------------------------------------------------------------------------------------------------------- JSONL
 
 
-def _read_jsonl(unit: Unit, config: RunConfig) -> Iterator[Document]:
-    skipped = 0 if unit.compression is None else unit.start
-    with open_lines(unit.path, unit.compression, unit.offset, unit.version) as file:
-        found = lines(file, line_limit(config.input.max_document_bytes), unit.line, unit.offset)
-        for row, line in enumerate(itertools.islice(found, skipped, skipped + unit.rows)):
-            yield _parse(unit, row, line, config)
+def _read_jsonl(part: Part, config: RunConfig, row: int) -> Iterator[Document]:
+    limit = line_limit(config.input.max_document_bytes)
+    if part.compression is None:
+        with open_lines(part.path, None, max(0, part.start - 1), part.version) as file:
+            for number, line in enumerate(lines_of_range(file, limit, part.start, part.end)):
+                yield _parse(part, row + number, line, config)
+    else:
+        with open_lines(part.path, part.compression, version=part.version) as file:
+            for number, line in enumerate(itertools.islice(lines(file, limit), part.start, part.end)):
+                yield _parse(part, row + number, line, config)
 
 
-def _parse(unit: Unit, row: int, line: Line, config: RunConfig) -> Document:
-    where = f"{unit.name}:{line.number}"
-    unnamed = f"{unit.name}:{unit.start + row}"
+def _parse(part: Part, row: int, line: Line, config: RunConfig) -> Document:
+    document = Document(row, f"{part.name}:{line.offset}", source=part.name, place=line.offset)
+    where = f"{part.name}, byte {line.offset}"
     if line.data is None:
         reason = f"the line has {line.length} bytes; input.max_document_bytes is {config.input.max_document_bytes}"
-        return Document(row, unnamed, error=f"{where}: {reason}")
+        return replace(document, error=f"{where}: {reason}")
     try:
-        text = line.data.decode("utf-8-sig" if line.offset == 0 else "utf-8")
+        fields = json.loads(line.data.removeprefix(BOM if line.offset == 0 else b"").decode())
     except UnicodeDecodeError as error:
-        return Document(row, unnamed, error=f"{where}: not UTF-8: {error.reason} at byte {error.start}")
-    try:
-        fields = json.loads(text)
+        return replace(document, error=f"{where}: not UTF-8: {error.reason} at byte {error.start} of the line")
     except ValueError as error:
-        return Document(row, unnamed, error=f"{where}: not JSON: {error}")
+        return replace(document, error=f"{where}: not JSON: {error}")
     except RecursionError:
-        return Document(row, unnamed, error=f"{where}: not JSON that can be read: nested too deeply")
+        return replace(document, error=f"{where}: not JSON that can be read: nested too deeply")
     if not isinstance(fields, dict):
-        return Document(row, unnamed, error=f"{where}: expected a JSON object, found {_kind(fields)}")
-    return _document(row, where, unnamed, fields, config)
+        return replace(document, error=f"{where}: expected a JSON object, found {_kind(fields)}")
+    return _document(document, where, fields, config)
 
 
 # -------------------------------------------------------------------------------------------------------------- Parquet
 
 
-def _read_parquet(unit: Unit, config: RunConfig, columns: Sequence[str]) -> Iterator[Document]:
-    with storage.open_file(unit.path, unit.version, unit.size) as file:
+def _read_parquet(part: Part, config: RunConfig, columns: Sequence[str], row: int) -> Iterator[Document]:
+    with storage.open_file(part.path, part.version, part.size) as file:
         parquet = pq.ParquetFile(file)
         source = config.input
         wanted = {*columns, *config.wanted_columns().values(), source.id_column, source.category_column}
         present = [name for name in parquet.schema_arrow.names if name in wanted]
-        first, groups = _row_groups(parquet.metadata, unit)
-        skip, row = unit.start - first, 0
+        first, groups = _row_groups(parquet.metadata, part)
+        skip, at = part.start - first, part.start
         for batch in parquet.iter_batches(batch_size=1024, row_groups=groups, columns=present):
-            part = batch.slice(skip, unit.rows - row) if skip < len(batch) else batch.slice(0, 0)
+            taken = batch.slice(skip, part.end - at) if skip < len(batch) else batch.slice(0, 0)
             skip = max(0, skip - len(batch))
-            for fields in _rows(part):
-                where = f"{unit.name}:{unit.start + row}"
+            for fields in _rows(taken):
+                document = Document(row + at - part.start, f"{part.name}:{at}", source=part.name, place=at)
+                where = f"{part.name}, row {at}"
                 bad = [name for name, value in fields.items() if isinstance(value, UnicodeDecodeError)]
                 if bad:
-                    yield Document(row, where, error=f"{where}: column {bad[0]!r} is not UTF-8")
+                    yield replace(document, error=f"{where}: column {bad[0]!r} is not UTF-8")
                 else:
-                    yield _document(row, where, where, fields, config)
-                row += 1
-            if row == unit.rows:
+                    yield _document(document, where, fields, config)
+                at += 1
+            if at == part.end:
                 return
 
 
-def _row_groups(metadata: Any, unit: Unit) -> tuple[int, list[int]]:
-    """The row groups that a unit touches, and the row at which the first of them begins."""
+def _row_groups(metadata: Any, part: Part) -> tuple[int, list[int]]:
+    """The row groups that a part touches, and the row at which the first of them begins."""
     first, begin = 0, 0
     groups: list[int] = []
     for i in range(metadata.num_row_groups):
         end = begin + metadata.row_group(i).num_rows
-        if begin < unit.start + unit.rows and end > unit.start:
+        if begin < part.end and end > part.start:
             first = first if groups else begin
             groups.append(i)
         begin = end
@@ -130,11 +147,13 @@ def _decoded(value: bytes) -> str | UnicodeDecodeError:
 # ------------------------------------------------------------------------------------------------------------- document
 
 
-def _document(row: int, where: str, unnamed: str, fields: dict[str, Any], config: RunConfig) -> Document:
+def _document(document: Document, where: str, fields: dict[str, Any], config: RunConfig) -> Document:
+    """The document with its id and its fields, or with what is wrong with them."""
     source, texts = config.input, config.text_columns()
     given = fields.get(source.id_column) if source.id_column is not None else None
-    id = unnamed if given is None or isinstance(given, (dict, list)) else str(given)
-    id = id.encode("utf-8", "replace").decode()  # a lone surrogate cannot be written
+    if given is not None and not isinstance(given, (dict, list)):
+        # A lone surrogate cannot be written.
+        document = replace(document, id=str(given).encode("utf-8", "replace").decode())
     size = 0
     for name in texts:
         value = fields.get(name)
@@ -145,19 +164,19 @@ def _document(row: int, where: str, unnamed: str, fields: dict[str, Any], config
         if value is None:
             continue
         if not isinstance(value, str):
-            return Document(row, id, error=f"{where}: column {name!r} holds {_kind(value)}, not text")
+            return replace(document, error=f"{where}: column {name!r} holds {_kind(value)}, not text")
         if "\0" in value:
-            return Document(row, id, error=f"{where}: column {name!r} holds NUL characters")
+            return replace(document, error=f"{where}: column {name!r} holds NUL characters")
         try:
             size += len(value.encode())
         except UnicodeEncodeError:
-            return Document(row, id, error=f"{where}: column {name!r} holds half a surrogate pair")
+            return replace(document, error=f"{where}: column {name!r} holds half a surrogate pair")
     if size > source.max_document_bytes:
         reason = f"the document has {size} bytes; input.max_document_bytes is {config.input.max_document_bytes}"
-        return Document(row, id, error=f"{where}: {reason}")
+        return replace(document, error=f"{where}: {reason}")
     if texts and not any(isinstance(v, str) and v.strip() for v in map(fields.get, texts)):
-        return Document(row, id, error=f"{where}: no text in {', '.join(texts)}")
-    return Document(row, id, fields)
+        return replace(document, error=f"{where}: no text in {', '.join(texts)}")
+    return replace(document, fields=fields)
 
 
 def _kind(value: Any) -> str:

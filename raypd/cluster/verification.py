@@ -181,7 +181,7 @@ def _check(unit: Unit, config: RunConfig, output: str, is_committed: bool, scrat
 
 def _documents(unit: Unit, config: RunConfig) -> dict[Place, str]:
     """Every document of a unit of the input: where it stands, and its id."""
-    return {(unit.name, unit.start + document.row): document.id for document in read_unit(unit, config)}
+    return {(document.source, document.place): document.id for document in read_unit(unit, config)}
 
 
 def _word(place: Place, id: str) -> str:

@@ -167,7 +167,7 @@ class DecodeWorker:
             self._answer_all(job, documents, attempt)
         finally:
             self._close_job(unit, job)
-        table = commit.make_table(unit, documents, job.records, self._schema, attempt.number)
+        table = commit.make_table(documents, job.records, self._schema, attempt.number)
         ok, failed = commit.count_documents(table)
         summary = commit.UnitSummary(
             unit=unit.id,

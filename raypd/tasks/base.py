@@ -25,12 +25,16 @@ class Document:
     """One document of a unit, as it was read.
 
     `row` is its place in the unit (0 based) and `error` says why it could not be read (then `fields` may be empty).
+    `source` and `place` say where it stands in the input: the object's name, and the row's number in Parquet or the
+    byte at which its line begins in (uncompressed) JSONL. No other document has both.
     """
 
     row: int
     id: str
     fields: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+    source: str = ""
+    place: int = 0
 
 
 @dataclass

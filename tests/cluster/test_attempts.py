@@ -7,11 +7,11 @@ import math
 import pytest
 
 from raypd.cluster.attempts import Attempt
-from raypd.cluster.units import Unit
+from raypd.cluster.units import Part, Unit
 
 
 def unit(rows: int) -> Unit:
-    return Unit("u", "p", "n", "v", 0, "jsonl", None, 0, rows)
+    return Unit("u", (Part("p", "n", "v", 0, "jsonl", None, 0, 0, rows, True, 0),))
 
 
 def live(rows: int, killers: set[int]) -> tuple[Attempt, int, list[int]]:

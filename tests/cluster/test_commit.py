@@ -12,13 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from raypd.cluster import commit, storage
-from raypd.cluster.units import Unit
 from raypd.errors import RunError
 from raypd.tasks.base import Document, Record
 
 COLUMNS = pa.schema([("answer", pa.string()), ("price", pa.float64())])
-UNIT = Unit("u-1", "/in/a.jsonl", "a.jsonl", "v", 9, "jsonl", None, 10, 3)
-DOCUMENTS = [Document(0, "a"), Document(1, "b"), Document(2, "c", error="a.jsonl:13: not JSON")]
+DOCUMENTS = [
+    Document(0, "a", source="a.jsonl", place=10),
+    Document(1, "b", source="a.jsonl", place=11),
+    Document(2, "c", error="a.jsonl, byte 12: not JSON", source="a.jsonl", place=12),
+]
 
 
 def summary(unit: str = "u-1", ok: int = 2) -> commit.UnitSummary:
@@ -26,7 +28,7 @@ def summary(unit: str = "u-1", ok: int = 2) -> commit.UnitSummary:
 
 
 def table(records: list[Record]) -> pa.Table:
-    return commit.make_table(UNIT, DOCUMENTS, records, COLUMNS, 1)
+    return commit.make_table(DOCUMENTS, records, COLUMNS, 1)
 
 
 def test_rows_stand_in_the_order_of_the_input_and_none_is_missing() -> None:
@@ -38,7 +40,7 @@ def test_rows_stand_in_the_order_of_the_input_and_none_is_missing() -> None:
         ("b", 11, "ok", "B2"),
         ("c", 12, "error", None),
     ]
-    assert rows[3]["error"] == "a.jsonl:13: not JSON"
+    assert rows[3]["error"] == "a.jsonl, byte 12: not JSON"
     assert commit.count_documents(made) == (2, 1)
     assert [r["error"] for r in table([]).to_pylist()][:2] == ["it got no answer"] * 2
     assert table([]).schema == made.schema  # errors alone: the same schema

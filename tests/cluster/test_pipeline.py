@@ -120,13 +120,13 @@ def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(tmp_path, con
     run = config(str(tmp_path / "in"))
     plan = pipeline.units.plan
 
-    def plan_then_lose(config):
-        units = plan(config)
+    def plan_then_lose(config, output):
+        units = plan(config, output)
         (tmp_path / "in/b.jsonl").unlink()
         return units
 
     monkeypatch.setattr(pipeline.units, "plan", plan_then_lose)
-    with pytest.raises(RunError, match=r"(?s)b.jsonl: cannot be read.*2 of 3 units committed; the same command"):
+    with pytest.raises(RunError, match=r"(?s)b.jsonl: is gone since.*2 of 3 units committed; the same command"):
         pipeline.run_extract(run, build=fakes.build)
     assert sum(ids(run).values()) == 6
 

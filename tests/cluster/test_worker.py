@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def rows(run, unit) -> list[dict]:
 def test_units_overlap_so_that_the_engine_does_not_drain(tmp_path: Path, config) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.001"] * 400)), unit_documents=50, batch=4)
     made = worker(run)
-    units = plan(run)
+    units = list(plan(run))
     free = threading.Semaphore(2)  # units in flight
 
     def one(unit) -> None:
@@ -61,7 +62,7 @@ def test_work_is_planned_as_the_engine_has_room(tmp_path: Path, config) -> None:
                 yield item
 
     made.parts.task = Task()
-    made.run_unit(plan(run)[0])
+    made.run_unit(next(iter(plan(run))))
     assert len(ahead) == 100
     assert max(ahead) <= 2 * 4
     assert work is fakes._work
@@ -82,7 +83,8 @@ def test_an_error_costs_the_documents_of_its_work_alone(tmp_path: Path, config) 
     (unit,) = plan(run)
     summary = made.run_unit(unit)
     found = rows(run, unit)
-    status = {r["row"]: (r["error"] or r["answer"]) for r in found}
+    places = {place: row for row, place in enumerate(sorted({r["row"] for r in found}))}
+    status = {places[r["row"]]: (r["error"] or r["answer"]) for r in found}
     assert len(status) == len(titles)
     assert status[0] == "A"
     assert status[2] == status[3] == "ValueError: the program failed"
@@ -90,8 +92,8 @@ def test_an_error_costs_the_documents_of_its_work_alone(tmp_path: Path, config) 
     assert status[6] == status[7] == "ValueError: the engine does not take it"
     assert status[9] == "ValueError: the plan failed"
     assert (status[8], status[10]) == ("F", "G")  # planned again one by one
-    assert [r["answer"] for r in found if r["row"] == 11] == ["TWICE", "AGAIN"]
-    assert status[12] == "a.jsonl:13: no text in title"
+    assert [r["answer"] for r in found if places[r["row"]] == 11] == ["TWICE", "AGAIN"]
+    assert re.fullmatch(r"a.jsonl, byte \d+: no text in title", status[12])
     assert (summary.documents, summary.ok, summary.failed) == (14, 6, 8)
 
 
@@ -108,9 +110,9 @@ def test_a_broken_engine_breaks_the_units_that_it_holds(tmp_path: Path, config) 
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["engine"])))
     made = worker(run)
     with pytest.raises(EngineBroken, match="the device is gone"):
-        made.run_unit(plan(run)[0])
+        made.run_unit(next(iter(plan(run))))
     with pytest.raises(EngineBroken):  # and the next one at once
-        made.run_unit(plan(run)[0])
+        made.run_unit(next(iter(plan(run))))
 
 
 def test_a_worker_that_cannot_start_says_so_in_every_summary(tmp_path: Path, config) -> None:
@@ -119,7 +121,7 @@ def test_a_worker_that_cannot_start_says_so_in_every_summary(tmp_path: Path, con
     def build(config, threads) -> Parts:
         raise RuntimeError("no such weights")
 
-    said = worker(run, build=build).run(Attempt(plan(run)[0]))
+    said = worker(run, build=build).run(Attempt(next(iter(plan(run)))))
     assert said["fatal"]
     assert "no such weights" in said["error"]
 
@@ -133,7 +135,7 @@ def test_a_unit_that_cannot_be_read_is_a_failed_unit(tmp_path: Path, config) -> 
     said = made.run(Attempt(unit))
     assert not said["fatal"]
     assert not said["retry"]
-    assert "a.jsonl: cannot be read" in said["error"]
+    assert "a.jsonl: is gone since the run was planned" in said["error"]
     assert commit.committed(run.output.path) == set()
 
 
@@ -152,7 +154,7 @@ def test_a_careful_attempt_marks_what_it_has_in_hand(tmp_path: Path, config) -> 
     made.run_unit(unit, Attempt(unit, number=4, deaths=3, suspects=(7, 8), quarantined={5: 3}))
     assert list(dict.fromkeys(marks)) == [(7,), (8,), tuple(r for r in range(40) if r not in (5, 7, 8))]
     found = rows(run, unit)
-    assert [r["row"] for r in found if r["error"]] == [5]
+    assert [r["id"] for r in found if r["error"]] == ["5"]
     assert found[5]["error"] == "killed its worker process 3 times"
     assert {r["attempts"] for r in found} == {4}
 

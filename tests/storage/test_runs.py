@@ -153,8 +153,8 @@ def test_an_object_replaced_after_the_plan_fails_its_units_and_no_others(
     run = config(bucket, connected.url)
     plan = pipeline.units.plan
 
-    def plan_then_replace(config: RunConfig) -> Any:
-        planned = plan(config)
+    def plan_then_replace(config: RunConfig, output: str) -> Any:
+        planned = plan(config, output)
         storage.put(f"{bucket}/in/text/a.jsonl", json.dumps({"id": "other", "title": "other"}).encode() * 40)
         return planned
 

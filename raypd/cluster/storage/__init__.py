@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Changed", "Object", "StorageError", "absolute", "clean_temporary", "configure", "delete", "exists", "find",
     "folders", "is_folder", "is_remote", "join", "names", "open_file", "open_read", "put", "put_if", "put_new", "read",
-    "size", "temporary", "version", "walk",
+    "size", "stamp", "temporary", "version", "walk",
 ]  # fmt: skip
 
 
@@ -142,6 +142,14 @@ def version(path: str) -> str:
 
         return str(s3.head(path).version)
     return local.version(path)
+
+
+def stamp(item: Object) -> str:
+    """What tells without another request, or reading it, that a listed file is as it was before. Raises OSError."""
+    if item.version is not None:
+        return item.version
+    found = local.local_path(item.path).stat()
+    return f"{found.st_size}-{found.st_mtime_ns}"
 
 
 def read(path: str) -> bytes:

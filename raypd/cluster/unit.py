@@ -1,0 +1,99 @@
+"""A unit of work: documents that are read, answered and committed together, under an id that every run gives them.
+
+The id is a pure function of what is read (names, versions and ranges of objects) and of the configuration's
+fingerprint; a unit whose id is committed is never done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """A range of one object; the object is `path`, known to the user as `name`.
+
+    start, end: bytes for uncompressed JSONL (the lines whose first byte lies in the range), rows for all else.
+    expected: documents in it: their number where `exact`, else an estimate from the object's first lines.
+    bytes: what the range takes of the object as it is stored.
+    """
+
+    path: str
+    name: str
+    version: str
+    size: int
+    format: str
+    compression: str | None
+    start: int
+    end: int
+    expected: int
+    exact: bool
+    bytes: int
+
+    @property
+    def rows(self) -> int | None:
+        """Documents in it; None where only reading it can tell."""
+        return self.expected if self.exact else None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One part, or several that are small objects each.
+
+    damaged: why the object cannot be read; such a unit stands in the plan so that it is listed, and is never worked on.
+    """
+
+    id: str
+    parts: tuple[Part, ...]
+    damaged: str | None = None
+
+    @property
+    def rows(self) -> int | None:
+        """Documents in it; None where only reading it can tell."""
+        return self.expected if all(part.exact for part in self.parts) else None
+
+    @property
+    def expected(self) -> int:
+        """Documents in it, counted or estimated."""
+        return sum(part.expected for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        """Stored bytes of the input that it takes."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def name(self) -> str:
+        """Of its (first) object."""
+        return self.parts[0].name
+
+    @property
+    def path(self) -> str:
+        """Of its (first) object."""
+        return self.parts[0].path
+
+    @property
+    def start(self) -> int:
+        """Where it begins in its (first) object."""
+        return self.parts[0].start
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Unit:
+        tree = json.loads(text)
+        return Unit(tree["id"], tuple(Part(**part) for part in tree["parts"]), tree["damaged"])
+
+
+def make_unit(parts: Sequence[Part], fingerprint: str, damaged: str | None = None) -> Unit:
+    """The unit of these parts under its id."""
+    first = parts[0]
+    keys = [fingerprint] + ["\0".join([p.name, p.version, str(p.start), str(p.end)]) for p in parts]
+    digest = hashlib.sha256("\0\0".join(keys).encode()).hexdigest()[:16]
+    prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", first.name)[-48:].strip("-.")
+    return Unit(f"{prefix}-{first.start:012d}-{digest}", tuple(parts), damaged)
