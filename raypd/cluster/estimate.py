@@ -310,7 +310,7 @@ def _fed(config: RunConfig | None, options: Options) -> Estimate:
         found = []
         for one in given:
             gpu = one.gpu or _gpu_of_instances(options.instances)
-            found.append(Speed(method, Mean(1 / one.per_second), f"given: {one.per_second:g} documents/s", gpu))
+            found.append(Speed(method, Mean(1 / one.per_second), "as given", gpu))
         return found
 
     ours, theirs = speeds(options.throughput, method), speeds(options.baseline_throughput, "autoregressive")
@@ -356,6 +356,7 @@ def assemble(
             bills = [estimation.bill(documents, speed, machines, count, around) for count in nodes]
             gain = estimation.saved(documents, speed, theirs, machines) if theirs is not None else None
             rows.append(Row(machines, speed, theirs, bills, gain))
+    rows.sort(key=lambda row: (estimation.usd_per_1000(row.ours, row.machines).value, row.machines.workers))
     notes = notes + _machine_notes(rows, startup_seconds)
     held = {speed.gpu for speed in ours}
     missing: dict[str, list[str]] = {}

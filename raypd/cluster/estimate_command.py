@@ -8,6 +8,7 @@ from typing import Any
 
 from raypd.cluster import estimate, pricing
 from raypd.cluster.estimate import Given, Options
+from raypd.cluster.pipeline import Interrupted
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
 
@@ -53,7 +54,10 @@ def _given(option: str, text: str) -> Given:
 
 def run(config: RunConfig | None, options: Options, as_json: bool, verbose: bool) -> None:
     """Estimates, prints, and writes estimate.json into the run's folder."""
-    result = estimate.estimate(config, options, verbose=verbose)
+    try:
+        result = estimate.estimate(config, options, verbose=verbose)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted: nothing was written") from None
     path = estimate.write(result, config) if config is not None else None
     if as_json:
         print(json.dumps(result.tree(), indent=2, allow_nan=False))

@@ -127,6 +127,8 @@ def _money(usd: float) -> str:
 
 
 def _hours(hours: float) -> str:
+    if hours < 1 / 60:
+        return f"{hours * 3600:.1f} s"
     if hours < 1:
         return f"{hours * 60:.1f} min"
     return f"{hours:,.1f} h" if hours < 100 else f"{hours:,.0f} h"

@@ -13,14 +13,15 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raypd.cluster.estimation import Mean, ratio
-from raypd.cluster.units import Unit
+from raypd.cluster.unit import Unit
 from raypd.config import ExtractionConfig, QuestionAnsweringConfig, RunConfig
 from raypd.errors import InputError
 
 if TYPE_CHECKING:
+    from raypd.cluster.plan import Plan
     from raypd.tasks.base import Document
 
 LOOKED_AT = 20_000  # documents that the first phase reads, about
@@ -112,27 +113,38 @@ def draw(config: RunConfig, size: int, seed: int = 0) -> Sample:
 # -------------------------------------------------------------------------------------------------------- first phase
 
 
-def first_phase(config: RunConfig, plan: Any, seed: int = 0) -> Look:
-    """Reads units at equal distances along the plan. Raises InputError when one cannot be read."""
+def first_phase(config: RunConfig, plan: Plan, seed: int = 0) -> Look:
+    """Reads units at equal distances along the plan; those that cannot be read are left out.
+
+    Raises InputError where none can.
+    """
     from raypd.cluster.reading import read_unit
 
-    planned = plan.units if hasattr(plan, "units") else len(plan)
-    documents = plan.documents if hasattr(plan, "documents") else sum(unit.rows or 0 for unit in plan)
-    exact = bool(getattr(plan, "exact", True))
-    wanted = _places(planned, max(1.0, documents / max(planned, 1)), seed)
-    chosen = [unit for place, unit in enumerate(plan) if place in wanted]
+    wanted = _places(plan.units, max(1.0, plan.documents / max(plan.units, 1)), seed)
+    chosen: list[Unit] = []
     seen: list[Seen] = []
     counts: list[int] = []
-    for number, unit in enumerate(chosen):
-        found = read_unit(unit, config)
+    problem: InputError | None = None
+    for place, unit in enumerate(plan):
+        if place not in wanted:
+            continue
+        try:
+            found = read_unit(unit, config)
+        except InputError as error:
+            problem = error
+            continue
+        seen += [Seen(len(chosen), row, *_kind_of(document, config)) for row, document in enumerate(found)]
+        chosen.append(unit)
         counts.append(len(found))
-        seen += [Seen(number, at, *_kind_of(document, config)) for at, document in enumerate(found)]
-    if len(chosen) == planned:
-        return Look(chosen, seen, Mean(len(seen), 0.0, math.inf), planned)
-    if exact:
-        return Look(chosen, seen, Mean(documents, 0.0, math.inf), planned)
-    per_unit = ratio(counts, [1.0] * len(counts), planned)
-    return Look(chosen, seen, per_unit.times(planned), planned)
+    if not seen:
+        raise problem or InputError("no unit of the input holds a document")
+    if len(chosen) == plan.units:
+        documents = Mean(len(seen))
+    elif plan.exact:
+        documents = Mean(plan.documents)
+    else:  # a range of lines tells its bytes and not its documents
+        documents = ratio(counts, [unit.bytes for unit in chosen], plan.units).times(plan.bytes)
+    return Look(chosen, seen, documents, plan.units)
 
 
 def _places(planned: int, per_unit: float, seed: int) -> set[int]:

@@ -108,21 +108,35 @@ class Search:
         method = base.get("decoding.method", self.config.decoding.method)
         if method == "hyper_parallel":
             here = [first, *(self._try({**base, "decoding.isolate": way}) for way in ("documents", "values"))]
-            stacked = {**base, "decoding.isolate": "none"}
-            here += self._climb(stacked, "decoding.stacked_documents", _MOST_STACK)
+            here += self._stacks(base)
             start = max((trial for trial in here if trial.usable), key=self._rank, default=first)
-            self._climb(start.changes, "decoding.max_value_tokens", 256)
+            # More room for values cannot make them cheaper, but it can keep them from being cut.
+            ways = (_halved,) if self.agrees(start) else (_doubled, _halved)
+            self._climb(start.changes, "decoding.max_value_tokens", 256, ways)
         elif method == "intra_prompt":
             self._climb(base, "decoding.contexts_per_prompt", _MOST_STACK)
+
+    def _stacks(self, base: Changes) -> list[Trial]:
+        """Two documents in a prompt, four, ... as long as that is better, with as many documents at once as before."""
+        found: list[Trial] = []
+        batch, stack = self.config.engine.batch, 2
+        while stack <= min(_MOST_STACK, batch):
+            together = {"decoding.isolate": "none", "decoding.stacked_documents": stack, "engine.batch": batch // stack}
+            trial = self._try({**base, **together})
+            if not trial.usable or (found and self._rank(trial) <= self._rank(found[-1])):
+                break
+            found.append(trial)
+            stack *= 2
+        return found
 
     def _best_changes(self) -> Changes:
         best = self.best()
         return best.changes if best is not None else {}
 
-    def _climb(self, start: Changes, key: str, most: int) -> list[Trial]:
-        """Doubles a setting while that is better, or else halves it while that is."""
+    def _climb(self, start: Changes, key: str, most: int, ways: Sequence[_Steps] | None = None) -> list[Trial]:
+        """Doubles a setting while that is better, or else halves it while that is (or other `ways`)."""
         found = [self._try(start)]
-        for steps in (_doubled, _halved):
+        for steps in ways or (_doubled, _halved):
             best = found[0]
             for value in steps(int(start.get(key, _value(self.config, key))), most):
                 trial = self._try({**start, key: value})
@@ -155,6 +169,7 @@ class Search:
                     trial.speeds += again.speeds
 
 
+_Steps = Callable[[int, int], Iterator[int]]
 _AUTOREGRESSIVE = {"decoding.method": "autoregressive"}
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from raypd.cluster import tuned_file
+from raypd.cluster.pipeline import Interrupted
 from raypd.cluster.tune import Options, describe, tune
 from raypd.cluster.tune_view import show, why
 from raypd.config_file import load_config
@@ -48,8 +49,9 @@ def run(
     try:
         result = tune(config, options, verbose=verbose, say=say)
     except KeyboardInterrupt:
-        say(f"what was measured stands in {options.measurements}; the same command goes on from there")
-        raise
+        raise Interrupted(
+            f"interrupted: what was measured stands in {options.measurements}; the same command goes on from there"
+        ) from None
     assert result.best is not None
     show(result)
     changed = f"changed: {describe(result.best.changes)}" if result.best.changes else "nothing had to be changed"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raypd.cluster import estimate, estimate_command, estimation, pricing, sampling
+from raypd.cluster import estimate, estimate_command, estimation, pricing, sampling, units
 from raypd.cluster.clock import Cost
 from raypd.cluster.estimation import Group, Machines, Mean, Speed, Surroundings
 from raypd.cluster.measuring import Bench, Measured
@@ -182,6 +182,19 @@ def test_a_large_corpus_is_looked_at_in_places_all_over_it(tmp_path, monkeypatch
     places = sorted(round(unit.start / size) for unit in looked.units)
     assert all(b - a in (3, 4) for a, b in itertools.pairwise(places))
     assert not looked.whole
+
+
+def test_the_size_of_a_corpus_that_nobody_counted(tmp_path, monkeypatch) -> None:
+    """Large JSON Lines are cut by bytes: documents are estimated from the units that were read."""
+    monkeypatch.setattr(sampling, "LOOKED_AT", 800)
+    config = corpus(tmp_path, 20_000)
+    plan = units.plan(config)
+    assert not plan.exact
+    looked = sampling.look(config)
+    assert not looked.whole
+    low, high = looked.documents.interval() or (0, 0)
+    assert low <= 20_000 <= high
+    assert high / low < 1.5
 
 
 def test_what_cannot_be_read_takes_nothing_and_is_counted(tmp_path) -> None:
