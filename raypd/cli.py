@@ -240,6 +240,38 @@ def tune(
     )
 
 
+@app.command()
+def report(
+    run: Run,
+    overrides: Overrides = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Where to write it; none: into the run")] = None,
+) -> None:
+    """Write what a run did and cost as one HTML page that loads nothing, for any browser, phone or printer."""
+    from raypd.cluster import storage
+    from raypd.report import data, page
+
+    run = storage.absolute(run)
+    where = storage.absolute(output) if output is not None else None
+    print(page.write(data.load(run, overrides or []), where))
+
+
+@app.command()
+def status(
+    run: Run,
+    overrides: Overrides = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again until the run has ended")] = False,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks")] = 5.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a run stands: progress, speed, cost, workers, errors. Reads its folder, so it runs on any machine."""
+    from raypd.cluster import storage
+    from raypd.report import terminal
+    from raypd.report.status import Watch
+
+    looking = Watch(storage.absolute(run), overrides or [])
+    terminal.show(looking, again=every if watch else None, as_json=as_json)
+
+
 @config_app.command()
 def show(
     config: Annotated[str | None, typer.Argument(help="YAML of a run; none: the defaults")] = None,

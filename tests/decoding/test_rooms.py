@@ -16,6 +16,7 @@ BELOW = {  # room -> what of raypd it may import
     "models": {"models", "decoding", "config", "errors"},
     "tasks": {"tasks", "models", "decoding", "config", "errors"},
     "cluster": {"cluster", "tasks", "models", "decoding", "config", "errors", "__version__"},
+    "report": {"report", "cluster", "runs", "config", "errors"},
 }
 RAY_ROOMS = {"cluster", "training"}
 

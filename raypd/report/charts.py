@@ -1,0 +1,208 @@
+"""The charts of the page, drawn by matplotlib as inline SVG, each in a wide and a narrow form.
+
+Static SVG, because it needs no script, prints sharp, and weighs 5 to 30 KB where an interactive library would put
+megabytes into every page. Two forms, because text that is scaled with a picture cannot be read on a phone: CSS shows
+the one that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from raypd.report import text
+from raypd.report.series import KINDS, Clock, Rate
+from raypd.report.svg import ROLES, inline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HALF, FULL, NARROW = 520, 940, 360  # widths in CSS pixels
+_FONT = 12.0
+_UNITS = [(1, "seconds", 180), (60, "minutes", 3 * 3600), (3600, "hours", 4 * 86400), (86400, "days", float("inf"))]
+_STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text, in the page's font
+    "svg.hashsalt": "raypd",  # the same run makes the same page
+    "text.parse_math": False,  # a category may be named $x$
+    "font.family": "DejaVu Sans",
+    "font.size": _FONT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.edgecolor": ROLES["grid"],
+    "axes.labelcolor": ROLES["muted"],
+    "axes.labelsize": _FONT,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": ROLES["grid"],
+    "grid.linewidth": 1.0,
+    "text.color": ROLES["ink"],
+    "xtick.color": ROLES["muted"],
+    "ytick.color": ROLES["muted"],
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.major.pad": 5,
+    "path.simplify": True,
+}
+
+
+@dataclass
+class Chart:
+    """A chart in its two forms."""
+
+    wide: str
+    narrow: str
+
+
+def _draw(name: str, title: str, description: str, width: int, height: int, draw: Callable[[Axes, int], None]) -> Chart:
+    """Both forms; `draw` gets the axes and the width in pixels."""
+    forms = []
+    for form, pixels in (("wide", width), ("narrow", NARROW)):
+        with rc_context(_STYLE):
+            figure = Figure(figsize=(pixels / 72, height / 72), layout=ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.04))
+            axes = figure.add_subplot()
+            draw(axes, pixels)
+            forms.append(inline(figure, f"{name}-{form}", title, description))
+    return Chart(*forms)
+
+
+def _time_axis(axes: Axes, clock: Clock, width: int) -> float:
+    """Puts running time on x, in a unit that fits; seconds of one such unit."""
+    total = max(clock.total, 1e-6)
+    size, name = next((s, n) for s, n, most in _UNITS if total <= most)
+    axes.set_xlim(0, total / size)
+    axes.xaxis.set_major_locator(MaxNLocator(6 if width > NARROW else 4, steps=[1, 2, 3, 5, 10]))
+    axes.set_xlabel(f"running time, {name}")
+    for border in clock.borders:
+        axes.axvline(border / size, color=ROLES["muted"], linewidth=1, linestyle=(0, (2, 3)))
+    if clock.borders and len(clock.borders) < 6:
+        axes.annotate(
+            "resumed", (clock.borders[0] / size, 1), (4, 2), xycoords=("data", "axes fraction"),
+            textcoords="offset points", va="bottom", color=ROLES["muted"],
+        )  # fmt: skip
+    return float(size)
+
+
+def _money(value: float, _: Any = None) -> str:
+    return text.usd(value) if 0 < value < 1 else f"${value:,.0f}" if value == int(value) else f"${value:,.2f}"
+
+
+def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: Clock) -> tuple[Chart, bool]:
+    """Dollars spent over running time; the budget as a line, and whether it fits the scale."""
+    spent = float(dollars[-1])
+    shown = budget is not None and budget <= max(spent, 1e-9) * 5
+    top = max(spent, budget if shown and budget else 0.0, 1e-9) * 1.12
+
+    def draw(axes: Axes, width: int) -> None:
+        size = _time_axis(axes, clock, width)
+        under = np.concatenate([dollars, [0.0, 0.0]])
+        axes.fill([*times / size, times[-1] / size, 0.0], under, color=ROLES["wash"], linewidth=0)
+        axes.plot(times / size, dollars, color=ROLES["accent"], linewidth=2, clip_on=False)
+        axes.set_ylim(0, top)
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.yaxis.set_major_formatter(FuncFormatter(_money))
+        axes.set_ylabel("spent, USD")
+        if shown and budget is not None:
+            axes.axhline(budget, color=ROLES["budget"], linewidth=1.5, linestyle=(0, (5, 3)))
+            axes.annotate(
+                f"budget {text.usd(budget)}", (0, budget), (4, -4), textcoords="offset points", va="top",
+                color=ROLES["budget"],
+            )  # fmt: skip
+        axes.annotate(
+            text.usd(spent), (times[-1] / size, spent), (-4, 5), textcoords="offset points", ha="right",
+            fontweight="bold", color=ROLES["accent"],
+        )  # fmt: skip
+
+    said = f"{text.usd(spent)} spent in {text.duration(clock.total)}"
+    said += f", of a budget of {text.usd(budget)}." if budget is not None else "; no budget was set."
+    return _draw("money", "Money over time", said, HALF, 250, draw), shown
+
+
+def rate(found: Rate, clock: Clock, mean: float) -> Chart:
+    """Documents a second over running time, with their mean."""
+    top = max(float(found.values.max()), mean, 1e-9) * 1.18
+
+    def draw(axes: Axes, width: int) -> None:
+        size = _time_axis(axes, clock, width)
+        axes.stairs(found.values, found.edges / size, fill=True, color=ROLES["wash"], linewidth=0)
+        axes.stairs(found.values, found.edges / size, color=ROLES["accent"], linewidth=1.5, baseline=None)
+        axes.set_ylim(0, top)
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.set_ylabel("documents/s")
+        axes.axhline(mean, color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
+
+    said = f"{text.number(mean)} documents a second on average, at most {text.number(float(found.values.max()))}."
+    return _draw("rate", "Documents a second over time", said, HALF, 250, draw)
+
+
+def timeline(
+    rows: Sequence[Sequence[tuple[float, float, str]]], labels: Sequence[str], clock: Clock, description: str
+) -> Chart:
+    """One row a worker: when it started up, was busy, idle, or did work that was lost. Times in running seconds."""
+    count = len(rows)
+    each = 22 if count <= 16 else 14 if count <= 32 else max(2.0, min(10.0, 640 / count))
+    gap = 0.2 if each >= 10 else 0.1 if each >= 4 else 0.0
+
+    def draw(axes: Axes, width: int) -> None:
+        size = _time_axis(axes, clock, width)
+        axes.grid(False)
+        least = clock.total / size / width  # a span is never thinner than a pixel
+        for kind in KINDS:
+            boxes = [
+                _box(began / size, max(ended / size, began / size + least), i + gap, i + 1 - gap)
+                for i, row in enumerate(rows)
+                for began, ended, what in row
+                if what == kind
+            ]
+            if boxes:
+                path = Path.make_compound_path(*boxes)
+                axes.add_patch(PathPatch(path, facecolor=ROLES[kind], edgecolor="none", linewidth=0))
+        axes.set_ylim(count, 0)
+        if each >= 10 and count <= 40:
+            axes.set_yticks(np.arange(count) + 0.5, [label if width > NARROW else label[-8:] for label in labels])
+        else:
+            axes.set_yticks([])
+            axes.set_ylabel(f"{count} workers, the first to start on top")
+
+    return _draw("workers", "What each worker did when", description, FULL, int(56 + count * each), draw)
+
+
+def _box(left: float, right: float, top: float, bottom: float) -> Path:
+    corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+    return Path(corners, [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY])
+
+
+def confidence(values: Sequence[float]) -> Chart:
+    """How sure the model was: the share of sampled answers in each twentieth of 0 to 1."""
+    counts, edges = np.histogram(np.asarray(values), bins=20, range=(0, 1))
+    shares = 100 * counts / max(counts.sum(), 1)
+    middle = float(np.median(values))
+
+    def draw(axes: Axes, width: int) -> None:
+        axes.bar(edges[:-1], shares, width=0.046, align="edge", color=ROLES["accent"], linewidth=0)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, max(float(shares.max()), 1e-9) * 1.22)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
+        axes.set_xlabel("confidence, 0 to 1")
+        axes.set_ylabel("answers")
+        axes.axvline(middle, color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
+        right = middle < 0.5
+        axes.annotate(
+            f"median {middle:.2f}", (middle, axes.get_ylim()[1]), (5 if right else -5, -2), textcoords="offset points",
+            va="top", ha="left" if right else "right",
+        )  # fmt: skip
+
+    said = f"Half of {text.count(len(values))} sampled answers have a confidence above {middle:.2f}."
+    return _draw("confidence", "Confidence of the answers", said, HALF, 250, draw)

@@ -1,0 +1,239 @@
+"""The report page: one HTML file that loads nothing, runs on a phone and on paper, and trusts no text of a document.
+
+Every text goes through Jinja's escaping; the page's Content-Security-Policy allows the one style sheet and the one
+script that are in it, by their hashes, and nothing else, so that what should slip through still could not run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from raypd.cluster import storage
+from raypd.errors import RunError
+from raypd.report import text
+from raypd.report.sections import (
+    Table,
+    answer_tables,
+    error_bars,
+    machine_table,
+    money_tables,
+    session_table,
+    tiles,
+    token_bars,
+    worker_table,
+)
+from raypd.report.series import Clock, money, rate, spans_of_units, timeline
+
+if TYPE_CHECKING:
+    from raypd.report.charts import Chart
+    from raypd.report.data import Run
+
+_CONFIG_CHARACTERS = 60_000
+_TIMELINE_ROWS = 600
+_TIMELINE_BINS = 300
+STATES = {
+    "complete": "complete",
+    "running": "unfinished: still running",
+    "interrupted": "unfinished: interrupted",
+    "failed": "unfinished: failed",
+    "killed": "unfinished: killed",
+    "budget": "unfinished: stopped at the budget",
+    "deadline": "unfinished: stopped at the deadline",
+    "empty": "nothing done yet",
+}
+
+LEGEND = [("busy", "busy"), ("startup", "starting up"), ("idle", "idle"), ("lost", "work that was lost")]
+
+
+@dataclass
+class Drawn:
+    """A chart with the same figures as a table, or None and why there is none."""
+
+    chart: Chart | None
+    missing: str = ""
+    table: Table | None = None
+    legend: list[tuple[str, str]] = field(default_factory=list)  # (role of the colour, what it means)
+    note: str = ""
+    unit: str = ""
+
+
+def write(run: Run, path: str | None = None) -> str:
+    """Writes the page, into the run's folder as report.html if no path is given; where it went. Raises RunError."""
+    where = path or storage.join(run.root, "report.html")
+    try:
+        storage.put(where, render(run).encode())
+    except OSError as error:
+        raise RunError(f"{where}: the report cannot be written: {error}; --output writes it elsewhere") from None
+    return where
+
+
+def render(run: Run) -> str:
+    """The page of a run."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("raypd.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        name: getattr(text, name)
+        for name in ("clean", "compact", "count", "duration", "number", "share", "usd", "when")
+    }
+    style, script = _file("report.css"), _file("report.js")
+    return environment.get_template("report.html.j2").render(
+        run=run,
+        style=Markup(style),
+        script=Markup(script),
+        policy=_policy(style, script),
+        made=time.time(),
+        **_content(run),
+    )
+
+
+def _file(name: str) -> str:
+    return (resources.files("raypd.report") / "templates" / name).read_text()
+
+
+def _policy(style: str, script: str) -> str:
+    def allowed(content: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
+
+    return (
+        f"default-src 'none'; style-src {allowed(style)}; script-src {allowed(script)}; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _content(run: Run) -> dict[str, Any]:
+    """What the template shows, made ready: figures are figures and nothing is computed in HTML."""
+    clock = Clock(run.sessions)
+    model = run.config.get("model") or {}
+    decoding = run.config.get("decoding") or {}
+    task = run.config.get("task") or {}
+    return {
+        "state": STATES.get(run.state, f"unfinished: {run.state}"),
+        "subtitle": [
+            text.clean(part, 120) for part in (model.get("name"), decoding.get("method"), task.get("kind")) if part
+        ],
+        "warnings": _warnings(run),
+        "tiles": tiles(run),
+        "money": _money(run, clock),
+        "money_tables": money_tables(run.bill) if run.bill and run.bill.sessions else [],
+        "rate": _rate(run, clock),
+        "workers": _workers(run, clock),
+        "confidence": _confidence(run),
+        "tokens": token_bars(run),
+        "machines": machine_table(run.bill) if run.bill and run.bill.nodes else None,
+        "answers": answer_tables(run.sample),
+        "categories": sorted({d.category for d in run.sample.documents if d.category}),
+        "errors": error_bars(run.sample),
+        "sessions": session_table(run),
+        "config": text.clean(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), _CONFIG_CHARACTERS),
+    }
+
+
+def _warnings(run: Run) -> list[str]:
+    found = []
+    planned = run.units_planned
+    if run.state != "complete":
+        done = f"{text.count(run.units.committed)} units are committed"
+        if planned:
+            done = (
+                f"{text.count(run.units.committed)} of {text.count(planned)} units are committed "
+                f"({text.share(run.units.committed, planned)})"
+            )
+        found.append(f"This run is not finished: {done}. All figures are as of {text.when(run.read_at)}.")
+    if not run.units.whole:
+        found.append(
+            f"Of {text.count(run.units.committed)} units, {text.count(len(run.units.read))} evenly spread ones were "
+            "read for this page. Totals of documents and tokens are scaled up from them."
+        )
+    if run.units.damaged:
+        found.append(
+            f"{text.count(len(run.units.damaged))} units cannot be read and are not counted, for instance "
+            f"{text.clean(run.units.damaged[0], 300)}. `raypd verify` says more."
+        )
+    if run.bill and run.bill.torn:
+        found.append(f"A part of the bill cannot be read and is missing: {text.clean(run.bill.torn[0], 300)}.")
+    return found
+
+
+def _money(run: Run, clock: Clock) -> Drawn:
+    from raypd.report import charts
+
+    bill = run.bill
+    if bill is None or not bill.sessions:
+        return Drawn(None, "No bill was kept for this run.")
+    if len(bill.series) < 2 or clock.total <= 0:
+        return Drawn(None, f"{text.usd(bill.usd)} in all; how it grew was not kept.")
+    times, dollars = money(bill.series, clock)
+    table = Table(["running time", "spent"], [])
+    for i in range(0, len(times), max(1, len(times) // 12)):
+        table.rows.append([text.duration(float(times[i])), text.usd(float(dollars[i]))])
+    chart, fits = charts.money(times, dollars, bill.budget_usd, clock)
+    note = (
+        f"The budget of {text.usd(bill.budget_usd)} lies far above this scale." if bill.budget_usd and not fits else ""
+    )
+    return Drawn(chart, table=table, note=note)
+
+
+def _rate(run: Run, clock: Clock) -> Drawn:
+    from raypd.report import charts
+
+    found = rate(run.units.read, clock, run.units.scale)
+    if found is None:
+        return Drawn(None, "No unit is committed yet.")
+    mean = run.units.total("documents") / clock.total
+    table = Table(["running time, from", "documents/s"], [])
+    for i in range(0, len(found.values), max(1, len(found.values) // 12)):
+        table.rows.append([text.duration(float(found.edges[i])), text.number(float(found.values[i]))])
+    return Drawn(
+        charts.rate(found, clock, mean),
+        table=table,
+        unit=f"documents a second; the dashed line is the mean, {text.number(mean)}",
+    )
+
+
+def _workers(run: Run, clock: Clock) -> Drawn:
+    from raypd.report import charts
+
+    workers = [w for w in run.bill.workers if w.spans] if run.bill else []
+    if workers and clock.total > 0:
+        workers.sort(key=lambda w: (w.began, -w.busy))
+        shown = workers[:: -(-len(workers) // _TIMELINE_ROWS)]
+        rows = timeline(shown, clock, _TIMELINE_BINS)
+        busy = sum(w.seconds("busy") for w in workers) / max(sum(w.ended - w.began for w in workers), 1e-9)
+        said = f"{len(workers)} workers were busy {text.share(busy, 1)} of their time."
+        chart = charts.timeline(rows, [text.clean(w.id, 12) for w in shown], clock, said)
+        return Drawn(chart, table=worker_table(sorted(workers, key=lambda w: -w.busy)), legend=LEGEND, note=said)
+    by_unit = spans_of_units(run.units.read) if run.units.whole else {}
+    if not by_unit or clock.total <= 0:
+        return Drawn(None, "Which worker did what was not kept for this run.")
+    names = list(by_unit)[:_TIMELINE_ROWS]
+    spans = [[(*clock.at(list(s)).tolist(), "busy") for s in by_unit[name]] for name in names]
+    said = f"When each of {len(by_unit)} workers had a unit in hand."
+    return Drawn(charts.timeline(spans, [text.clean(n, 12) for n in names], clock, said), note=said)
+
+
+def _confidence(run: Run) -> Drawn:
+    from raypd.report import charts
+
+    values = run.sample.confidences
+    if not values:
+        return Drawn(None, "The sampled answers carry no confidence.")
+    table = Table(["confidence", "answers"], [])
+    for low in range(0, 100, 10):
+        inside = sum(low <= 100 * v < low + 10 or (low == 90 and v >= 0.9) for v in values)
+        table.rows.append([f"{low / 100:.1f} to {low / 100 + 0.1:.1f}", text.count(inside)])
+    return Drawn(charts.confidence(values), table=table)

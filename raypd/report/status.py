@@ -1,0 +1,207 @@
+"""How a run stands, from its folder alone and so from any machine: one look, or one every few seconds.
+
+Cheap on purpose: a look lists the units and reads the newest session and the bills; of the units themselves it reads
+a few footers, and only where no bill tells how many documents they hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from raypd.cluster import dead_letters, storage
+from raypd.report import data
+from raypd.report.ledger import Bill, read_bill
+from raypd.report.sample import read_errors
+from raypd.report.text import clean
+from raypd.runs import load_record
+
+_FOOTERS = 64  # read in one look
+_ERROR_UNITS = 8  # read for their errors in one look
+_ERRORS = 5
+_RATE_SECONDS = 600.0  # the speed of now is that of the last ten minutes
+
+
+@dataclass
+class WorkerState:
+    """A worker: what it does now (startup, busy, idle, ended) and the share of its time that it was busy."""
+
+    worker: str
+    node: str
+    state: str
+    busy: float
+
+
+@dataclass
+class Status:
+    """One look at a run. Times are unix seconds, `eta_seconds` from now; None is what nothing on storage tells."""
+
+    run: str
+    state: str
+    fake: bool
+    at: float
+    units: int
+    units_planned: int | None
+    documents: int
+    documents_planned: int | None
+    exact: bool  # whether `documents` and `failed` were counted, not scaled up from some units
+    failed: int
+    sessions: int
+    running_seconds: float
+    documents_per_second: float | None
+    eta_seconds: float | None
+    usd: float | None
+    usd_per_hour: float | None
+    usd_at_end: float | None
+    budget_usd: float | None
+    deadline: str | None
+    heard: float | None
+    workers: list[WorkerState] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_tree(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Watch:
+    """Looks at a run again and again, and keeps what never changes: what a committed unit holds."""
+
+    root: str
+    overrides: Sequence[str] = ()
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        record = load_record(self.root, self.overrides)
+        self._fake = data.is_fake(record["config"])
+        self._held: dict[str, data.Unit | None] = {}  # footers that were read, by path
+        self._errors: dict[str, list[str]] = {}
+        self._pace: deque[tuple[float, float]] = deque(maxlen=1000)  # (when, documents)
+
+    def look(self) -> Status:
+        """Raises OSError when storage does not answer."""
+        now = self.clock()
+        objects = data.unit_objects(self.root)
+        bill = read_bill(self.root)
+        plan = data.read_plan(self.root)
+        self._read_footers(objects)
+        known = [u for u in (self._held.get(o.path) for o in objects) if u is not None]
+        last = max((u.committed for u in known), default=0.0)
+        trees = data.session_trees(self.root)
+        heard = dict(bill.heard) if bill else {}
+        if trees:
+            newest = str(trees[-1].get("id"))
+            heard[newest] = max(heard.get(newest, 0.0), last)
+        sessions = [data.session_of(tree, now, heard.get(str(tree.get("id")), 0.0)) for tree in trees]
+        documents, failed, exact = _documents(len(objects), known, bill)
+        status = Status(
+            run=self.root,
+            state=data.state_of(sessions, len(objects), plan.units if plan else None),
+            fake=self._fake,
+            at=now,
+            units=len(objects),
+            units_planned=plan.units if plan else None,
+            documents=documents,
+            documents_planned=plan.documents if plan else None,
+            exact=exact,
+            failed=failed,
+            sessions=len(sessions),
+            running_seconds=sum(s.seconds for s in sessions),
+            documents_per_second=None,
+            eta_seconds=None,
+            usd=bill.usd if bill else None,
+            usd_per_hour=None,
+            usd_at_end=None,
+            budget_usd=bill.budget_usd if bill else None,
+            deadline=bill.deadline if bill else None,
+            heard=max((s.ended for s in sessions), default=None),
+            workers=_workers(bill) if bill else [],
+            errors=self._last_errors(known),
+            notes=bill.notes if bill else ["no bill is kept for this run"],
+        )
+        self._forecast(status, bill)
+        return status
+
+    def _read_footers(self, objects: Sequence[storage.Object]) -> None:
+        """The newest units are not known by name: of those that were not read, an even choice is."""
+        new = [o for o in objects if o.path not in self._held]
+        with ThreadPoolExecutor(16) as pool:
+            chosen = data.spread(new, _FOOTERS)
+            for item, unit in zip(chosen, pool.map(data.read_unit, chosen), strict=True):
+                self._held[item.path] = unit
+
+    def _last_errors(self, known: Sequence[data.Unit]) -> list[str]:
+        """Why the documents failed that failed last, of the units whose footers are known."""
+        failed = sorted((u for u in known if u.failed), key=lambda u: -u.committed)[:_ERROR_UNITS]
+        found: list[str] = []
+        for unit in failed:
+            if unit.path not in self._errors:
+                rows = read_errors(unit.path) or []
+                self._errors[unit.path] = list(
+                    dict.fromkeys(dead_letters.normalize(row["source"], row["error"]) for row in rows)
+                )
+            found += [e for e in self._errors[unit.path] if e not in found]
+        return [clean(e, 160) for e in found[:_ERRORS]]
+
+    def _forecast(self, status: Status, bill: Bill | None) -> None:
+        """Speed of the last minutes, and from it the end and the bill at the end."""
+        mean = status.documents / status.running_seconds if status.documents and status.running_seconds > 0 else None
+        rate = _recent(bill) if status.state == "running" else mean
+        if status.state == "running":
+            status.usd_per_hour = _hourly(bill) if bill else None
+            self._pace.append((status.at, status.documents))
+            first = next((p for p in self._pace if status.at - p[0] <= _RATE_SECONDS), self._pace[0])
+            if rate is None and status.documents > first[1]:
+                rate = (status.documents - first[1]) / max(status.at - first[0], 1e-6)
+        rate = rate or mean
+        status.documents_per_second = rate
+        left = None if status.documents_planned is None else max(0, status.documents_planned - status.documents)
+        if status.state == "running" and left is not None and rate:
+            status.eta_seconds = left / rate
+            if status.usd is not None and status.usd_per_hour is not None:
+                status.usd_at_end = status.usd + status.usd_per_hour * status.eta_seconds / 3600
+
+
+def _documents(units: int, known: Sequence[data.Unit], bill: Bill | None) -> tuple[int, int, bool]:
+    """(documents, failed, whether they were counted)."""
+    if len(known) == units:
+        return sum(u.documents for u in known), sum(u.failed for u in known), True
+    if bill and bill.totals.get("documents"):
+        return bill.totals["documents"], bill.totals.get("failed", 0), True
+    if not known:
+        return 0, 0, False
+    scale = units / len(known)
+    return round(sum(u.documents for u in known) * scale), round(sum(u.failed for u in known) * scale), False
+
+
+def _recent(bill: Bill | None) -> float | None:
+    """Documents a second of the last minutes of the newest session, where the bill tells."""
+    if bill and len(bill.series) > 1:
+        last = bill.series[-1]
+        since = max(last.at - _RATE_SECONDS, max(bill.began.values()))
+        first = next((p for p in bill.series if p.at >= since), last)
+        if last.at > first.at and last.documents > first.documents:
+            return (last.documents - first.documents) / (last.at - first.at)
+    return None
+
+
+def _hourly(bill: Bill) -> float:
+    """USD an hour of the machines that are there now."""
+    return sum(n.usd_per_hour for n in bill.nodes if n.ended is None or n.ended >= bill.until - 1)
+
+
+def _workers(bill: Bill) -> list[WorkerState]:
+    """The workers of the newest session, those that still run first."""
+    newest = max(bill.began, key=lambda s: bill.began[s], default=None)
+    found = []
+    for worker in bill.workers:
+        if worker.session != newest:
+            continue
+        state = "ended" if worker.gone or bill.final else (worker.spans[-1][2] if worker.spans else "startup")
+        found.append(WorkerState(clean(worker.id, 40), clean(worker.node, 40), state, round(worker.busy, 4)))
+    return sorted(found, key=lambda w: (w.state == "ended", w.worker))

@@ -1,0 +1,105 @@
+"""A matplotlib figure as a small inline SVG that takes its colours and its font from the page.
+
+matplotlib writes colours and fonts into every element. Here colours become class names (`f-busy`, `s-grid`), so that
+the page's CSS paints them in the light, in the dark and on paper, and inline styles go, so that the page's
+Content-Security-Policy can forbid them.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Roles of a colour. The values only have to differ: the page's CSS says what they look like.
+ROLES = {
+    "ink": "#010101",
+    "muted": "#020202",
+    "grid": "#030303",
+    "accent": "#040404",
+    "wash": "#050505",
+    "busy": "#060606",
+    "startup": "#070707",
+    "idle": "#080808",
+    "lost": "#090909",
+    "budget": "#0a0a0a",
+    "surface": "#0b0b0b",
+}
+_CLASS = {color: role for role, color in ROLES.items()}
+_SVG = "http://www.w3.org/2000/svg"
+_LONG = re.compile(r"(-?\d+\.\d)\d+")
+
+
+def inline(figure: Figure, name: str, title: str, description: str) -> str:
+    """The figure as an <svg> element whose size is its viewBox; one unit of it is one CSS pixel at full width.
+
+    name: unique on the page, with letters, digits and dashes. title, description: what a screen reader says.
+    """
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # glyphs that matplotlib's own font lacks: the page's fonts draw the text
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    drawn = ElementTree.fromstring(buffer.getvalue())
+    ElementTree.register_namespace("", _SVG)
+    out = ElementTree.Element(f"{{{_SVG}}}svg")
+    out.set("viewBox", drawn.get("viewBox", ""))
+    out.set("role", "img")
+    out.set("aria-labelledby", f"{name}-t {name}-d")
+    for tag, text in (("title", title), ("desc", description)):
+        child = ElementTree.SubElement(out, f"{{{_SVG}}}{tag}", id=f"{name}-{tag[0]}")
+        child.text = text
+    for shape in drawn.iter():
+        kind = shape.tag.removeprefix(f"{{{_SVG}}}")
+        if kind not in ("path", "text", "rect") or _in_definitions(shape, drawn):
+            continue
+        _append(out, shape, kind)
+    return ElementTree.tostring(out, encoding="unicode")
+
+
+def _in_definitions(shape: ElementTree.Element, drawn: ElementTree.Element) -> bool:
+    return any(shape in list(defs.iter()) for defs in drawn.iter(f"{{{_SVG}}}defs"))
+
+
+def _append(out: ElementTree.Element, shape: ElementTree.Element, kind: str) -> None:
+    style = dict(part.split(":", 1) for part in shape.get("style", "").split(";") if ":" in part)
+    style = {key.strip(): value.strip() for key, value in style.items()}
+    classes = [
+        f"{short}-{_CLASS[style[key]]}" for key, short in (("fill", "f"), ("stroke", "s")) if style.get(key) in _CLASS
+    ]
+    if kind != "text" and not classes:
+        return  # the background, and what has no colour
+    child = ElementTree.SubElement(out, f"{{{_SVG}}}{kind}")
+    if kind == "text":
+        classes = classes or ["f-ink"]
+        _text(child, shape, style, classes)
+    else:
+        child.set("d", _LONG.sub(r"\1", " ".join((shape.get("d") or "").split())))
+        if "fill" not in style or style["fill"] == "none":
+            child.set("fill", "none")
+        for key in ("stroke-width", "stroke-dasharray"):
+            if key in style and any(c.startswith("s-") for c in classes):
+                child.set(key, _LONG.sub(r"\1", style[key]))
+    child.set("class", " ".join(classes))
+
+
+def _text(child: ElementTree.Element, shape: ElementTree.Element, style: dict[str, str], classes: list[str]) -> None:
+    font = style.get("font", "") + " " + style.get("font-size", "") + " " + style.get("font-weight", "")
+    size = re.search(r"([\d.]+)px", font)
+    if size:
+        child.set("font-size", size.group(1))
+    if re.search(r"\b(bold|600|700)\b", font):
+        classes.append("strong")
+    if "text-anchor" in style:
+        child.set("text-anchor", style["text-anchor"])
+    for key in ("x", "y"):
+        if shape.get(key):
+            child.set(key, _LONG.sub(r"\1", shape.get(key, "")))
+    turn = shape.get("transform", "")
+    if turn and not turn.startswith("rotate(-0 "):
+        child.set("transform", _LONG.sub(r"\1", turn))
+    child.text = "".join(shape.itertext())

@@ -1,0 +1,140 @@
+"""`raypd status` on the terminal: one look, or a view that is drawn anew every few seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from raypd.errors import RunError
+from raypd.report import text
+from raypd.report.status import Status, Watch, WorkerState
+
+_WORKERS = 12  # shown one by one
+_COLORS = {"complete": "green", "running": "cyan", "busy": "green", "idle": "yellow", "startup": "yellow"}
+
+
+def show(watch: Watch, *, again: float | None = None, as_json: bool = False, console: Console | None = None) -> None:
+    """Prints how a run stands; again: every so many seconds, until the run has ended or Ctrl-C.
+
+    Raises RunError when storage does not answer at the first look; when it does not later, that is said.
+    """
+    console = console or Console(highlight=False)
+    try:
+        status = watch.look()
+    except OSError as error:
+        raise RunError(f"{watch.root}: cannot be read: {error}") from None
+    if again is None:
+        _print(status, console, as_json)
+        return
+    with contextlib.suppress(KeyboardInterrupt):  # the way to leave it
+        if as_json or not console.is_terminal:
+            _follow(watch, status, again, lambda found: _print(found, console, as_json))
+            return
+        with Live(console=console, auto_refresh=False) as live:
+            _follow(watch, status, again, lambda found: live.update(render(found, console.width), refresh=True))
+
+
+def _follow(watch: Watch, status: Status, again: float, tell: Callable[[Status], None]) -> None:
+    tell(status)
+    while status.state == "running":
+        time.sleep(again)
+        status = _look(watch, status)
+        tell(status)
+
+
+def _look(watch: Watch, before: Status) -> Status:
+    try:
+        return watch.look()
+    except OSError as error:
+        before.notes = [f"the last look failed, these are the figures of before: {error}"]
+        return before
+
+
+def _print(status: Status, console: Console, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(status.to_tree()), flush=True)
+    else:
+        console.print(render(status, console.width))
+
+
+def render(status: Status, width: int = 100) -> RenderableType:
+    """The look as rich draws it. Texts of documents are shown as they are, never as rich's markup."""
+    parts: list[RenderableType] = []
+    if status.fake:
+        parts.append(Text("model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red"))
+    head = Text(text.clean(status.run), style="bold")
+    head.append(f"  {status.state}", style=_COLORS.get(status.state, "red"))
+    parts.append(head)
+    if status.documents_planned:
+        done = min(status.documents, status.documents_planned)
+        parts.append(ProgressBar(status.documents_planned, done, width=min(width, 60)))
+    parts.append(_figures(status))
+    if status.workers:
+        parts.append(_workers(status.workers))
+    if status.errors:
+        parts.append(Text("last errors", style="bold"))
+        parts += [Text(f"  {error}", overflow="ellipsis", no_wrap=True) for error in status.errors]
+    parts += [Text(f"note: {text.clean(note, 300)}", style="yellow") for note in status.notes]
+    return Group(*parts)
+
+
+def _figures(status: Status) -> Table:
+    table = Table.grid(padding=(0, 2))
+    about = "" if status.exact else "about "
+    done = f"{about}{text.count(status.documents)}"
+    if status.documents_planned:
+        done += f" of {text.count(status.documents_planned)}, {text.share(status.documents, status.documents_planned)}"
+    if status.failed:
+        done += f"; {about}{text.count(status.failed)} failed"
+    table.add_row("documents", done)
+    units = text.count(status.units) + (f" of {text.count(status.units_planned)}" if status.units_planned else "")
+    table.add_row("units", f"{units} committed")
+    if status.documents_per_second is not None:
+        table.add_row("speed", f"{text.number(status.documents_per_second)} documents/s")
+    if status.eta_seconds is not None:
+        table.add_row("left", f"{text.duration(status.eta_seconds)}, until {text.when(status.at + status.eta_seconds)}")
+    ran = f"{text.duration(status.running_seconds)} in {status.sessions} session" + "s" * (status.sessions != 1)
+    table.add_row("ran", ran)
+    if status.heard is not None and status.state not in ("complete",):
+        table.add_row("heard", f"{text.duration(max(0.0, status.at - status.heard))} ago")
+    if status.usd is not None:
+        table.add_row("cost", _cost(status))
+    if status.deadline:
+        table.add_row("deadline", text.clean(status.deadline))
+    return table
+
+
+def _cost(status: Status) -> str:
+    line = text.usd(status.usd or 0.0)
+    if status.budget_usd:
+        line += f" of {text.usd(status.budget_usd)}, {text.share(status.usd or 0.0, status.budget_usd)}"
+    if status.documents:
+        line += f"; {text.usd(1000 * (status.usd or 0.0) / status.documents)} per 1,000 documents"
+    if status.state == "running" and status.usd_per_hour:
+        line += f"; {text.usd(status.usd_per_hour)} an hour"
+    if status.usd_at_end is not None:
+        line += f"; about {text.usd(status.usd_at_end)} at the end"
+    return line
+
+
+def _workers(workers: list[WorkerState]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    counts: dict[str, int] = {}
+    for worker in workers:
+        counts[worker.state] = counts.get(worker.state, 0) + 1
+    table.add_row(Text("workers", style="bold"), ", ".join(f"{n} {state}" for state, n in counts.items()))
+    live = [w for w in workers if w.state != "ended"]
+    for worker in live[:_WORKERS]:
+        state = Text(worker.state, style=_COLORS.get(worker.state, ""))
+        table.add_row(f"  {worker.worker}", Text.assemble(state, f"  busy {text.share(worker.busy, 1)}"))
+    if len(live) > _WORKERS:
+        table.add_row("", f"and {len(live) - _WORKERS} more")
+    return table

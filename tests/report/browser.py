@@ -1,0 +1,43 @@
+"""A headless Chromium of the system, for tests of the page."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
+    "--disable-background-networking", "--disable-sync",
+]  # fmt: skip
+PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Any]:
+    """A running browser; skips the test where there is none."""
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[dev]'")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def shoot(browser: Any, page_file: Path, folder: Path, name: str) -> None:
+    """Screenshots of a page: desktop, phone, dark, and its print as PDF."""
+    for form, size, scheme in (("desktop", DESKTOP, "light"), ("phone", PHONE, "light"), ("dark", DESKTOP, "dark")):
+        page = browser.new_page(viewport=size, color_scheme=scheme)
+        page.goto(page_file.as_uri())
+        page.screenshot(path=folder / f"{name}-{form}.png", full_page=True)
+        if form == "desktop":
+            page.pdf(path=folder / f"{name}.pdf", format="A4", print_background=False)
+        page.close()

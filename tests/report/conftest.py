@@ -1,0 +1,22 @@
+"""Runs to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypd.report import data
+from tests.report.builder import Plan, build
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., data.Run]:
+    """Builds a run and reads it: make(units=10, ledger=False)."""
+
+    def made(**keys: Any) -> data.Run:
+        return data.load(str(build(tmp_path / "run", Plan(**keys))))
+
+    return made

@@ -1,0 +1,224 @@
+"""The page in a real browser: nothing of a document runs, nothing is asked from the network, nothing is cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypd.report import data, page
+from tests.report import hostile
+from tests.report.browser import DESKTOP, PHONE, chromium
+from tests.report.builder import Plan, build
+
+
+def hostile_plan() -> Plan:
+    """A run whose ids, sources, categories, names, values, errors and configuration are all hostile."""
+    texts = hostile.TEXTS
+
+    def text(number: int) -> str:
+        return texts[number % len(texts)]
+
+    def rows(first: int, count: int) -> list[dict[str, Any]]:
+        made = []
+        for n in range(first, first + count):
+            values = [
+                {"name": text(n + i), "value": text(n + i + 1), "number": None, "boolean": None, "confidence": i / 30,
+                 "status": text(i) if i == 3 else "ok", "raw": None}
+                for i in range(len(texts))
+            ]  # fmt: skip
+            row: dict[str, Any] = {
+                "id": text(n),
+                "source": text(n + 1),
+                "row": n,
+                "attempts": 1,
+                "category": text(n + 2),
+            }
+            row |= {"status": "ok", "error": None, "record": "{}", "values": values, "truncated": n % 5 == 0}
+            if n % 4 == 0:
+                row |= {"status": "error", "error": text(n // 4), "values": None}
+            made.append(row)
+        return made
+
+    return Plan(
+        units=24,
+        documents=12,
+        workers=3,
+        sessions=2,
+        rows=rows,
+        model=texts[1],
+        categories={texts[0]: [texts[2]]},
+        config={"input": {"path": texts[4], texts[5]: texts[6]}},
+    )
+
+
+def _open(browser: Any, file: Path, **keys: Any) -> tuple[Any, list[str], list[str]]:
+    """The page; what it asked for, and what it complained of."""
+    asked: list[str] = []
+    errors: list[str] = []
+    tab = browser.new_page(**keys)
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("dialog", lambda dialog: (errors.append(dialog.message), dialog.dismiss()))
+    tab.goto(file.as_uri())
+    return tab, asked, errors
+
+
+@contextlib.contextmanager
+def listener() -> Iterator[tuple[int, list[str]]]:
+    """A web server on loopback: its port, and the paths that it was asked for."""
+    heard: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1], heard
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+def _page(tmp_path: Path, plan: Plan) -> Path:
+    run = data.load(str(build(tmp_path / "run", plan)))
+    file = tmp_path / "report.html"
+    file.write_text(page.render(run))
+    return file
+
+
+def test_hostile_documents_run_nothing_and_load_nothing(browser, tmp_path):
+    file = _page(tmp_path, hostile_plan())
+    tab, asked, errors = _open(browser, file, viewport=PHONE)
+    for query in ("script", "<img", "\u202e", "'\"><svg onload=alert(1)>"):
+        tab.fill("#query", query)
+    tab.fill("#query", "")
+    for n in range(tab.locator("#category option").count()):
+        tab.locator("#category").select_option(index=n)
+    tab.locator("#category").select_option(index=0)
+    while tab.locator("#on").is_visible() and tab.locator("#on").is_enabled():
+        tab.click("#on")
+    tab.wait_for_timeout(300)
+    assert tab.evaluate(f"window.{hostile.MARK}") is None
+    assert asked == [file.as_uri()]
+    assert errors == []
+    assert tab.evaluate("document.scrollingElement.scrollWidth") <= PHONE["width"]
+    assert (
+        tab.evaluate("document.querySelectorAll('article a, article img, article script, iframe, base, link').length")
+        == 0
+    )
+
+
+def test_the_policy_holds_where_escaping_would_fail(browser, tmp_path):
+    """Shown by a page whose escaping was broken on purpose: nothing in it runs all the same."""
+    file = _page(tmp_path, Plan(units=3))
+    with listener() as (port, heard):
+        evil = "".join(hostile.TEXTS[1:10]).replace("127.0.0.1:9", f"127.0.0.1:{port}")
+        whole = file.read_text()
+        file.write_text(whole.replace('<div id="documents">', f'{evil}<div id="documents">', 1))
+        tab, _, errors = _open(browser, file)
+        tab.wait_for_timeout(500)
+        assert tab.evaluate(f"window.{hostile.MARK}") is None
+        assert heard == []
+        without = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", file.read_text())
+        file.write_text(without)
+        tab, *_ = _open(browser, file)  # the same without the policy: so this test could fail
+        tab.wait_for_timeout(500)
+        assert tab.evaluate(f"window.{hostile.MARK}") is not None
+        assert heard != []
+    assert any("Content Security Policy" in error for error in errors)
+
+
+@pytest.mark.parametrize("size", [PHONE, {"width": 320, "height": 640}, {"width": 768, "height": 1024}, DESKTOP])
+def test_it_fits_every_screen(browser, tmp_path, size):
+    tab, _, errors = _open(browser, _page(tmp_path, Plan(units=30, workers=5, sessions=2)), viewport=size)
+    assert tab.evaluate("document.scrollingElement.scrollWidth") <= size["width"]
+    shown = tab.evaluate(
+        "[...document.querySelectorAll('figure [role=img]')].filter(s => s.getBoundingClientRect().width > 0).length"
+    )
+    assert shown == 4  # one form of each chart
+    # The letters of the charts are never too small to read, nor out of their picture.
+    letters = tab.evaluate(
+        "[...document.querySelectorAll('figure svg text')].map(t => [t.getBoundingClientRect(), t])"
+        ".filter(([r]) => r.width > 0)"
+        ".map(([r, t]) => [Math.hypot(t.getCTM().a, t.getCTM().b) * t.getAttribute('font-size'), r.left, r.right])"
+    )
+    assert min(size for size, *_ in letters) >= 8.8
+    assert not [left for _, left, right in letters if left < 0 or right > size["width"]]
+    assert errors == []
+
+
+def test_search_filter_order_and_paging(browser, tmp_path):
+    tab, *_ = _open(browser, _page(tmp_path, Plan(units=40, documents=25)))
+    articles = tab.locator("#documents article")
+    assert articles.count() == 20
+    assert tab.inner_text("#place") == "1 to 20 of 240"
+    tab.click("#on")
+    assert tab.inner_text("#place") == "21 to 40 of 240"
+    tab.select_option("#status", "error")
+    assert tab.inner_text("#place").startswith("1 to ")
+    assert set(articles.evaluate_all("found => found.map(a => a.dataset.status)")) == {"error"}
+    tab.select_option("#status", "")
+    tab.select_option("#category", "coffee")
+    tab.select_option("#order", "unsure")
+    sure = [float(s) for s in articles.evaluate_all("found => found.map(a => a.dataset.sure)")]
+    assert sure == sorted(sure)
+    first = articles.first.locator("h3 bdi").first.inner_text()
+    tab.fill("#query", f"{first.lower()} coffee")
+    assert articles.count() == 1
+    tab.fill("#query", "no such thing")
+    assert articles.count() == 0
+    assert tab.locator("#nothing").is_visible()
+
+
+def test_without_scripts_all_documents_are_there(browser, tmp_path):
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(_page(tmp_path, Plan(units=40, documents=25)).as_uri())
+    assert tab.locator("#documents article").count() == 240
+    assert tab.locator("#find").is_hidden()
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_what_is_behind_it(browser, tmp_path, scheme):
+    """Contrast of at least 4.5 to 1 (WCAG AA), also in charts, labels and notes."""
+    tab, *_ = _open(
+        browser, _page(tmp_path, Plan(units=20, missing=2, how="failed", model="fake")), color_scheme=scheme
+    )
+    found = tab.evaluate(
+        """() => {
+          const rgb = (c) => c.match(/[\\d.]+/g).map(Number);
+          const light = (c) => { const [r, g, b] = rgb(c).slice(0, 3).map((v) => v / 255)
+            .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+          const behind = (e) => { for (; e; e = e.parentElement) {
+            const c = getComputedStyle(e).backgroundColor; if (c !== 'rgba(0, 0, 0, 0)') return c; }
+            return 'rgb(255,255,255)'; };
+          const says = (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+          return [...document.querySelectorAll('body *')]
+            .filter((e) => says(e) && e.getBoundingClientRect().width > 0 && !e.disabled
+              && !['SCRIPT', 'STYLE', 'title', 'desc'].includes(e.tagName))
+            .map((e) => { const s = getComputedStyle(e);
+              const a = light(e instanceof SVGElement ? s.fill : s.color), b = light(behind(e));
+              return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.textContent.trim().slice(0, 40)]; });
+        }"""
+    )
+    assert len(found) > 100
+    assert [pair for pair in found if pair[0] < 4.5] == []

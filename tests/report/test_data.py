@@ -1,0 +1,144 @@
+"""Reading a run's folder: figures that add up, and what is missing, torn or unfinished."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from raypd.errors import ConfigError
+from raypd.report import data
+from raypd.report.ledger import add_up
+from raypd.report.secrets import HIDDEN, redact
+from raypd.report.series import Clock, rate, timeline
+from tests.report.builder import Plan, build
+
+
+def test_figures_are_those_of_the_units(make):
+    run = make(units=30, documents=20, sessions=2)
+    assert run.state == "complete"
+    assert (run.units.committed, run.units.total("documents")) == (30, 600)
+    assert run.units.total("ok") + run.units.total("failed") == 600
+    assert run.units.tokens("decode_tokens") == 600 * 24
+    assert [s.how for s in run.sessions] == ["interrupted", "complete"]
+    assert sum(s.documents for s in run.sessions) == 600
+    assert sum(run.sample.errors.values()) == run.units.total("failed") > 0
+
+
+def test_bill_is_the_sum_of_its_sessions(make):
+    run = make(units=30, sessions=3)
+    bill = run.bill
+    assert bill is not None
+    assert len(bill.sessions) == 3
+    assert bill.usd == pytest.approx(sum(n.usd for n in bill.nodes)) == pytest.approx(sum(bill.parts.values()))
+    assert bill.usd == pytest.approx(sum(s.usd or 0 for s in run.sessions))
+    dollars = [p.usd for p in bill.series]
+    assert dollars == sorted(dollars)  # a later session goes on where the one before ended
+    assert dollars[-1] == pytest.approx(bill.usd)
+    assert bill.series[-1].documents == run.units.total("documents")
+
+
+def test_without_a_ledger_there_is_no_bill(make):
+    assert make(units=3, ledger=False).bill is None
+
+
+def test_a_torn_ledger_file_is_named_and_the_others_count(tmp_path):
+    root = build(tmp_path / "run", Plan(units=8, sessions=2))
+    (first, second) = sorted((root / "ledger").iterdir())
+    whole = json.loads(second.read_text())["usd"]
+    first.write_text(first.read_text()[:100])
+    bill = data.load(str(root)).bill
+    assert bill is not None
+    assert bill.torn == [str(first)]
+    assert bill.usd == pytest.approx(whole)
+
+
+def test_the_smallest_ledger_file_that_the_contract_allows():
+    bill = add_up([{"session": "s", "began": 1.0, "usd": 2.5}])
+    assert (bill.usd, bill.budget_usd, bill.workers, bill.kwh) == (2.5, None, [], None)
+
+
+def test_a_damaged_unit_is_named_and_not_counted(tmp_path):
+    root = build(tmp_path / "run", Plan(units=5, documents=10))
+    broken = sorted((root / "units").iterdir())[2]
+    broken.write_bytes(broken.read_bytes()[:-100])
+    run = data.load(str(root))
+    assert run.units.damaged == [str(broken)]
+    assert run.units.total("documents") == 40
+
+
+def test_units_in_folders_of_a_partition_count(tmp_path):
+    root = build(tmp_path / "run", Plan(units=4, documents=10))
+    (root / "units/shop=a").mkdir()
+    for file in sorted((root / "units").glob("*.parquet"))[:2]:
+        file.rename(root / "units/shop=a" / file.name)
+    assert data.load(str(root)).units.total("documents") == 40
+
+
+def test_very_many_units_are_read_in_part_and_scaled(make, monkeypatch):
+    monkeypatch.setattr(data, "READ_UNITS", 10)
+    run = make(units=40, documents=10)
+    assert not run.units.whole
+    assert len(run.units.read) == 10
+    assert run.units.total("documents") == 400
+
+
+@pytest.mark.parametrize(
+    ("how", "ago", "state"),
+    [
+        ("running", 5, "running"),
+        ("running", 3600, "killed"),
+        ("interrupted", 5, "interrupted"),
+        ("failed", 5, "failed"),
+    ],
+)
+def test_state_of_a_run_that_is_not_finished(make, how, ago, state):
+    assert make(units=10, missing=3, how=how, now=time.time() - ago).state == state
+
+
+def test_no_run_is_an_error_that_says_what_to_give(tmp_path):
+    with pytest.raises(ConfigError, match=r"no run here \(it has no run.json\); give the output.path"):
+        data.load(str(tmp_path / "nothing"))
+
+
+def test_secrets_do_not_leave():
+    shown = redact(
+        {
+            "storage": {"secret_access_key": "abc", "access_key_id": "AKIAABCDEFGHIJKLMNOP", "session_token": "t"},
+            "input": {"path": ["https://user:pass@host/a?X-Amz-Signature=deadbeef&x=1", "s3://corpus/a"]},
+            "model": {"name": "m", "token": "hf_abcdefghijklmnopqrstuvwx", "note": "key AKIAABCDEFGHIJKLMNOP"},
+            "engine": {"token_budget": 2048, "cache_tokens": None, "max_value_tokens": 30, "password": None},
+        }
+    )
+    text = json.dumps(shown)
+    for secret in ("abc", "AKIA", "pass@", "deadbeef", "hf_a"):
+        assert secret not in text.replace("hf_", "hf_"), secret
+    assert shown["engine"] == {"token_budget": 2048, "cache_tokens": None, "max_value_tokens": 30, "password": None}
+    assert shown["input"]["path"] == [f"https://{HIDDEN}@host/a?X-Amz-Signature={HIDDEN}&x=1", "s3://corpus/a"]
+
+
+def test_the_clock_stands_between_two_sessions(make):
+    run = make(units=20, sessions=2)
+    first, second = run.sessions
+    clock = Clock(run.sessions)
+    assert clock.total == pytest.approx(first.seconds + second.seconds)
+    assert clock.at([first.ended, first.ended + 3600, second.began]).tolist() == pytest.approx([first.seconds] * 3)
+    assert clock.borders == [pytest.approx(first.seconds)]
+
+
+def test_speed_over_time_adds_up_to_all_documents(make):
+    run = make(units=50, documents=10)
+    found = rate(run.units.read, Clock(run.sessions))
+    assert found is not None
+    assert float((found.values * (found.edges[1:] - found.edges[:-1])).sum()) == pytest.approx(500)
+
+
+def test_a_timeline_with_too_many_spans_keeps_what_filled_most(make):
+    run = make(units=400, workers=1)
+    assert run.bill is not None
+    (row,) = timeline(run.bill.workers, Clock(run.sessions), 20)
+    assert len(row) <= 20
+    assert row[0][2] in ("startup", "busy")
+    busy = sum(ended - began for began, ended, kind in row if kind == "busy")
+    assert busy == pytest.approx(run.bill.workers[0].seconds("busy"), rel=0.1)

@@ -1,0 +1,167 @@
+"""The page as HTML: escaped, labelled, of a bearable size. How it looks and what runs in it: test_browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from raypd.report import data, page
+from tests.report.builder import Plan, build
+from tests.report.test_browser import hostile_plan
+
+
+class Tags(HTMLParser):
+    """All start tags with their attributes, and the text without tags."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_figures_stand_on_the_page(make):
+    run = make(units=20, documents=25, sessions=2, budget_usd=2.0)
+    text = Tags(page.render(run)).text
+    assert "500" in text
+    assert "of the budget of $2.00" in text
+    assert "2 sessions" in text
+    for reason in run.sample.errors:
+        assert reason in text
+    for label in ("running time, minutes", "spent, USD", "documents/s", "confidence, 0 to 1", "budget $2.00"):
+        assert label in text, label  # on the axes
+
+
+def test_nothing_of_a_document_becomes_markup(tmp_path):
+    html = page.render(data.load(str(build(tmp_path / "run", hostile_plan()))))
+    found = Tags(html)
+    allowed = {"html", "head", "meta", "title", "style", "body", "script", "svg", "rect", "path", "text", "desc"}
+    allowed |= {"header", "main", "section", "footer", "nav", "article", "figure", "figcaption", "details", "summary"}
+    allowed |= {"h1", "h2", "h3", "p", "div", "span", "bdi", "code", "pre", "strong", "output", "button", "form"}
+    allowed |= {"dl", "dt", "dd", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"}
+    allowed |= {"label", "input", "select", "option"}
+    assert {tag for tag, _ in found.tags} <= allowed
+    for tag, attributes in found.tags:
+        assert not [name for name in attributes if name.startswith("on") or name in ("style", "src", "srcdoc")], tag
+        assert "href" not in attributes
+    assert sum(tag == "script" for tag, _ in found.tags) == 1
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\0\x1b\u2028]", html)
+    assert "\\u202e" in found.text  # said, not swallowed
+
+
+def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_else(make):
+    html = page.render(make(units=3))
+    policy = next(a["content"] for t, a in Tags(html).tags if t == "meta" and "http-equiv" in a)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        content = re.search(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        assert content is not None
+        digest = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_charts_are_well_formed_named_and_without_a_style_of_their_own(make):
+    charts = re.findall(r"<div class=\"(?:wide|narrow)\">(<svg.*?</svg>)</div>", page.render(make(units=20)), re.DOTALL)
+    assert len(charts) == 8
+    for chart in charts:
+        tree = ElementTree.fromstring(chart)
+        texts = [child.text for child in tree[:2]]
+        assert all(texts), texts
+        assert tree.get("aria-labelledby") == f"{tree[0].get('id')} {tree[1].get('id')}"
+        assert not [e for e in tree.iter() if e.get("style") or "#" in (e.get("fill") or "")]
+        assert not [
+            e
+            for e in tree.iter()
+            if e.tag.endswith("path") and "f-" not in e.get("class", "") and e.get("fill") != "none"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"ledger": False}, "No bill was kept for this run."),
+        ({"ledger": False, "workers_kept": False}, "Which worker did what was not kept for this run."),
+        ({"units": 4, "missing": 4, "how": "interrupted"}, "No document is committed yet."),
+        ({"missing": 3, "how": "interrupted"}, "This run is not finished"),
+        ({"missing": 3, "how": "interrupted"}, "unfinished: interrupted"),
+        ({"budget_usd": None}, "no budget was set"),
+        ({"usd_per_hour": 0.0}, "no machine of this run has a price"),
+        ({"model": "fake"}, "Made-up answers."),
+    ],
+)
+def test_what_is_missing_is_said(make, keys, said):
+    assert said in Tags(page.render(make(**{"units": 6, **keys}))).text
+
+
+def test_a_real_run_is_not_called_made_up(make):
+    assert "Made-up" not in page.render(make(units=2))
+
+
+def test_secrets_are_not_on_the_page(make):
+    html = page.render(make(units=2, config={"hub": {"api_key": "hunter2hunter2"}}))
+    assert "hunter2" not in html
+    assert "(hidden)" in html
+
+
+def test_no_attribute_name_can_spoil_a_chart(make):
+    """matplotlib would read $...$ as mathematics."""
+    html = page.render(make(units=6, categories={"$\\frac{": ["$x", "<b>", "&amp;"]}, workers=2))
+    assert "$\\frac{" in Tags(html).text
+
+
+def test_the_same_run_makes_the_same_page(tmp_path):
+    root = str(build(tmp_path / "run", Plan(units=12)))
+    first, second = (re.sub(r"Made .*? from", "", page.render(data.load(root))) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.slow
+def test_ten_thousand_units(tmp_path):
+    root = build(tmp_path / "run", Plan(units=10_000, documents=20, workers=64, sessions=3, budget_usd=500))
+    began = time.monotonic()
+    html = page.render(data.load(str(root)))
+    assert time.monotonic() - began < 60
+    assert len(html) < 3_000_000
+    assert "200,000" in html
+
+
+def test_long_answers_do_not_make_the_page_large(make):
+    def rows(first, count):
+        values = [
+            {
+                "name": f"a{i}",
+                "value": "x" * 5000,
+                "number": None,
+                "boolean": None,
+                "confidence": 0.5,
+                "status": "ok",
+                "raw": None,
+            }
+            for i in range(100)
+        ]
+        base = {
+            "status": "ok",
+            "error": None,
+            "source": "s",
+            "attempts": 1,
+            "category": "c",
+            "record": "",
+            "truncated": False,
+        }
+        return [{**base, "id": str(first + i), "row": first + i, "values": values} for i in range(count)]
+
+    assert len(page.render(make(units=20, documents=12, rows=rows))) < 2_000_000

@@ -1,0 +1,135 @@
+"""`raypd status`: figures from storage alone, cheap at every look."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+
+import pytest
+from rich.console import Console
+
+from raypd.cluster import storage
+from raypd.errors import ConfigError
+from raypd.report import data, status, terminal
+from raypd.report.status import Watch
+from tests.report import builder
+from tests.report.builder import Plan, build
+
+
+def _plan_file(root, units, documents):
+    (root / "plan").mkdir(exist_ok=True)
+    (root / "plan/plan.json").write_text(json.dumps({"id": "p", "units": units, "documents": documents, "exact": True}))
+
+
+def _shown(found):
+    console = Console(file=io.StringIO(), width=100)
+    console.print(terminal.render(found))
+    return console.file.getvalue()
+
+
+def test_a_run_in_the_middle(tmp_path):
+    root = build(tmp_path / "run", Plan(units=40, documents=25, missing=20, how="running", now=time.time() - 3))
+    _plan_file(root, 40, 1000)
+    found = Watch(str(root)).look()
+    assert (found.state, found.units, found.units_planned) == ("running", 20, 40)
+    assert (found.documents, found.documents_planned, found.exact) == (500, 1000, True)
+    assert found.documents_per_second is not None
+    assert found.eta_seconds == pytest.approx(500 / found.documents_per_second)
+    bill = data.load(str(root)).bill
+    assert bill is not None
+    assert found.usd == bill.usd
+    assert found.usd_at_end == pytest.approx(bill.usd + 4.1 * 2.25 * found.eta_seconds / 3600)
+    assert found.errors
+    text = _shown(found)
+    for part in ("500 of 1,000, 50%", "20 of 40 committed", "documents/s", "of $40.00", "at the end", "last errors"):
+        assert part in text, part
+
+
+def test_a_finished_run_has_no_forecast(tmp_path):
+    found = Watch(str(build(tmp_path / "run", Plan(units=8)))).look()
+    assert (found.state, found.eta_seconds, found.usd_at_end) == ("complete", None, None)
+    run = data.load(str(tmp_path / "run"))
+    assert found.documents_per_second == pytest.approx(run.units.total("documents") / run.seconds)
+
+
+def test_without_a_bill_the_units_tell(tmp_path):
+    root = build(tmp_path / "run", Plan(units=8, documents=25, ledger=False, missing=2, how="running", now=time.time()))
+    found = Watch(str(root)).look()
+    assert (found.documents, found.exact, found.usd, found.workers) == (150, True, None, [])
+    assert "no bill is kept" in _shown(found)
+
+
+def test_a_look_reads_few_units_and_none_twice(tmp_path, monkeypatch):
+    root = build(tmp_path / "run", Plan(units=300, documents=10, ledger=False, how="running", now=time.time()))
+    opened = []
+    real = storage.open_file
+    monkeypatch.setattr(storage, "open_file", lambda path, *a, **k: (opened.append(path), real(path, *a, **k))[1])
+    watch = Watch(str(root))
+    first = watch.look()
+    assert len(opened) <= status._FOOTERS + status._ERROR_UNITS
+    assert not first.exact
+    assert first.documents == 3000
+    for _ in range(5):
+        last = watch.look()
+    assert last.exact  # by now it has seen them all
+    footers = [path for path in opened if opened.count(path) > 2]  # once for the footer, once for its errors
+    assert footers == []
+
+
+def test_workers_and_what_they_do(tmp_path):
+    root = build(tmp_path / "run", Plan(units=12, workers=3, how="running", missing=1, now=time.time()))
+    file = next((root / "ledger").iterdir())
+    tree = json.loads(file.read_text())
+    for worker, kind in zip(tree["workers"], ("busy", "idle", "busy"), strict=True):
+        worker["spans"].append([worker["ended"], worker["ended"] + 1, kind, None])
+        worker["ended"] = None
+    tree["workers"][2]["ended"] = tree["until"]
+    file.write_text(json.dumps(tree))
+    found = Watch(str(root)).look()
+    assert [w.state for w in found.workers] == ["busy", "idle", "ended"]
+    assert "1 busy, 1 idle, 1 ended" in _shown(found)
+
+
+def test_texts_of_documents_are_no_markup(tmp_path):
+    def rows(first, count):
+        row = builder.document(1, builder.random.Random(1))
+        return [
+            {**row, "row": first + i, "status": "error", "error": "[red]x[/red] \x1b[2J [/]", "values": None}
+            for i in range(count)
+        ]
+
+    text = _shown(Watch(str(build(tmp_path / "run", Plan(units=2, rows=rows)))).look())
+    assert "[red]x[/red] \\u001b[NJ [/]" in text
+    assert "\x1b" not in text
+
+
+def test_a_fake_run_says_so(tmp_path):
+    assert "MADE UP" in _shown(Watch(str(build(tmp_path / "run", Plan(units=2, model="fake")))).look())
+
+
+def test_json_is_one_object(tmp_path, capsys):
+    root = build(tmp_path / "run", Plan(units=4))
+    terminal.show(Watch(str(root)), as_json=True)
+    tree = json.loads(capsys.readouterr().out)
+    assert (tree["state"], tree["units"]) == ("complete", 4)
+
+
+def test_watching_ends_with_the_run(tmp_path, capsys, monkeypatch):
+    root = build(tmp_path / "run", Plan(units=6, missing=2, how="running", now=time.time()))
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        for file in (root / "sessions").iterdir():
+            file.write_text(json.dumps({**json.loads(file.read_text()), "how": "interrupted", "ended": time.time()}))
+
+    monkeypatch.setattr(terminal.time, "sleep", nap)
+    terminal.show(Watch(str(root)), again=3.0, as_json=True)
+    states = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
+    assert (states, naps) == (["running", "interrupted"], [3.0])
+
+
+def test_no_run_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="no run here"):
+        Watch(str(tmp_path))
