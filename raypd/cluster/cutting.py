@@ -57,6 +57,7 @@ class Inspected:
                     path=found.path,
                     name=found.name,
                     version=self.version,
+                    stamp=found.stamp,
                     size=found.size,
                     format=found.format,
                     compression=found.compression,

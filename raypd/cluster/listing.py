@@ -46,6 +46,8 @@ def objects(source: InputConfig) -> Iterator[Found]:
                 skipped = skipped or item
                 continue
             found += 1
+            if not item.name.isprintable() and not _is_text(item.name):
+                raise InputError(f"{item.path!a}: the name is not UTF-8; rename the file")
             if before and hash(item.path) in seen:
                 continue
             if after:
@@ -60,6 +62,13 @@ def objects(source: InputConfig) -> Iterator[Found]:
 def _unique(name: str, root: int) -> str:
     """The name, with the root's number where another root may hold the same one."""
     return f"{name}#{root + 1}" if root or re.search(r"#\d+$", name) else name
+
+
+def _is_text(name: str) -> bool:
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _overlaps(root: str, others: list[str]) -> bool:

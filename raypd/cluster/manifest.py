@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import platform
 import time
@@ -19,10 +18,24 @@ from typing import Any
 import raypd
 from raypd.cluster import commit, storage
 from raypd.cluster.plan import Plan
+from raypd.cluster.unit import Unit
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 
-_DAMAGED_LISTED = 100
+_UNREADABLE_LISTED = 100
+
+
+@dataclass
+class Unreadable:
+    """Units of the input that cannot be read: how many, and what is known of the first of them."""
+
+    units: int = 0
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, unit: Unit, error: str) -> None:
+        self.units += 1
+        if len(self.entries) < _UNREADABLE_LISTED:
+            self.entries.append({"source": unit.name, "bytes": unit.bytes, "error": error})
 
 
 @dataclass
@@ -39,7 +52,7 @@ class Manifest:
     failed: int
     units: int
     units_planned: int
-    damaged_objects: int  # that could not be read; `damaged` tells of the first hundred: source, bytes, error
+    units_unreadable: int  # because of the input; `unreadable` tells of the first hundred: source, bytes, error
     prefill_tokens: int
     shared_tokens: int
     decode_tokens: int
@@ -48,7 +61,7 @@ class Manifest:
     started: str | None
     ended: str | None
     sessions: list[dict[str, Any]]
-    damaged: list[dict[str, Any]]
+    unreadable: list[dict[str, Any]]
     versions: dict[str, str]
     config: dict[str, Any] = field(default_factory=dict)
     output: str = ""
@@ -161,7 +174,7 @@ def totals(output: str) -> list[commit.UnitSummary]:
         return list(pool.map(lambda item: commit.read_summary(output, *item), found))
 
 
-def make(config: RunConfig, output: str, planned: Plan) -> Manifest:
+def make(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable) -> Manifest:
     """Adds up what is committed. Raises RunError when an object is damaged or of another configuration."""
     units = totals(output)
     for unit in units:
@@ -192,7 +205,7 @@ def make(config: RunConfig, output: str, planned: Plan) -> Manifest:
         failed=sum(u.failed for u in units),
         units=len(units),
         units_planned=planned.units,
-        damaged_objects=planned.totals.damaged,
+        units_unreadable=unreadable.units,
         prefill_tokens=sum(u.counts.get("prefill_tokens", 0) for u in units),
         shared_tokens=sum(u.counts.get("shared_tokens", 0) for u in units),
         decode_tokens=sum(u.counts.get("decode_tokens", 0) for u in units),
@@ -201,10 +214,7 @@ def make(config: RunConfig, output: str, planned: Plan) -> Manifest:
         started=sessions[0]["started"] if sessions else None,
         ended=sessions[-1]["ended"] if sessions else None,
         sessions=sessions,
-        damaged=[
-            {"source": unit.name, "bytes": unit.bytes, "error": unit.damaged}
-            for unit in itertools.islice(planned.damaged(), _DAMAGED_LISTED)
-        ],
+        unreadable=unreadable.entries,
         versions=versions(),
         config=config.model_dump(mode="json"),
         output=output,

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypd.cluster import commit, holding, manifest, progress, session, storage, units
-from raypd.cluster.manifest import Manifest
-from raypd.cluster.plan import Plan
+from raypd.cluster.manifest import Manifest, Unreadable
+from raypd.cluster.plan import Plan, take_apart
+from raypd.cluster.unit import Unit
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster import worker
-    from raypd.cluster.pool import Ended
+    from raypd.cluster.pool import Ended, Pool
 
+_CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
 _SHOWN = 10  # objects that cannot be read, of which a message names the reasons
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
 
@@ -65,7 +67,7 @@ def run_extract(
     done = commit.committed(output)
     _check_known(planned, done, output)
     if len(done) == planned.units:
-        return _finish(config, output, planned)
+        return _finish(config, output, planned, Unreadable())
     if build is None:
         from raypd.cluster import worker
 
@@ -94,19 +96,22 @@ def run_extract(
     finally:
         with contextlib.suppress(OSError):  # a full disk must not hide why the run ended
             own.end(how)
-    return _finish(config, output, planned)
+    return _finish(config, output, planned, run.unreadable)
 
 
-def _finish(config: RunConfig, output: str, planned: Plan) -> Manifest:
-    """Writes the manifest. Raises RunError where objects could not be read and input.on_damaged is fail."""
-    result = manifest.make(config, output, planned)
+def _finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable) -> Manifest:
+    """Writes the manifest. Raises RunError where units could not be read and input.on_damaged is fail."""
+    for unit in planned.damaged():
+        unreadable.add(unit, unit.damaged or "")
+    result = manifest.make(config, output, planned, unreadable)
     path = manifest.write(result)
-    if result.damaged_objects and config.input.on_damaged == "fail":
-        shown = "\n".join(f"  {entry['error']}" for entry in result.damaged[:_SHOWN])
+    if unreadable.units and config.input.on_damaged == "fail":
+        shown = "".join(f"  {entry['error']}\n" for entry in unreadable.entries[:_SHOWN])
+        more = f"  and {unreadable.units - _SHOWN} more\n" if unreadable.units > _SHOWN else ""
         raise RunError(
-            f"{result.damaged_objects} of the input's objects cannot be read; all others are done:\n{shown}\n"
-            f"{path} lists them under `damaged`. Put them right or remove them and run the same command again, or let "
-            "them be with input.on_damaged=skip"
+            f"{unreadable.units} units of the input cannot be read; all that can is done:\n{shown}{more}"
+            f"{path} lists them. The same command tries them again, when the objects are put right or removed; with "
+            "input.on_damaged=skip it leaves them out and ends well"
         )
     return result
 
@@ -120,8 +125,8 @@ def _check_known(planned: Plan, done: set[str], output: str) -> None:
     if foreign:
         raise ConfigError(
             f"output.path {output}: holds {len(foreign)} units that this run would not make (for instance "
-            f"{foreign[0]}): a file of the input, input.path or cluster.unit_documents has changed. Give a new "
-            "output.path"
+            f"{foreign[0]}): {planned.changes or _CHANGED}. Documents would stand in the output twice; give a new "
+            "output.path, or go back to the input as it was"
         )
 
 
@@ -171,14 +176,17 @@ class _Run:
         self.done_units = len(done)
         self.failed_documents = 0
         self.unit_errors: dict[str, str] = {}
+        self.unreadable = Unreadable()
+        self.units = planned.units
+        self._apart: list[Unit] = []  # of several objects, one of which cannot be read
 
     def state(self) -> str:
-        return f"{self.done_units} of {self.planned.units} units committed"
+        return f"{self.done_units} of {self.units} units committed"
 
     def stream(self) -> None:
         """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
         from raypd.cluster import worker
-        from raypd.cluster.pool import Ended, Pool
+        from raypd.cluster.pool import Pool
 
         connected = session.connect(self.config.cluster, self.verbose)
         pool: Pool | None = None
@@ -188,16 +196,11 @@ class _Run:
                 share = session.share(self.config)
                 order = worker.Order(self.config, self.output, self.own.id, share.threads, self.build)
                 pool = Pool(order, share, self.config.cluster, display.say)
-                for event in pool.run(self.planned.left(self.done), self.planned.units - self.done_units):
-                    if self.own.lost is not None:
-                        raise RunError(self.own.lost)
-                    if isinstance(event, Ended):
-                        self._take(event, display)
-                        continue
-                    if event.workers:
-                        display.begin()
-                    answered, failed = event.working
-                    display.update(self.done_documents + answered, self.failed_documents + failed)
+                self._run(pool, self.planned.left(self.done), self.units - self.done_units, display)
+                if self._apart:
+                    singles = take_apart(self.output, self._apart, self.config.fingerprint())
+                    self.units += len(singles) - len(self._apart)
+                    self._run(pool, iter(singles), len(singles), display)
                 display.update(self.done_documents, self.failed_documents)
         except RunError as error:
             raise self._error(str(error)) from None
@@ -210,6 +213,21 @@ class _Run:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")
 
+    def _run(self, pool: Pool, left: Iterator[Unit], count: int, display: progress.Display) -> None:
+        """Runs units until none is left."""
+        from raypd.cluster.pool import Ended
+
+        for event in pool.run(left, count):
+            if self.own.lost is not None:
+                raise RunError(self.own.lost)
+            if isinstance(event, Ended):
+                self._take(event, display)
+                continue
+            if event.workers:
+                display.begin()
+            answered, failed = event.working
+            display.update(self.done_documents + answered, self.failed_documents + failed)
+
     def _error(self, what: str) -> RunError:
         return RunError(f"{what}\n{self.state()}; the same command resumes")
 
@@ -219,6 +237,13 @@ class _Run:
             self.done_units += 1
             self.done_documents += event.ok + event.failed
             self.failed_documents += event.failed
+            return
+        if event.unreadable and len(event.unit.parts) > 1:
+            self._apart.append(event.unit)
+            return
+        if event.unreadable:
+            self.unreadable.add(event.unit, event.error)
+            display.say(f"unit {event.unit.id} cannot be read: {_last_line(event.error)}")
             return
         self.unit_errors[event.unit.id] = event.error
         display.say(f"unit {event.unit.id} failed: {_last_line(event.error)}")

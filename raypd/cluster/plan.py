@@ -2,6 +2,7 @@
 
 <output>/plan/plan.json: totals, what the plan was made from, and the folder of its chunks; written last.
 <output>/plan/<id>/<number>.parquet: the units.
+<output>/plan/alone.json: objects that share no unit, where a unit of several could not be read.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import uuid
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd.cluster import storage
-from raypd.cluster.unit import Part, Unit
+from raypd.cluster.unit import Part, Unit, make_unit
 from raypd.errors import RunError
 
 _CHUNK_PARTS = 20_000  # parts of a chunk: some tens of megabytes while it is made or read
@@ -34,6 +35,7 @@ _SCHEMA = pa.schema(
                         ("path", pa.string()),
                         ("name", pa.string()),
                         ("version", pa.string()),
+                        ("stamp", pa.string()),
                         ("size", pa.int64()),
                         ("format", pa.string()),
                         ("compression", pa.string()),
@@ -56,7 +58,8 @@ class Totals:
 
     documents: of the units that can be read, counted where `exact`, else partly estimated. bytes: stored ones.
     damaged: units that cannot be read (each is one object), and their bytes. listing: digest of the objects' names,
-    sizes and versions. cut: the keys of the configuration that decide how objects are cut.
+    sizes and versions. alone: how many objects share no unit because one of their unit could not be read. cut: the
+    keys of the configuration that decide how objects are cut.
     """
 
     id: str
@@ -69,6 +72,7 @@ class Totals:
     damaged_bytes: int = 0
     chunks: int = 0
     listing: str = ""
+    alone: int = 0
     cut: dict[str, Any] = field(default_factory=dict)
 
 
@@ -79,6 +83,7 @@ class Plan:
         self.totals = totals
         self._folder = folder  # of the chunks
         self._spool = spool  # the local folder that goes with this object
+        self.changes = ""  # objects that are not what they were in the last session's plan
 
     @property
     def units(self) -> int:
@@ -128,12 +133,16 @@ class Plan:
         """Stores the plan in the run's folder, for the sessions that come after. Raises OSError."""
         if self._spool is None:
             return
+        before = stored(output)
         folder = storage.join(output, "plan", self.totals.id)
         for number in range(self.totals.chunks):
             storage.put(_chunk(folder, number), storage.read(_chunk(self._folder, number)))
         head = asdict(self.totals)
         storage.put(_head(output), (json.dumps(head, indent=2) + "\n").encode())
         self._folder, self._spool = folder, None
+        if before is not None:
+            for number in range(before.totals.chunks):
+                storage.delete(_chunk(before._folder, number))
 
 
 def stored(output: str) -> Plan | None:
@@ -145,6 +154,26 @@ def stored(output: str) -> Plan | None:
     except (ValueError, TypeError):
         return None  # of another version of raypd, or torn: it is made again
     return Plan(totals, storage.join(output, "plan", totals.id))
+
+
+def alone(output: str) -> set[str]:
+    """Names of the objects that are to share no unit, so that an unreadable one keeps no other from being done."""
+    try:
+        return set(json.loads(storage.read(_alone(output))))
+    except (FileNotFoundError, ValueError):
+        return set()
+
+
+def take_apart(output: str, taken: Iterable[Unit], fingerprint: str) -> list[Unit]:
+    """Units of one object each in place of these, now and in later sessions. Raises OSError."""
+    units = list(taken)
+    names = alone(output) | {part.name for unit in units for part in unit.parts}
+    storage.put(_alone(output), json.dumps(sorted(names)).encode())
+    return [make_unit([part], fingerprint) for unit in units for part in unit.parts]
+
+
+def _alone(output: str) -> str:
+    return storage.join(output, "plan", "alone.json")
 
 
 def _head(output: str) -> str:
@@ -187,9 +216,9 @@ class Writer:
         self._totals.chunks += 1
         self._waiting, self._parts = [], 0
 
-    def finish(self, objects: int, listing: str, cut: dict[str, Any]) -> Plan:
-        """The plan of all units that were added."""
+    def finish(self, objects: int, listing: str, alone: int, cut: dict[str, Any]) -> Plan:
+        """The plan of all units that were added; see Totals."""
         if self._waiting:
             self._flush()
-        totals = replace(self._totals, objects=objects, listing=listing, cut=cut)
+        totals = replace(self._totals, objects=objects, listing=listing, alone=alone, cut=cut)
         return Plan(totals, self._spool.name, self._spool)

@@ -37,12 +37,13 @@ _HAND_BACK_MARGIN = 5.0  # seconds before a node's end by which a unit must be c
 
 @dataclass
 class Ended:
-    """A unit that was committed, or given up with an error."""
+    """A unit that was committed, or given up with an error. `unreadable`: because its input cannot be read."""
 
     unit: Unit
     ok: int = 0
     failed: int = 0
     error: str | None = None
+    unreadable: bool = False
 
 
 @dataclass
@@ -101,7 +102,7 @@ class Pool:
 
     def run(self, units: Iterator[Unit], count: int) -> Iterator[Ended | Tick]:
         """Streams `count` units (about) through the workers; an event for each that ended, and ticks in between."""
-        self._source, self._left = iter(units), count
+        self._source, self._left, self._dry = iter(units), count, False
         while True:
             self._look_at_nodes()
             self._assign()
@@ -266,7 +267,7 @@ class Pool:
             self._again.append((time.monotonic() + _RETRY_SECONDS * attempt.number, again))
             return
         self._left -= 1
-        yield Ended(attempt.unit, error=answer["error"])
+        yield Ended(attempt.unit, error=answer["error"], unreadable=answer["unreadable"])
 
     def _lost(self, worker: _Worker, error: Exception) -> Iterator[Ended]:
         """A worker is gone. Its units go to others; those of a process that died count an attempt."""

@@ -18,6 +18,7 @@ class Part:
     """A range of one object; the object is `path`, known to the user as `name`.
 
     start, end: bytes for uncompressed JSONL (the lines whose first byte lies in the range), rows for all else.
+    stamp: what the listing told of the object, by which a later session knows it again.
     expected: documents in it: their number where `exact`, else an estimate from the object's first lines.
     bytes: what the range takes of the object as it is stored.
     """
@@ -25,6 +26,7 @@ class Part:
     path: str
     name: str
     version: str
+    stamp: str
     size: int
     format: str
     compression: str | None

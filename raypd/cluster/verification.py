@@ -104,7 +104,7 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
         def check(unit: Unit) -> _Checked:
             return _check(unit, config, output, unit.id in committed, scratch)
 
-        for checked in in_threads(check, _noted(units.plan(config), seen), threads):
+        for checked in in_threads(check, _noted(units.plan(config, output), seen), threads):
             _add(result, checked)
         _repeated_ids(result, scratch)
         if foreign := sorted(committed - seen):

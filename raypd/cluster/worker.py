@@ -8,6 +8,7 @@ is full across their border.
 
 from __future__ import annotations
 
+import gzip
 import os
 import sys
 import threading
@@ -24,7 +25,7 @@ from raypd.cluster.parts import Parts, build
 from raypd.cluster.reading import read_unit
 from raypd.cluster.units import Unit
 from raypd.config import RunConfig
-from raypd.errors import UserError
+from raypd.errors import InputError, UserError
 from raypd.tasks.base import Document, Record, Work
 
 __all__ = ["DecodeWorker", "EngineBroken", "HandedBack", "Order", "Parts", "build"]
@@ -123,10 +124,10 @@ class DecodeWorker:
         """Answers and commits a unit.
 
         error: why that did not work, and then retry: whether it may at another time. fatal: no worker can.
-        handed_back: at the pool's own wish.
+        handed_back: at the pool's own wish. unreadable: it is the input's fault alone.
         """
         said: dict[str, Any] = {"ok": 0, "failed": 0, "error": None}
-        said |= {"retry": False, "fatal": False, "handed_back": False}
+        said |= {"retry": False, "fatal": False, "handed_back": False, "unreadable": False}
         if self._unfit is not None:
             return said | {"error": self._unfit, "fatal": True}
         try:
@@ -140,6 +141,9 @@ class DecodeWorker:
             print(f"raypd: the engine failed, this worker ends: {error}", file=sys.stderr, flush=True)
             self._note(attempt.unit, str(error))
             os._exit(1)
+        except InputError as error:
+            passes = _may_pass(error.__cause__)
+            return said | {"error": str(error), "retry": passes, "unreadable": not passes}
         except UserError as error:
             return said | {"error": str(error), "retry": _may_pass(error.__cause__)}
         except OSError as error:
@@ -340,8 +344,10 @@ class DecodeWorker:
 
 def _may_pass(error: BaseException | None) -> bool:
     """Whether it may work at another time: storage that was out of reach, slow or full, not a file that is gone."""
-    lasting = (FileNotFoundError, PermissionError, storage.Changed)
-    return isinstance(error, OSError) and not isinstance(error, lasting)
+    lasting = (FileNotFoundError, PermissionError, storage.Changed, gzip.BadGzipFile)
+    # What Arrow says of damaged data is an OSError too, of no errno.
+    damage = type(error) is OSError and error.errno is None
+    return isinstance(error, OSError) and not isinstance(error, lasting) and not damage
 
 
 def _done(job: _Job) -> bool:

@@ -107,10 +107,10 @@ def test_an_output_folder_belongs_to_one_configuration(tmp_path, config, ray_her
         pipeline.run_extract(other, build=fakes.build)
     for part in (run.fingerprint(), other.fingerprint(), "input.id_column", "new output.path"):
         assert part in str(caught.value)
-    with pytest.raises(ConfigError, match=r"cluster\.unit_documents has changed"):
+    with pytest.raises(ConfigError, match=r"cluster\.unit_documents or cluster\.unit_bytes has changed"):
         pipeline.run_extract(config(path, unit_documents=2), build=fakes.build)
     write_jsonl(tmp_path / "a.jsonl", ["b"] * 5)
-    with pytest.raises(ConfigError, match="a file of the input"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl was replaced"):
         pipeline.run_extract(run, build=fakes.build)
 
 
@@ -126,9 +126,14 @@ def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(tmp_path, con
         return units
 
     monkeypatch.setattr(pipeline.units, "plan", plan_then_lose)
-    with pytest.raises(RunError, match=r"(?s)b.jsonl: is gone since.*2 of 3 units committed; the same command"):
+    with pytest.raises(RunError, match=r"(?s)1 units of the input cannot be read.*b.jsonl: is gone since"):
         pipeline.run_extract(run, build=fakes.build)
     assert sum(ids(run).values()) == 6
+    tree = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert (tree["units_unreadable"], tree["unreadable"][0]["source"]) == (1, "b.jsonl")
+    monkeypatch.undo()
+    made = pipeline.run_extract(run, build=fakes.build)  # it is no part of the input any more
+    assert (made.documents, made.units_unreadable) == (6, 0)
 
 
 def test_a_worker_that_cannot_start_ends_the_run(tmp_path, config, ray_here) -> None:

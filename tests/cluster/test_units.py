@@ -89,9 +89,9 @@ def test_a_list_of_files_folders_and_globs_reads_each_file_once(tmp_path, config
     (tmp_path / "f/_SUCCESS").touch()
     (tmp_path / "f/notes.txt").touch()
     run = config([str(tmp_path / "f"), str(tmp_path / "f/*.jsonl"), str(tmp_path / "g/a.jsonl")])
-    units = list(plan(run))
-    assert [u.name for u in units] == ["a.jsonl", "b.jsonl", "a.jsonl#3"]
-    assert len({u.id for u in units}) == 3
+    (unit,) = plan(run)
+    assert [part.name for part in unit.parts] == ["a.jsonl", "b.jsonl", "a.jsonl#3"]
+    assert [d.source for d in read_unit(unit, run)] == [part.name for part in unit.parts for _ in range(2)]
 
 
 def test_empty_files_hold_no_units(tmp_path, config) -> None:

@@ -184,8 +184,8 @@ def test_an_input_that_changed_after_the_run(run, tmp_path) -> None:
 def test_an_object_that_cannot_be_read_while_it_is_compared(run, tmp_path, monkeypatch) -> None:
     real = verification.units.plan
 
-    def plan_then_lose(config):
-        units = list(real(config))
+    def plan_then_lose(config, output):
+        units = list(real(config, output))
         (tmp_path / "in/b.jsonl").unlink()
         return units
 
