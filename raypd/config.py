@@ -389,6 +389,9 @@ class CostConfig(Section):
     budget_usd: float | None = Field(
         None, gt=0, description="The run ends before its bill, over all its sessions, is above this"
     )
+    reserve_seconds: float = Field(
+        10.0, ge=0, description="Of the budget: time at the present price that is kept for the end of the run"
+    )
     deadline: str | None = Field(
         None,
         description="When it has to be done: a time (2026-11-30T18:00) or a duration (8h, 90m)",

@@ -46,6 +46,10 @@ class UnitSummary:
     seconds: float
     committed_at: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
+    worker: str = ""  # who did it, as the ledger names it
+    began: float = 0.0
+    busy_seconds: float = 0.0  # of the engine, for this unit
+    categories: dict[str, dict[str, float]] = field(default_factory=dict)  # documents, tokens and seconds of each
 
 
 def units_folder(output: str) -> str:

@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import Any
 
 import raypd
-from raypd.cluster import commit, storage
+from raypd.cluster import book, commit, storage
 from raypd.cluster.plan import Plan
 from raypd.cluster.unit import Unit
 from raypd.config import RunConfig
@@ -65,6 +65,7 @@ class Manifest:
     versions: dict[str, str]
     config: dict[str, Any] = field(default_factory=dict)
     output: str = ""
+    cost: dict[str, Any] | None = None  # the bill of all sessions (book.summed); None where no ledger ran
 
 
 def versions() -> dict[str, str]:
@@ -218,7 +219,20 @@ def make(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable) 
         versions=versions(),
         config=config.model_dump(mode="json"),
         output=output,
+        cost=book.summed(_bills(output, units)),
     )
+
+
+def _bills(output: str, units: list[commit.UnitSummary]) -> list[dict[str, Any]]:
+    """The bills of all sessions; their documents and tokens are those that the committed objects hold."""
+    own: dict[str, list[commit.UnitSummary]] = {}
+    for unit in units:
+        own.setdefault(unit.session, []).append(unit)
+    bills = book.bills(output, time.time())
+    for bill in bills:
+        if bill["final"] and book.reconcile(bill, own.get(bill["session"], [])):
+            book.write(output, bill)
+    return bills
 
 
 def write(manifest: Manifest) -> str:

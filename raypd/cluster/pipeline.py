@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypd.cluster import commit, holding, manifest, progress, session, storage, units
+from raypd.cluster.budget import BudgetReached
 from raypd.cluster.manifest import Manifest, Unreadable
 from raypd.cluster.plan import Plan, take_apart
 from raypd.cluster.unit import Unit
@@ -20,6 +21,7 @@ from raypd.errors import ConfigError, RunError
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster import worker
+    from raypd.cluster.accounts import Accounts
     from raypd.cluster.pool import Ended, Pool
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
@@ -90,6 +92,9 @@ def run_extract(
             planned.keep(output)
             run.stream()
         how = "complete"
+    except BudgetReached:
+        how = "budget"
+        raise
     except KeyboardInterrupt:
         how = "interrupted"
         raise Interrupted(f"interrupted: {run.state()}; the same command resumes") from None
@@ -186,25 +191,49 @@ class _Run:
     def stream(self) -> None:
         """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
         from raypd.cluster import worker
+        from raypd.cluster.accounts import Accounts
         from raypd.cluster.pool import Pool
 
         connected = session.connect(self.config.cluster, self.verbose)
         pool: Pool | None = None
+        accounts: Accounts | None = None
         try:
             with progress.Display(self.planned.documents, self.done_documents, 0) as display:
                 session.hush(display.say, self.verbose)
                 share = session.share(self.config)
-                order = worker.Order(self.config, self.output, self.own.id, share.threads, self.build)
+                accounts = Accounts(
+                    self.config,
+                    self.output,
+                    self.own.id,
+                    self.own.began,
+                    share,
+                    self.planned.documents,
+                    self.done_documents,
+                    display.say,
+                    self.planned.exact,
+                )
+                order = worker.Order(
+                    self.config, self.output, self.own.id, share.threads, self.build, accounts.ledger, share.gpus
+                )
                 pool = Pool(order, share, self.config.cluster, display.say)
-                self._run(pool, self.planned.left(self.done), self.units - self.done_units, display)
-                if self._apart:
+                pool.admit = accounts.admit
+                if accounts.deadline is not None:  # how many it takes is known after the first unit
+                    pool.wanted = max(1, self.config.cluster.min_workers)
+                self._run(pool, accounts, self.planned.left(self.done), self.units - self.done_units, display)
+                if self._apart and not accounts.held:
                     singles = take_apart(self.output, self._apart, self.config.fingerprint())
                     self.units += len(singles) - len(self._apart)
-                    self._run(pool, iter(singles), len(singles), display)
+                    self._run(pool, accounts, iter(singles), len(singles), display)
                 display.update(self.done_documents, self.failed_documents)
+                if accounts.held:
+                    raise accounts.reached()
+        except BudgetReached:
+            raise
         except RunError as error:
             raise self._error(str(error)) from None
         finally:
+            if accounts is not None:
+                accounts.close()
             if connected:
                 _disconnect()
             elif pool is not None:
@@ -213,7 +242,7 @@ class _Run:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")
 
-    def _run(self, pool: Pool, left: Iterator[Unit], count: int, display: progress.Display) -> None:
+    def _run(self, pool: Pool, accounts: Accounts, left: Iterator[Unit], count: int, display: progress.Display) -> None:
         """Runs units until none is left."""
         from raypd.cluster.pool import Ended
 
@@ -221,8 +250,11 @@ class _Run:
             if self.own.lost is not None:
                 raise RunError(self.own.lost)
             if isinstance(event, Ended):
+                accounts.ended(event.unit, event.ok + event.failed if event.error is None else None)
                 self._take(event, display)
                 continue
+            pool.wanted = accounts.look(event.workers) or pool.wanted
+            pool.closing = accounts.held
             if event.workers:
                 display.begin()
             answered, failed = event.working

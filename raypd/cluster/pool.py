@@ -91,6 +91,8 @@ class Pool:
     def __init__(self, order: Order, share: Share, cluster: ClusterConfig, say: Callable[[str], None]) -> None:
         self.order, self.share, self.cluster, self.say = order, share, cluster, say
         self.wanted = cluster.max_workers  # may be changed while it runs
+        self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True  # whether a unit may be given out
+        self.closing = False  # nothing is given out any more: what is in hand is finished
         self.workers: list[_Worker] = []
         self.nodes = Nodes()
         self._again: deque[tuple[float, Attempt]] = deque()  # (not before, attempt)
@@ -107,10 +109,13 @@ class Pool:
             self._look_at_nodes()
             self._assign()
             self._resize()
-            if self._dry and not self._again and not any(worker.given for worker in self.workers):
+            if self._done_giving() and not any(worker.given for worker in self.workers):
                 return
             yield from self._wait()
             yield Tick(self._working(), sum(worker.ready for worker in self.workers))
+
+    def _done_giving(self) -> bool:
+        return self.closing or (self._dry and not self._again)
 
     def close(self) -> None:
         """Ends all workers, and what they have in hand with them."""
@@ -128,8 +133,11 @@ class Pool:
             for worker in self.workers:
                 if not worker.ready or worker.leaving or len(worker.given) != depth or worker.careful:
                     continue
-                attempt = self._next(alone=depth == 0)
+                attempt = None if self.closing else self._next(alone=depth == 0)
                 if attempt is None:
+                    break
+                if not self.admit(attempt.unit, depth):
+                    self._again.appendleft((0.0, attempt))
                     break
                 self._give(worker, attempt)
         if self._dry and not self._again:
@@ -180,7 +188,7 @@ class Pool:
             max_restarts=0,  # the pool replaces what dies, and knows why
             max_task_retries=0,
         )
-        for _ in range(min(self.wanted, max(useful, 1 if self._left else 0)) - len(staying)):
+        for _ in range(0 if self.closing else min(self.wanted, max(useful, 1 if self._left else 0)) - len(staying)):
             actor = kind.remote(self.order)
             self.workers.append(_Worker(actor, actor.hello.remote()))
         for worker in [worker for worker in self.workers if not worker.given and self._spare(worker)]:
@@ -191,7 +199,9 @@ class Pool:
         """Whether a worker with nothing in hand can go: its machine may have other work, or costs money."""
         if worker.leaving:
             return True
-        if not self._dry or self._again or len(self.workers) <= self.cluster.min_workers:
+        if len(self.workers) > max(1, self.wanted):
+            return True
+        if not self._done_giving() or len(self.workers) <= self.cluster.min_workers:
             return False
         if not worker.ready:  # nobody has a unit that it could take over
             return all(len(other.given) < 2 for other in self.workers)

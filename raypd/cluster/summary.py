@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raypd.cluster import commit, storage
+from raypd.cluster.budget import money
 from raypd.cluster.manifest import Manifest
 
 _ROWS = 8
@@ -37,9 +38,35 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
         f"{_seconds(manifest.seconds)}, {manifest.documents_per_second:.2f} documents/s"
     )
     console.print(tokens)
+    for line in cost_lines(manifest.cost):
+        console.print(line, soft_wrap=True)
     parts = "/".join(f"{key}=*" for key in manifest.config["output"]["partition"])
     console.print(f"rows:     {storage.join(commit.units_folder(manifest.output), parts, '*.parquet')}", soft_wrap=True)
     console.print(f"manifest: {manifest.output}/manifest.json", soft_wrap=True)
+
+
+def cost_lines(cost: dict[str, Any] | None) -> list[str]:
+    """The bill in one line, its parts in another: in money, or in time where the machines have no price."""
+    if not cost:
+        return []
+    whole = sum(cost["seconds"].values())
+    if not cost["usd"]:
+        parts = [f"{name} {_seconds(seconds)}" for name, seconds in _largest(cost["seconds"]) if seconds >= 0.05]
+        reason = "; ".join(cost["notes"] or cost["prices"])
+        return [f"cost:   $0 ({reason})", *([f"time:   {', '.join(parts)}"] if whole else [])]
+    per_1000 = cost["usd_per_1000_documents"]
+    sessions = f", {cost['sessions']} sessions" if cost["sessions"] > 1 else ""
+    each = f", {money(per_1000)} per 1,000 documents" if per_1000 is not None else ""
+    parts = [f"{name} {money(usd)} ({usd / cost['usd']:.0%})" for name, usd in _largest(cost["parts"]) if usd]
+    lines = [f"cost:   {money(cost['usd'])}{each}{sessions}", f"        {', '.join(parts)}"]
+    if cost["kwh"] is not None:
+        co2e = f", {cost['co2e_kg']:.3g} kg CO2e" if cost["co2e_kg"] is not None else ""
+        lines.append(f"energy: {cost['kwh']:.3g} kWh of the GPUs{co2e}")
+    return lines
+
+
+def _largest(parts: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(parts.items(), key=lambda item: -item[1])
 
 
 def _table(rows: list[dict[str, Any]], console_width: int) -> Table:

@@ -19,27 +19,34 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raypd.cluster import attempts, commit, storage
+from raypd.cluster import attempts, commit, energy, storage
 from raypd.cluster.attempts import Attempt
+from raypd.cluster.meter import Meter, Reporter
 from raypd.cluster.parts import Parts, build
 from raypd.cluster.reading import read_unit
 from raypd.cluster.units import Unit
 from raypd.config import RunConfig
 from raypd.errors import InputError, UserError
 from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.documents import billed_as
 
 __all__ = ["DecodeWorker", "EngineBroken", "HandedBack", "Order", "Parts", "build"]
 
 
 @dataclass
 class Order:
-    """What all workers of a run are told. `threads`: CPU threads of one worker."""
+    """What all workers of a run are told.
+
+    threads: CPU threads of one worker; gpus: that it has. ledger: handle of the actor that keeps the bill, or None.
+    """
 
     config: RunConfig
     output: str
     session: str
     threads: int | None = None
     build: Callable[[RunConfig, int | None], Parts] = build
+    ledger: Any = None
+    gpus: float = 0.0
 
 
 @dataclass
@@ -47,6 +54,7 @@ class _Job:
     """A unit in hand."""
 
     number: int
+    unit: str
     more: bool = False  # its plan has more work
     open: int = 0  # works submitted and not finished
     finished: deque[tuple[Work, Any]] = field(default_factory=deque)
@@ -56,6 +64,7 @@ class _Job:
     wanted_back: bool = False
     answered: int = 0  # documents
     failed: int = 0
+    categories: dict[int, str] = field(default_factory=dict)  # of every row
 
 
 class EngineBroken(Exception):
@@ -81,6 +90,9 @@ class DecodeWorker:
         self._closed = False
         self._task_lock = threading.Lock()  # tokenizers and tasks are not promised to be safe in threads
         self._unfit: str | None = None  # why this worker cannot work at all
+        self._load: dict[str, int] = {}  # programs in the engine, by unit
+        self.meter = Meter(_node(), order.config.decoding.method, order.gpus, power=energy.meter(order.gpus))
+        self._reporter = Reporter(self.meter, order.ledger) if order.ledger is not None else None
         try:
             storage.configure(order.config.storage)
             if not storage.exists(storage.join(order.output, "run.json")):
@@ -97,6 +109,7 @@ class DecodeWorker:
             # Raised here, every replacement would raise it again; told with the first unit, it ends the run once.
             self._unfit = "the worker could not start:\n" + traceback.format_exc()
         else:
+            self.meter.ready()
             threading.Thread(target=self._drive, name="engine", daemon=True).start()
 
     # ---------------------------------------------------------------------------------------------- what the pool asks
@@ -158,9 +171,18 @@ class DecodeWorker:
 
         Raises InputError when the unit cannot be read, OSError when it cannot be written, EngineBroken, HandedBack.
         """
-        partition = self.config.output.partition
         attempt = attempt or Attempt(unit)
         job = self._open_job(unit)
+        self.meter.begin(unit.id)
+        try:
+            return self._run_job(unit, attempt, job)
+        finally:
+            self.meter.lose(unit.id)  # what was not committed came to nothing
+            if self._reporter is not None:
+                self._reporter.now()
+
+    def _run_job(self, unit: Unit, attempt: Attempt, job: _Job) -> commit.UnitSummary:
+        began, partition = time.time(), self.config.output.partition
         try:
             if commit.is_committed(self.order.output, unit.id, partition):
                 return commit.read_summary(self.order.output, unit.id)
@@ -168,11 +190,14 @@ class DecodeWorker:
             if attempt.careful:  # what the attempt before this one left is no word on this one
                 attempts.mark(self.order.output, unit.id, [])
             documents = read_unit(unit, self.config, self.parts.task.input_columns())
+            job.categories = {document.row: billed_as(document, self.config) for document in documents}
+            self.meter.documents(unit.id, job.categories.values())
             self._answer_all(job, documents, attempt)
         finally:
             self._close_job(unit, job)
         table = commit.make_table(documents, job.records, self._schema, attempt.number)
         ok, failed = commit.count_documents(table)
+        spent = self.meter.end(unit.id)
         summary = commit.UnitSummary(
             unit=unit.id,
             fingerprint=self._fingerprint,
@@ -184,9 +209,14 @@ class DecodeWorker:
             failed=failed,
             seconds=round(time.monotonic() - started, 3),
             counts=job.counts,
+            worker=self.meter.id,
+            began=began,
+            busy_seconds=round(spent.prefill + spent.decode, 6),
+            categories=spent.categories,
         )
         if not commit.commit(self.order.output, table, summary, partition):
             return commit.read_summary(self.order.output, unit.id)  # another attempt was first
+        self.meter.commit(unit.id, spent, ok, failed)
         return summary
 
     def close(self) -> None:
@@ -279,6 +309,7 @@ class DecodeWorker:
             return work.fail(_reason(result))
         for name in commit.COUNTS:
             job.counts[name] += int(getattr(result.counts, name, 0))
+        self.meter.tokens(job.unit, job.categories.get(work.rows[0], ""), result.counts)
         if result.error is not None:
             return work.fail(_reason(result.error))
         try:
@@ -291,7 +322,7 @@ class DecodeWorker:
     def _open_job(self, unit: Unit) -> _Job:
         with self._changed:
             self._numbers += 1
-            job = self._jobs[unit.id] = _Job(self._numbers)
+            job = self._jobs[unit.id] = _Job(self._numbers, unit.id)
             return job
 
     def _close_job(self, unit: Unit, job: _Job) -> None:
@@ -317,11 +348,15 @@ class DecodeWorker:
                 for job, work in taken:
                     try:
                         engine.submit(work.program, tag=(job, work), sampling=self.parts.sampling, seed=work.seed)
+                        self._load[job.unit] = self._load.get(job.unit, 0) + 1
                     except Exception as error:
                         self._hand_back(job, work, error)
                 if engine.pending:
-                    for result in engine.step():
+                    for result in self.meter.step(engine, self._load):
                         job, work = result.tag
+                        self._load[job.unit] -= 1
+                        if not self._load[job.unit]:
+                            del self._load[job.unit]
                         self._hand_back(job, work, result)
         except BaseException:
             with self._changed:
@@ -357,3 +392,10 @@ def _done(job: _Job) -> bool:
 def _reason(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _node() -> str:
+    """The id of this process's node; "" outside Ray."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from raypd.config import GenerationConfig, InputConfig
+from raypd.config import ExtractionConfig, GenerationConfig, InputConfig, RunConfig
 from raypd.tasks.base import Document
 
 _ROLES = ("system", "user", "assistant")
@@ -24,6 +24,16 @@ def category_of(document: Document, source: InputConfig, known: Collection[str])
     if str(name) not in known:
         raise ValueError(f"category {name!r} has no schema in task.categories")
     return str(name)
+
+
+def billed_as(document: Document, config: RunConfig) -> str:
+    """The category under which a document's cost stands: the task's kind where it has none."""
+    if not isinstance(config.task, ExtractionConfig):
+        return config.task.kind
+    try:
+        return category_of(document, config.input, config.task.categories)
+    except ValueError:
+        return "(none)"
 
 
 def text_of(document: Document, columns: list[str]) -> str:

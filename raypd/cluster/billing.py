@@ -1,0 +1,212 @@
+"""The arithmetic of a bill: nodes x prices x time, and what each worker did in it. No Ray, no clock, no files.
+
+Money is counted in whole micro-dollars and shared out by largest remainder, so that the nodes and the parts each add
+up to the total exactly.
+
+A node is billed from when it came up, or the session began, to when it went, or the session ended; while several runs
+use the cluster each pays its share of that time. A node has as many slots as workers fit on it, and its money is
+divided over the slots: a worker's seconds go to what it did (startup, prefill, decode, idle, lost), and a slot without
+a worker is startup before the node's first worker and idle after it. A node without slots is the head's part or
+`other`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MICRO = 1_000_000
+PARTS = ("decode", "prefill", "startup", "idle", "lost", "head", "other")
+GONE_SECONDS = 20.0  # a worker that was not heard of for so long has died
+Spans = list[tuple[float, float, str, str | None]]
+
+
+@dataclass
+class Node:
+    """One machine in a session. Times are unix seconds; ended None: it is still there."""
+
+    node: str
+    began: float
+    head: bool = False
+    instance_type: str | None = None
+    market: str = "local"
+    region: str | None = None
+    usd_per_hour: float = 0.0
+    price_source: str = ""
+    ended: float | None = None
+    gpus: float = 0.0
+    slots: int = 0
+
+
+@dataclass
+class Seconds:
+    """What a worker did with its time, in seconds; prefill and decode together are its busy time."""
+
+    startup: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    idle: float = 0.0
+    lost: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        return self.prefill + self.decode
+
+    def total(self) -> float:
+        return self.startup + self.prefill + self.decode + self.idle + self.lost
+
+    def add(self, other: Seconds) -> None:
+        for name in vars(self):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def lose(self, prefill: float, decode: float) -> None:
+        """Moves busy time of work that came to nothing to `lost`."""
+        prefill, decode = min(prefill, self.prefill), min(decode, self.decode)
+        self.prefill, self.decode, self.lost = (
+            self.prefill - prefill,
+            self.decode - decode,
+            self.lost + prefill + decode,
+        )
+
+
+@dataclass
+class Worker:
+    """One worker process. heard: when it last reported; open: busy (prefill, decode) seconds of units in hand."""
+
+    worker: str
+    node: str
+    began: float
+    heard: float
+    ended: float | None = None
+    sequence: int = -1  # of the last report that is in here
+    seconds: Seconds = field(default_factory=Seconds)
+    open: dict[str, tuple[float, float]] = field(default_factory=dict)
+    spans: Spans = field(default_factory=list)
+
+    def left(self, until: float, final: bool) -> float | None:
+        """When it ended, as far as is known at `until`; None while it works."""
+        if self.ended is not None:
+            return self.ended
+        if until - self.heard > GONE_SECONDS:
+            return self.heard
+        return max(self.heard, until) if final else None
+
+    def settled(self, until: float, final: bool) -> Seconds:
+        """Its seconds; what it had in hand is lost when it has ended without an end to that."""
+        seconds = Seconds(**vars(self.seconds))
+        if self.left(until, final) is not None:
+            for prefill, decode in self.open.values():
+                seconds.lose(prefill, decode)
+        return seconds
+
+
+@dataclass(frozen=True)
+class Bill:
+    """In micro-dollars: of each node by its id, of each part, and together; seconds of each part over all slots."""
+
+    nodes: dict[str, int]
+    parts: dict[str, int]
+    total: int
+    seconds: dict[str, float]
+
+
+def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
+    """Whole shares of `total` in proportion to weights >= 0, which add up to it (largest remainder).
+
+    Without any weight there is nothing to share by: all are 0.
+    """
+    whole = sum(weights.values())
+    if whole <= 0:
+        return dict.fromkeys(weights, 0)
+    exact = {name: total * (weight / whole) for name, weight in weights.items()}
+    shares = {name: int(value) for name, value in exact.items()}
+    left = total - sum(shares.values())
+    order = sorted((n for n in weights if weights[n] > 0), key=lambda n: (shares[n] - exact[n], n))
+    for i in range(abs(left)):  # at most one each, but for what floats cannot hold of huge totals
+        shares[order[i % len(order)]] += 1 if left > 0 else -1
+    return shares
+
+
+def shared_seconds(began: float, ended: float, shares: Sequence[tuple[float, int]]) -> float:
+    """Seconds of [began, ended) that this run pays: a time with n runs on the cluster counts 1/n.
+
+    shares: (from when on, how many runs), in order; one run before the first.
+    """
+    marks = [(float("-inf"), 1), *shares]
+    seconds = 0.0
+    for (start, runs), (end, _) in zip(marks, [*marks[1:], (float("inf"), 1)], strict=True):
+        seconds += max(0.0, min(end, ended) - max(start, began)) / max(1, runs)
+    return seconds
+
+
+def interval(node: Node, began: float, until: float) -> tuple[float, float]:
+    """When the session began to pay for a node, and when it ceased or how far the bill goes."""
+    start = max(node.began, began)
+    return start, max(start, min(until, node.ended if node.ended is not None else until))
+
+
+def make(
+    nodes: Sequence[Node],
+    workers: Sequence[Worker],
+    began: float,
+    until: float,
+    *,
+    shares: Sequence[tuple[float, int]] = (),
+    final: bool = False,
+) -> Bill:
+    """The bill of a session that began at `began`, as it stands at `until`. final: no worker goes on after that."""
+    usd: dict[str, int] = {}
+    parts = dict.fromkeys(PARTS, 0)
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for node in nodes:
+        start, end = interval(node, began, until)
+        usd[node.node] = round(shared_seconds(start, end, shares) * node.usd_per_hour / 3600 * MICRO)
+        own = [worker for worker in workers if worker.node == node.node]
+        spent = _node_seconds(node, own, start, end, until, final)
+        for name, value in spent.items():
+            seconds[name] += value
+        # Time so short that nobody did anything in it is still money.
+        weights = spent if sum(spent.values()) > 0 else {"other": 1.0}
+        for name, share in apportion(usd[node.node], weights).items():
+            parts[name] += share
+    return Bill(usd, parts, sum(usd.values()), seconds)
+
+
+def _node_seconds(
+    node: Node, workers: Sequence[Worker], start: float, end: float, until: float, final: bool
+) -> dict[str, float]:
+    """Slot-seconds of a node by part."""
+    length = end - start
+    if not workers and (node.head or not node.slots):
+        return {"head" if node.head else "other": length}
+    spent = dict.fromkeys(PARTS, 0.0)
+    alive = 0.0
+    for worker in workers:
+        seconds = worker.settled(until, final)
+        # What it reported cannot be more than what it lived, but for clocks; the node's time is what is paid.
+        left = worker.left(until, final)
+        lived = max(0.0, min(end, left if left is not None else end) - max(start, worker.began))
+        alive += lived
+        scale = min(1.0, lived / seconds.total()) if seconds.total() else 0.0
+        for name, value in vars(seconds).items():
+            spent[name] += value * scale
+        spent["idle"] += lived - seconds.total() * scale
+    if not workers:
+        spent["idle"] = length * node.slots
+        return spent
+    before = max(0.0, min(min(worker.began for worker in workers), end) - start) * max(1, node.slots)
+    spent["startup"] += before
+    spent["idle"] += max(0.0, length * max(1, node.slots) - before - alive)
+    return spent
+
+
+def usd(micro: int) -> float:
+    """Micro-dollars as USD."""
+    return round(micro / MICRO, 6)
+
+
+def shared_out(total: int, counts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """`counts` by name with the money of each: the whole bill in proportion to the busy seconds behind it."""
+    money = apportion(total, {name: own["seconds"] for name, own in counts.items()})
+    return {name: {**own, "usd": usd(money[name])} for name, own in counts.items()}

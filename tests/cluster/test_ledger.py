@@ -1,0 +1,424 @@
+"""The ledger: what workers measure, what the book makes of it, and a bill that survives whoever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypd.cluster import billing, book, commit
+from raypd.cluster.billing import Node, Seconds
+from raypd.cluster.book import Book
+from raypd.cluster.meter import Meter, Report, coarser, joined, zero
+from tests.cluster.conftest import ROOT
+
+# ------------------------------------------------------------------------------------------------------------- meter
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Engine:
+    """Steps that take the seconds and feed the tokens that it is told."""
+
+    def __init__(self, clock: Clock, steps: list[tuple[float, int, int]]) -> None:
+        self.clock, self.steps, self.rows = clock, steps, [SimpleNamespace(counts=counts())]
+
+    def step(self) -> list[Any]:
+        seconds, prefill, decode = self.steps.pop(0)
+        self.clock.now += seconds
+        row = self.rows[0].counts
+        row.prefill_tokens += prefill
+        row.decode_tokens += decode
+        return []
+
+
+def counts(prefill: int = 0, decode: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(prefill_tokens=prefill, shared_tokens=0, decode_tokens=decode)
+
+
+def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap() -> None:
+    clock = Clock()
+    meter = Meter("n", "hyper_parallel", clock=clock)
+    clock.now += 10
+    meter.ready()
+    clock.now += 2
+    engine = Engine(clock, [(4.0, 300, 100), (1.0, 0, 50), (1.0, 0, 0)])
+    meter.begin("u")
+    meter.begin("v")
+    meter.step(engine, {"u": 3, "v": 1})  # 3 s of prefill, 1 s of decoding
+    meter.step(engine, {"u": 1})  # all of it decoding
+    clock.now += 0.01  # a pause that belongs to the steps
+    meter.step(engine, {"u": 1})  # nothing was fed: as the one before
+    report = meter.report()
+    assert vars(report.seconds) == pytest.approx(
+        {"startup": 10, "prefill": 3, "decode": 3.01, "idle": 2, "lost": 0}, abs=1e-6
+    )
+    assert report.open == {"u": pytest.approx((2.25, 0.75 + 2.01)), "v": pytest.approx((0.75, 0.25))}
+    assert [(kind, unit) for _, _, kind, unit in report.spans] == [("startup", None), ("idle", None), ("busy", "u")]
+    for (_, ended, _, _), (began, _, _, _) in zip(report.spans, report.spans[1:], strict=False):
+        assert ended == began
+    assert report.spans[-1][1] == clock.now
+
+
+def test_an_attempt_that_came_to_nothing_is_lost() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
+    meter.ready()
+    meter.begin("u")
+    meter.step(Engine(clock, [(2.0, 100, 300)]), {"u": 1})
+    meter.lose("u")
+    meter.lose("u")
+    assert vars(meter.report().seconds) == pytest.approx(
+        {"startup": 0, "prefill": 0, "decode": 0, "idle": 0, "lost": 2.0}
+    )
+    assert meter.report().open == {}
+
+
+def test_a_unit_s_seconds_go_to_its_categories_by_tokens() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
+    meter.ready()
+    meter.begin("u")
+    meter.documents("u", ["a", "a", "b"])
+    meter.step(Engine(clock, [(4.0, 100, 100)]), {"u": 3})
+    meter.tokens("u", "a", counts(75, 10))
+    meter.tokens("u", "b", counts(25, 90))
+    done = meter.end("u")
+    assert done.categories["a"]["seconds"] == pytest.approx(2 * 0.75 + 2 * 0.1)
+    assert done.categories["b"]["seconds"] == pytest.approx(2 * 0.25 + 2 * 0.9)
+    assert meter.report().ok == 0  # not before it is committed
+    meter.commit("u", done, 2, 1)
+    meter.lose("u")  # as the worker always does at the end
+    report = meter.report()
+    assert (report.ok, report.failed, report.seconds.lost) == (2, 1, 0)
+    assert report.categories["a"]["documents"] == 2
+    assert meter.end("w").categories == {}
+
+
+def test_the_picture_of_a_worker_stays_small() -> None:
+    spans: billing.Spans = []
+    for i in range(5000):
+        spans = joined(spans, (i, i + 1.0, "busy" if i % 2 else "idle", None))
+    assert len(spans) <= 120
+    assert (spans[0][0], spans[-1][1]) == (0, 5000)
+    assert len(coarser(spans)) == -(-len(spans) // 2)
+    assert joined([(0, 1, "busy", "u")], (1, 2, "busy", "u")) == [(0, 2, "busy", "u")]
+
+
+# -------------------------------------------------------------------------------------------------------------- book
+
+NODE = Node("n", 100.0, usd_per_hour=36.0, slots=1, price_source="test")
+
+
+def report(sequence: int, worker: str = "w", heard: float = 110.0, documents: int = 0, **busy: float) -> Report:
+    own = {**zero(), "documents": documents, "prefill_tokens": 10 * documents, "seconds": sum(busy.values())}
+    return Report(
+        worker, "n", 1, sequence, 100.0, heard, Seconds(**busy), {}, [], {"a": own}, "hyper_parallel", documents, 0
+    )
+
+
+def test_a_report_that_comes_twice_or_late_changes_nothing() -> None:
+    plain, rough = Book("s", 100.0), Book("s", 100.0)
+    for own in (plain, rough):
+        own.see([NODE], 1, 100.0)
+    reports = [report(i, documents=i, decode=float(i), heard=100.0 + i) for i in range(1, 6)]
+    for own in reports:
+        assert plain.take(own)
+    for i in (0, 0, 2, 1, 4, 3, 4):
+        rough.take(reports[i])
+    assert plain.tree(110.0) == rough.tree(110.0)
+    assert plain.totals()["documents"] == 5
+    assert not plain.take(reports[0])
+
+
+def test_a_book_goes_on_from_its_file() -> None:
+    own = Book("s", 100.0, budget_usd=5.0)
+    own.see([NODE, Node("h", 90.0, head=True, usd_per_hour=1.0)], 2, 105.0)
+    own.take(report(3, documents=7, decode=4.0, prefill=1.0))
+    tree = json.loads(json.dumps(own.tree(110.0)))
+    again = book.from_tree(tree, budget_usd=5.0)
+    assert json.loads(json.dumps(again.tree(110.0))) == tree
+    assert not again.take(report(3, documents=99))
+    assert again.take(report(4, documents=8, decode=5.0))
+    assert again.totals()["documents"] == 8
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 20), st.booleans()), max_size=40))
+def test_a_ledger_that_is_killed_loses_nothing_that_was_written_and_doubles_nothing(events) -> None:
+    """Workers report in any order and again; the ledger dies now and then and goes on from what it last wrote."""
+    own, written, latest = Book("s", 100.0), {}, {}
+    own.see([NODE], 1, 100.0)
+    file = json.dumps(own.tree(101.0))
+    for worker, sequence, dies in events:
+        own.take(report(sequence, worker, documents=sequence, decode=sequence / 10))
+        latest[worker] = max(latest.get(worker, -1), sequence)
+        if dies:
+            own = book.from_tree(json.loads(file))
+        else:
+            file = json.dumps(own.tree(101.0))
+            written = {w.worker: w.sequence for w in own.workers.values()}
+        for name, number in written.items():
+            assert own.workers[name].sequence >= number
+    for worker, sequence in latest.items():  # a worker says all it did with every report
+        own.take(report(sequence, worker, documents=sequence, decode=sequence / 10))
+    assert own.totals()["documents"] == sum(latest.values())
+
+
+def test_the_series_keeps_its_ends_and_its_size() -> None:
+    own = Book("s", 0.0)
+    own.see([NODE], 1, 0.0)
+    for i in range(9000):
+        tree = own.tree(float(i))
+    assert len(tree["series"]) <= 2001
+    assert (tree["series"][0][0], tree["series"][-1][0]) == (0.0, 8999.0)
+    assert [point[0] for point in tree["series"]] == sorted({point[0] for point in tree["series"]})
+
+
+def test_a_session_that_died_is_closed_by_who_reads_it(tmp_path) -> None:
+    own = Book("s", 100.0)
+    own.see([NODE], 1, 100.0)
+    lost = report(1, heard=109.0, decode=8.0)
+    lost.open = {"u": (0.0, 8.0)}
+    own.take(lost)
+    book.write(str(tmp_path), own.tree(110.0))
+    (fresh,) = book.bills(str(tmp_path), now=111.0)
+    assert (fresh["final"], fresh["parts"]["lost"]) == (False, 0)
+    (dead,) = book.bills(str(tmp_path), now=1000.0)
+    assert (dead["final"], dead["until"], dead["usd"]) == (True, 110.0, 0.1)
+    assert dead["parts"]["lost"] == pytest.approx(0.08)
+    (tmp_path / "ledger/broken.json").write_text("{")
+    assert len(book.bills(str(tmp_path))) == 1
+    assert book.spent(str(tmp_path)) == 0.1
+    assert book.spent(str(tmp_path), but="s") == 0
+
+
+def unit(documents: int, seconds: float = 1.0) -> commit.UnitSummary:
+    own = {**zero(), "documents": documents, "decode_tokens": 5 * documents, "seconds": seconds}
+    tokens = {"prefill_tokens": 0, "shared_tokens": 0, "decode_tokens": 5 * documents}
+    return commit.UnitSummary("u", "f", "s", "x", 0, documents, documents, 0, 1.0, counts=tokens, categories={"a": own})
+
+
+def test_what_was_committed_counts_even_when_its_report_was_lost() -> None:
+    own = Book("s", 100.0)
+    own.see([NODE], 1, 100.0)
+    own.take(report(1, documents=7, decode=3.0))
+    own.close(110.0)
+    tree = own.tree(110.0)
+    assert book.reconcile(tree, [unit(7), unit(3)])
+    assert tree["totals"]["documents"] == 10
+    assert tree["categories"]["a"]["documents"] == 10
+    assert tree["categories"]["a"]["usd"] == tree["usd"] == tree["methods"]["hyper_parallel"]["usd"]
+    assert not book.reconcile(tree, [unit(7), unit(3)])
+    old = unit(20)
+    old.categories = {}
+    assert not book.reconcile(tree, [old])
+
+
+def test_a_run_s_bill_is_its_sessions_together() -> None:
+    trees = []
+    for name, documents in (("s", 4), ("t", 6)):
+        own = Book(name, 100.0)
+        own.see([NODE], 1, 100.0)
+        own.take(report(1, documents=documents, decode=9.0))
+        own.close(110.0)
+        trees.append(own.tree(110.0))
+    whole = book.summed(trees)
+    assert whole is not None
+    assert (whole["usd"], whole["documents"], whole["usd_per_1000_documents"]) == (0.2, 10, 20.0)
+    assert round(sum(whole["parts"].values()), 6) == whole["usd"]
+    assert book.summed([]) is None
+
+
+# --------------------------------------------------------------------------------------------------------- real runs
+
+
+def write_run(tmp_path: Path, documents: int = 160, **cost: Any) -> Path:
+    """A run of model: fake with two workers: units of 10 documents, each about half a second."""
+    lines = [{"id": str(i), "title": f"a product {i}", "category": "ab"[i % 2]} for i in range(documents)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tree = {
+        "input": {"path": str(tmp_path / "d.jsonl"), "text_columns": ["title"]},
+        "output": {"path": str(tmp_path / "out")},
+        "model": {"name": "fake", "fake": {"load_seconds": 0.5, "step_seconds": 0.1}},
+        "engine": {"batch": 4},
+        "task": {"categories": {c: {"attributes": [{"name": "x"}]} for c in "ab"}},
+        "cluster": {"unit_documents": 10, "address": "local", "min_workers": 2, "max_workers": 2,
+                    "cpus_per_worker": 0.5, "units_in_flight": 1},
+        "cost": {"prices": {"local": 36.0}, **cost},
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(json.dumps(tree))
+    return tmp_path / "run.yaml"
+
+
+def begin(run: Path, *changes: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "raypd.cli", "extract", str(run), *changes],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> str:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code, err + out
+    return out + err
+
+
+def ray_process(driver: subprocess.Popen[str], name: str) -> psutil.Process:
+    """A Ray actor's process below a driver."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for process in psutil.Process(driver.pid).children(recursive=True):
+            try:
+                if " ".join(process.cmdline()).startswith(f"ray::{name}"):
+                    return process
+            except psutil.Error:
+                continue
+        time.sleep(0.1)
+    raise AssertionError(f"no process ray::{name}")
+
+
+def files(tmp_path: Path) -> list[dict[str, Any]]:
+    return sorted((json.loads(p.read_text()) for p in tmp_path.glob("out/ledger/*.json")), key=lambda t: t["began"])
+
+
+def wait_until(tmp_path: Path, committed: int) -> None:
+    end = time.monotonic() + 60
+    while len(list(tmp_path.glob("out/units/*.parquet"))) < committed:
+        assert time.monotonic() < end, "no progress"
+        time.sleep(0.05)
+
+
+def check_sums(tree: dict[str, Any]) -> None:
+    """All of the bill adds up to the cent, and better."""
+    assert sum(node["usd"] for node in tree["nodes"]) == pytest.approx(tree["usd"], abs=1e-9)
+    assert sum(tree["parts"].values()) == pytest.approx(tree["usd"], abs=1e-9)
+    if tree["categories"]:
+        assert sum(own["usd"] for own in tree["categories"].values()) == pytest.approx(tree["usd"], abs=1e-9)
+        assert sum(own["documents"] for own in tree["categories"].values()) == tree["totals"]["documents"]
+    for worker in tree["workers"]:
+        assert all(a[1] <= b[0] + 1e-3 for a, b in zip(worker["spans"], worker["spans"][1:], strict=False))
+
+
+def check_rows(tmp_path: Path, documents: int) -> None:
+    found: Counter[str] = Counter()
+    for path in tmp_path.glob("out/units/*.parquet"):
+        found.update(pq.read_table(path)["id"].to_pylist())
+    assert found == Counter({str(i): 1 for i in range(documents)})
+
+
+def test_a_run_has_a_bill_that_adds_up(tmp_path) -> None:
+    out = ended(begin(write_run(tmp_path)))
+    check_rows(tmp_path, 160)
+    (tree,) = files(tmp_path)
+    check_sums(tree)
+    assert tree["final"]
+    assert {name: tree["totals"][name] for name in ("documents", "ok", "failed")} == {
+        "documents": 160,
+        "ok": 160,
+        "failed": 0,
+    }
+    (node,) = tree["nodes"]
+    assert node["usd"] == pytest.approx(node["seconds"] * 36 / 3600, abs=1e-5)
+    assert tree["began"] <= node["began"] < tree["until"]
+    assert tree["parts"]["startup"] > 0
+    assert tree["parts"]["decode"] + tree["parts"]["prefill"] > tree["usd"] / 10
+    assert tree["parts"]["lost"] == tree["parts"]["head"] == 0
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["cost"]["usd"] == tree["usd"]
+    assert manifest["decode_tokens"] == tree["totals"]["decode_tokens"]
+    assert "cost:   $" in out
+    assert "per 1,000 documents" in out
+    summaries = [commit.read_summary(str(tmp_path / "out"), u) for u in commit.committed(str(tmp_path / "out"))]
+    assert {s.worker for s in summaries} == {worker["worker"] for worker in tree["workers"]}
+    assert all(s.busy_seconds > 0 and s.began > tree["began"] for s in summaries)
+
+
+@pytest.mark.slow
+def test_a_killed_ledger_goes_on_from_its_file(tmp_path) -> None:
+    driver = begin(write_run(tmp_path, documents=240))
+    for committed in (4, 10):
+        wait_until(tmp_path, committed)
+        ray_process(driver, "Ledger").send_signal(signal.SIGKILL)
+        time.sleep(1)
+    ended(driver)
+    check_rows(tmp_path, 240)
+    (tree,) = files(tmp_path)
+    check_sums(tree)
+    assert tree["final"]
+    assert tree["totals"]["documents"] == 240
+    # No time is missing and none is there twice: two workers were on the node from their start to the end.
+    lived = sum(worker["ended"] - worker["began"] for worker in tree["workers"])
+    told = sum(sum(worker["seconds"].values()) for worker in tree["workers"])
+    assert len(tree["workers"]) == 2
+    assert told <= lived + 0.1
+    assert told > 0.9 * lived - 5
+    assert tree["usd"] == pytest.approx((tree["until"] - tree["nodes"][0]["began"]) / 100, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_what_a_killed_worker_had_in_hand_is_lost(tmp_path) -> None:
+    driver = begin(write_run(tmp_path, documents=400))
+    wait_until(tmp_path, 6)
+    time.sleep(2.5)  # a report of what is in hand has come
+    ray_process(driver, "DecodeWorker").send_signal(signal.SIGKILL)
+    ended(driver)
+    check_rows(tmp_path, 400)
+    (tree,) = files(tmp_path)
+    check_sums(tree)
+    assert tree["totals"]["documents"] == 400
+    assert tree["parts"]["lost"] > 0
+    assert len(tree["workers"]) == 3
+
+
+@pytest.mark.slow
+def test_a_killed_driver_stops_the_bill_and_the_next_session_adds_to_it(tmp_path) -> None:
+    run = write_run(tmp_path, documents=300)
+    driver = begin(run)
+    wait_until(tmp_path, 8)
+    time.sleep(3.5)
+    below = psutil.Process(driver.pid).children(recursive=True)
+    ledger = ray_process(driver, "Ledger")
+    driver.kill()
+    driver.wait()
+    psutil.wait_procs([ledger], timeout=60)
+    assert not ledger.is_running()
+    (first,) = files(tmp_path)
+    assert not first["final"]
+    assert first["totals"]["documents"] > 0
+    time.sleep(4)
+    assert files(tmp_path) == [first]  # nobody bills on
+    for process in below:  # Ray's own, which outlive a driver that was killed
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    ended(begin(run))
+    check_rows(tmp_path, 300)
+    first, second = files(tmp_path)
+    check_sums(first)
+    check_sums(second)
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["cost"]["sessions"] == 2
+    assert manifest["cost"]["usd"] == pytest.approx(first["usd"] + second["usd"])
