@@ -23,7 +23,7 @@ from tests.decoding import reference
 from tests.decoding.reference import Replay
 from tests.decoding.test_apar import CHILD, ENDS, EOS, FORK, steered
 from tests.decoding.test_exactness import FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
-from tests.decoding.test_space import chance_of_texts, chi_square, likely, never, rarely
+from tests.decoding.test_space import answers_beside_others, chance_of_texts, chi_square, likely, never, rarely
 from tests.tiny import in_float64, tiny_model
 
 TREES = [cartesian_tree(1, 1, 1), cartesian_tree(3, 2), Tree([(0,), (1,), (2,), (1, 0), (1, 1), (1, 0, 0)])]
@@ -98,21 +98,11 @@ def test_greedy_equals_autoregressive_beside_other_programs(kind):
     prompts = prompts_of(2)
     stops = [rarely, never, never, never]
     expected = [reference.autoregressive(stock, p.tokens, 14, s) for p, s in zip(prompts, stops, strict=True)]
-    values = slotted(random.Random(3), 2, shared=True)
     programs = []
     for i, (prompt, want, stop) in enumerate(zip(prompts, expected, stops, strict=True)):
         heads = knowing(stock, prompt.tokens, [t for t, _, _ in want], 0.75, i)
         programs.append(medusa(prompt, 14, heads, TREES[i % 3], stop))
-    programs.insert(2, hyper_parallel(values, 5))
-    programs.insert(1, autoregressive(prompts[1], 14, never))
-    answers = Engine(model, batch=4, token_budget=20).run(programs)
-    agree(expected[1], answers[1].tokens, answers[1].logprobs)
-    for value, want in zip(answers[3], expected_values(stock, values, 5, False), strict=True):
-        agree(want, value.tokens, value.logprobs)
-    ours = [answers[i] for i in (0, 2, 4, 5)]
-    for answer, want, stop in zip(ours, expected, stops, strict=True):
-        agree(want, answer.tokens, answer.logprobs)
-        assert answer.stopped == stop(answer.tokens)
+    ours = answers_beside_others(model, stock, programs, expected, prompts[1], stops)
     assert sum(a.accepted for a in ours) > 5
     assert max(a.average_accepted_tokens for a in ours) > 1.3
 

@@ -52,20 +52,13 @@ def prompts_of(seed, count=4):
     return [Prompt(INSTRUCTION + tokens_of(rng, 1, 12), shared=23 if i % 2 else 0) for i in range(count)]
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_greedy_equals_autoregressive_beside_other_programs(kind):
-    model, stock = pair(kind)
-    prompts = prompts_of(2)
-    stops = [rarely, rarely, never, never]
-    expected = [reference.autoregressive(stock, p.tokens, 14, s) for p, s in zip(prompts, stops, strict=True)]
+def answers_beside_others(model, stock, programs, expected, second, stops):
+    """Answers of four programs that must say `expected`, run beside two of other methods: AR on the prompt `second`,
+    which says expected[1] too, and HPD."""
     values = slotted(random.Random(3), 2, shared=True)
-    programs = [
-        guided(space(p, 14, k, MASK, stops=s), p, [t for t, _, _ in e], k, 0.7, i)
-        for i, (p, e, k, s) in enumerate(zip(prompts, expected, [1, 2, 3, 5], stops, strict=True))
-    ]
-    programs.insert(2, hyper_parallel(values, 5))
-    programs.insert(1, autoregressive(prompts[1], 14, rarely))
-    answers = Engine(model, batch=4, token_budget=20).run(programs)
+    first, *rest = programs
+    others = [autoregressive(second, 14, stops[1]), hyper_parallel(values, 5)]
+    answers = Engine(model, batch=4, token_budget=20).run([first, others[0], rest[0], others[1], *rest[1:]])
     agree(expected[1], answers[1].tokens, answers[1].logprobs)
     for value, want in zip(answers[3], expected_values(stock, values, 5, False), strict=True):
         agree(want, value.tokens, value.logprobs)
@@ -73,6 +66,20 @@ def test_greedy_equals_autoregressive_beside_other_programs(kind):
     for answer, want, stop in zip(ours, expected, stops, strict=True):
         agree(want, answer.tokens, answer.logprobs)
         assert answer.stopped == stop(answer.tokens)
+    return ours
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_greedy_equals_autoregressive_beside_other_programs(kind):
+    model, stock = pair(kind)
+    prompts = prompts_of(2)
+    stops = [rarely, rarely, never, never]
+    expected = [reference.autoregressive(stock, p.tokens, 14, s) for p, s in zip(prompts, stops, strict=True)]
+    programs = [
+        guided(space(p, 14, k, MASK, stops=s), p, [t for t, _, _ in e], k, 0.7, i)
+        for i, (p, e, k, s) in enumerate(zip(prompts, expected, [1, 2, 3, 5], stops, strict=True))
+    ]
+    ours = answers_beside_others(model, stock, programs, expected, prompts[1], stops)
     assert sum(a.accepted for a in ours) > 5
     assert sum(a.rejected for a in ours) > 0
     assert max(a.average_accepted_tokens for a in ours) > 1.3
