@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from raypd.config import RunConfig, StorageConfig
@@ -73,3 +74,11 @@ def test_settings_reach_workers_and_are_no_part_of_the_fingerprint() -> None:
     assert config.fingerprint() == make_config(RUN).fingerprint()
     assert config.fingerprint() == make_config(RUN, ["output.partition={date: 2026-11-21}"]).fingerprint()
     assert StorageConfig().endpoint_url is None
+
+
+def test_the_settings_of_the_documentation_are_taken() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs/storage.md").read_text()
+    block = text[text.index("    storage:\n") :].split("\n\n")[0]
+    tree = yaml.safe_load(block)["storage"]
+    assert set(tree) == set(StorageConfig.model_fields)
+    assert StorageConfig.model_validate(tree).sse == "aws:kms"
