@@ -14,7 +14,6 @@ import pytest
 from pydantic import ValidationError
 
 from raypd.cluster import commit, storage
-from raypd.cluster.units import Unit
 from raypd.config import OutputConfig
 from raypd.errors import ConfigError
 from raypd.tasks import columns
@@ -36,11 +35,10 @@ SCHEMAS = {
 
 def write(output: str, number: int, records: Callable[[int], Record], schema: pa.Schema, **partition: str) -> None:
     """Commits a unit of four documents."""
-    unit = Unit(f"u-{number}", "in/a.jsonl", "a.jsonl", "v1", 10, "jsonl", None, 4 * number, 4)
-    documents = [Document(row, f"{number}-{row}", {}) for row in range(4)]
-    table = commit.make_table(unit, documents, [records(row) for row in range(4)], schema, 1)
+    documents = [Document(row, f"{number}-{row}", {}, source="a.jsonl", place=4 * number + row) for row in range(4)]
+    table = commit.make_table(documents, [records(row) for row in range(4)], schema, 1)
     ok, failed = commit.count_documents(table)
-    summary = commit.UnitSummary(unit.id, "f" * 12, "s", "a.jsonl", 4 * number, 4, ok, failed, 0.1)
+    summary = commit.UnitSummary(f"u-{number}", "f" * 12, "s", "a.jsonl", 4 * number, 4, ok, failed, 0.1)
     assert commit.commit(output, table, summary, partition)
 
 
