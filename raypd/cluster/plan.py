@@ -119,7 +119,7 @@ class Plan:
         for number in range(self.totals.chunks):
             path = _chunk(self._folder, number)
             try:
-                with storage.open_read(path) as file:
+                with storage.open_file(path) as file:
                     for batch in pq.ParquetFile(file).iter_batches(batch_size=_BATCH_UNITS):
                         for row in batch.to_pylist():
                             yield Unit(row["id"], tuple(Part(**part) for part in row["parts"]), row["damaged"])

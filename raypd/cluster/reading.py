@@ -132,9 +132,15 @@ def _rows(batch: Any) -> Iterable[dict[str, Any]]:
 
 
 def _values(column: Any) -> list[Any]:
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    if any(kind(column.type) for kind in kinds):  # some writers mark no text as text
         return [None if v is None else _decoded(v) for v in column.cast(pa.large_binary()).to_pylist()]
-    return column.to_pylist()
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError):  # Python has no such time
+        return column.cast(pa.string()).to_pylist()
 
 
 def _decoded(value: bytes) -> str | UnicodeDecodeError:
