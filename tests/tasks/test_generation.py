@@ -145,5 +145,5 @@ def test_a_long_prompt_may_lose_its_beginning():
 
 @pytest.mark.parametrize(("method", "token"), [("apar", r"\[Fork\]"), ("space", r"\[Mask\]")])
 def test_a_model_without_control_tokens_is_refused(method, token):
-    with pytest.raises(ModelError, match=token + ".*raypd train"):
+    with pytest.raises(ModelError, match=token + ".*raypd model add-tokens"):
         make(decoding={"method": method})
