@@ -50,6 +50,7 @@ class UnitSummary:
     began: float = 0.0
     busy_seconds: float = 0.0  # of the engine, for this unit
     categories: dict[str, dict[str, float]] = field(default_factory=dict)  # documents, tokens and seconds of each
+    retries: int = 0  # number of the last retry whose rows are among its rows; 0: none
 
 
 def units_folder(output: str) -> str:
@@ -132,11 +133,23 @@ def commit(output: str, table: pa.Table, summary: UnitSummary, partition: Mappin
     partition: output.partition of the configuration, in whose folder it goes.
     """
     summary.committed_at = time.time()
-    table = table.replace_schema_metadata({_KEY: json.dumps(asdict(summary))})
+    return storage.put_new(unit_path(output, summary.unit, partition), _encoded(table, summary))
+
+
+def replace_rows(path: str, table: pa.Table, summary: UnitSummary, version: str) -> bool:
+    """Writes an object in place of exactly this version of it; False when it is another by now. Raises OSError.
+
+    A retry alone may do so: for all others what is committed stays as it is.
+    """
+    return storage.put_if(path, _encoded(table, summary), version)
+
+
+def _encoded(table: pa.Table, summary: UnitSummary) -> bytes:
     sink = pa.BufferOutputStream()
     # With checksums `raypd verify` sees a flipped bit in any column.
+    table = table.replace_schema_metadata({_KEY: json.dumps(asdict(summary))})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    return storage.put_new(unit_path(output, summary.unit, partition), sink.getvalue().to_pybytes())
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def objects(output: str) -> Iterator[tuple[str, str]]:

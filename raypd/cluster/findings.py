@@ -36,6 +36,13 @@ def describe(result: Verification, limit: int = 5) -> str:
     out += _finding("foreign", result.foreign, "that the input does not have", limit)
     out += _finding("damaged", result.damaged, "of damaged objects", limit)
     out += _finding("unreadable", result.unreadable, "of input that cannot be read now", limit)
+    if result.damaged_input.units:
+        damaged = result.damaged_input
+        how = "note: " if result.damaged_allowed else "damaged input: "
+        out.append(
+            f"{how}{_count(damaged.units, 'object')} of the input cannot be read, so its documents are not known:"
+        )
+        out += [f"    {example}" for example in damaged.examples[:limit]]
     if result.repeated_ids.units:
         repeated = result.repeated_ids
         out.append(
@@ -56,7 +63,8 @@ def _finding(name: str, finding: Finding, what: str, limit: int) -> list[str]:
     if not finding.documents and not finding.units:
         return []
     units = f", {_count(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
-    more = len(finding.examples) > limit or finding.documents + finding.units > len(finding.examples)
+    counted = finding.units or finding.documents  # an example is a unit where whole units are concerned
+    more = len(finding.examples) > limit or counted > len(finding.examples)
     lines = [f"{name}: {_count(finding.documents, 'document')} {what}{units}"]
     return lines + [f"    {example}" for example in finding.examples[:limit]] + (["    ..."] if more else [])
 
@@ -71,6 +79,8 @@ def _verdict(result: Verification) -> str:
         advice.append("if the input has changed since the run, run it into a new output.path")
     if result.missing.documents or result.missing.units:
         advice.append("run the same command again: it does what is missing")
+    if result.damaged_input.units and not result.damaged_allowed:
+        advice.append("put the damaged input right and run again, or let it be with input.on_damaged=skip")
     if result.unreadable.units:
         advice.append("put the input back where it was, or name it: raypd verify RUN input.path=...")
     return "NOT OK" + (f": {'; '.join(advice)}" if advice else "")
@@ -98,7 +108,7 @@ def describe_errors(summary: Summary) -> str:
     for group in summary.reasons:
         for row in group.examples:
             out.append(
-                f"    {row['id']} ({row['source']}, row {row['row']}, attempts {row['attempts']}): {row['reason']}"
+                f"    {row['id']} ({row['source']}, at {row['row']}, attempts {row['attempts']}): {row['reason']}"
             )
     if summary.units:
         out.append(f"{_count(len(summary.units), 'unit')} not done, with the last word of the worker:")

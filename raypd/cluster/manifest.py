@@ -97,7 +97,7 @@ def claim(config: RunConfig, output: str) -> None:
     """
     path = storage.join(output, "run.json")
     mine: dict[str, Any] = {"fingerprint": config.fingerprint(), "created": _iso(time.time()), "versions": versions()}
-    mine["config"] = _recorded(config)
+    mine["config"] = recorded(config)
     check(config, output)
     try:
         storage.put_new(path, _dump(mine))
@@ -107,7 +107,7 @@ def claim(config: RunConfig, output: str) -> None:
         raise ConfigError(f"output.path {output}: cannot be written: {error}") from None
 
 
-def _recorded(config: RunConfig) -> dict[str, Any]:
+def recorded(config: RunConfig) -> dict[str, Any]:
     """The configuration with absolute paths, so that it means the same files from any folder."""
     tree = config.model_dump(mode="json")
     given = tree["input"]["path"]
@@ -135,7 +135,7 @@ def check(config: RunConfig, output: str) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); give a new output.path") from None
     if found != config.fingerprint():
-        changed = _differences(theirs.get("config") or {}, _recorded(config))
+        changed = differences(theirs.get("config") or {}, recorded(config))
         shown = f" (changed: {', '.join(changed[:6])})" if changed else ""
         raise ConfigError(
             f"output.path {output}: holds the run of another configuration, {found}; this one is "
@@ -143,14 +143,14 @@ def check(config: RunConfig, output: str) -> None:
         )
 
 
-def _differences(old: Any, new: Any, at: str = "") -> list[str]:
+def differences(old: Any, new: Any, at: str = "") -> list[str]:
     """Dotted keys that differ and count in the fingerprint."""
     beside = ("output", "engine", "cluster", "cost", "storage", "input.path", "input.on_damaged")
     if at in (*beside, "model.device", "model.fake", "task.categories_file"):
         return []
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(k for k in new if k not in old)]
-        return [d for k in keys for d in _differences(old.get(k), new.get(k), f"{at}.{k}" if at else str(k))]
+        return [d for k in keys for d in differences(old.get(k), new.get(k), f"{at}.{k}" if at else str(k))]
     return [] if old == new else [at]
 
 

@@ -53,23 +53,25 @@ def run_extract(
     *,
     verbose: bool = False,
     build: Callable[[RunConfig, int | None], worker.Parts] | None = None,
+    planned: Plan | None = None,
 ) -> Manifest:
     """Runs or resumes an extraction until every unit is committed; writes the manifest and returns it.
 
     verbose: let Ray print what it has to say. build: what a worker is made of; None: model and task.
+    planned: what to do; None: all of the input.
     Raises ConfigError, InputError and ModelError before anything runs; RunError when it cannot go on; Interrupted at
     SIGINT or SIGTERM. What is committed by then is whole, and the same call resumes.
     """
     storage.configure(config.storage)
     output = output_folder(config)
     if output != storage.absolute(config.output.path):
-        _say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")
+        say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")
     manifest.check(config, output)
-    planned = units.plan(config, output)
+    planned = planned or units.plan(config, output)
     done = commit.committed(output)
     _check_known(planned, done, output)
     if len(done) == planned.units:
-        return _finish(config, output, planned, Unreadable())
+        return finish(config, output, planned)
     if build is None:
         from raypd.cluster import worker
 
@@ -81,7 +83,7 @@ def run_extract(
             check_model_config(config.model)
             check_method(config)
     manifest.claim(config, output)
-    own = holding.Session(output, _say)
+    own = holding.Session(output, say)
     if own.took_over:  # and that one may have gone on while this one looked
         done = commit.committed(output)
     storage.clean_temporary(commit.units_folder(output))
@@ -101,11 +103,12 @@ def run_extract(
     finally:
         with contextlib.suppress(OSError):  # a full disk must not hide why the run ended
             own.end(how)
-    return _finish(config, output, planned, run.unreadable)
+    return finish(config, output, planned, run.unreadable)
 
 
-def _finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable) -> Manifest:
+def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> Manifest:
     """Writes the manifest. Raises RunError where units could not be read and input.on_damaged is fail."""
+    unreadable = unreadable or Unreadable()
     for unit in planned.damaged():
         unreadable.add(unit, unit.damaged or "")
     result = manifest.make(config, output, planned, unreadable)
@@ -135,7 +138,8 @@ def _check_known(planned: Plan, done: set[str], output: str) -> None:
         )
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """A line for the user, beside the progress on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -27,6 +27,7 @@ _SCHEMA = pa.schema(
     [
         ("id", pa.string()),
         ("damaged", pa.string()),
+        ("only", pa.list_(pa.int32())),
         (
             "parts",
             pa.list_(
@@ -122,7 +123,9 @@ class Plan:
                 with storage.open_file(path) as file:
                     for batch in pq.ParquetFile(file).iter_batches(batch_size=_BATCH_UNITS):
                         for row in batch.to_pylist():
-                            yield Unit(row["id"], tuple(Part(**part) for part in row["parts"]), row["damaged"])
+                            parts = tuple(Part(**part) for part in row["parts"])
+                            only = None if row["only"] is None else tuple(row["only"])
+                            yield Unit(row["id"], parts, row["damaged"], only)
             except (pa.ArrowException, OSError, TypeError) as error:
                 raise RunError(
                     f"{path}: a part of the plan cannot be read: {error}; delete {self._folder} and plan.json beside "

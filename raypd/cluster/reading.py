@@ -22,6 +22,8 @@ from raypd.tasks.base import Document
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
     """The documents of a unit, in order: as many as its rows, or where these are None as many as there are.
 
+    Of a unit with `only` these alone; their `row` is what it is in the whole unit.
+
     columns: what the task needs beside the columns of the configuration (Parquet reads no others).
     Raises InputError when an object cannot be read, or is not the one that was planned.
     """
@@ -30,7 +32,11 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     documents: list[Document] = []
     for part in unit.parts:
         documents += _read_part(part, config, columns, len(documents))
-    return documents
+    if unit.only is None:
+        return documents
+    if unit.only and unit.only[-1] >= len(documents):
+        raise InputError(f"{unit.path}: has fewer documents than were wanted of it; start the run again")
+    return [documents[row] for row in unit.only]
 
 
 def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) -> list[Document]:

@@ -10,7 +10,9 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+
+_SUBSET_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -47,20 +49,24 @@ class Unit:
     """One part, or several that are small objects each.
 
     damaged: why the object cannot be read; such a unit stands in the plan so that it is listed, and is never worked on.
+    only: which of its documents are wanted, by their number in it (from 0, in order); None: all.
     """
 
     id: str
     parts: tuple[Part, ...]
     damaged: str | None = None
+    only: tuple[int, ...] | None = None
 
     @property
     def rows(self) -> int | None:
         """Documents in it; None where only reading it can tell."""
-        return self.expected if all(part.exact for part in self.parts) else None
+        return self.expected if self.only is not None or all(part.exact for part in self.parts) else None
 
     @property
     def expected(self) -> int:
         """Documents in it, counted or estimated."""
+        if self.only is not None:
+            return len(self.only)
         return sum(part.expected for part in self.parts)
 
     @property
@@ -83,13 +89,27 @@ class Unit:
         """Where it begins in its (first) object."""
         return self.parts[0].start
 
+    def subset(self, rows: Sequence[int]) -> Unit:
+        """Some of its documents as a unit of their own."""
+        digest = hashlib.sha256(",".join(map(str, rows)).encode()).hexdigest()[:_SUBSET_DIGITS]
+        return replace(self, id=f"{self.id}.{digest}", only=tuple(rows))
+
+    @property
+    def whole(self) -> str:
+        """The id of the unit that it is a subset of; its own where it is whole."""
+        return self.id if self.only is None else self.id[: -_SUBSET_DIGITS - 1]
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> Unit:
         tree = json.loads(text)
-        return Unit(tree["id"], tuple(Part(**part) for part in tree["parts"]), tree["damaged"])
+        return Unit(tree["id"], tuple(Part(**part) for part in tree["parts"]), tree["damaged"], _rows(tree.get("only")))
+
+
+def _rows(only: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if only is None else tuple(only)
 
 
 def make_unit(parts: Sequence[Part], fingerprint: str, damaged: str | None = None) -> Unit:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import TypeVar
 
 import pyarrow as pa
 
 from raypd.cluster import commit, storage, units
 from raypd.cluster.reading import read_unit
 from raypd.cluster.scratch import Scratch
+from raypd.cluster.threads import in_threads
 from raypd.cluster.units import Unit
 from raypd.config import ExtractionConfig, GenerationConfig, RunConfig
 from raypd.errors import InputError, RunError
@@ -28,8 +27,6 @@ _OUTPUT = pa.schema([*_INPUT, pa.field("object", pa.string()), pa.field("planned
 _IDENTITY = ["id", "source", "row", "status"]
 
 Place = tuple[str, int]  # (source, row): what tells a document from all others, whatever its id is
-Given = TypeVar("Given")
-Result = TypeVar("Result")
 
 
 @dataclass
@@ -54,7 +51,8 @@ class Verification:
     one than the task writes. foreign: rows whose document is not in the input (anymore). damaged: objects of the
     output that cannot be read whole. unreadable: input that cannot be read now and so cannot be compared.
     repeated_ids: ids that several documents of the input share (each of these documents is told apart by its source
-    and row, so this is no doubling). temporary: files that dead writers left; the next run removes them.
+    and row, so this is no doubling). damaged_input: objects that the plan lists as unreadable, which the configuration
+    may allow (input.on_damaged skip). temporary: files that dead writers left; the next run removes them.
     """
 
     run: str
@@ -71,12 +69,15 @@ class Verification:
     damaged: Finding = field(default_factory=Finding)
     unreadable: Finding = field(default_factory=Finding)
     repeated_ids: Finding = field(default_factory=Finding)
+    damaged_input: Finding = field(default_factory=Finding)
+    damaged_allowed: bool = False
     temporary: list[str] = field(default_factory=list)
 
     @property
     def well(self) -> bool:
         """Whether every document of the input stands in the output exactly once, and nothing else does."""
-        wrong = (self.missing, self.doubled, self.foreign, self.damaged, self.unreadable)
+        wrong = [self.missing, self.doubled, self.foreign, self.damaged, self.unreadable]
+        wrong += [] if self.damaged_allowed else [self.damaged_input]
         return not any(finding.documents or finding.units for finding in wrong)
 
     def to_json(self) -> str:
@@ -88,10 +89,14 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
 
     Raises InputError where the input cannot be planned at all.
     """
-    result = Verification(output, config.fingerprint())
-    committed = commit.committed(output)
-    result.objects = len(committed)
+    result = Verification(output, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
     folder = commit.units_folder(output)
+    committed: dict[str, str] = {}  # unit -> path
+    for unit_id, path in commit.objects(output):
+        result.objects += 1
+        if unit_id in committed:  # in two partitions
+            result.doubled.add(0, 1, [f"unit {unit_id}: {committed[unit_id]} and {path}"])
+        committed[unit_id] = path
     result.temporary = storage.temporary(folder)
     strays = [name for name in storage.names(folder) if not name.endswith(".parquet") and name[0] not in "._"]
     result.foreign.add(
@@ -102,13 +107,20 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
         scratch.create("input", _INPUT)
 
         def check(unit: Unit) -> _Checked:
-            return _check(unit, config, output, unit.id in committed, scratch)
+            return _check(unit, config, committed.get(unit.id), scratch)
 
-        for checked in in_threads(check, _noted(units.plan(config, output), seen), threads):
+        plan = units.plan(config, output)
+        schemas: dict[str, list[str]] = {}
+        for checked in in_threads(check, _noted(plan, seen), threads):
             _add(result, checked)
+            if checked.columns:
+                schemas.setdefault(checked.columns, []).append(committed[checked.unit])
+        _add_odd_columns(result, schemas)
+        for unit in plan.damaged():
+            result.damaged_input.add(0, 1, [str(unit.damaged)])
         _repeated_ids(result, scratch)
-        if foreign := sorted(committed - seen):
-            _add_foreign(result, output, foreign, sorted(committed & seen), scratch, threads)
+        if foreign := sorted(set(committed) - seen):
+            _add_foreign(result, committed, foreign, sorted(seen & set(committed)), scratch, threads)
     return result
 
 
@@ -116,22 +128,6 @@ def _noted(planned: Iterable[Unit], seen: set[str]) -> Iterator[Unit]:
     for unit in planned:
         seen.add(unit.id)
         yield unit
-
-
-def in_threads(work: Callable[[Given], Result], items: Iterable[Given], threads: int) -> Iterator[Result]:
-    """`map` in a pool that takes no more of `items` than its threads need, in the order of the items."""
-    waiting: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > 2 * threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 # ------------------------------------------------------------------------------------------------------------- one unit
@@ -150,12 +146,14 @@ class _Checked:
     doubled: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     absent: bool = False
+    columns: str = ""  # names and types
     damaged: str | None = None
     unreadable: str | None = None
 
 
-def _check(unit: Unit, config: RunConfig, output: str, is_committed: bool, scratch: Scratch) -> _Checked:
-    checked = _Checked(unit.id, absent=not is_committed)
+def _check(unit: Unit, config: RunConfig, path: str | None, scratch: Scratch) -> _Checked:
+    """path: of the unit's object; None: it is not committed."""
+    checked = _Checked(unit.id, absent=path is None)
     expected: dict[Place, str] = {}
     try:
         expected = _documents(unit, config)
@@ -166,12 +164,13 @@ def _check(unit: Unit, config: RunConfig, output: str, is_committed: bool, scrat
     columns = [list(expected.values()), [source for source, _ in places], [row for _, row in places]]
     scratch.add("input", pa.table(columns, schema=_INPUT))
     checked.documents = len(expected)
-    if not is_committed:
+    if path is None:
         checked.missing = [_word(place, id) for place, id in expected.items()]
         return checked
     try:
-        summary, table = commit.read_table(output, unit.id)
+        summary, table = commit.read_table("", unit.id, path=path)
         _check_summary(summary, table, unit.id, config.fingerprint())
+        checked.columns = str(table.schema.remove_metadata())
         _compare(checked, expected, table, config)
     except RunError as error:
         checked.damaged = str(error)
@@ -185,7 +184,7 @@ def _documents(unit: Unit, config: RunConfig) -> dict[Place, str]:
 
 
 def _word(place: Place, id: str) -> str:
-    return f"{id} ({place[0]}, row {place[1]})"
+    return f"{id} ({place[0]}, at {place[1]})"
 
 
 def _check_summary(summary: commit.UnitSummary, table: pa.Table, unit: str, fingerprint: str) -> None:
@@ -257,6 +256,12 @@ def _add(result: Verification, checked: _Checked) -> None:
 # ------------------------------------------------------------------------------------------------------- across units
 
 
+def _add_odd_columns(result: Verification, schemas: dict[str, list[str]]) -> None:
+    """All objects have the same columns; one that has others has a damaged footer (no checksum is over that)."""
+    for paths in sorted(schemas.values(), key=len)[:-1]:
+        result.damaged.add(0, len(paths), [f"{path}: has other columns than most; delete it" for path in paths])
+
+
 def _repeated_ids(result: Verification, scratch: Scratch) -> None:
     """Ids that several documents of the input share: worth knowing before a join by id, and no doing of raypd."""
     scratch.close("input")
@@ -269,14 +274,19 @@ def _repeated_ids(result: Verification, scratch: Scratch) -> None:
 
 
 def _add_foreign(
-    result: Verification, output: str, foreign: list[str], planned: list[str], scratch: Scratch, threads: int
+    result: Verification,
+    committed: dict[str, str],
+    foreign: list[str],
+    planned: list[str],
+    scratch: Scratch,
+    threads: int,
 ) -> None:
     """Objects that no unit of the input has: what is in them, and which documents stand in another object too."""
     scratch.create("output", _OUTPUT)
 
     def read(unit_id: str, is_planned: bool) -> str | None:
         try:
-            _, table = commit.read_table(output, unit_id, _IDENTITY)
+            _, table = commit.read_table("", unit_id, _IDENTITY, committed[unit_id])
         except RunError as error:
             return str(error)
         rows = table.select(["id", "source", "row"])

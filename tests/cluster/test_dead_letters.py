@@ -40,7 +40,7 @@ def test_reasons_are_grouped_without_their_numbers_and_places(run) -> None:
     assert counts == sorted(counts, reverse=True)
     text = findings.describe_errors(summary)
     assert "2  no text in title  [as it stands in the input]" in text
-    assert "3 (a.jsonl, row 72, attempts 1): a.jsonl, byte 72: no text in title" in text
+    assert "3 (a.jsonl, at 72, attempts 1): a.jsonl, byte 72: no text in title" in text
 
 
 @pytest.mark.parametrize(

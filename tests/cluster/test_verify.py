@@ -123,6 +123,13 @@ def test_every_byte_of_the_rows_is_under_a_checksum(run) -> None:
             assert rows.equals(commit.read_table(run.output.path, path.stem)[1]), at
 
 
+def test_an_object_with_other_columns_is_damaged(run) -> None:
+    rewrite(objects(run)[0], lambda table: table.rename_columns([*table.column_names[:-1], "answes"]))
+    result = look(run)
+    assert (result.damaged.units, result.missing.documents) == (1, 0)
+    assert "other columns than most" in result.damaged.examples[0]
+
+
 def test_a_summary_that_does_not_fit_its_rows_is_damage(run) -> None:
     rewrite(objects(run)[0], lambda table: table, ok=3)
     result = look(run)
@@ -146,12 +153,12 @@ def test_rows_that_are_missing_doubled_or_foreign_inside_an_object(run, tmp_path
     result = look(run)
     assert not result.well
     assert result.doubled.documents == 1
-    assert result.doubled.examples == [f"14 (a.jsonl, row {place(tmp_path, 14)})"]
+    assert result.doubled.examples == [f"14 (a.jsonl, at {place(tmp_path, 14)})"]
     # Every id of the third object stands one row too low: rows of other documents, and none of its own.
     assert result.foreign.documents == 5
     assert result.missing.documents == 1 + 5
-    assert result.missing.examples[0] == "0 (a.jsonl, row 0)"
-    assert f"nobody (a.jsonl, row {place(tmp_path, 20)})" in result.foreign.examples
+    assert result.missing.examples[0] == "0 (a.jsonl, at 0)"
+    assert f"nobody (a.jsonl, at {place(tmp_path, 20)})" in result.foreign.examples
 
 
 def test_an_object_that_the_input_does_not_have_is_foreign_and_doubles_are_found(run, tmp_path, config) -> None:
@@ -185,7 +192,7 @@ def test_an_object_that_cannot_be_read_while_it_is_compared(run, tmp_path, monke
     real = verification.units.plan
 
     def plan_then_lose(config, output):
-        units = list(real(config, output))
+        units = real(config, output)
         (tmp_path / "in/b.jsonl").unlink()
         return units
 
