@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -50,16 +50,20 @@ Method = Annotated[str | None, typer.Option("--method", "-m", help="decoding.met
 Model = Annotated[str | None, typer.Option(help="model.name")]
 Output = Annotated[str | None, typer.Option("--output", "-o", help="output.path")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what Ray has to say, too")]
+RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Try the failed documents of a run again, no others")]
+AllErrors = Annotated[bool, typer.Option("--all-errors", help="The same, also for what cannot be read in the input")]
 
 
 @app.command()
 def extract(
     config: Annotated[str, typer.Argument(help="YAML of the run; `raypd config show` lists all keys")],
     overrides: Overrides = None,
+    retry_errors: RetryErrors = False,
+    all_errors: AllErrors = False,
     verbose: Verbose = False,
 ) -> None:
     """Extract attributes from every document. A second run with the same output.path resumes."""
-    run_job(load_config(config, overrides or []), "extraction", verbose)
+    run_job(load_config(config, overrides or []), "extraction", verbose, _retry(retry_errors, all_errors))
 
 
 @app.command()
@@ -69,10 +73,13 @@ def answer(
     method: Method = None,
     model: Model = None,
     output: Output = None,
+    retry_errors: RetryErrors = False,
+    all_errors: AllErrors = False,
     verbose: Verbose = False,
 ) -> None:
     """Answer the questions of every context: raypd answer questions.jsonl, or a YAML with more to say."""
-    run_job(_config(source, "question_answering", overrides, method, model, output), "question_answering", verbose)
+    made = _config(source, "question_answering", overrides, method, model, output)
+    run_job(made, "question_answering", verbose, _retry(retry_errors, all_errors))
 
 
 @app.command()
@@ -82,10 +89,13 @@ def generate(
     method: Method = None,
     model: Model = None,
     output: Output = None,
+    retry_errors: RetryErrors = False,
+    all_errors: AllErrors = False,
     verbose: Verbose = False,
 ) -> None:
     """Write an answer to every prompt: raypd generate prompts.jsonl --method space, or a YAML with more to say."""
-    run_job(_config(source, "generation", overrides, method, model, output), "generation", verbose)
+    made = _config(source, "generation", overrides, method, model, output)
+    run_job(made, "generation", verbose, _retry(retry_errors, all_errors))
 
 
 def _config(
@@ -105,15 +115,45 @@ def _config(
     return make_config(tree, changes)
 
 
-def run_job(config: RunConfig, kind: str, verbose: bool = False) -> None:
-    """Runs a job of a kind, and prints a few documents, the totals and where the files lie."""
+Retry = Literal["failed", "all"]
+
+
+def _retry(retry_errors: bool, all_errors: bool) -> Retry | None:
+    return "all" if all_errors else "failed" if retry_errors else None
+
+
+def run_job(config: RunConfig, kind: str, verbose: bool = False, retry: Retry | None = None) -> None:
+    """Runs a job of a kind, and prints a few documents, the totals and where the files lie; or retries its errors."""
     from raypd.cluster.pipeline import run_extract
     from raypd.cluster.summary import print_summary
 
     if config.task.kind != kind:
         command = {"extraction": "extract", "question_answering": "answer", "generation": "generate"}[config.task.kind]
         raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {command}`")
-    print_summary(run_extract(config, verbose=verbose))
+    if retry is None:
+        print_summary(run_extract(config, verbose=verbose))
+        return
+    from raypd.cluster.retry import retry_errors
+
+    print(retry_errors(config, everything=retry == "all", verbose=verbose).describe())
+
+
+@app.command()
+def nightly(
+    config: Annotated[str, typer.Argument(help="YAML of the nightly run; its output.path is the folder of all nights")],
+    overrides: Overrides = None,
+    full: Annotated[bool, typer.Option("--full", help="Extract every document anew")] = False,
+    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Also try what failed before again")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Bring a table up to tonight's input: extract only what is new or changed since the last good night.
+
+    The same command goes on where a night was cut off; of two at once, one says that the other is at work.
+    """
+    from raypd.cluster.nightly import run_night
+
+    made = load_config(config, overrides or [])
+    print(run_night(made, full=full, retry_errors=retry_errors, verbose=verbose).describe())
 
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run (its output.path)")]
@@ -129,12 +169,15 @@ def verify(
 ) -> None:
     """Prove that a run has lost and doubled no document: read its input again and compare. Exit code 1 when it has.
 
-    RUN knows its configuration; input.path=... says where the input lies now, if it was moved.
+    RUN knows its configuration; input.path=... says where the input lies now, if it was moved. Of a nightly folder the
+    table of the last good night is compared.
     """
     from raypd import runs
-    from raypd.cluster import findings, verification
+    from raypd.cluster import findings, table_check, verification
 
-    result = verification.verify(run, runs.load_run(run, overrides or []), threads)
+    config = runs.load_run(run, overrides or [])
+    check = table_check.verify_table if runs.is_nightly(run) else verification.verify
+    result = check(run, config, threads)
     print(result.to_json() if as_json else findings.describe(result))
     if not result.well:
         raise typer.Exit(1)

@@ -430,6 +430,21 @@ KINDS: dict[str, type[Section]] = {
 }
 
 
+class NightlyConfig(Section):
+    """How `raypd nightly` tells what is new; other commands do not look at it."""
+
+    hash_column: str | None = Field(
+        None,
+        description="Column that is another when a document has changed (a hash, an etag, a time of change); "
+        "null: a hash of the columns that are read",
+    )
+    removed: Literal["drop", "keep"] = Field(
+        "drop",
+        description="Documents that the input does not have anymore leave the table, or stay in it (where "
+        "input.path holds only what is new)",
+    )
+
+
 class RunConfig(Section):
     """A whole run."""
 
@@ -442,6 +457,7 @@ class RunConfig(Section):
     cluster: ClusterConfig = ClusterConfig()
     cost: CostConfig = CostConfig()
     storage: StorageConfig = StorageConfig()
+    nightly: NightlyConfig = NightlyConfig()
 
     @model_validator(mode="before")
     @classmethod

@@ -14,16 +14,23 @@ from raypd.config_file import make_config
 from raypd.errors import ConfigError
 
 
-def load_record(output: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A run's run.json; overrides of section `storage` say how S3 is reached. Raises ConfigError when there is no run.
+def is_nightly(output: str) -> bool:
+    """Whether a folder holds nights (`raypd nightly`), and at least one good one."""
+    return not storage.exists(storage.join(output, "run.json")) and storage.exists(storage.join(output, "state.json"))
 
-    From here on this process reaches S3 as the run did, but for what the overrides say.
+
+def load_record(output: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A run's run.json, or the state.json of nightly runs. Raises ConfigError when there is no run.
+
+    From here on this process reaches S3 as the run did, but for what the overrides of section `storage` say.
     """
     own = [o.removeprefix("storage.").split("=", 1) for o in overrides if o.startswith("storage.") and "=" in o]
     keys = {key: yaml.safe_load(value) for key, value in own}
     path = storage.join(output, "run.json")
     try:
         storage.configure(StorageConfig.model_validate(keys))
+        if is_nightly(output):
+            path = storage.join(output, "state.json")
         record = json.loads(storage.read(path))
         if not isinstance(record["config"], dict) or not isinstance(record["fingerprint"], str):
             raise ValueError("it has no configuration and fingerprint")

@@ -1,7 +1,8 @@
 """Creates the RayJob of tonight from a template: python submit_nightly.py TEMPLATE
 
 Runs in the pod of nightly-cronjob.yaml with the rights of its service account. ${RAYPD_RUN} in the template becomes
-nightly-YYYY-MM-DD (UTC), so the API server refuses a second run of the same night by its name; that is no error.
+nightly-YYYY-MM-DD (UTC), so the API server refuses a second run of the same night by its name; that is no error. Of the
+template's entrypoint, made for single runs, the job becomes jobs/nightly.py and the output the folder of all nights.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import yaml
 
+OUTPUT = "/shared/nightly"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -24,9 +26,12 @@ def tonights_job(template: str, today: datetime.date) -> dict:
     """The RayJob of one night. Raises ValueError when the template has no ${RAYPD_RUN} or is no RayJob."""
     if "${RAYPD_RUN}" not in template:
         raise ValueError("the template has no ${RAYPD_RUN}: fill it with --keep RAYPD_RUN")
-    job = yaml.safe_load(template.replace("${RAYPD_RUN}", f"nightly-{today.isoformat()}"))
+    run = f"nightly-{today.isoformat()}"
+    job = yaml.safe_load(template.replace("${RAYPD_RUN}", run))
     if not isinstance(job, dict) or job.get("kind") != "RayJob":
         raise ValueError("the template is not a RayJob")
+    command = job["spec"]["entrypoint"].replace("jobs/extract.py", "jobs/nightly.py")
+    job["spec"]["entrypoint"] = command.replace(f"output.path=/shared/runs/{run}", f"output.path={OUTPUT}")
     return job
 
 

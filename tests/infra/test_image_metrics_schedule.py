@@ -122,7 +122,7 @@ def test_schedule_submits_what_exists():
     assert {w for w in ours if w.startswith("--")} <= known
     assert re.fullmatch(r"raypd-nightly-\d{4}-\d\d-\d\d", ours[ours.index("--submission-id") + 1])
     program, job, config, *overrides = command
-    assert (program, config) == ("python", "/shared/configs/mine.yaml")
+    assert (program, job, config) == ("python", "/opt/raypd/jobs/nightly.py", "/shared/configs/mine.yaml")
     assert (ROOT / job.removeprefix("/opt/raypd/")).exists()
     _check_overrides(overrides)
 

@@ -201,10 +201,13 @@ def template():
     return kept
 
 
-def test_tonights_job_is_a_rayjob_with_the_date_in_name_id_and_folder():
+def test_tonights_job_is_a_rayjob_with_the_date_in_name_and_id_and_one_folder_for_all_nights():
     job = RayJob.model_validate(SUBMIT.tonights_job(template(), datetime.date(2026, 3, 9)))
     assert job.metadata.name == job.spec.jobId == "raypd-nightly-2026-03-09"
-    assert "output.path=/shared/runs/nightly-2026-03-09 " in job.spec.entrypoint
+    program, script, _, *overrides = job.spec.entrypoint.split()
+    assert (program, script) == ("python", "/opt/raypd/jobs/nightly.py")
+    assert (INFRA.parent / "jobs/nightly.py").exists()
+    assert "output.path=/shared/nightly" in overrides
 
 
 def test_a_template_without_a_place_for_the_date_is_refused():

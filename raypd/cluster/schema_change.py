@@ -1,0 +1,87 @@
+"""What a changed schema means for answers that exist: which attributes are to be extracted, and how rows are joined."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raypd.config import Attribute, Category, ExtractionConfig, RunConfig
+
+
+@dataclass
+class Change:
+    """From an old mapping of categories to a new one.
+
+    added: category -> its attributes that must be extracted for documents that have the others. anew: categories whose
+    documents must be extracted whole, because nothing of what they have is of use.
+    """
+
+    added: dict[str, list[Attribute]] = field(default_factory=dict)
+    anew: set[str] = field(default_factory=set)
+
+    def describe(self) -> str:
+        """In words, for the user."""
+        parts = [f"{name}: {', '.join(a.name for a in attributes)}" for name, attributes in self.added.items()]
+        parts += [f"{name}: everything" for name in sorted(self.anew)]
+        return "; ".join(parts) or "attributes were removed, and there is nothing to extract"
+
+
+def answers_base(config: RunConfig) -> str:
+    """The configuration's fingerprint without its categories: while it stays, old answers and new ones go together."""
+    if not isinstance(config.task, ExtractionConfig):
+        return config.fingerprint()
+    return config.model_copy(update={"task": config.task.model_copy(update={"categories": {}})}).fingerprint()
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Category]) -> Change:
+    """old: the categories of the last good night, as its record has them (JSON).
+
+    An attribute whose description, type or values are others is another attribute; so are all attributes of a category
+    whose description is another, as every prompt carries it. Their order does not matter.
+    """
+    before = {name: Category.model_validate(tree) for name, tree in old.items()}
+    change = Change(anew=set(before) - set(new))
+    for name, category in new.items():
+        was = before.get(name)
+        if was is None:
+            continue  # its documents had no schema and so no answer: they failed, and what failed is extracted whole
+        kept = (
+            [a for a in category.attributes if a in was.attributes] if was.description == category.description else []
+        )
+        if not kept:
+            change.anew.add(name)
+        elif added := [a for a in category.attributes if a not in kept]:
+            change.added[name] = added
+    return change
+
+
+def only_added(config: RunConfig, change: Change) -> RunConfig:
+    """The configuration that extracts the added attributes and nothing else."""
+    assert isinstance(config.task, ExtractionConfig)
+    categories = {
+        name: config.task.categories[name].model_copy(update={"attributes": attributes})
+        for name, attributes in change.added.items()
+    }
+    return config.model_copy(update={"task": config.task.model_copy(update={"categories": categories})})
+
+
+def join(old: dict[str, Any], added: dict[str, Any] | None, attributes: Sequence[Attribute]) -> dict[str, Any]:
+    """One row of old and added values, in the order of the schema and with nothing that is not in it (anymore).
+
+    Where the added attributes failed, the row keeps its old values and says so: it is an error row, and not empty.
+    """
+    names = [attribute.name for attribute in attributes]
+    row = dict(old)
+    records = [json.loads(part["record"]) for part in (old, added) if part is not None and part["record"]]
+    found = {name: value for record in records for name, value in record.items()}
+    values = {v["name"]: v for part in (old, added) if part is not None for v in part["values"] or []}
+    row["record"] = json.dumps({name: found.get(name) for name in names}, ensure_ascii=False)
+    row["values"] = [values[name] for name in names if name in values]
+    if added is not None:
+        row["truncated"] = bool(old["truncated"]) or bool(added["truncated"])
+        row["attempts"] = max(old["attempts"], added["attempts"])
+        if added["status"] != "ok":
+            row["status"], row["error"] = "error", f"added attributes: {added['error']}"
+    return row
