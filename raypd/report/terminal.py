@@ -75,7 +75,9 @@ def render(status: Status, width: int = 100) -> RenderableType:
     parts.append(head)
     if status.documents_planned:
         done = min(status.documents, status.documents_planned)
-        parts.append(ProgressBar(status.documents_planned, done, width=min(width, 60)))
+        bar = Table.grid()  # a bar alone would not end its line
+        bar.add_row(ProgressBar(status.documents_planned, done, width=min(width, 60)))
+        parts.append(bar)
     parts.append(_figures(status))
     if status.workers:
         parts.append(_workers(status.workers))

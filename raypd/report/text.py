@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 NONE = "\N{EN DASH}"  # where there is no figure
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_MARKS = 4  # accents on one letter
 # Characters that change what stands around them: directions of writing, and separators that end a line of a script.
 _TURNING = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C, 0x2028, 0x2029, 0xFEFF}
 
@@ -55,7 +56,7 @@ def share(part: float, whole: float) -> str:
 
 def duration(seconds: float) -> str:
     """42 s, 3 min 12 s, 5 h 4 min, 2 d 3 h."""
-    if seconds < _MINUTE:
+    if seconds < _MINUTE - 0.5:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     whole = round(seconds)
     if whole < _HOUR:
@@ -75,12 +76,20 @@ def when(seconds: float | None) -> str:
 def clean(value: object, most: int = 0) -> str:
     """Foreign text with control and direction characters made visible, cut after `most` characters (0: never).
 
+    Of a pile of accents on one letter the first few stay.
+
     Escaping for HTML is the template's work.
     """
     text = str(value)
     if most and len(text) > most:
         text = f"{text[:most]}… ({count(len(text))} characters)"
-    return "".join(c if _harmless(c) else f"\\u{ord(c):04x}" for c in text)
+    out = []
+    marks = 0
+    for c in text:
+        marks = marks + 1 if unicodedata.combining(c) else 0
+        if marks <= _MARKS:  # more of them would climb over the lines around
+            out.append(c if _harmless(c) else f"\\u{ord(c):04x}")
+    return "".join(out)
 
 
 def _harmless(char: str) -> bool:

@@ -42,6 +42,10 @@ def test_a_run_in_the_middle(tmp_path):
     assert found.usd_at_end == pytest.approx(bill.usd + 4.1 * 2.25 * found.eta_seconds / 3600)
     assert found.errors
     text = _shown(found)
+    assert [line.split()[0] for line in text.splitlines()[2:4]] == [
+        "documents",
+        "units",
+    ]  # the bar has a line of its own
     for part in ("500 of 1,000, 50%", "20 of 40 committed", "documents/s", "of $40.00", "at the end", "last errors"):
         assert part in text, part
 
