@@ -9,8 +9,6 @@ from typing import Any
 
 from raypd.cluster import storage
 
-PARTS = ("decode", "prefill", "startup", "idle", "lost", "head", "other")
-
 
 @dataclass(frozen=True)
 class Point:
@@ -96,9 +94,23 @@ class Bill:
 
 
 def read_bill(root: str) -> Bill | None:
-    """The bill of the run at `root`, None where none was kept. Raises OSError when storage does not answer."""
+    """The bill of the run at `root`, None where none was kept. Raises OSError when storage does not answer.
+
+    What it cost to try failed documents again (runs of their own below retries/) stands on it as the part `retry`.
+    """
+    torn: list[str] = []
+    bill = add_up(_files(root, torn), torn)
+    folder = storage.join(root, "retries")
+    for number in storage.folders(folder):
+        for tree in _files(storage.join(folder, number), torn):
+            _add_retry(bill, tree)
+    return bill if bill.began or torn else None
+
+
+def _files(root: str, torn: list[str]) -> list[dict[str, Any]]:
+    """The bills of a run's sessions; paths of those that cannot be read go to `torn`."""
     folder = storage.join(root, "ledger")
-    trees, torn = [], []
+    trees = []
     for name in storage.names(folder):
         if not name.endswith(".json"):
             continue
@@ -109,9 +121,16 @@ def read_bill(root: str) -> Bill | None:
             trees.append(tree)
         except (ValueError, KeyError, TypeError):
             torn.append(path)
-    if not trees:
-        return Bill(torn=torn) if torn else None
-    return add_up(trees, torn)
+    return trees
+
+
+def _add_retry(bill: Bill, tree: dict[str, Any]) -> None:
+    usd, until = float(tree["usd"]), float(tree.get("until") or tree["began"])
+    bill.usd += usd
+    bill.parts["retry"] = bill.parts.get("retry", 0.0) + usd
+    bill.nodes += [_node(n, until) for n in tree.get("nodes") or []]
+    documents = bill.series[-1].documents if bill.series else 0
+    bill.series.append(Point(until, bill.usd, documents))
 
 
 def add_up(trees: Iterable[dict[str, Any]], torn: list[str] | None = None) -> Bill:

@@ -25,6 +25,7 @@ PART_NAMES = {
     "lost": "work that was lost",
     "head": "the head machine",
     "other": "everything else",
+    "retry": "trying failed documents again",
 }
 
 

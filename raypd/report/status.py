@@ -70,7 +70,7 @@ class Status:
 
 @dataclass
 class Watch:
-    """Looks at a run again and again, and keeps what never changes: what a committed unit holds."""
+    """Looks at a run again and again, and keeps what a committed unit holds until its object is replaced."""
 
     root: str
     overrides: Sequence[str] = ()
@@ -79,7 +79,7 @@ class Watch:
     def __post_init__(self) -> None:
         record = load_record(self.root, self.overrides)
         self._fake = data.is_fake(record["config"])
-        self._held: dict[str, data.Unit | None] = {}  # footers that were read, by path
+        self._held: dict[storage.Object, data.Unit | None] = {}  # footers that were read
         self._errors: dict[str, list[str]] = {}
         self._pace: deque[tuple[float, float]] = deque(maxlen=1000)  # (when, documents)
 
@@ -90,7 +90,7 @@ class Watch:
         bill = read_bill(self.root)
         plan = data.read_plan(self.root)
         self._read_footers(objects)
-        known = [u for u in (self._held.get(o.path) for o in objects) if u is not None]
+        known = [u for u in (self._held.get(o) for o in objects) if u is not None]
         last = max((u.committed for u in known), default=0.0)
         trees = data.session_trees(self.root)
         heard = dict(bill.heard) if bill else {}
@@ -129,11 +129,12 @@ class Watch:
 
     def _read_footers(self, objects: Sequence[storage.Object]) -> None:
         """The newest units are not known by name: of those that were not read, an even choice is."""
-        new = [o for o in objects if o.path not in self._held]
+        new = [o for o in objects if o not in self._held]
         with ThreadPoolExecutor(16) as pool:
             chosen = data.spread(new, _FOOTERS)
             for item, unit in zip(chosen, pool.map(data.read_unit, chosen), strict=True):
-                self._held[item.path] = unit
+                self._held[item] = unit
+                self._errors.pop(item.path, None)
 
     def _last_errors(self, known: Sequence[data.Unit]) -> list[str]:
         """Why the documents failed that failed last, of the units whose footers are known."""

@@ -39,6 +39,21 @@ def test_bill_is_the_sum_of_its_sessions(make):
     assert bill.series[-1].documents == run.units.total("documents")
 
 
+def test_retries_are_on_the_bill(tmp_path):
+    root = build(tmp_path / "run", Plan(units=6))
+    before = data.load(str(root)).bill
+    retry = build(tmp_path / "retry", Plan(units=1, workers=1))
+    (root / "retries").mkdir()
+    retry.rename(root / "retries/1")
+    after = data.load(str(root)).bill
+    assert before is not None
+    assert after is not None
+    assert after.parts["retry"] > 0
+    assert after.usd == pytest.approx(before.usd + after.parts["retry"]) == pytest.approx(sum(after.parts.values()))
+    assert after.usd == pytest.approx(sum(n.usd for n in after.nodes))
+    assert after.totals == before.totals  # the documents were there already
+
+
 def test_without_a_ledger_there_is_no_bill(make):
     assert make(units=3, ledger=False).bill is None
 

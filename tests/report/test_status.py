@@ -81,6 +81,15 @@ def test_a_look_reads_few_units_and_none_twice(tmp_path, monkeypatch):
     assert footers == []
 
 
+def test_a_unit_that_was_replaced_is_read_again(tmp_path):
+    root = build(tmp_path / "run", Plan(units=3, documents=10))
+    watch = Watch(str(root))
+    before = watch.look()
+    other = build(tmp_path / "other", Plan(units=1, documents=30))
+    next((other / "units").iterdir()).rename(sorted((root / "units").iterdir())[0])
+    assert watch.look().documents == before.documents + 20
+
+
 def test_workers_and_what_they_do(tmp_path):
     root = build(tmp_path / "run", Plan(units=12, workers=3, how="running", missing=1, now=time.time()))
     file = next((root / "ledger").iterdir())
