@@ -71,17 +71,16 @@ class Accounts:
 
     def admit(self, unit: Unit, beside: int) -> bool:
         """Whether a unit may be begun, on a worker that has `beside` others in hand; once not, never again."""
-        if self.config.cost.budget_usd is None:
-            return True
         now = time.time()
         hand = Hand(now, unit.expected)
-        others = [own for name, own in self._hands.items() if name != unit.id]
-        if self._pace.cautious(1) is None and beside and others:
-            return False  # nobody knows yet how long one takes: a second one can wait
-        seconds = budget.ends(now, [*others, hand], self._pace) - now + self.config.cost.reserve_seconds
-        if not self._holds(seconds):
-            self.held = True
-            return False
+        if self.config.cost.budget_usd is not None:
+            others = [own for name, own in self._hands.items() if name != unit.id]
+            if self._pace.mean() is None and beside and others:
+                return False  # nobody knows yet how long one takes: a second one can wait
+            seconds = budget.ends(now, [*others, hand], self._pace) - now + self.config.cost.reserve_seconds
+            if not self._holds(seconds):
+                self.held = True
+                return False
         self._hands[unit.id] = hand
         return True
 

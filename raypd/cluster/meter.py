@@ -97,6 +97,7 @@ class Meter:
         self._fed = (0, 0)  # tokens of ended programs
         self._last = (0, 0)  # the same and those of running ones, after the last step
         self._ratio = 1.0  # share of prefill in the last step that fed anything
+        self._work: dict[str, int] = {}  # programs by unit in the step that runs or ran last
 
     # --------------------------------------------------------------------------------------------------------- units
 
@@ -160,18 +161,25 @@ class Meter:
             now = self._clock()
             if now - self._at > _JOIN_SECONDS:
                 self._go_on(now, None)
-            self._state = "busy"
+            self._state, self._work = "busy", dict(work)
         finished: list[Any] = engine.step()
         with self._lock:
             self._count(finished, getattr(engine, "rows", ()))
             spent = self._go_on(self._clock(), next(iter(work), None))
             self._state = "idle"
-            programs = sum(work.values()) or 1
-            for unit, count in work.items():
-                if unit in self._units:
-                    self._units[unit].prefill += spent * self._ratio * count / programs
-                    self._units[unit].decode += spent * (1 - self._ratio) * count / programs
+            for unit, (prefill, decode) in self._shares(spent).items():
+                self._units[unit].prefill += prefill
+                self._units[unit].decode += decode
         return finished
+
+    def _shares(self, spent: float) -> dict[str, tuple[float, float]]:
+        """Seconds of a step, (prefill, decode), by unit: as many as each had programs in it."""
+        programs = sum(self._work.values()) or 1
+        return {
+            unit: (spent * self._ratio * count / programs, spent * (1 - self._ratio) * count / programs)
+            for unit, count in self._work.items()
+            if unit in self._units
+        }
 
     def _count(self, finished: Sequence[Any], rows: Sequence[Any]) -> None:
         """Splits the step's time by the tokens that it put in: those of prompts and those of answers."""
@@ -207,6 +215,15 @@ class Meter:
             if self._state != "busy" and now - self._at > 1.0:  # a long load or wait goes on the bill as it goes
                 self._go_on(now, None)
             self._sequence += 1
+            seconds, spans = Seconds(**vars(self._seconds)), list(self._spans)
+            held = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
+            if self._state == "busy":  # a step that runs is told as far as it is, and counted when it has ended
+                running = max(0.0, now - self._at)
+                seconds.prefill += running * self._ratio
+                seconds.decode += running * (1 - self._ratio)
+                for name, (prefill, decode) in self._shares(running).items():
+                    held[name] = held[name][0] + prefill, held[name][1] + decode
+                spans = joined(spans, (self._at, now, "busy", next(iter(self._work), None)))
             return Report(
                 worker=self.id,
                 node=self._node,
@@ -214,9 +231,9 @@ class Meter:
                 sequence=self._sequence,
                 began=self._began,
                 heard=now,
-                seconds=Seconds(**vars(self._seconds)),
-                open={name: (unit.prefill, unit.decode) for name, unit in self._units.items()},
-                spans=list(self._spans),
+                seconds=seconds,
+                open=held,
+                spans=spans,
                 categories={name: dict(counts) for name, counts in self._categories.items()},
                 method=self._method,
                 ok=self._ok,

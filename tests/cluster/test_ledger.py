@@ -80,6 +80,27 @@ def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap() -> None:
     assert report.spans[-1][1] == clock.now
 
 
+def test_a_step_that_runs_is_told_as_far_as_it_is() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
+    meter.ready()
+    meter.begin("u")
+    told = []
+
+    class Slow(Engine):
+        def step(self) -> list[Any]:
+            clock.now += 3
+            told.append(meter.report())
+            return super().step()
+
+    meter.step(Slow(clock, [(1.0, 10, 0)]), {"u": 1})
+    assert told[0].seconds.busy == pytest.approx(3)
+    assert sum(told[0].open["u"]) == pytest.approx(3)
+    assert told[0].spans[-1][2:] == ("busy", "u")
+    assert meter.report().seconds.busy == pytest.approx(4)  # not the three twice
+    assert sum(meter.report().open["u"]) == pytest.approx(4)
+
+
 def test_an_attempt_that_came_to_nothing_is_lost() -> None:
     clock = Clock()
     meter = Meter(clock=clock)
