@@ -1,5 +1,6 @@
 # make demo: set everything up and run the main job on the quickstart corpus.
 # make test: set everything up and run the tests.
+# make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
 # Needs Python 3.11 to 3.13 and make, nothing else. PYTHON=python3.12 picks one.
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-quick lint format clean
+.PHONY: help setup demo test test-quick faults lint format clean
 
 help:
 	@grep -E '^# make' Makefile
@@ -32,6 +33,9 @@ test: setup
 
 test-quick: setup
 	$(BIN)/python -m pytest -m 'not slow'
+
+faults: setup
+	$(BIN)/python -m tests.faults
 
 lint: setup
 	$(BIN)/ruff check raypd jobs infra tests

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import socket
 import time
 
 _LOOK_SECONDS = 1.0
+_ANSWER_SECONDS = 2.0
 
 
 class Nodes:
@@ -37,7 +40,13 @@ class Nodes:
 
 
 def is_alive(node: str) -> bool:
-    """Whether a node is part of the cluster at this moment."""
+    """Whether a node is there at this moment: Ray itself takes up to half a minute to believe that one is gone."""
     import ray
 
-    return any(known["NodeID"] == node and known["Alive"] for known in ray.nodes())
+    for known in ray.nodes():
+        if known["NodeID"] == node and known["Alive"]:
+            with contextlib.suppress(OSError):
+                at = known["NodeManagerAddress"], int(known["NodeManagerPort"])
+                socket.create_connection(at, timeout=_ANSWER_SECONDS).close()
+                return True
+    return False

@@ -101,6 +101,7 @@ class Pool:
         self._left = 0
         self._starts = self._deaths = 0  # without a success since
         self._polled = 0.0
+        self._unit_seconds = 0.0  # what units took lately
 
     def run(self, units: Iterator[Unit], count: int) -> Iterator[Ended | Tick]:
         """Streams `count` units (about) through the workers; an event for each that ended, and ticks in between."""
@@ -222,11 +223,11 @@ class Pool:
                     worker.actor.hand_back.remote(given.attempt.unit.id, False)
 
     def _seconds_needed(self, given: _Given) -> float:
-        """Until a unit in hand is done, by what of it is answered; unknown is for ever."""
-        if not given.answered:
-            return math.inf
+        """Until a unit in hand is done: by what of it is answered, else by what the last units took."""
         spent = time.monotonic() - given.since
-        return spent / given.answered * max(1, given.attempt.unit.expected - given.answered)
+        if given.answered:
+            return spent / given.answered * max(1, given.attempt.unit.expected - given.answered)
+        return max(0.0, self._unit_seconds - spent) or 3 * _HAND_BACK_MARGIN
 
     # --------------------------------------------------------------------------------------------------- taking back
 
@@ -256,7 +257,10 @@ class Pool:
                 worker.idle_since = time.monotonic()
                 self._starts = 0
             else:
-                yield from self._answered(worker, worker.given.pop(ref).attempt, answer)
+                given = worker.given.pop(ref)
+                if answer["error"] is None and not answer["handed_back"]:
+                    self._unit_seconds += 0.2 * (time.monotonic() - given.since - self._unit_seconds)
+                yield from self._answered(worker, given.attempt, answer)
         self._poll()
 
     def _answered(self, worker: _Worker, attempt: Attempt, answer: dict[str, Any]) -> Iterator[Ended]:

@@ -149,7 +149,7 @@ def _retell(data: dict[str, Any], say: Callable[[str], None]) -> None:
 def share(config: RunConfig) -> Share:
     """What one worker takes of the connected cluster.
 
-    Raises ConfigError when no node of it has as much, and nothing could ever start.
+    Raises ConfigError when no node of it has as much and none is added by an autoscaler: nothing could ever start.
     """
     import ray
 
@@ -167,22 +167,28 @@ def share(config: RunConfig) -> Share:
         cpus = min(1.0, min((n.get("CPU", 0.0) / n["GPU"] * gpus for n in nodes if n.get("GPU")), default=1.0))
     elif cpus is None:
         cpus = min(cores / cluster.max_workers, most_cores)
-        cpus = float(int(cpus)) if cpus >= 1 else cpus
+        cpus = float(int(cpus)) if cpus >= 1 else cpus or 1.0  # no CPU yet: those to come have one at least
     cpus = round(cpus, 3)
     fits = any(n.get("CPU", 0.0) >= cpus and n.get("GPU", 0.0) >= gpus for n in nodes)
     if not fits and not _autoscales():
         raise ConfigError(
-            f"a worker needs {cpus:g} CPUs and {gpus:g} GPUs, and no node of the cluster has both (most: "
-            f"{most_cores:g} CPUs, {most_gpus:g} GPUs): lower cluster.cpus_per_worker or cluster.gpus_per_worker"
+            f"a worker needs {cpus:g} CPUs and {gpus:g} GPUs, and no node of the cluster has both "
+            f"(most: {most_cores:g} CPUs, {most_gpus:g} GPUs): lower cluster.cpus_per_worker or cluster.gpus_per_worker"
         )
     threads = config.engine.threads or max(1, int(cpus if not gpus else max(cpus, most_cores / max(most_gpus, 1))))
     return Share(cpus, gpus, threads)
 
 
 def _autoscales() -> bool:
-    """Whether the cluster may still grow: then a worker that fits no node of today can fit one of tomorrow."""
+    """Whether an autoscaler runs, of either version: then a worker that fits no node of today may fit one to come."""
+    import ray
     from ray._private import ray_constants
+    from ray.autoscaler.v2.sdk import get_cluster_status
     from ray.experimental.internal_kv import _internal_kv_get
 
-    status = _internal_kv_get(ray_constants.DEBUG_AUTOSCALING_STATUS)
-    return bool(status)
+    if _internal_kv_get(ray_constants.DEBUG_AUTOSCALING_STATUS):  # version 1
+        return True
+    with contextlib.suppress(Exception):  # a cluster without one may not answer
+        version = get_cluster_status(ray.get_runtime_context().gcs_address).stats.autoscaler_version
+        return version not in (None, "", "0")
+    return False

@@ -43,14 +43,6 @@ def exactly_once(run: RunConfig, count: int) -> bool:
     return ids(run) == Counter({str(i): 1 for i in range(count)})
 
 
-def errors(run: RunConfig) -> dict[str, str]:
-    """The reason of every error row."""
-    found = {}
-    for path in Path(run.output.path).glob("units/*.parquet"):
-        found |= {row["id"]: row["error"] for row in pq.read_table(path).to_pylist() if row["error"] is not None}
-    return found
-
-
 def wait_for(condition, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -160,20 +152,6 @@ def test_a_worker_that_dies_once_costs_nothing(tmp_path, config, ray_here) -> No
 # ----------------------------------------------------------------------------------------- in processes of their own
 
 
-@pytest.mark.parametrize(("title", "word"), [("engine", ": RuntimeError: the device is gone"), ("kill", "")])
-def test_a_document_that_kills_its_process_is_quarantined_and_the_rest_is_done(tmp_path, config, title, word) -> None:
-    titles = ["a"] * 60
-    titles[25] = title
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=30)
-    process = run_process(run, tmp_path)
-    out, err = process.communicate(timeout=140)
-    assert process.returncode == 0, err
-    assert "documents=60 ok=59 failed=1" in out
-    assert exactly_once(run, 60)
-    assert errors(run) == {"25": f"killed its worker process 3 times{word}"}
-    assert err.count("a worker process died; its units are tried again") == 3
-
-
 def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, config) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.02"] * 300)), unit_documents=10)
 
@@ -207,25 +185,6 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, 
     assert [s["how"] for s in tree["sessions"]] == ["killed", "interrupted", "complete"]
     assert sum(s["documents"] for s in tree["sessions"]) == 300
     assert not [n for n in os.listdir(tmp_path / "out/units") if n.startswith(".tmp")]
-
-
-def test_of_two_runs_at_once_one_says_who_works_on_it_and_sigterm_gives_it_free(tmp_path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.02"] * 200)), unit_documents=10)
-    first = run_process(run, tmp_path)
-    wait_for(lambda: (tmp_path / "out/holder.json").exists())
-    second = run_process(run, tmp_path)
-    _, err = second.communicate(timeout=60)
-    assert second.returncode == 1
-    assert re.search(rf"has been at work on it since .* as process {first.pid} on", err), err
-    wait_for(lambda: committed(run) >= 3)
-    first.send_signal(signal.SIGTERM)
-    _, err = first.communicate(timeout=30)
-    assert first.returncode == 130
-    assert err.splitlines()[-1].endswith("of 20 units committed; the same command resumes")
-    third = run_process(run, tmp_path)
-    _, err = third.communicate(timeout=90)
-    assert third.returncode == 0, err
-    assert exactly_once(run, 200)
 
 
 def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, config, monkeypatch) -> None:

@@ -1,0 +1,113 @@
+"""A real autoscaler over nodes that are processes: python -m tests.cluster.autoscaling FOLDER, in its own namespaces.
+
+Starts a cluster whose head takes no workers, runs `raypd extract` with model fake as a user types it, and prints a line
+whenever the number of worker nodes changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
+from ray.cluster_utils import AutoscalingCluster
+
+from tests.faults.apart import own_ray
+from tests.faults.trial import ROOT
+
+_IDLE_MINUTES = 0.1
+_COMMANDS = ("setup_commands", "head_setup_commands", "worker_setup_commands", "initialization_commands")
+_COMMANDS += ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files")
+_PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+
+
+class Growing(AutoscalingCluster):
+    """Ray's own test cluster; its wheel lacks the file that this configuration stands in otherwise."""
+
+    def _generate_config(
+        self, head_resources: dict, worker_node_types: dict, autoscaler_v2: bool = False, **keys: Any
+    ) -> dict:
+        head = {"resources": head_resources, "node_config": {}, "max_workers": 0}
+        return {
+            "cluster_name": "growing",
+            "max_workers": 8,
+            "idle_timeout_minutes": _IDLE_MINUTES,
+            "upscaling_speed": 1.0,
+            "provider": {
+                "type": "external",
+                "module": _PROVIDER,
+                "gcs_address": "127.0.0.1:6379",
+                "launch_multiple": True,
+                "head_node_id": FAKE_HEAD_NODE_ID,
+            },
+            "available_node_types": {**worker_node_types, "ray.head.default": head},
+            "head_node_type": "ray.head.default",
+            "auth": {"ssh_user": "nobody"},
+            "docker": {},
+            "file_mounts": {},
+            **{key: [] for key in _COMMANDS},
+            **keys,
+        }
+
+
+def watch(lines: list[tuple[float, int]], stop: threading.Event, began: float) -> None:
+    """Notes (seconds, worker nodes) whenever their number changes."""
+    import ray
+
+    while not stop.wait(0.3):
+        now = sum(node["Alive"] and node["Resources"].get("GPU", 0) > 0 for node in ray.nodes())
+        if not lines or lines[-1][1] != now:
+            lines.append((time.monotonic() - began, now))
+            print(f"{lines[-1][0]:6.1f} s  {now} worker nodes", flush=True)
+
+
+def main(folder: Path) -> None:
+    import ray
+
+    own_ray()
+    worker = {"resources": {"CPU": 1, "GPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 2}
+    cluster = Growing({"CPU": 0}, {"gpu": worker}, autoscaler_v2=True)
+    cluster.start()
+    lines: list[tuple[float, int]] = []
+    stop = threading.Event()
+    ray.init(address="auto", log_to_driver=False, logging_level="critical")
+    began = time.monotonic()
+    watcher = threading.Thread(target=watch, args=(lines, stop, began), daemon=True)
+    watcher.start()
+    time.sleep(3)
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"id": i, "title": "t" * 400}) + "\n" for i in range(2000)))
+    config = {
+        "input": {"path": str(corpus), "text_columns": ["title"], "category_column": None},
+        "output": {"path": str(folder / "out")},
+        "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
+        "model": {"name": "fake", "fake": {"load_seconds": 1, "prefill_tokens_per_second": 10_000}},
+        "cluster": {"max_workers": 2, "min_workers": 0, "gpus_per_worker": 1, "unit_documents": 100},
+    }
+    (folder / "run.yaml").write_text(json.dumps(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "raypd.cli", "extract", str(folder / "run.yaml")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        capture_output=True,
+    )
+    print(f"{time.monotonic() - began:6.1f} s  raypd extract ended with {done.returncode}")
+    print(done.stdout[-700:], done.stderr[-3000:])
+    ends = time.monotonic() + 90
+    while time.monotonic() < ends and lines[-1][1]:
+        time.sleep(0.5)
+    stop.set()
+    watcher.join()
+    print(json.dumps({"returncode": done.returncode, "nodes": [count for _, count in lines]}), flush=True)
+    os._exit(0)  # the namespace ends, and every process in it
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

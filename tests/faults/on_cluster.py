@@ -1,0 +1,199 @@
+"""Faults of a cluster of several nodes on one machine: python -m tests.faults.on_cluster SCENARIO FOLDER, apart.
+
+The functions without an underscore start themselves in namespaces; those with one run there, and print a note.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.faults.apart import own_ray
+from tests.faults.trial import Outcome, Trial, apart, wait_for
+
+
+def _trial(folder: Path, count: int, seconds: float, unit_documents: int = 10) -> Trial:
+    cluster = {"max_workers": 2, "cpus_per_worker": 1, "units_in_flight": 1}
+    return Trial(folder, [f"sleep {seconds}"] * count, unit_documents, cluster=cluster)
+
+
+def node_removed(folder: Path) -> Outcome:
+    """a node is gone in the middle of a run"""
+    note = apart("tests.faults.on_cluster", "_node_removed", str(folder))
+    return _trial(folder, 300, 0.02).outcome("1 of 2 worker nodes, not graceful", note.strip())
+
+
+def spot_handed_back(folder: Path) -> Outcome:
+    """spot notice, too short for the unit in hand"""
+    note = apart("tests.faults.on_cluster", "_spot_handed_back", str(folder))
+    return _trial(folder, 400, 0.1, 100).outcome("Ray's drain of a node, gone after 4 s", note.strip())
+
+
+def spot_finished(folder: Path) -> Outcome:
+    """spot notice, long enough for the unit in hand"""
+    note = apart("tests.faults.on_cluster", "_spot_finished", str(folder))
+    return _trial(folder, 200, 0.1, 20).outcome("Ray's drain of a node, gone after 30 s", note.strip())
+
+
+def central_actor_killed(folder: Path) -> Outcome:
+    """kill -9 of the ledger"""
+    note = apart("tests.faults.on_cluster", "_central_actor_killed", str(folder))
+    return _trial(folder, 300, 0.02).outcome("its process, in the middle of a run", note.strip())
+
+
+# ------------------------------------------------------------------------------------------------- in the namespaces
+
+
+class _Stage:
+    """A cluster of a head without workers and nodes for one worker each, and a run whose pool is listened to."""
+
+    def __init__(self, trial: Trial) -> None:
+        from ray.cluster_utils import Cluster
+
+        from raypd.cluster import pool
+
+        self.trial = trial
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
+        self.given: list[tuple[str, str]] = []  # (node, unit), in order
+        self.handed_back: list[str] = []
+        self.failed: list[BaseException] = []
+        give, answered = pool.Pool._give, pool.Pool._answered
+
+        def listen_give(own: Any, worker: Any, attempt: Any) -> None:
+            self.given.append((worker.node, attempt.unit.id))
+            give(own, worker, attempt)
+
+        def listen_answered(own: Any, worker: Any, attempt: Any, answer: Any) -> Any:
+            if answer["handed_back"]:
+                self.handed_back.append(attempt.unit.id)
+            return answered(own, worker, attempt, answer)
+
+        pool.Pool._give, pool.Pool._answered = listen_give, listen_answered  # type: ignore[method-assign]
+
+    def run(self, fault: Callable[[], None]) -> str:
+        """The run, with the fault in a thread beside it; what the fault's thread raised is raised here."""
+        from raypd.cluster.pipeline import run_extract
+        from tests.cluster import fakes
+
+        def guarded() -> None:
+            try:
+                fault()
+            except BaseException as error:
+                self.failed.append(error)
+
+        tree = self.trial.config.model_dump()
+        tree["cluster"]["address"] = self.cluster.address
+        thread = threading.Thread(target=guarded, daemon=True)
+        thread.start()
+        made = run_extract(type(self.trial.config).model_validate(tree), build=fakes.build)
+        thread.join(60)
+        if self.failed:
+            raise self.failed[0]
+        assert made.failed == 0
+        return f"{made.units} units"
+
+    def busy_node(self) -> Any:
+        """A worker node that has been given a unit, once both have."""
+        wait_for(lambda: len({node for node, _ in self.given}) == 2)
+        return next(node for node in self.nodes if node.node_id == self.given[-1][0])
+
+    def notice(self, node: Any, seconds: float) -> None:
+        """The spot notice, as a cloud's watcher gives it to Ray."""
+        from ray._raylet import GcsClient
+        from ray.core.generated import autoscaler_pb2
+
+        accepted, why = GcsClient(address=self.cluster.address).drain_node(
+            node.node_id,
+            autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
+            "preemption: spot notice",
+            int((time.time() + seconds) * 1000),
+        )
+        assert accepted, why
+
+
+def _node_removed(folder: Path) -> str:
+    stage = _Stage(_trial(folder, 300, 0.02))
+
+    def fault() -> None:
+        stage.trial.wait(4)
+        stage.cluster.remove_node(stage.busy_node(), allow_graceful=False)
+
+    stage.run(fault)
+    attempts = {row["attempts"] for row in stage.trial.rows()}
+    assert attempts == {1}, attempts
+    return "done elsewhere, and no unit is blamed"
+
+
+def _spot_handed_back(folder: Path) -> str:
+    stage = _Stage(_trial(folder, 400, 0.1, 100))  # a unit takes 10 seconds
+    noticed: list[int] = []
+    node: list[Any] = []
+
+    def fault() -> None:
+        node.append(stage.busy_node())
+        time.sleep(2)
+        stage.notice(node[0], 4)
+        time.sleep(2)
+        noticed.append(len(stage.given))
+        time.sleep(2)
+        stage.cluster.remove_node(node[0], allow_graceful=False)
+
+    stage.run(fault)
+    assert len(stage.handed_back) == 1
+    assert all(where != node[0].node_id for where, _ in stage.given[noticed[0] :])
+    assert {row["attempts"] for row in stage.trial.rows()} == {1}
+    return "handed back at once, no attempt counted, nothing new for the node"
+
+
+def _spot_finished(folder: Path) -> str:
+    stage = _Stage(_trial(folder, 200, 0.1, 20))  # a unit takes 2 seconds
+    last: list[str] = []
+    node: list[Any] = []
+    count: list[int] = []
+
+    def fault() -> None:
+        stage.trial.wait(2)
+        node.append(stage.busy_node())
+        last.append(next(unit for where, unit in reversed(stage.given) if where == node[0].node_id))
+        stage.notice(node[0], 30)
+        time.sleep(2.5)
+        count.append(len(stage.given))
+
+    stage.run(fault)
+    assert stage.handed_back == []
+    assert sum(unit == last[0] for _, unit in stage.given) <= 1 + sum(unit == last[0] for unit in stage.handed_back)
+    assert all(where != node[0].node_id for where, _ in stage.given[count[0] :])
+    assert {row["attempts"] for row in stage.trial.rows()} == {1}
+    return "finished, nothing new for the node"
+
+
+def _central_actor_killed(folder: Path) -> str:
+    stage = _Stage(_trial(folder, 300, 0.02))
+    killed: list[str] = []
+
+    def fault() -> None:
+        from ray._private.state import actors
+
+        stage.trial.wait(4)
+        for actor in actors().values():
+            if actor["ActorClassName"] != "DecodeWorker" and actor["State"] == "ALIVE":
+                os.kill(actor["Pid"], signal.SIGKILL)
+                killed.append(actor["ActorClassName"])
+
+    stage.run(fault)
+    assert killed
+    return f"{', '.join(killed)}: the run went on"
+
+
+if __name__ == "__main__":
+    own_ray()
+    print(globals()[sys.argv[1]](Path(sys.argv[2])))
+    sys.stdout.flush()
+    os._exit(0)  # the namespace ends, and every process in it

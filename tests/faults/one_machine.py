@@ -1,0 +1,123 @@
+"""Faults on one machine: processes that die, documents that kill, memory and disk that end, clocks, two starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from tests.faults.trial import Outcome, Trial, apart, ended, stop, wait_for
+from tests.tiny import save_tiny
+
+
+def worker_killed(folder: Path) -> Outcome:
+    """kill -9 of a decode worker"""
+    trial = Trial(folder, ["sleep 0.02"] * 200)
+    run = trial.start()
+    try:
+        trial.wait(3)
+        os.kill(trial.worker(), signal.SIGKILL)
+        said = ended(run)
+    finally:
+        stop(run)
+    assert "a worker process died; its units are tried again" in said
+    assert {row["attempts"] for row in trial.rows()} == {1, 2}
+    return trial.outcome("killed after 3 of 20 units", "its units were tried again elsewhere")
+
+
+def driver_killed(folder: Path) -> Outcome:
+    """kill -9 of the driver"""
+    trial = Trial(folder, ["sleep 0.02"] * 200)
+    run = trial.start()
+    try:
+        trial.wait(3)
+    finally:
+        stop(run)
+    before = trial.committed()
+    assert before < 20
+    said = trial.finish()
+    assert "was killed: taking its place" in said
+    return trial.outcome(f"killed after {before} of 20 units, the same command again", "resumed")
+
+
+def poison(folder: Path) -> Outcome:
+    """a document that kills its process every time"""
+    titles = ["a"] * 100
+    titles[41] = "kill"
+    trial = Trial(folder, titles, unit_documents=50)
+    said = trial.finish()
+    errors = {row["id"]: row["error"] for row in trial.rows() if row["error"]}
+    assert errors == {"41": "killed its worker process 3 times"}
+    assert said.count("a worker process died; its units are tried again") == 3
+    return trial.outcome("SIGKILL whenever it is decoded", "quarantined: an error row; 3 workers lost")
+
+
+def broken_engine(folder: Path) -> Outcome:
+    """a document that breaks the engine every time"""
+    titles = ["a"] * 100
+    titles[0], titles[77] = "engine", "engine"
+    trial = Trial(folder, titles, unit_documents=50)
+    trial.finish()
+    errors = {row["id"]: row["error"] for row in trial.rows() if row["error"]}
+    assert errors == dict.fromkeys(("0", "77"), "killed its worker process 3 times: RuntimeError: the device is gone")
+    return trial.outcome("two documents, an exception out of a step", "2 error rows with the reason")
+
+
+def out_of_memory(folder: Path) -> Outcome:
+    """out of memory in a step (torch.OutOfMemoryError)"""
+    model = save_tiny(folder / "model")
+    titles = [f"listing number {i} with a text of its own" for i in range(40)]
+    decoding = {"max_value_tokens": 8}
+    made = {"name": str(model), "device": "cpu", "dtype": "float32"}
+    for part in ("roomy", "tight"):
+        (folder / part).mkdir()
+    roomy = Trial(folder / "roomy", titles, 20, model=made, decoding=decoding)
+    tight = Trial(folder / "tight", titles, 20, model=made, decoding=decoding)
+    roomy.finish("raypd.cluster.parts:build")
+    tight.finish("tests.faults.builds:little_memory")
+    failed = [int(n) for mark in Path(tight.output).glob("out-of-memory-*") for n in mark.read_text().split()]
+    assert failed
+    assert min(failed) > 100
+    answers = [{row["id"]: row["record"] for row in trial.rows()} for trial in (roomy, tight)]
+    assert answers[0] == answers[1]
+    return tight.outcome(f"raised in {len(failed)} steps of a real engine", "smaller steps, the same answers")
+
+
+def disk_full(folder: Path) -> Outcome:
+    """disk full on the commit"""
+    said = apart("tests.faults.small_disk", str(folder))
+    assert "No space left on device" in said, said
+    trial = Trial(folder, ["a"] * 300)
+    return trial.outcome("1 MB file system; room made, the same command again", "said so, resumed")
+
+
+def clock_set_back(folder: Path) -> Outcome:
+    """the clock is set back"""
+    trial = Trial(folder, ["sleep 0.02"] * 300)
+    run = trial.start("tests.faults.builds:clock", RAYPD_TEST_CLOCK="-86400")
+    try:
+        trial.wait(3)
+        time.sleep(3)
+    finally:
+        stop(run)
+    assert trial.committed() < 30
+    trial.finish("tests.faults.builds:clock", RAYPD_TEST_CLOCK="-172800")
+    return trial.outcome("by a day in driver and workers, kill -9, by two days", "resumed")
+
+
+def started_twice(folder: Path) -> Outcome:
+    """the same run is started twice at once"""
+    trial = Trial(folder, ["sleep 0.02"] * 200)
+    first = trial.start()
+    try:
+        wait_for(lambda: (Path(trial.output) / "holder.json").exists())
+        second = trial.start()
+        _, err = second.communicate(timeout=120)
+        assert second.returncode == 1
+        assert re.search(rf"has been at work on it since .* as process {first.pid} on", err), err
+        ended(first)
+    finally:
+        stop(first)
+    return trial.outcome("the second start while the first works", "exit code 1, and who holds it since when")

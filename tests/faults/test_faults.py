@@ -1,0 +1,26 @@
+"""Every fault of the table: no document lost, none doubled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.all import FAULTS, Fault
+from tests.faults.trial import has_namespaces
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=fault.scenario.__name__, marks=[pytest.mark.slow] if fault.slow else [])
+        for fault in FAULTS
+    ],
+)
+def test_every_document_exactly_once(fault: Fault, tmp_path: Path) -> None:
+    if fault.apart and not has_namespaces():
+        pytest.skip("this machine lets nobody have namespaces of their own (unshare)")
+    found = fault.scenario(tmp_path)
+    assert (found.lost, found.doubled) == (0, 0)
+    assert found.rows == found.documents > 0

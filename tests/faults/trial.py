@@ -1,0 +1,159 @@
+"""One fault tried on one run: the run as a process that can be killed, and the count of what came out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from raypd.cluster import commit, storage
+from raypd.config import RunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Outcome:
+    """What became of a corpus under a fault. `note`: what else there is to say, in a few words."""
+
+    done: str
+    documents: int
+    rows: int
+    lost: int
+    doubled: int
+    note: str = ""
+
+
+class Trial:
+    """A corpus of one document a title in `folder`, a configuration around it, and runs of it.
+
+    Titles steer the fake task of tests/cluster/fakes.py: `sleep 0.02`, `kill`, `engine`. keys: sections of the
+    configuration that differ.
+    """
+
+    def __init__(self, folder: Path, titles: Sequence[str], unit_documents: int = 10, **keys: dict[str, Any]) -> None:
+        self.folder, self.count = folder, len(titles)
+        self.output = str(folder / "out")
+        corpus = folder / "corpus.jsonl"
+        corpus.write_text("".join(json.dumps({"id": i, "title": t}) + "\n" for i, t in enumerate(titles)))
+        tree: dict[str, Any] = {
+            "input": {"path": str(corpus), "text_columns": ["title"], "category_column": None},
+            "output": {"path": self.output},
+            "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
+            "engine": {"batch": 4},
+            "cluster": {"address": "local", "max_workers": 1, "unit_documents": unit_documents},
+        }
+        for section, values in keys.items():
+            tree[section] = {**tree.get(section, {}), **values}
+        self.config = RunConfig.model_validate(tree)
+        self.output = self.config.output.path
+        self.file = folder / "run.yaml"
+        self.file.write_text(self.config.model_dump_json())  # JSON is YAML
+
+    def start(self, build: str = "tests.cluster.fakes:build", **environment: str) -> subprocess.Popen[str]:
+        """Starts the run as a process; `build` makes a worker's engine and task."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.run", str(self.file), build],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, build: str = "tests.cluster.fakes:build", **environment: str) -> str:
+        """Runs to the end, which must be a good one; what it said."""
+        return ended(self.start(build, **environment))
+
+    def committed(self) -> int:
+        return len(commit.committed(self.output))
+
+    def wait(self, units: int) -> None:
+        """Until so many more units are committed."""
+        wanted = self.committed() + units
+        wait_for(lambda: self.committed() >= wanted)
+
+    def worker(self) -> int:
+        """The process id of the newest worker."""
+        marks = sorted((p.stat().st_mtime, int(p.name.split("-")[1])) for p in Path(self.output).glob("worker-*"))
+        return marks[-1][1]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows of the output."""
+        found: list[dict[str, Any]] = []
+        for _, path in commit.objects(self.output):
+            with storage.open_file(path) as file:
+                found += pq.read_table(file).to_pylist()
+        return found
+
+    def outcome(self, done: str, note: str = "") -> Outcome:
+        """Counts the output against the corpus."""
+        rows = self.rows()
+        ids = Counter(row["id"] for row in rows)
+        wanted = {str(i) for i in range(self.count)}
+        foreign = ids.keys() - wanted
+        assert not foreign, f"rows of documents that were never there: {sorted(foreign)[:5]}"
+        lost, doubled = len(wanted - ids.keys()), sum(n - 1 for n in ids.values())
+        return Outcome(done, self.count, len(rows), lost, doubled, note)
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 240) -> str:
+    """Waits for a run to end well; what it said."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"the run hangs:\n{err[-3000:]}") from None
+    assert process.returncode == 0, err[-3000:]
+    return out + err
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Takes a process away that a failed test has left."""
+    if process.poll() is None:
+        with contextlib.suppress(OSError):
+            process.kill()
+        process.communicate()
+
+
+NAMESPACE = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
+
+
+def has_namespaces() -> bool:
+    """Whether this machine lets a test have file systems, a network and processes of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
+
+
+def apart(*command: str, seconds: float = 280) -> str:
+    """Runs a module of the tests in namespaces of its own, in which it must end well; what it printed."""
+    done = subprocess.run(
+        [*NAMESPACE, sys.executable, "-m", *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout
