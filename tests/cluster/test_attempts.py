@@ -16,7 +16,7 @@ def unit(rows: int) -> Unit:
 
 def live(rows: int, killers: set[int]) -> tuple[Attempt, int, list[int]]:
     """Plays a unit to its end: the last attempt, the deaths, and the rows that were answered."""
-    attempt, deaths = Attempt(unit(rows)), 0
+    attempt, deaths = Attempt(UNIT), 0
     while True:
         answered: list[int] = []
         for group in attempt.groups(range(rows)):
@@ -49,7 +49,7 @@ def test_several_culprits() -> None:
 
 
 def test_a_process_that_is_killed_from_outside_blames_no_document() -> None:
-    attempt = Attempt(unit(100))
+    attempt = Attempt(UNIT)
     for _ in range(2):  # twice, whatever was in hand
         following = attempt.after_death(attempt.groups(range(100))[-1])
         assert following is not None
@@ -58,7 +58,7 @@ def test_a_process_that_is_killed_from_outside_blames_no_document() -> None:
 
 
 def test_a_unit_that_dies_before_any_row_is_in_hand_is_given_up() -> None:
-    attempt: Attempt | None = Attempt(unit(100))
+    attempt: Attempt | None = Attempt(UNIT)
     deaths = 0
     while attempt is not None:
         attempt = attempt.after_death([])
@@ -67,7 +67,7 @@ def test_a_unit_that_dies_before_any_row_is_in_hand_is_given_up() -> None:
 
 
 def test_storage_that_fails_is_tried_a_few_times() -> None:
-    attempt: Attempt | None = Attempt(unit(100))
+    attempt: Attempt | None = Attempt(UNIT)
     numbers = []
     while attempt is not None:
         numbers.append(attempt.number)
