@@ -7,11 +7,9 @@ import math
 import pytest
 
 from raypd.cluster.attempts import Attempt
-from raypd.cluster.units import Part, Unit
+from raypd.cluster.units import Unit
 
-
-def unit(rows: int) -> Unit:
-    return Unit("u", (Part("p", "n", "v", 0, "jsonl", None, 0, 0, rows, True, 0),))
+UNIT = Unit("u", ())
 
 
 def live(rows: int, killers: set[int]) -> tuple[Attempt, int, list[int]]:
