@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raypd.cluster import commit, storage
+from raypd.cluster.table import read_object
 
 EXAMPLES = 3
 SCHEMA = pa.schema(
@@ -57,11 +58,17 @@ class Summary:
 
 
 def letters(output: str) -> Iterator[pa.Table]:
-    """The error rows of a run with the columns of SCHEMA, one table a unit that has any.
+    """The error rows of a run or of a nightly table, with the columns of SCHEMA; one table a unit that has any.
 
     Of units without failures the footer alone is read. Raises RunError at an object that is damaged.
     """
     columns = ["id", "status", "error", "source", "row", "attempts"]
+    if storage.exists(storage.join(output, "state.json")):  # nights: the objects of the table, which have no summaries
+        for path in storage.read(storage.join(output, "current", "files.txt")).decode().splitlines():
+            found = of_table(read_object(path, columns), path.rpartition("/")[2].removesuffix(".parquet"))
+            if len(found):
+                yield found
+        return
     for unit_id, path in sorted(commit.objects(output)):
         if commit.read_summary(output, unit_id, path).failed:
             _, table = commit.read_table(output, unit_id, columns, path)

@@ -67,7 +67,8 @@ class Night:
                 f"{self.shadowed:,} documents have an id that a later one has too: the later one is in the table"
             )
         lines += [f"left out, because it cannot be read: {reason}" for reason in self.damaged]
-        lines.append(f"table: {self.documents:,} documents, {self.failed:,} of them failed; its objects: {where}")
+        failed = f", {self.failed:,} of them failed (raypd errors {self.root})" if self.failed else ""
+        lines.append(f"table: {self.documents:,} documents{failed}; its objects: {where}")
         return "\n".join(lines)
 
 

@@ -51,7 +51,8 @@ class Retried:
 
     def describe(self) -> str:
         """In words, for the user."""
-        lines = [f"retried {self.tried:,} failed documents: {self.ok:,} ok now, {self.failed:,} failed again"]
+        documents = "1 failed document" if self.tried == 1 else f"{self.tried:,} failed documents"
+        lines = [f"retried {documents}: {self.ok:,} ok now, {self.failed:,} failed again"]
         if not self.tried:
             lines = ["nothing to retry" if self.left_out else "nothing to retry: no document has failed"]
         if self.left_out:

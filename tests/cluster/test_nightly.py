@@ -313,6 +313,9 @@ def test_errors_are_tried_again_on_request(tmp_path, run) -> None:
     made = night(config, retry_errors=True)
     assert extracted(config, made) == ["x"]
     assert {row["id"]: row["status"] for row in rows(config)} == {"x": "error", "y": "ok"}
+    said = CliRunner().invoke(app, ["errors", config.output.path]).output
+    assert "1  it is bad" in said
+    assert "x (a.jsonl, at 0, attempts 1): it is bad" in said
 
 
 # ------------------------------------------------------------------------------------------------------------ accidents

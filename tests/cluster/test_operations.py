@@ -54,7 +54,7 @@ def test_extract_verify_errors_retry(configuration, tmp_path) -> None:
     said = command("-m", "raypd.cli", "extract", str(configuration), "--retry-errors")
     assert "1 left as they are" in said
     said = command("-m", "raypd.cli", "extract", str(configuration), "--all-errors")
-    assert "retried 1 failed documents: 0 ok now, 1 failed again" in said
+    assert "retried 1 failed document: 0 ok now, 1 failed again" in said
     assert "attempts 2" in command("-m", "raypd.cli", "errors", out)
     assert verify(out, load_config(configuration)).well
 
