@@ -20,10 +20,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypd.cluster import billing, book, commit
+from raypd.cluster import billing, book, commit, ledger
 from raypd.cluster.billing import Node, Seconds
 from raypd.cluster.book import Book
 from raypd.cluster.meter import Meter, Report, coarser, joined, zero
+from raypd.config import RunConfig
 from tests.cluster.conftest import ROOT
 
 # ------------------------------------------------------------------------------------------------------------- meter
@@ -351,6 +352,44 @@ def check_rows(tmp_path: Path, documents: int) -> None:
     assert found == Counter({str(i): 1 for i in range(documents)})
 
 
+def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
+    """What infra/docker/node-environment.sh sets reaches the bill, and a time with two ledgers is paid by halves."""
+    import ray
+
+    for name, value in {
+        "RAY_CLOUD_INSTANCE_TYPE_NAME": "g6e.48xlarge",
+        "RAY_NODE_MARKET_TYPE": "spot",
+        "RAY_NODE_REGION": "us-west-2",
+        "RAY_NODE_ZONE": "us-west-2b",
+        "RAYPD_PRICES": str(tmp_path / "prices.json"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    config = RunConfig.model_validate(json.loads(write_run(tmp_path, prices={}).read_text()))
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        began, output = time.time(), str(tmp_path / "out")
+        handles = [ledger.start(config, output, name, began, 1.0, 0.0) for name in ("one", "two")]
+        standings = [ledger.ask(handle.standing) for handle in handles]
+        time.sleep(6)  # the first has looked again, and sees the second
+        rates = [ledger.ask(handle.standing).usd_per_second for handle in handles]
+        trees = [ledger.close(handle, output, name) for handle, name in zip(handles, ("one", "two"), strict=True)]
+    finally:
+        ray.shutdown()
+    assert standings[0].unpriced is None
+    assert rates == pytest.approx([30.13118 / 3600 / 2] * 2)
+    for tree in trees:
+        assert tree is not None
+        (node,) = tree["nodes"]
+        assert (node["instance_type"], node["market"], node["region"]) == ("g6e.48xlarge", "spot", "us-west-2")
+        assert (node["usd_per_hour"], node["slots"], node["head"]) == (30.13118, 2, True)
+        assert "no spot price is known" in node["price_source"]
+        assert tree["shares"][0][1] == 2
+        assert "share" in tree["notes"][0]
+        assert tree["usd"] < node["seconds"] * 30.13118 / 3600
+        assert tree["parts"]["head"] == tree["usd"]  # no worker came
+    assert files(tmp_path) == json.loads(json.dumps(trees))
+
+
 def test_a_run_has_a_bill_that_adds_up(tmp_path) -> None:
     out = ended(begin(write_run(tmp_path)))
     check_rows(tmp_path, 160)
@@ -422,11 +461,11 @@ def test_a_killed_driver_stops_the_bill_and_the_next_session_adds_to_it(tmp_path
     wait_until(tmp_path, 8)
     time.sleep(3.5)
     below = psutil.Process(driver.pid).children(recursive=True)
-    ledger = ray_process(driver, "Ledger")
+    actor = ray_process(driver, "Ledger")
     driver.kill()
     driver.wait()
-    psutil.wait_procs([ledger], timeout=60)
-    assert not ledger.is_running()
+    psutil.wait_procs([actor], timeout=60)
+    assert not actor.is_running()
     (first,) = files(tmp_path)
     assert not first["final"]
     assert first["totals"]["documents"] > 0
