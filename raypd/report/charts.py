@@ -93,8 +93,10 @@ def _time_axis(axes: Axes, clock: Clock, width: int) -> float:
     return float(size)
 
 
-def _money(value: float, _: Any = None) -> str:
-    return text.usd(value) if 0 < value < 1 else f"${value:,.0f}" if value == int(value) else f"${value:,.2f}"
+def _dollars(ticks: np.ndarray) -> Callable[[float, Any], str]:
+    """Dollars with the digits that tell the ticks of an axis apart, the same for all."""
+    digits = next((d for d in (0, 2, 3, 4, 5) if all(abs(round(t, d) - t) < 1e-9 for t in ticks)), 6)
+    return lambda value, _: f"${value:,.{digits}f}"
 
 
 def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: Clock) -> tuple[Chart, bool]:
@@ -110,7 +112,7 @@ def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: C
         axes.plot(times / size, dollars, color=ROLES["accent"], linewidth=2, clip_on=False)
         axes.set_ylim(0, top)
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        axes.yaxis.set_major_formatter(FuncFormatter(_money))
+        axes.yaxis.set_major_formatter(FuncFormatter(_dollars(axes.get_yticks())))
         axes.set_ylabel("spent, USD")
         if shown and budget is not None:
             axes.axhline(budget, color=ROLES["budget"], linewidth=1.5, linestyle=(0, (5, 3)))

@@ -214,7 +214,8 @@ def _workers(run: Run, clock: Clock) -> Drawn:
         shown = workers[:: -(-len(workers) // _TIMELINE_ROWS)]
         rows = timeline(shown, clock, _TIMELINE_BINS)
         busy = sum(w.seconds("busy") for w in workers) / max(sum(w.ended - w.began for w in workers), 1e-9)
-        said = f"{len(workers)} workers were busy {text.share(busy, 1)} of their time."
+        who = "The one worker was" if len(workers) == 1 else f"{text.count(len(workers))} workers were"
+        said = f"{who} busy {text.share(busy, 1)} of the time."
         chart = charts.timeline(rows, [text.clean(w.id, 12) for w in shown], clock, said)
         return Drawn(chart, table=worker_table(sorted(workers, key=lambda w: -w.busy)), legend=LEGEND, note=said)
     by_unit = spans_of_units(run.units.read) if run.units.whole else {}
@@ -222,7 +223,7 @@ def _workers(run: Run, clock: Clock) -> Drawn:
         return Drawn(None, "Which worker did what was not kept for this run.")
     names = list(by_unit)[:_TIMELINE_ROWS]
     spans = [[(*clock.at(list(s)).tolist(), "busy") for s in by_unit[name]] for name in names]
-    said = f"When each of {len(by_unit)} workers had a unit in hand."
+    said = "When each worker had a unit in hand; start-up and idle time were not kept."
     return Drawn(charts.timeline(spans, [text.clean(n, 12) for n in names], clock, said), note=said)
 
 

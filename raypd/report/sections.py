@@ -180,7 +180,8 @@ def machine_table(bill: Bill) -> Table:
     groups: dict[tuple[str, str, float, str], list[float]] = {}
     for node in bill.nodes:
         place = f" in {node.region}" if node.region else ""
-        key = (f"{node.instance_type or 'unknown machine'}{place}", node.market, node.usd_per_hour, node.source)
+        kind = node.instance_type or ("local machine" if node.market == "local" else "machine of unknown type")
+        key = (f"{kind}{place}", node.market, node.usd_per_hour, node.source)
         sums = groups.setdefault(key, [0, 0.0, 0.0])
         sums[0] += 1
         sums[1] += node.seconds / 3600
@@ -198,7 +199,7 @@ def machine_table(bill: Bill) -> Table:
         for (kind, market, price, source), sums in sorted(groups.items(), key=lambda item: -item[1][2])
     ]
     heads = ["machine", "market", "machines", "hours", "USD per hour", "cost", "price from"]
-    return Table(heads, rows[:_MOST_ROWS], "", (0, 1, 6))
+    return Table(heads, rows[:_MOST_ROWS], " ".join(text.clean(note, 300) for note in bill.notes), (0, 1, 6))
 
 
 def worker_table(workers: list[Worker]) -> Table:

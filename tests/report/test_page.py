@@ -108,6 +108,24 @@ def test_what_is_missing_is_said(make, keys, said):
     assert said in Tags(page.render(make(**{"units": 6, **keys}))).text
 
 
+def test_the_smallest_bill_is_told_in_full(tmp_path):
+    """One local machine with a price of its own, as in a first try."""
+    root = build(tmp_path / "run", Plan(units=5, workers=1, usd_per_hour=0.5, budget_usd=None))
+    file = next((root / "ledger").iterdir())
+    tree = json.loads(file.read_text())
+    tree["nodes"][0] |= {"instance_type": None, "market": "local", "region": None, "price_source": "cost.prices.local"}
+    file.write_text(json.dumps({**tree, "notes": ["other runs used the cluster at the same time"]}))
+    text = Tags(page.render(data.load(str(root)))).text
+    for part in (
+        "local machine",
+        "cost.prices.local",
+        "other runs used the cluster",
+        "The one worker was busy",
+        "$0.010",
+    ):
+        assert part in text, part
+
+
 def test_a_real_run_is_not_called_made_up(make):
     assert "Made-up" not in page.render(make(units=2))
 
