@@ -194,21 +194,27 @@ def test_a_retry_that_is_cut_off_between_two_objects_goes_on(run, monkeypatch) -
     assert verify(run.output.path, run).well
 
 
-def test_somebody_else_changes_the_object_at_the_same_moment(run, monkeypatch) -> None:
+def test_what_somebody_else_changes_at_the_same_moment_is_kept(run, monkeypatch) -> None:
     Task.mended = True
-    real, calls = storage.put_if, []
+    real, calls = commit.read_table, []
 
-    def interfere(path: str, data: bytes, version: str) -> bool:
-        if path.endswith(".parquet") and not calls:
+    def interfere(output: str, unit: str, columns: Any = None, path: str | None = None) -> Any:
+        found = real(output, unit, columns, path)
+        if columns is None and path is not None and not calls:  # a whole object, just before it is replaced
             calls.append(path)
-            table = pq.read_table(path)
-            pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"other": b"1"}), path)
-        return real(path, data, version)
+            table = found[1]
+            answers = [f"{answer} of theirs" if answer else answer for answer in table["answer"].to_pylist()]
+            at = table.schema.get_field_index("answer")
+            changed = table.set_column(at, table.schema.field(at), pa.array(answers, pa.string()))
+            assert commit.replace_rows(path, changed, found[0], storage.version(path))
+        return found
 
-    monkeypatch.setattr(storage, "put_if", interfere)
+    monkeypatch.setattr(commit, "read_table", interfere)
     assert again(run).ok == 3
     assert len(calls) == 1
-    assert verify(run.output.path, run).well
+    found = rows(run)
+    assert sum(str(row["answer"]).endswith("of theirs") for row in found.values()) in (8, 9)
+    assert [found[id]["answer"] for id in ("4", "12", "13")] == ["MENDED"] * 3
 
 
 def test_started_twice_one_says_so(run) -> None:
