@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from raypd.cluster import commit, manifest, pipeline, plan, retry, storage, units
