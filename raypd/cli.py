@@ -267,7 +267,7 @@ def tune(
     verbose: Verbose = False,
 ) -> None:
     """Measure settings on a sample and write the cheapest configuration that still answers alike."""
-    from raypd.cluster import tune_command
+    from raypd import tune_command
 
     tune_command.run(
         config,

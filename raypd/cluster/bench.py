@@ -45,8 +45,8 @@ class Workbench:
         self._actor: Any = None
 
     def __enter__(self) -> Workbench:
-        began = time.monotonic()
         self._own = session.connect(self.config.cluster, self.verbose)
+        began = time.monotonic()  # a bill begins with its nodes, and Ray on a machine of its own makes that one first
         try:
             self.share = session.share(self.config)
             self._start()
@@ -71,7 +71,7 @@ class Workbench:
         make: Any = ray.remote(Bench)
         self._actor = make.options(
             num_cpus=self.share.cpus, num_gpus=self.share.gpus, max_concurrency=2, max_restarts=0
-        ).remote(self.share.threads, self._build)
+        ).remote(self.share.threads, self._build, self._build is None and not self.config.model.is_fake)
         try:
             ray.get(self._actor.ready.remote(), timeout=_WAIT_SECONDS)
         except ray.exceptions.GetTimeoutError:

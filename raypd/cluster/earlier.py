@@ -85,11 +85,12 @@ def _machine(run: str, ledgers: list[dict[str, Any]]) -> tuple[str | None, str]:
 
 
 def _startup(ledgers: list[dict[str, Any]]) -> float | None:
-    """Seconds from a session's begin until a worker decoded, on average over its workers."""
+    """Seconds from when a worker's node was billed, or came up for it, until it decoded, on average over workers."""
     found = []
     for bill in ledgers:
+        nodes = {node["node"]: node["began"] for node in bill["nodes"]}
         for one in bill["workers"]:
             busy = [began for began, _, kind, _ in one["spans"] if kind == "busy"]
             if busy:
-                found.append(min(busy) - bill["began"])
+                found.append(max(0.0, min(busy) - nodes.get(one["node"], bill["began"])))
     return sum(found) / len(found) if found else None

@@ -77,13 +77,17 @@ class Bench:
     """Measures configurations one after the other, and keeps the last model that it loaded. Also as a Ray actor."""
 
     def __init__(
-        self, threads: int | None = None, make: Callable[[RunConfig, int | None], Parts] | None = None
+        self,
+        threads: int | None = None,
+        make: Callable[[RunConfig, int | None], Parts] | None = None,
+        weights: bool = False,
     ) -> None:
+        """weights: a model will be loaded, so that torch is imported now."""
         self.threads, self._make = threads, make
         self._model: tuple[Any, Any] | None = None
         self._done = (0, 0)
-        if make is None:
-            _import_engine()
+        if weights:
+            import raypd.models.load  # noqa: F401  # its seconds are the start of a process, not a measurement
 
     def ready(self) -> bool:
         """Answers once the process stands."""
@@ -156,14 +160,6 @@ class Bench:
             gc.collect()
             self._model = (model, load_model(model))
         return self._model[1]
-
-
-def _import_engine() -> None:
-    """The seconds of importing torch belong to the start of a process, not to the first measurement."""
-    import contextlib
-
-    with contextlib.suppress(ImportError):
-        import raypd.models.load  # noqa: F401
 
 
 def in_flight(config: RunConfig) -> int:

@@ -80,7 +80,12 @@ def _notes(result: Result) -> list[str]:
         notes.append(f"{result.taken} measurements are from the file; --fresh makes them again")
     if best.agreement.of < 100:
         notes.append(f"agreement rests on {best.agreement.of} values only: raise --sample to be surer of it")
-    if best.agreement.left_out:
+    if best.agreement.left_out > best.agreement.of:
+        notes.append(
+            f"autoregressive decoding gave nothing whole for {best.agreement.left_out} values and a value for "
+            f"{best.agreement.of} only: with this model it is a poor reference"
+        )
+    elif best.agreement.left_out:
         notes.append(f"{best.agreement.left_out} values are left out: autoregressive decoding gave nothing whole there")
     if not result.machines.usd_per_hour:
         notes.append("this machine has no price: cost.prices.local (USD per hour) or --instance gives it one")

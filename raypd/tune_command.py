@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from raypd.cluster import tuned_file
+from raypd import tuned_file
 from raypd.cluster.pipeline import Interrupted
 from raypd.cluster.tune import Options, describe, tune
 from raypd.cluster.tune_view import show, why
