@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from raypd.cluster import storage
@@ -84,11 +84,11 @@ def _literal(root: str) -> str:
 
 
 def _format(name: str, wanted: str) -> tuple[str | None, str | None]:
-    path = PurePosixPath(name)
-    compression = COMPRESSIONS.get(path.suffix.lower())
+    stem, suffix = os.path.splitext(name.lower())
+    compression = COMPRESSIONS.get(suffix)
     if wanted != "auto":
         return wanted, compression if wanted == "jsonl" else None
-    format = FORMATS.get(PurePosixPath(path.stem if compression else path.name).suffix.lower())
+    format = FORMATS.get(os.path.splitext(stem)[1] if compression else suffix)
     return (None, None) if format == "parquet" and compression else (format, compression)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -77,17 +76,17 @@ def _parse(part: Part, row: int, line: Line, config: RunConfig) -> Document:
     where = f"{part.name}, byte {line.offset}"
     if line.data is None:
         reason = f"the line has {line.length} bytes; input.max_document_bytes is {config.input.max_document_bytes}"
-        return replace(document, error=f"{where}: {reason}")
+        return _bad(document, f"{where}: {reason}")
     try:
         fields = json.loads(line.data.removeprefix(BOM if line.offset == 0 else b"").decode())
     except UnicodeDecodeError as error:
-        return replace(document, error=f"{where}: not UTF-8: {error.reason} at byte {error.start} of the line")
+        return _bad(document, f"{where}: not UTF-8: {error.reason} at byte {error.start} of the line")
     except ValueError as error:
-        return replace(document, error=f"{where}: not JSON: {error}")
+        return _bad(document, f"{where}: not JSON: {error}")
     except RecursionError:
-        return replace(document, error=f"{where}: not JSON that can be read: nested too deeply")
+        return _bad(document, f"{where}: not JSON that can be read: nested too deeply")
     if not isinstance(fields, dict):
-        return replace(document, error=f"{where}: expected a JSON object, found {_kind(fields)}")
+        return _bad(document, f"{where}: expected a JSON object, found {_kind(fields)}")
     return _document(document, where, fields, config)
 
 
@@ -110,7 +109,7 @@ def _read_parquet(part: Part, config: RunConfig, columns: Sequence[str], row: in
                 where = f"{part.name}, row {at}"
                 bad = [name for name, value in fields.items() if isinstance(value, UnicodeDecodeError)]
                 if bad:
-                    yield replace(document, error=f"{where}: column {bad[0]!r} is not UTF-8")
+                    yield _bad(document, f"{where}: column {bad[0]!r} is not UTF-8")
                 else:
                     yield _document(document, where, fields, config)
                 at += 1
@@ -165,7 +164,7 @@ def _document(document: Document, where: str, fields: dict[str, Any], config: Ru
     given = fields.get(source.id_column) if source.id_column is not None else None
     if given is not None and not isinstance(given, (dict, list)):
         # A lone surrogate cannot be written.
-        document = replace(document, id=str(given).encode("utf-8", "replace").decode())
+        document.id = str(given).encode("utf-8", "replace").decode()
     size = 0
     for name in texts:
         value = fields.get(name)
@@ -176,19 +175,25 @@ def _document(document: Document, where: str, fields: dict[str, Any], config: Ru
         if value is None:
             continue
         if not isinstance(value, str):
-            return replace(document, error=f"{where}: column {name!r} holds {_kind(value)}, not text")
+            return _bad(document, f"{where}: column {name!r} holds {_kind(value)}, not text")
         if "\0" in value:
-            return replace(document, error=f"{where}: column {name!r} holds NUL characters")
+            return _bad(document, f"{where}: column {name!r} holds NUL characters")
         try:
             size += len(value.encode())
         except UnicodeEncodeError:
-            return replace(document, error=f"{where}: column {name!r} holds half a surrogate pair")
+            return _bad(document, f"{where}: column {name!r} holds half a surrogate pair")
     if size > source.max_document_bytes:
         reason = f"the document has {size} bytes; input.max_document_bytes is {config.input.max_document_bytes}"
-        return replace(document, error=f"{where}: {reason}")
+        return _bad(document, f"{where}: {reason}")
     if texts and not any(isinstance(v, str) and v.strip() for v in map(fields.get, texts)):
-        return replace(document, error=f"{where}: no text in {', '.join(texts)}")
-    return replace(document, fields=fields)
+        return _bad(document, f"{where}: no text in {', '.join(texts)}")
+    document.fields = fields
+    return document
+
+
+def _bad(document: Document, error: str) -> Document:
+    document.error = error
+    return document
 
 
 def _kind(value: Any) -> str:

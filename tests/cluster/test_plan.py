@@ -170,3 +170,36 @@ def test_a_listing_tells_names_of_two_roots_apart(tmp_path, config) -> None:
     names = [part.name for unit in made for part in unit.parts]
     assert names == ["a.jsonl", "a.jsonl#2.jsonl", "a.jsonl#2"]
     assert storage.exists(made[0].path)
+
+
+def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monkeypatch) -> None:
+    import io
+    import tracemalloc
+
+    line = b'{"id": "1", "title": "t"}\n'
+    opened = storage.open_read
+    monkeypatch.setattr("raypd.cluster.plan._CHUNK_PARTS", 200)
+    monkeypatch.setattr(
+        storage, "open_read", lambda p, *rest, **keys: io.BytesIO(line) if "://" in p else opened(p, *rest, **keys)
+    )
+
+    def peaks(count: int) -> list[int]:
+        """Bytes at most while so many objects are planned, and while they are compared with the stored plan."""
+        names = (f"{i:09d}.jsonl" for i in range(count))
+        again = (f"{i:09d}.jsonl" for i in range(1, count + 1))
+        run, found = config("s3://generated/in", f"out{count}"), []
+        for listed in (names, again):
+            objects = (storage.Object(f"s3://generated/in/{n}", n, len(line), n) for n in listed)
+            monkeypatch.setattr(storage, "find", lambda path, objects=objects: objects)
+            tracemalloc.start()
+            made = plan(run, run.output.path)
+            found.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+            assert sum(len(unit.parts) for unit in made) == made.documents == count
+            made.keep(run.output.path)
+        return found
+
+    peaks(500)  # imports and caches
+    few, many = peaks(1000), peaks(6_000)
+    assert many[0] < 1.3 * few[0], (few, many)
+    assert many[1] < 1.3 * few[1], (few, many)
