@@ -183,9 +183,11 @@ def _documents(units: int, known: Sequence[data.Unit], bill: Bill | None) -> tup
 def _recent(bill: Bill | None) -> float | None:
     """Documents a second of the last minutes of the newest session, where the bill tells."""
     if bill and len(bill.series) > 1:
-        last = bill.series[-1]
-        since = max(last.at - _RATE_SECONDS, max(bill.began.values()))
-        first = next((p for p in bill.series if p.at >= since), last)
+        last, began = bill.series[-1], max(bill.began.values())
+        points = [p for p in bill.series if p.at >= max(last.at - _RATE_SECONDS, began)]
+        if last.at - began < _RATE_SECONDS:  # it has only begun: the start of its workers is no work
+            points = [p for p in points if p.documents > points[0].documents] or points
+        first = points[0] if points else last
         if last.at > first.at and last.documents > first.documents:
             return (last.documents - first.documents) / (last.at - first.at)
     return None

@@ -57,6 +57,16 @@ def test_a_finished_run_has_no_forecast(tmp_path):
     assert found.documents_per_second == pytest.approx(run.units.total("documents") / run.seconds)
 
 
+def test_the_start_of_workers_does_not_count_as_slow_work(tmp_path):
+    root = build(tmp_path / "run", Plan(units=40, documents=25, missing=20, how="running", now=time.time() - 3))
+    file = next((root / "ledger").iterdir())
+    tree = json.loads(file.read_text())
+    end = tree["until"]
+    tree["series"] = [[end - 100 + t, 0.1, max(0, t - 50) * 5, 0, 0] for t in range(0, 101, 10)]
+    file.write_text(json.dumps({**tree, "began": end - 100}))
+    assert Watch(str(root)).look().documents_per_second == pytest.approx(5)
+
+
 def test_without_a_bill_the_units_tell(tmp_path):
     root = build(tmp_path / "run", Plan(units=8, documents=25, ledger=False, missing=2, how="running", now=time.time()))
     found = Watch(str(root)).look()
