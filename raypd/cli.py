@@ -133,7 +133,7 @@ def run_job(config: RunConfig, kind: str, verbose: bool = False, retry: Retry | 
     if retry is None:
         print_summary(run_extract(config, verbose=verbose))
         return
-    from raypd.cluster.retry import retry_errors
+    from raypd.cluster.audit.retry import retry_errors
 
     print(retry_errors(config, everything=retry == "all", verbose=verbose).describe())
 
@@ -150,7 +150,7 @@ def nightly(
 
     The same command goes on where a night was cut off; of two at once, one says that the other is at work.
     """
-    from raypd.cluster.nightly import run_night
+    from raypd.cluster.audit.nightly import run_night
 
     made = load_config(config, overrides or [])
     print(run_night(made, full=full, retry_errors=retry_errors, verbose=verbose).describe())
@@ -173,7 +173,7 @@ def verify(
     table of the last good night is compared.
     """
     from raypd import runs
-    from raypd.cluster import findings, table_check, verification
+    from raypd.cluster.audit import findings, table_check, verification
 
     config = runs.load_run(run, overrides or [])
     check = table_check.verify_table if runs.is_nightly(run) else verification.verify
@@ -195,7 +195,7 @@ def errors(
     import json
 
     from raypd import runs
-    from raypd.cluster import dead_letters, findings
+    from raypd.cluster.audit import dead_letters, findings
 
     runs.load_record(run, overrides or [])
     if output is not None:
@@ -230,7 +230,7 @@ def estimate(
     verbose: Verbose = False,
 ) -> None:
     """Say what a run will take and cost, from a sample that is decoded, an earlier run, or given throughputs."""
-    from raypd.cluster import estimate_command
+    from raypd.cluster.forecast import estimate_command
 
     estimate_command.run(
         load_config(config, overrides or []) if config is not None else None,
@@ -363,7 +363,7 @@ def prices_refresh(
     region: Annotated[list[str] | None, typer.Option(help="AWS region; may be given more than once")] = None,
 ) -> None:
     """Ask AWS for today's on-demand and spot prices (needs credentials) and keep them for the next runs."""
-    from raypd.cluster import pricing_aws
+    from raypd.cluster.cost import pricing_aws
 
     print(f"written: {pricing_aws.refresh(region or pricing_aws.SHIPPED_REGIONS)}")
 
@@ -374,7 +374,7 @@ def prices_show(
     region: Annotated[str, typer.Option(help="AWS region")] = "us-east-1",
 ) -> None:
     """Print the prices that a bill would be made with, and where each is from."""
-    from raypd.cluster import pricing_aws
+    from raypd.cluster.cost import pricing_aws
 
     pricing_aws.show(region, instance_type)
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from raypd import tuned_file
+from raypd.cluster.forecast.tune import Options, describe, tune
+from raypd.cluster.forecast.tune_view import show, why
 from raypd.cluster.pipeline import Interrupted
-from raypd.cluster.tune import Options, describe, tune
-from raypd.cluster.tune_view import show, why
 from raypd.config_file import load_config
 from raypd.errors import ConfigError
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from raypd.cluster import storage
-from raypd.cluster.units import Unit
+from raypd.cluster.input.units import Unit
 
 _PARTS = 16  # groups that the suspect rows are divided into
 _LEAST_DEATHS = 3  # before a document is blamed: a process may be killed from outside once or twice

@@ -16,9 +16,10 @@ from importlib import metadata
 from typing import Any
 
 import raypd
-from raypd.cluster import book, commit, storage
-from raypd.cluster.plan import Plan
-from raypd.cluster.unit import Unit
+from raypd.cluster import commit, storage
+from raypd.cluster.cost import book
+from raypd.cluster.input.plan import Plan
+from raypd.cluster.input.unit import Unit
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 

@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raypd.cluster import commit, holding, manifest, progress, session, storage, units
-from raypd.cluster.budget import BudgetReached
+from raypd.cluster import commit, holding, manifest, progress, session, storage
+from raypd.cluster.cost.budget import BudgetReached
+from raypd.cluster.input import units
+from raypd.cluster.input.plan import Plan, take_apart
+from raypd.cluster.input.unit import Unit
 from raypd.cluster.manifest import Manifest, Unreadable
-from raypd.cluster.plan import Plan, take_apart
-from raypd.cluster.unit import Unit
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster import worker
-    from raypd.cluster.accounts import Accounts
+    from raypd.cluster.cost.accounts import Accounts
     from raypd.cluster.pool import Ended, Pool
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
@@ -195,7 +196,7 @@ class _Run:
     def stream(self) -> None:
         """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
         from raypd.cluster import worker
-        from raypd.cluster.accounts import Accounts
+        from raypd.cluster.cost.accounts import Accounts
         from raypd.cluster.pool import Pool
 
         connected = session.connect(self.config.cluster, self.verbose)

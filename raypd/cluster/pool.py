@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from raypd.cluster import attempts
 from raypd.cluster.attempts import Attempt
+from raypd.cluster.input.units import Unit
 from raypd.cluster.nodes import Nodes, is_alive
-from raypd.cluster.units import Unit
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
 

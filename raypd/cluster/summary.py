@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raypd.cluster import commit, storage
-from raypd.cluster.budget import money
+from raypd.cluster.cost.budget import money
 from raypd.cluster.manifest import Manifest
 
 _ROWS = 8

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raypd.cluster import attempts, commit, energy, storage
+from raypd.cluster import attempts, commit, storage
 from raypd.cluster.attempts import Attempt
-from raypd.cluster.meter import Meter, Reporter
+from raypd.cluster.cost import energy
+from raypd.cluster.cost.meter import Meter, Reporter
+from raypd.cluster.input.reading import read_unit
+from raypd.cluster.input.units import Unit
 from raypd.cluster.parts import Parts, build
-from raypd.cluster.reading import read_unit
-from raypd.cluster.units import Unit
 from raypd.config import RunConfig
 from raypd.errors import InputError, UserError
 from raypd.tasks.base import Document, Record, Work

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raypd.cluster import dead_letters, storage
+from raypd.cluster import storage
+from raypd.cluster.audit import dead_letters
 from raypd.report.text import clean
 
 if TYPE_CHECKING:

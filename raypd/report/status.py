@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from raypd.cluster import dead_letters, storage
+from raypd.cluster import storage
+from raypd.cluster.audit import dead_letters
 from raypd.report import data
 from raypd.report.ledger import Bill, read_bill
 from raypd.report.sample import read_errors

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from raypd.cluster.attempts import Attempt
-from raypd.cluster.units import Unit
+from raypd.cluster.input.units import Unit
 
 UNIT = Unit("u", ())
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from raypd.cluster import estimate, pipeline
+from raypd.cluster import pipeline
+from raypd.cluster.forecast import estimate
 from tests.cluster.test_estimate import corpus
 
 

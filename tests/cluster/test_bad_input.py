@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from raypd.cluster import commit, pipeline, storage, units
-from raypd.cluster.reading import read_unit
-from raypd.cluster.units import plan
+from raypd.cluster import commit, pipeline, storage
+from raypd.cluster.input import units
+from raypd.cluster.input.reading import read_unit
+from raypd.cluster.input.units import plan
 from raypd.config import RunConfig
 from raypd.errors import InputError, RunError
 from tests.cluster import fakes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypd.cluster import billing
-from raypd.cluster.billing import Node, Seconds, Worker, apportion, make, shared_seconds
+from raypd.cluster.cost import billing
+from raypd.cluster.cost.billing import Node, Seconds, Worker, apportion, make, shared_seconds
 
 HOUR = 3600.0
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypd.cluster import accounts as accounts_module
-from raypd.cluster import budget
-from raypd.cluster.accounts import Accounts
-from raypd.cluster.budget import Hand, Pace
-from raypd.cluster.ledger import Standing
+from raypd.cluster.cost import accounts as accounts_module
+from raypd.cluster.cost import budget
+from raypd.cluster.cost.accounts import Accounts
+from raypd.cluster.cost.budget import Hand, Pace
+from raypd.cluster.cost.ledger import Standing
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
 from tests.cluster.test_ledger import begin, check_rows, check_sums, ended, files, write_run

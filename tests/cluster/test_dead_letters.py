@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from raypd.cli import app
-from raypd.cluster import attempts, commit, dead_letters, findings, storage
-from raypd.cluster.dead_letters import normalize, of_input
+from raypd.cluster import attempts, commit, storage
+from raypd.cluster.audit import dead_letters, findings
+from raypd.cluster.audit.dead_letters import normalize, of_input
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
 from tests.cluster.conftest import write_jsonl

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raypd.cluster import energy
+from raypd.cluster.cost import energy
 from tests.cluster.test_ledger import report
 
 

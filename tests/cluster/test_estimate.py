@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from raypd.cluster import estimate, estimate_command, estimation, pricing, sampling, units
-from raypd.cluster.clock import Cost
-from raypd.cluster.estimation import Group, Machines, Mean, Speed, Surroundings
-from raypd.cluster.measuring import Bench, Measured
+from raypd.cluster.cost import pricing
+from raypd.cluster.forecast import estimate, estimate_command, estimation, sampling
+from raypd.cluster.forecast.clock import Cost
+from raypd.cluster.forecast.estimation import Group, Machines, Mean, Speed, Surroundings
+from raypd.cluster.forecast.measuring import Bench, Measured
+from raypd.cluster.input import units
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from raypd.cluster import fake
-from raypd.cluster.reading import read_unit
-from raypd.cluster.units import plan
+from raypd.cluster.input.reading import read_unit
+from raypd.cluster.input.units import plan
 from raypd.cluster.worker import build
 from raypd.config import RunConfig
 from raypd.config_file import load_config, make_config

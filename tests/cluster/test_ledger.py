@@ -20,10 +20,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypd.cluster import billing, book, commit, ledger
-from raypd.cluster.billing import Node, Seconds
-from raypd.cluster.book import Book
-from raypd.cluster.meter import Meter, Report, coarser, joined, zero
+from raypd.cluster import commit
+from raypd.cluster.cost import billing, book, ledger
+from raypd.cluster.cost.billing import Node, Seconds
+from raypd.cluster.cost.book import Book
+from raypd.cluster.cost.meter import Meter, Report, coarser, joined, zero
 from raypd.config import RunConfig
 from tests.cluster.conftest import ROOT
 

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from raypd.cluster.metrics import COUNTERS, GAUGES
+from raypd.cluster.cost.metrics import COUNTERS, GAUGES
 
 SCRIPT = """
 import json, sys, time, urllib.request
 import ray
-from raypd.cluster.metrics import Metrics
+from raypd.cluster.cost.metrics import Metrics
 
 port = int(sys.argv[2])
 ray.init(num_cpus=1, include_dashboard=False, _metrics_export_port=port, logging_level=50, log_to_driver=False)

@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from raypd import runs
 from raypd.cli import app
-from raypd.cluster import commit, manifest, nightly, pipeline, storage
+from raypd.cluster import commit, manifest, pipeline, storage
+from raypd.cluster.audit import nightly
+from raypd.cluster.audit.nightly import Night, run_night
+from raypd.cluster.audit.table_check import verify_table
 from raypd.cluster.holding import Session
-from raypd.cluster.nightly import Night, run_night
-from raypd.cluster.table_check import verify_table
 from raypd.cluster.worker import DecodeWorker, Order, Parts
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError

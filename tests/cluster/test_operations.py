@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 import yaml
 
-from raypd.cluster.verification import verify
+from raypd.cluster.audit.verification import verify
 from raypd.config_file import load_config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from raypd.cluster import cutting, storage, units
-from raypd.cluster.plan import Plan, stored, take_apart
-from raypd.cluster.reading import read_unit
-from raypd.cluster.units import plan
+from raypd.cluster import storage
+from raypd.cluster.input import cutting, units
+from raypd.cluster.input.plan import Plan, stored, take_apart
+from raypd.cluster.input.reading import read_unit
+from raypd.cluster.input.units import plan
 from raypd.config import RunConfig
 from raypd.errors import InputError, RunError
 from tests.cluster.conftest import write_jsonl
@@ -146,7 +147,7 @@ def test_a_plan_that_is_torn_is_made_again_and_a_chunk_that_is_gone_is_named(run
 
 
 def test_a_plan_of_many_chunks_is_read_in_its_order(run, monkeypatch) -> None:
-    monkeypatch.setattr("raypd.cluster.plan._CHUNK_PARTS", 2)
+    monkeypatch.setattr("raypd.cluster.input.plan._CHUNK_PARTS", 2)
     made = kept(run)
     assert made.totals.chunks == 3
     found = stored(run.output.path)
@@ -178,7 +179,7 @@ def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monke
 
     line = b'{"id": "1", "title": "t"}\n'
     opened = storage.open_read
-    monkeypatch.setattr("raypd.cluster.plan._CHUNK_PARTS", 200)
+    monkeypatch.setattr("raypd.cluster.input.plan._CHUNK_PARTS", 200)
     monkeypatch.setattr(
         storage, "open_read", lambda p, *rest, **keys: io.BytesIO(line) if "://" in p else opened(p, *rest, **keys)
     )

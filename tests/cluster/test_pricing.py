@@ -11,8 +11,8 @@ from botocore.stub import Stubber
 from moto import mock_aws
 from rich.console import Console
 
-from raypd.cluster import pricing, pricing_aws
-from raypd.cluster.pricing import INSTANCES, Price, PriceUnknown
+from raypd.cluster.cost import pricing, pricing_aws
+from raypd.cluster.cost.pricing import INSTANCES, Price, PriceUnknown
 from raypd.config import CostConfig
 from raypd.errors import ConfigError
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from raypd.cluster import cutting
-from raypd.cluster.cutting import cut_rows
-from raypd.cluster.jsonl import BOM, lines, lines_of_range
-from raypd.cluster.reading import read_unit
-from raypd.cluster.units import plan
+from raypd.cluster.input import cutting
+from raypd.cluster.input.cutting import cut_rows
+from raypd.cluster.input.jsonl import BOM, lines, lines_of_range
+from raypd.cluster.input.reading import read_unit
+from raypd.cluster.input.units import plan
 from raypd.config import RunConfig
 
 LINE = st.one_of(

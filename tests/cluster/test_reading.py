@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raypd.cluster.reading import read_unit
-from raypd.cluster.units import plan
+from raypd.cluster.input.reading import read_unit
+from raypd.cluster.input.units import plan
 from raypd.errors import InputError
 from tests.cluster.conftest import write_jsonl
 

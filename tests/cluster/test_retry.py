@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from raypd.cluster import commit, manifest, pipeline, plan, retry, storage, units
+from raypd.cluster import commit, manifest, pipeline, storage
+from raypd.cluster.audit import retry
+from raypd.cluster.audit.retry import merged, retry_errors
+from raypd.cluster.audit.verification import verify
 from raypd.cluster.holding import Session
-from raypd.cluster.reading import read_unit
-from raypd.cluster.retry import merged, retry_errors
-from raypd.cluster.verification import verify
+from raypd.cluster.input import plan, units
+from raypd.cluster.input.reading import read_unit
 from raypd.cluster.worker import DecodeWorker, Order, Parts
 from raypd.config import OutputConfig, RunConfig, StorageConfig
 from raypd.errors import ConfigError, RunError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from raypd.cluster.schema_change import answers_base, compare, join, only_added
+from raypd.cluster.audit.schema_change import answers_base, compare, join, only_added
 from raypd.config import Category, RunConfig
 
 A = {"name": "a", "description": "", "type": "text", "values": []}

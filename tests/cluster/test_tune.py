@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from raypd import tune_command, tuned_file
-from raypd.cluster import agreement, tune
-from raypd.cluster.agreement import Agreement, Said
-from raypd.cluster.clock import Cost
-from raypd.cluster.measuring import Facts, Measured
+from raypd.cluster.forecast import agreement, tune
+from raypd.cluster.forecast.agreement import Agreement, Said
+from raypd.cluster.forecast.clock import Cost
+from raypd.cluster.forecast.measuring import Facts, Measured
+from raypd.cluster.forecast.search import Changes, OutOfTime, Search, Trial
 from raypd.cluster.pipeline import Interrupted
-from raypd.cluster.search import Changes, OutOfTime, Search, Trial
 from raypd.config import RunConfig
 from raypd.config_file import load_config
 from raypd.errors import ConfigError, InputError, RunError

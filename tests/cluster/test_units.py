@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from raypd.cluster.reading import read_unit
-from raypd.cluster.units import Unit, plan
+from raypd.cluster.input.reading import read_unit
+from raypd.cluster.input.units import Unit, plan
 from raypd.errors import InputError
 from tests.cluster.conftest import write_jsonl
 

@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from raypd.cli import app
-from raypd.cluster import commit, dead_letters, findings, manifest, storage, verification
-from raypd.cluster.units import plan
-from raypd.cluster.verification import Verification, verify
+from raypd.cluster import commit, manifest, storage
+from raypd.cluster.audit import dead_letters, findings, verification
+from raypd.cluster.audit.verification import Verification, verify
+from raypd.cluster.input.units import plan
 from raypd.cluster.worker import DecodeWorker, Order, Parts
 from raypd.config import OutputConfig, RunConfig, StorageConfig
 from raypd.errors import ConfigError, RunError

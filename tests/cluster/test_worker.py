@@ -10,7 +10,7 @@ import pytest
 
 from raypd.cluster import commit, manifest
 from raypd.cluster.attempts import Attempt, marked
-from raypd.cluster.units import plan
+from raypd.cluster.input.units import plan
 from raypd.cluster.worker import DecodeWorker, EngineBroken, Order, Parts
 from tests.cluster import fakes
 from tests.cluster.conftest import write_jsonl

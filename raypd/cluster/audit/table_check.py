@@ -1,0 +1,108 @@
+"""`raypd verify` of a nightly folder: the table against the input of now, document by document."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from raypd.cluster import storage
+from raypd.cluster.audit import table
+from raypd.cluster.audit.scratch import Scratch
+from raypd.cluster.audit.verification import EXAMPLES, Finding, Verification
+from raypd.cluster.input import units
+from raypd.cluster.input.reading import read_unit
+from raypd.cluster.input.units import Unit
+from raypd.cluster.threads import in_threads
+from raypd.config import RunConfig
+from raypd.errors import InputError, RunError
+
+_INPUT = pa.schema([("id", pa.string()), ("source", pa.string()), ("row", pa.int64())])
+_OUTPUT = pa.schema(
+    [("id", pa.string()), ("source", pa.string()), ("row", pa.int64()), ("ok", pa.bool_()), ("object", pa.string())]
+)
+
+
+def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification:
+    """Compares the table of the last good night with the input: each id once, from the last document that has it.
+
+    Ids of the table that the input does not have are foreign, unless nightly.removed is keep. Changes nothing.
+    """
+    result = Verification(root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
+    files = storage.read(storage.join(root, "current", "files.txt")).decode().splitlines()
+    result.objects = len(files)
+    with Scratch() as scratch:
+        _read_input(result, scratch, config, threads)
+        _read_table(result, scratch, files, threads)
+        _compare(result, scratch, config)
+    return result
+
+
+def _read_input(result: Verification, scratch: Scratch, config: RunConfig, threads: int) -> None:
+    scratch.create("input", _INPUT)
+
+    def read(unit: Unit) -> str | None:
+        try:
+            documents = read_unit(unit, config)
+        except InputError as error:
+            return str(error)
+        columns = [
+            [document.id for document in documents],
+            [document.source for document in documents],
+            [document.place for document in documents],
+        ]
+        scratch.add("input", pa.table(columns, schema=_INPUT))
+        return None
+
+    plan = units.plan(config)
+    for error in in_threads(read, plan, threads):
+        result.units += 1
+        if error is not None:
+            result.unreadable.add(0, 1, [error])
+    for unit in plan.damaged():
+        result.damaged_input.add(0, 1, [str(unit.damaged)])
+    scratch.close("input")
+
+
+def _read_table(result: Verification, scratch: Scratch, files: list[str], threads: int) -> None:
+    scratch.create("output", _OUTPUT)
+
+    def read(path: str) -> str | None:
+        try:
+            rows = table.read_object(path)
+        except RunError as error:
+            return str(error)
+        ok = [status == "ok" for status in rows["status"].to_pylist()]
+        columns = [*(rows[name] for name in ("id", "source", "row")), pa.array(ok), pa.array([path] * len(rows))]
+        scratch.add("output", pa.table(columns, names=_OUTPUT.names).cast(_OUTPUT))
+        return None
+
+    for error in in_threads(read, files, threads):
+        if error is not None:
+            result.damaged.add(0, 1, [error])
+    scratch.close("output")
+
+
+def _compare(result: Verification, scratch: Scratch, config: RunConfig) -> None:
+    scratch.run("""
+        CREATE TABLE wanted AS SELECT id, source, row FROM (SELECT *, row_number()
+            OVER (PARTITION BY id ORDER BY source DESC, row DESC) AS place FROM input) WHERE place = 1""")
+    scratch.run("""
+        CREATE TABLE found AS SELECT id, source, row, bool_and(ok) AS ok, any_value(object) AS object,
+            count(DISTINCT object) AS objects FROM output GROUP BY id, source, row""")
+    (result.documents,) = map(int, scratch.one("SELECT count(*) FROM wanted"))
+    result.found, result.ok = map(int, scratch.one("SELECT count(*), count(*) FILTER (ok) FROM found"))
+    result.failed = result.found - result.ok
+    old = " AND id IN (SELECT id FROM input)" if config.nightly.removed == "keep" else ""
+    queries = {
+        "missing": "SELECT id, source, row, NULL AS object FROM wanted ANTI JOIN found USING (id, source, row)",
+        "foreign": f"SELECT * FROM (SELECT * FROM found ANTI JOIN wanted USING (id, source, row)) WHERE TRUE{old}",
+        "doubled": "SELECT id, min(source) AS source, min(row) AS row, string_agg(object, ' and ') AS object "
+        "FROM found GROUP BY id HAVING count(*) > 1 OR max(objects) > 1",
+    }
+    for name, query in queries.items():
+        (count,) = scratch.one(f"SELECT count(*) FROM ({query})")
+        shown = scratch.rows(f"SELECT * FROM ({query}) ORDER BY source, row LIMIT {EXAMPLES}")
+        finding: Finding = getattr(result, name)
+        words = [
+            f"{r['id']} ({r['source']}, at {r['row']})" + (f" in {r['object']}" if r["object"] else "") for r in shown
+        ]
+        finding.add(int(count), 0, words)

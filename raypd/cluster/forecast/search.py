@@ -1,0 +1,190 @@
+"""The search of `raypd tune`: one setting at a time, each from the best so far. No Ray, no clock: it asks `measure`.
+
+    1. The configuration as it is, and autoregressive decoding, whose answers are the reference.
+    2. For every method its own settings (isolation and stacking, contexts per prompt, most tokens of a value).
+    3. On the best method: prompts at once and tokens per pass, doubled or halved as long as that pays.
+    4. Weights in other types, each loaded once.
+    5. The best two again, twice each, in turn: the median counts.
+
+Best is the fastest among those that agree well enough with the reference; while none does, the one that agrees most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from raypd.cluster.forecast.agreement import Agreement
+from raypd.config import METHODS, RunConfig
+
+Changes = dict[str, Any]  # dotted key -> value
+_MOST_BATCH, _MOST_BUDGET, _MOST_STACK = 1024, 65536, 32
+_REPEATS = 3  # measurements of each of the best two, the first among them
+_CUT = 3.0  # times slower than the best: its measurement is cut short
+
+
+class OutOfTime(Exception):
+    """There is no time or money for another measurement."""
+
+
+@dataclass
+class Trial:
+    """One setting that was measured. error: why it has no speed. cut: it was stopped, being far slower than the best.
+
+    speeds: documents a second of one worker, of each measurement.
+    """
+
+    changes: Changes
+    speeds: list[float] = field(default_factory=list)
+    agreement: Agreement = field(default_factory=lambda: Agreement(0, 0))
+    error: str | None = None
+    cut: bool = False
+
+    @property
+    def speed(self) -> float:
+        return median(self.speeds) if self.speeds else 0.0
+
+    @property
+    def usable(self) -> bool:
+        return self.error is None and not self.cut and self.speed > 0
+
+
+# Measures the configuration with changes; `limit`: seconds a document after which it may be cut short.
+Measure = Callable[[Changes, float | None], Trial]
+
+
+@dataclass
+class Search:
+    """floor: least share of values that agree. types: (dtype, quantization) of weights to try."""
+
+    config: RunConfig
+    measure: Measure
+    floor: float
+    types: Sequence[tuple[str, str]] = ()
+    trials: list[Trial] = field(default_factory=list)
+    ended: str = "all settings were tried"
+
+    def run(self) -> Trial | None:
+        """The best setting; None where none can be used. Raises nothing at the end of the time: see `ended`."""
+        try:
+            self._all()
+        except OutOfTime as why:
+            self.ended = str(why)
+        return self.best()
+
+    def best(self) -> Trial | None:
+        usable = [trial for trial in self.trials if trial.usable]
+        return max(usable, key=self._rank, default=None)
+
+    def agrees(self, trial: Trial) -> bool:
+        return trial.agreement.of > 0 and trial.agreement.share >= self.floor
+
+    def _rank(self, trial: Trial) -> tuple[int, float]:
+        return (1, trial.speed) if self.agrees(trial) else (0, trial.agreement.share if trial.agreement.of else 0.0)
+
+    def _all(self) -> None:
+        reference = self._try({} if self.config.decoding.method == "autoregressive" else _AUTOREGRESSIVE)
+        if reference.error is not None:
+            return
+        bases = [{}] if self.config.decoding.method != "autoregressive" else self._other_methods()
+        for base in bases:
+            self._method(base)
+        for key, most in (("engine.batch", _MOST_BATCH), ("engine.token_budget", _MOST_BUDGET)):
+            self._climb(self._best_changes(), key, most)
+        for dtype, quantization in self.types:
+            self._try({**self._best_changes(), "model.dtype": dtype, "model.quantization": quantization})
+        self._repeat()
+
+    def _other_methods(self) -> list[Changes]:
+        """Methods that need nothing that is not in the configuration."""
+        own = [m for m in METHODS[self.config.task.kind] if m in ("hyper_parallel", "intra_prompt")]
+        return [{"decoding.method": method} for method in own]
+
+    def _method(self, base: Changes) -> None:
+        """The settings that only one method has, from `base`."""
+        first = self._try(base)
+        method = base.get("decoding.method", self.config.decoding.method)
+        if method == "hyper_parallel":
+            here = [first, *(self._try({**base, "decoding.isolate": way}) for way in ("documents", "values"))]
+            here += self._stacks(base)
+            start = max((trial for trial in here if trial.usable), key=self._rank, default=first)
+            # More room for values cannot make them cheaper, but it can keep them from being cut.
+            ways = (_halved,) if self.agrees(start) else (_doubled, _halved)
+            self._climb(start.changes, "decoding.max_value_tokens", 256, ways)
+        elif method == "intra_prompt":
+            self._climb(base, "decoding.contexts_per_prompt", _MOST_STACK)
+
+    def _stacks(self, base: Changes) -> list[Trial]:
+        """Two documents in a prompt, four, ... as long as that is better, with as many documents at once as before."""
+        found: list[Trial] = []
+        batch, stack = self.config.engine.batch, 2
+        while stack <= min(_MOST_STACK, batch):
+            together = {"decoding.isolate": "none", "decoding.stacked_documents": stack, "engine.batch": batch // stack}
+            trial = self._try({**base, **together})
+            if not trial.usable or (found and self._rank(trial) <= self._rank(found[-1])):
+                break
+            found.append(trial)
+            stack *= 2
+        return found
+
+    def _best_changes(self) -> Changes:
+        best = self.best()
+        return best.changes if best is not None else {}
+
+    def _climb(self, start: Changes, key: str, most: int, ways: Sequence[_Steps] | None = None) -> list[Trial]:
+        """Doubles a setting while that is better, or else halves it while that is (or other `ways`)."""
+        found = [self._try(start)]
+        for steps in ways or (_doubled, _halved):
+            best = found[0]
+            for value in steps(int(start.get(key, _value(self.config, key))), most):
+                trial = self._try({**start, key: value})
+                found.append(trial)
+                if not trial.usable or self._rank(trial) <= self._rank(best):
+                    break
+                best = trial
+            if best is not found[0]:
+                break
+        return found
+
+    def _try(self, changes: Changes) -> Trial:
+        """Measures a setting, once: those that come out the same are one."""
+        changes = {key: value for key, value in changes.items() if _value(self.config, key) != value}
+        known = next((trial for trial in self.trials if trial.changes == changes), None)
+        if known is not None:
+            return known
+        best = self.best()
+        limit = _CUT / best.speed if best is not None and self.agrees(best) else None
+        trial = self.measure(changes, limit)
+        self.trials.append(trial)
+        return trial
+
+    def _repeat(self) -> None:
+        ranked = sorted((t for t in self.trials if t.usable), key=self._rank, reverse=True)
+        for _ in range(_REPEATS - 1):
+            for trial in ranked[:2]:
+                again = self.measure(trial.changes, None)
+                if again.usable:
+                    trial.speeds += again.speeds
+
+
+_Steps = Callable[[int, int], Iterator[int]]
+_AUTOREGRESSIVE = {"decoding.method": "autoregressive"}
+
+
+def _doubled(value: int, most: int) -> Iterator[int]:
+    while value * 2 <= most:
+        value *= 2
+        yield value
+
+
+def _halved(value: int, _: int) -> Iterator[int]:
+    while value > 1:
+        value //= 2
+        yield value
+
+
+def _value(config: RunConfig, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)

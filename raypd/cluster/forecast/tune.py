@@ -1,0 +1,311 @@
+"""`raypd tune`: measures settings on a sample and writes the cheapest configuration that still answers alike.
+
+The order of things tried is in `search`. Every measurement is a line of a file beside the new configuration, and a
+measurement that stands there is not made again: Ctrl-C loses at most the one in hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raypd.cluster import storage
+from raypd.cluster.cost import pricing
+from raypd.cluster.forecast import agreement, estimate, sampling
+from raypd.cluster.forecast.agreement import Said
+from raypd.cluster.forecast.bench import Workbench
+from raypd.cluster.forecast.estimation import Machines
+from raypd.cluster.forecast.measuring import Facts, in_flight
+from raypd.cluster.forecast.search import Changes, OutOfTime, Search, Trial
+from raypd.config import RunConfig
+from raypd.errors import ConfigError, RunError, UserError
+
+if TYPE_CHECKING:
+    from raypd.cluster.parts import Parts
+    from raypd.tasks.base import Document
+
+
+@dataclass
+class Options:
+    """Of the command line. agreement: the floor, 0 to 1. budget_usd: most money for measuring, at one node's price.
+
+    measurements: the file of what was measured. fresh: forget what stands there.
+    """
+
+    measurements: Path
+    sample: int = 32
+    minutes: float | None = None
+    budget_usd: float | None = None
+    agreement: float = 0.9
+    instance: str | None = None
+    fresh: bool = False
+    seed: int = 0
+
+
+@dataclass
+class Result:
+    """What was found. best: None where nothing could be measured. machines: whose price stands."""
+
+    search: Search
+    best: Trial | None
+    machines: Machines
+    documents: int
+    taken: int  # measurements that stood in the file
+    machine: str
+    busy: str | None  # why the figures are less sure than usual
+
+    def usd_per_1000(self, trial: Trial) -> float | None:
+        if not self.machines.usd_per_hour or not trial.speed:
+            return None
+        return 1000 * self.machines.usd_per_hour / self.machines.workers / 3600 / trial.speed
+
+
+def tune(
+    config: RunConfig,
+    options: Options,
+    *,
+    verbose: bool = False,
+    build: Callable[[RunConfig, int | None], Parts] | None = None,
+    say: Callable[[str], None] = print,
+) -> Result:
+    """Measures and searches. build: as in `pipeline.run_extract`. say: tells the user of each measurement.
+
+    Raises ConfigError, InputError, ModelError before anything is measured; RunError where nothing can be.
+    """
+    storage.configure(config.storage)
+    estimate.check_model(config)
+    sample = sampling.draw(config, options.sample, seed=options.seed)
+    documents = sampling.ring_order(sample.documents, options.seed)
+    with Workbench(config, verbose, build) as bench:
+        facts = bench.facts(config)
+        machines = _machines(config, facts, options.instance)
+        clock = _Clock(_seconds(options, machines))
+        log = _Log(options.measurements, f"{_digest(documents)} {facts.machine}", options.fresh)
+        tester = _Tester(config, documents, bench, log, clock, say)
+        search = Search(config, tester.measure, options.agreement, _types(config, facts))
+        best = search.run()
+    errors = [trial.error for trial in search.trials if trial.error is not None]
+    if best is None:
+        raise RunError(f"nothing could be measured ({search.ended}){': ' + errors[0] if errors else ''}")
+    return Result(search, best, machines, len(documents), log.taken, facts.machine, _busy(search, best))
+
+
+def _machines(config: RunConfig, facts: Facts, instance: str | None) -> Machines:
+    """Whose price the money is counted at: the type that is named, else what the configuration says of this machine.
+
+    Raises ConfigError where the named type has another GPU than this machine, or no known price.
+    """
+    if instance is None:
+        return estimate.here(config, facts.machine)
+    if instance not in pricing.INSTANCES:
+        raise ConfigError(
+            f"--instance {instance}: no such instance type; `raypd prices show` lists those that are known"
+        )
+    gpu = estimate.instance_gpu(facts.gpu, facts.gpu_memory_gib) if facts.gpu else None
+    if gpu is None or not estimate.has_gpu(instance, gpu):
+        raise ConfigError(f"--instance {instance}: this machine ({facts.machine}) has not the GPU of that type")
+    price = pricing.price(instance, None, None, config.cost)
+    return Machines(instance, pricing.INSTANCES[instance].gpus, price.usd_per_hour, price.source)
+
+
+def _seconds(options: Options, machines: Machines) -> float | None:
+    """How long it may measure."""
+    limits = [60 * options.minutes] if options.minutes is not None else []
+    if options.budget_usd is not None:
+        if not machines.usd_per_hour:
+            raise ConfigError("--budget-usd: this machine has no price; cost.prices.local gives it one")
+        limits.append(options.budget_usd / machines.usd_per_hour * 3600)
+    return min(limits, default=None)
+
+
+def _types(config: RunConfig, facts: Facts) -> list[tuple[str, str]]:
+    """(dtype, quantization) of weights that are worth a try on the machine, the present ones left out."""
+    now = config.model.quantization
+    found = [(dtype, "none") for dtype in facts.fast_dtypes if (dtype, "none") != (facts.dtype, now)]
+    return found + [(config.model.dtype, kind) for kind in facts.quantizations if kind != now]
+
+
+def _busy(search: Search, best: Trial) -> str | None:
+    speeds = best.speeds
+    if len(speeds) > 1 and max(speeds) > 1.15 * min(speeds):
+        return (
+            f"measurements of the same setting differ by {max(speeds) / min(speeds) - 1:.0%}: the machine has other "
+            "work; tune on an idle one for surer figures"
+        )
+    return None
+
+
+class _Clock:
+    """The time that is left for measuring."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._ends = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> float | None:
+        """Raises OutOfTime at the end."""
+        if self._ends is None:
+            return None
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            raise OutOfTime("the time or money given was used up")
+        return left
+
+
+class _Log:
+    """The file of measurements, one JSON object a line. about: sample and machine; lines of others are left alone."""
+
+    def __init__(self, path: Path, about: str, fresh: bool) -> None:
+        self.path, self.about, self.taken = path, about, 0
+        self._known: dict[str, list[dict[str, Any]]] = {}
+        if fresh:
+            path.unlink(missing_ok=True)
+        for line in self._lines():
+            if line.get("about") == about:
+                self._known.setdefault(line["key"], []).append(line)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in text.splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:  # it was being written when the process died
+                continue
+        return [line for line in found if isinstance(line, dict) and "key" in line]
+
+    def take(self, key: str) -> dict[str, Any] | None:
+        """A measurement that was made before, each once."""
+        known = self._known.get(key)
+        if not known:
+            return None
+        self.taken += 1
+        return known.pop(0)
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Raises RunError when it cannot be written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"\n", b"")
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(("\n" if torn else "") + json.dumps({**line, "about": self.about}) + "\n")
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be written: {error}; --output names another place") from None
+
+
+class _Tester:
+    """Measures settings for the search."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        documents: Sequence[Document],
+        bench: Workbench,
+        log: _Log,
+        clock: _Clock,
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.documents, self.bench = config, documents, bench
+        self.log, self.clock, self.say = log, clock, say
+        self._reference: agreement.Answers | None = None
+        self._count = 0
+
+    def measure(self, changes: Changes, limit: float | None) -> Trial:
+        """One measurement, from the file if it stands there. Raises OutOfTime."""
+        self._count += 1
+        label = f"{self._count}. {describe(changes)}"
+        try:
+            changed = with_changes(self.config, changes)
+        except ConfigError as error:
+            return Trial(changes, error=str(error))
+        key = _key(changed)
+        known = self.log.take(key)
+        if known is None:
+            known = self._fresh(changed, key, label, limit)
+        trial = Trial(changes, [known["speed"]] if known["speed"] else [], error=known["error"], cut=known["cut"])
+        answers = _read_answers(known["answers"])
+        if self._reference is None:  # the first is the reference
+            self._reference = answers
+        trial.agreement = agreement.compare(self._reference, answers)
+        self.say(f"{label}: {_found(trial)}")
+        return trial
+
+    def _fresh(self, config: RunConfig, key: str, label: str, limit: float | None) -> dict[str, Any]:
+        left = self.clock.left()
+        most = [] if limit is None else [limit * (len(self.documents) + 2 * in_flight(config))]
+        line: dict[str, Any] = {"key": key, "at": time.time(), "speed": 0.0, "error": None, "cut": False, "answers": []}
+        try:
+            most += [left] if left is not None else []
+            found = self.bench.measure(config, self.documents, min(most, default=None), label)
+            if not found.complete:
+                self.clock.left()  # cut short by the end of the time, not for being slow
+                line["cut"] = True
+            estimate.check_sample(found, self.documents)
+        except UserError as error:
+            if self._reference is None and isinstance(error, RunError):
+                raise
+            line["error"] = str(error)
+            self.log.add(line)
+            return line
+        answers = [agreement.said_of(cost) for cost in found.costs]
+        line |= {"speed": found.documents_per_second, "answers": _write_answers(answers)}
+        line |= {"seconds": found.seconds, "load_seconds": found.load_seconds, "config": _settings(config)}
+        self.log.add(line)
+        return line
+
+
+def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
+    """The configuration with some keys changed. Raises ConfigError where they do not fit together."""
+    tree = config.model_dump()
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        tree[section][name] = value
+    try:
+        return RunConfig.model_validate(tree)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def describe(changes: Changes) -> str:
+    """The changed keys in one line."""
+    return ", ".join(f"{key.partition('.')[2]}={value}" for key, value in changes.items()) or "as it is"
+
+
+def _found(trial: Trial) -> str:
+    if trial.error is not None:
+        return trial.error.splitlines()[0]
+    if trial.cut:
+        return "stopped: far slower than the best so far"
+    same = trial.agreement
+    return f"{trial.speed:.3g} documents/s" + (f", {same.share:.1%} of {same.of} values agree" if same.of else "")
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    tree = config.model_dump(mode="json")
+    return {section: tree[section] for section in ("model", "decoding", "engine")}
+
+
+def _key(config: RunConfig) -> str:
+    """Of all that a speed and an answer depend on, beside the sample and the machine."""
+    text = json.dumps([config.fingerprint(), _settings(config)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _digest(documents: Sequence[Document]) -> str:
+    text = json.dumps([[d.id, d.fields] for d in documents], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _write_answers(answers: agreement.Answers) -> list[Any]:
+    return [None if one is None else {name: asdict(said) for name, said in one.items()} for one in answers]
+
+
+def _read_answers(lines: Sequence[Any]) -> agreement.Answers:
+    return [None if one is None else {name: Said(**said) for name, said in one.items()} for one in lines]

@@ -1,0 +1,1 @@
+"""The input: from objects to units of work, and from a unit to its documents."""
