@@ -150,7 +150,8 @@ def apart(*command: str, seconds: float = 280) -> str:
     done = subprocess.run(
         [*NAMESPACE, sys.executable, "-m", *command],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # Ray's cluster utilities call `ray` by its name.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=seconds,
