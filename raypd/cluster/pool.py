@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from raypd.cluster import attempts
@@ -177,24 +178,30 @@ class Pool:
         """Starts workers where units wait, lets those go that nothing is left for."""
         import ray
 
-        from raypd.cluster.worker import DecodeWorker
-
         in_hand = sum(len(worker.given) for worker in self.workers if worker.leaving)
         useful = math.ceil(max(0, self._left - in_hand) / self.cluster.units_in_flight)
         staying = [worker for worker in self.workers if not worker.leaving]
-        kind = ray.remote(DecodeWorker).options(
+        for _ in range(0 if self.closing else min(self.wanted, max(useful, 1 if self._left else 0)) - len(staying)):
+            actor = self._kind.remote(self.order)
+            self.workers.append(_Worker(actor, actor.hello.remote()))
+        for worker in [worker for worker in self.workers if not worker.given and self._spare(worker)]:
+            ray.kill(worker.actor)
+            self.workers.remove(worker)
+
+    @cached_property
+    def _kind(self) -> Any:
+        """The actor class; made once, since Ray keeps every class that is made."""
+        import ray
+
+        from raypd.cluster.worker import DecodeWorker
+
+        return ray.remote(DecodeWorker).options(
             num_cpus=self.share.cpus,
             num_gpus=self.share.gpus or None,
             max_concurrency=self.cluster.units_in_flight + 2,  # units, and the calls that ask and tell
             max_restarts=0,  # the pool replaces what dies, and knows why
             max_task_retries=0,
         )
-        for _ in range(0 if self.closing else min(self.wanted, max(useful, 1 if self._left else 0)) - len(staying)):
-            actor = kind.remote(self.order)
-            self.workers.append(_Worker(actor, actor.hello.remote()))
-        for worker in [worker for worker in self.workers if not worker.given and self._spare(worker)]:
-            ray.kill(worker.actor)
-            self.workers.remove(worker)
 
     def _spare(self, worker: _Worker) -> bool:
         """Whether a worker with nothing in hand can go: its machine may have other work, or costs money."""

@@ -1,0 +1,77 @@
+"""Who gets which unit: nobody idles while another has a queue, and the driver's memory does not grow with the run."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from raypd.cluster import pipeline, pool
+from tests.cluster import fakes, flat_memory
+from tests.cluster.conftest import write_jsonl
+
+
+@pytest.fixture(scope="module")
+def ray_here():
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def test_a_worker_that_has_run_dry_gets_the_unit_that_waits_at_another(tmp_path: Path, config, ray_here, monkeypatch):
+    """Two workers with two units in flight each; one of the first units takes much longer than all others."""
+    for name, seconds in (("a", 0.4), ("b", 0.01), ("c", 0.1), ("d", 0.01)):
+        write_jsonl(tmp_path / f"in/{name}.jsonl", [f"sleep {seconds}"] * 10)
+    run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, batch=1)
+    given: list[tuple[int, str]] = []
+    give = pool.Pool._give
+
+    def listen(self, worker, attempt) -> None:
+        given.append((id(worker), attempt.unit.name))
+        give(self, worker, attempt)
+
+    monkeypatch.setattr(pool.Pool, "_give", listen)
+    # Both are ready before the first unit is given out, whichever process starts sooner.
+    monkeypatch.setattr(pool.Pool, "_assign", _patient(pool.Pool._assign, 2))
+    made = pipeline.run_extract(run, build=fakes.build)
+    assert made.ok == 40
+    by_unit: dict[str, list[int]] = {}
+    for worker, unit in given:
+        by_unit.setdefault(unit, []).append(worker)
+    assert len(by_unit["a.jsonl"]) == 1
+    assert len(by_unit["c.jsonl"]) == 2, given
+    assert by_unit["c.jsonl"][0] == by_unit["a.jsonl"][0] != by_unit["c.jsonl"][1]
+
+
+def _patient(assign, workers: int):
+    def wait(self) -> None:
+        if sum(worker.ready for worker in self.workers) >= workers or any(worker.given for worker in self.workers):
+            assign(self)
+
+    return wait
+
+
+def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, monkeypatch) -> None:
+    """Python's own objects at the 100th and at the 600th unit; flat_memory.py measures whole processes."""
+    counted: list[Counter[str]] = []
+    take = pipeline._Run._take
+    seen = [0]
+
+    def look(self, event, display) -> None:
+        seen[0] += 1
+        if seen[0] in (100, 600):
+            gc.collect()
+            counted.append(Counter(type(item).__name__ for item in gc.get_objects()))
+        take(self, event, display)
+
+    monkeypatch.setattr(pipeline._Run, "_take", look)
+    flat_memory.make_corpus(tmp_path / "in", 6400)
+    made = pipeline.run_extract(flat_memory.configuration(tmp_path, 10, 2))
+    assert (made.documents, made.units) == (6400, 640)
+    grown = {name: n - counted[0][name] for name, n in counted[1].items() if n - counted[0][name] > 250}
+    assert not grown, json.dumps(grown)
