@@ -25,7 +25,7 @@ def ray_here():
 
 def test_a_worker_that_has_run_dry_gets_the_unit_that_waits_at_another(tmp_path: Path, config, ray_here, monkeypatch):
     """Two workers with two units in flight each; one of the first units takes much longer than all others."""
-    for name, seconds in (("a", 0.4), ("b", 0.01), ("c", 0.1), ("d", 0.01)):
+    for name, seconds in (("a", 0.8), ("b", 0.01), ("c", 0.1), ("d", 0.01)):
         write_jsonl(tmp_path / f"in/{name}.jsonl", [f"sleep {seconds}"] * 10)
     run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, batch=1)
     given: list[tuple[int, str]] = []
