@@ -257,6 +257,15 @@ def test_the_clock_runs_for_every_document_once_and_not_for_the_start(tmp_path) 
     assert of[long.id].seconds > of[short.id].seconds  # type: ignore[union-attr]
 
 
+def test_a_sample_smaller_than_the_batch_goes_round_until_it_fills_it(tmp_path) -> None:
+    config = corpus(tmp_path, 200, engine={"batch": 16})
+    documents = sampling.ring_order(sampling.draw(config, 6).documents)
+    measured = Bench(1).measure(config, documents)
+    assert 18 <= measured.documents <= 18 + 16  # three rounds, to the end of the pass
+    alone = Bench(1).measure(config, sampling.ring_order(sampling.draw(config, 48).documents))
+    assert measured.documents_per_second == pytest.approx(alone.documents_per_second, rel=0.6)
+
+
 def test_a_limit_ends_the_clock(tmp_path) -> None:
     config = corpus(tmp_path, 200, engine={"batch": 4})
     documents = sampling.ring_order(sampling.draw(config, 150).documents)

@@ -422,6 +422,25 @@ def test_a_worker_that_cannot_measure_at_all_ends_it(files, monkeypatch) -> None
         command()
 
 
+def test_a_setting_that_does_not_fit_is_told_and_passed_over(files, monkeypatch, capsys) -> None:
+    """Now, and when it is taken from the file."""
+    for _ in range(2):
+        bench = use(monkeypatch, StubBench())
+        measure = bench.measure
+
+        def picky(config: RunConfig, *given: Any, measure: Any = measure) -> Measured:
+            if config.decoding.max_value_tokens < 30:
+                raise ConfigError("an enum needs 20 tokens")
+            return measure(config, *given)
+
+        bench.measure = picky  # type: ignore[assignment]
+        command()
+        seen = capsys.readouterr()
+        assert "max_value_tokens=15: an enum needs 20 tokens" in seen.err
+        assert load_config("run.tuned.yaml").decoding.max_value_tokens == 30
+    assert bench.measured == []
+
+
 def test_a_short_model_key_can_take_a_type(tmp_path) -> None:
     (tmp_path / "a.yaml").write_text(
         "input: {path: x.jsonl}\noutput: {path: out}\nmodel: fake\ntask: {categories: {c: {attributes: [{name: a}]}}}\n"

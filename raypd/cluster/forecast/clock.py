@@ -74,7 +74,7 @@ class Meter:
         self._lock = threading.Lock()
         self.laps: list[_Lap] = []
         self.completed = 0
-        self._missing = set(range(count))  # documents of the ring that were not completed once
+        self._missing: set[int] = set()  # documents of the ring that were not completed once
         self.whose: dict[int, Sequence[_Lap]] = {}  # id of a program -> the documents it answers
         self.fed: list[tuple[Sequence[_Lap], float]] = []  # what went into the pass in hand: whose, how many tokens
         self._unshared = 0.0  # seconds of passes that are in no document's count yet
@@ -85,6 +85,11 @@ class Meter:
         self.closed = self.cut_short = False
 
     # ------------------------------------------------------------------------------------- told by the task's thread
+
+    def come(self, laps: Sequence[_Lap]) -> None:
+        with self._lock:
+            self.laps += laps
+            self._missing |= {lap.number for lap in laps}
 
     def opened(self, laps: Sequence[_Lap]) -> None:
         with self._lock:
@@ -278,7 +283,7 @@ class _Task:
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
         laps = {document.row: _Lap(int(document.fields[RING])) for document in documents}
-        self._meter.laps += laps.values()
+        self._meter.come(list(laps.values()))
         before: list[_Lap] = []
         for item in self._task.plan(documents):
             if self._meter.closed:

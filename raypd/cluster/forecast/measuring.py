@@ -1,9 +1,10 @@
 """Measures a configuration on a sample: the decode worker itself, in a temporary run, with a clock at its engine.
 
 The sample goes round as a ring: its documents come again and again, and the clock runs while the engine is full, from
-one completed document until as many more as the ring has are completed. The engine is then in the state in which the
-clock found it, so that what was measured is the work of every document of the sample once: no start, no drain, no
-half-done work at the edges. Before that one document of every category is done for warm-up.
+one completed document until as many more as the ring has (or as whole rings that fill the engine) are completed. The
+engine is then in the state in which the clock found it, so that what was measured is the work of every document of the
+sample, equally often: no start, no drain, no half-done work at the edges. Before that one document of every category
+is done for warm-up.
 
 A document's seconds are its shares of the passes that it took part in, by its tokens in them.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import math
 import os
 import platform
 import tempfile
@@ -125,14 +127,17 @@ class Bench:
         loaded = time.perf_counter() - began
         lead = in_flight(config)
         with tempfile.TemporaryDirectory(prefix="raypd-") as folder:
+            # Whole rounds, and never less than the engine has in hand: documents that were begun together also end
+            # together, and a window within such a wave would say nothing.
+            count = len(documents) * math.ceil(max(lead, len(documents)) / len(documents))
             # Twice what is in hand behind it keeps the engine full to the end.
-            stream = list(sampling.around(documents, lead + len(documents) + 2 * lead))
+            stream = list(sampling.around(documents, lead + count + 2 * lead))
             firsts = sampling.first_of_each(documents, config)
             warm = Meter(parts, 0, len(firsts) + 1)
             begun = time.perf_counter()
             _run(config, list(enumerate(firsts)), os.path.join(folder, "warm"), warm, self.threads)
             warmed = time.perf_counter() - begun
-            meter = Meter(parts, lead, len(documents), limit, self._tell)
+            meter = Meter(parts, lead, count, limit, self._tell)
             _run(config, stream, os.path.join(folder, "ring"), meter, self.threads)
         measured = meter.result(len(documents))
         machine = this_machine(config)
