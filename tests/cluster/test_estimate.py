@@ -7,12 +7,13 @@ import json
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from raypd.cluster.cost import pricing
-from raypd.cluster.forecast import estimate, estimate_command, estimation, sampling
+from raypd.cluster.forecast import bench, estimate, estimate_command, estimation, sampling
 from raypd.cluster.forecast.clock import Cost
 from raypd.cluster.forecast.estimation import Group, Machines, Mean, Speed, Surroundings
 from raypd.cluster.forecast.measuring import Bench, Measured
@@ -273,6 +274,30 @@ def test_a_limit_ends_the_clock(tmp_path) -> None:
     assert not measured.complete
     assert 0 < measured.documents < 150
     assert measured.seconds < 4
+
+
+def test_a_baseline_for_which_no_time_was_left_is_told_and_left_out(tmp_path, monkeypatch, capsys) -> None:
+    class Stub:
+        startup_seconds = 2.0
+
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> Stub:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def measure(self, config: RunConfig, documents: list, limit: float | None, label: str) -> Measured:
+            if config.decoding.method == "autoregressive":
+                return replace(_measured([None] * len(documents), complete=False), documents=0, seconds=0.0)
+            return _measured([Cost(1.0, 10, 0, 2)] * len(documents))
+
+    monkeypatch.setattr(bench, "Workbench", Stub)
+    estimate_command.run(corpus(tmp_path, 100), estimate.Options(sample=20, minutes=1.0), False, False)
+    tree = json.loads((tmp_path / "out" / "estimate.json").read_text())
+    assert tree["baseline"] == []
+    assert tree["machines"][0]["bills"][0]["usd"]["value"] > 0
+    assert "came to no figure in the time given" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------ what is said of GPUs

@@ -171,7 +171,10 @@ def _measured(
                 notes.append("no time was left to measure autoregressive decoding: raise --minutes")
             else:
                 found = bench.measure(theirs, documents, _left(ends), "measure autoregressive")
-                baseline = [speed_of(sample, documents, found, notes)]
+                if found.documents and found.seconds > 0:
+                    baseline = [speed_of(sample, documents, found, notes)]
+                else:
+                    notes.append("autoregressive decoding came to no figure in the time given: raise --minutes")
     total = sample.look.documents if options.documents is None else Mean(options.documents)
     notes += _notes(config, sample, measured)
     result = assemble(config, options, total, [ours], baseline, startup, notes)

@@ -47,7 +47,7 @@ class Mean:
         """95%; None where the data do not tell."""
         if math.isnan(self.error):
             return None
-        by = math.exp(student(self.degrees) * self.relative)
+        by = math.exp(min(100.0, student(self.degrees) * self.relative))
         return self.value / by, self.value * by
 
     def times(self, factor: float) -> Mean:
