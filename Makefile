@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Two tests side by side: most of them wait for Ray to start. SIDE= runs one after the other.
+SIDE ?= -n 2 --dist loadscope
 
 .PHONY: help setup demo test test-quick faults lint format clean
 
@@ -29,10 +31,10 @@ demo: setup
 	$(BIN)/raypd extract configs/quickstart/extract.yaml
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE)
 
 test-quick: setup
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' $(SIDE)
 
 faults: setup
 	$(BIN)/python -m tests.faults
