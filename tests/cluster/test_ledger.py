@@ -444,7 +444,10 @@ def test_a_killed_ledger_goes_on_from_its_file(tmp_path) -> None:
 def test_what_a_killed_worker_had_in_hand_is_lost(tmp_path) -> None:
     driver = begin(write_run(tmp_path, documents=400))
     wait_until(tmp_path, 6)
-    time.sleep(2.5)  # a report of what is in hand has come
+    end = time.monotonic() + 60
+    while not any(sum(busy) for tree in files(tmp_path) for w in tree["workers"] for busy in w["open"].values()):
+        assert time.monotonic() < end, "no report of what is in hand"
+        time.sleep(0.2)
     ray_process(driver, "DecodeWorker").send_signal(signal.SIGKILL)
     ended(driver)
     check_rows(tmp_path, 400)
