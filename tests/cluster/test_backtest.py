@@ -7,14 +7,15 @@ import json
 import pytest
 
 from raypd.cluster import pipeline
-from raypd.cluster.forecast import estimate
+from raypd.cluster.forecast.estimate import estimate
+from raypd.cluster.forecast.estimate_options import Options
 from tests.cluster.test_estimate import corpus
 
 
 @pytest.mark.slow
 def test_from_a_twentieth_of_a_run_its_bill_within_5_percent(tmp_path) -> None:
     config = corpus(tmp_path, 1600, model={"name": "fake", "fake": COSTS}, cluster=CLUSTER)
-    result = estimate.estimate(config, estimate.Options(sample=80, baseline=False))
+    result = estimate(config, Options(sample=80, baseline=False))
     (bill,) = result.rows[0].bills
     made = pipeline.run_extract(config)
     assert made.ok == 1600
@@ -22,7 +23,7 @@ def test_from_a_twentieth_of_a_run_its_bill_within_5_percent(tmp_path) -> None:
     print(f"estimated ${bill.usd.value:.4f}, billed ${usd:.4f}")
     assert bill.usd.value == pytest.approx(usd, rel=0.05)
     # The run itself, taken as a sample, says what it cost.
-    again = estimate.estimate(config, estimate.Options(run=str(tmp_path / "out")))
+    again = estimate(config, Options(run=str(tmp_path / "out")))
     print(f"from the run itself ${again.rows[0].bills[0].usd.value:.4f}")
     assert again.rows[0].bills[0].usd.value == pytest.approx(usd, rel=0.05)
     assert again.ours[0].decode_tokens is not None

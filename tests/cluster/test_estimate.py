@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from raypd.cluster.cost import pricing
-from raypd.cluster.forecast import bench, estimate, estimate_command, estimation, sampling
+from raypd.cluster.forecast import bench, estimate_command, estimation, machines, sampling, weighing
 from raypd.cluster.forecast.clock import Cost
+from raypd.cluster.forecast.estimate import estimate
+from raypd.cluster.forecast.estimate_options import Options
+from raypd.cluster.forecast.estimate_result import Estimate
 from raypd.cluster.forecast.estimation import Group, Machines, Mean, Speed, Surroundings
 from raypd.cluster.forecast.measuring import Bench, Measured
 from raypd.cluster.input import units
@@ -96,7 +99,7 @@ def test_the_papers_example() -> None:
     options = estimate_command.options(
         throughput=["6.28"], baseline_throughput=["0.7684"], documents=500e6, instances=["g6e.48xlarge"], nodes=8
     )
-    result = estimate.estimate(None, options)
+    result = estimate(None, options)
     (row,) = result.rows
     assert round(row.machines.usd_per_hour, 2) == 30.13
     assert row.machines.workers == 8
@@ -207,7 +210,7 @@ def test_what_cannot_be_read_takes_nothing_and_is_counted(tmp_path) -> None:
     sample = sampling.draw(config, 50)
     assert sample.unreadable == 100
     measured = _measured([Cost(1.0, 10, 0, 2)] * 50)
-    speed = estimate.speed_of(sample, sample.documents, measured, [])
+    speed = weighing.speed_of(sample, sample.documents, measured, [])
     assert speed.seconds.value == pytest.approx(0.5)
     (tmp_path / "corpus.jsonl").write_text('{"id": 1, "category": "a", "title": ""}\n')
     with pytest.raises(InputError, match="none of the 1 documents"):
@@ -226,11 +229,11 @@ def test_strata_are_weighted_by_their_share_of_the_corpus(tmp_path) -> None:
     documents = sample.documents
     costs: list[Cost | None] = [Cost(10.0 if d.fields["category"] == "b" else 1.0, 1, 0, 1) for d in documents]
     share = sum(one.category == "b" for one in sample.look.seen) / 1000
-    speed = estimate.speed_of(sample, documents, _measured(costs), [])
+    speed = weighing.speed_of(sample, documents, _measured(costs), [])
     assert speed.seconds.value == pytest.approx(10 * share + (1 - share))
     half = [c if i % 2 else None for i, c in enumerate(costs)]  # not all were done in time
     notes: list[str] = []
-    assert estimate.speed_of(sample, documents, _measured(half), notes).seconds.value == pytest.approx(
+    assert weighing.speed_of(sample, documents, _measured(half), notes).seconds.value == pytest.approx(
         10 * share + (1 - share), rel=0.2
     )
 
@@ -293,7 +296,7 @@ def test_a_baseline_for_which_no_time_was_left_is_told_and_left_out(tmp_path, mo
             return _measured([Cost(1.0, 10, 0, 2)] * len(documents))
 
     monkeypatch.setattr(bench, "Workbench", Stub)
-    estimate_command.run(corpus(tmp_path, 100), estimate.Options(sample=20, minutes=1.0), False, False)
+    estimate_command.run(corpus(tmp_path, 100), Options(sample=20, minutes=1.0), False, False)
     tree = json.loads((tmp_path / "out" / "estimate.json").read_text())
     assert tree["baseline"] == []
     assert tree["machines"][0]["bills"][0]["usd"]["value"] > 0
@@ -303,12 +306,12 @@ def test_a_baseline_for_which_no_time_was_left_is_told_and_left_out(tmp_path, mo
 # ------------------------------------------------------------------------------------------------ what is said of GPUs
 
 
-def _sampled(tmp_path: Path, gpu: str | None, memory: float) -> estimate.Estimate:
+def _sampled(tmp_path: Path, gpu: str | None, memory: float) -> Estimate:
     config = corpus(tmp_path, 100)
     sample = sampling.draw(config, 20)
     measured = _measured([Cost(1.0, 10, 0, 2)] * 20, gpu=gpu, gpu_memory_gib=memory, machine=gpu or "here")
-    speed = estimate.speed_of(sample, sample.documents, measured, [])
-    return estimate.assemble(config, estimate.Options(), sample.look.documents, [speed], [], 60.0, [])
+    speed = weighing.speed_of(sample, sample.documents, measured, [])
+    return machines.assemble(config, Options(), sample.look.documents, [speed], [], 60.0, [])
 
 
 def test_figures_stand_only_for_the_gpu_that_was_measured(tmp_path) -> None:
@@ -341,7 +344,7 @@ def test_figures_stand_only_for_the_gpu_that_was_measured(tmp_path) -> None:
     ],
 )
 def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
-    assert estimate.instance_gpu(name, memory) == gpu
+    assert machines.instance_gpu(name, memory) == gpu
 
 
 @pytest.mark.parametrize(
@@ -357,4 +360,4 @@ def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
 )
 def test_mistakes_are_told(given: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        estimate.estimate(None, estimate_command.options(**given))
+        estimate(None, estimate_command.options(**given))

@@ -10,9 +10,11 @@ from typing import Any
 
 from raypd.cluster import manifest, storage
 from raypd.cluster.cost.pricing import INSTANCES
-from raypd.cluster.forecast import estimate, sampling
-from raypd.cluster.forecast.estimate import Estimate, Options
+from raypd.cluster.forecast import sampling
+from raypd.cluster.forecast.estimate_options import Options
+from raypd.cluster.forecast.estimate_result import Estimate
 from raypd.cluster.forecast.estimation import Mean, Speed, ratio
+from raypd.cluster.forecast.machines import assemble, gpu_kind
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
 
@@ -55,7 +57,7 @@ def estimate_from(config: RunConfig, options: Options) -> Estimate:
     ]
     if changed:
         notes.append(f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours")
-    result = estimate.assemble(config, options, total, [speed], [], _startup(ledgers), notes)
+    result = assemble(config, options, total, [speed], [], _startup(ledgers), notes)
     result.fingerprint = config.fingerprint()
     return result
 
@@ -79,7 +81,7 @@ def _machine(run: str, ledgers: list[dict[str, Any]]) -> tuple[str | None, str]:
     """(the GPU of its workers' nodes as instance types have it, the machine in words)."""
     types = {str(node["instance_type"]) for bill in ledgers for node in bill["nodes"] if node.get("instance_type")}
     with_gpu = {INSTANCES[name] for name in types if name in INSTANCES and INSTANCES[name].gpus}
-    gpus = {estimate.gpu_kind(one.gpu, one.gpu_memory_gib) for one in with_gpu}
+    gpus = {gpu_kind(one.gpu, one.gpu_memory_gib) for one in with_gpu}
     if len(gpus) > 1:
         raise ConfigError(f"--from {run}: it ran on several kinds of GPU ({', '.join(sorted(gpus))}): no one speed")
     return (gpus.pop(), ", ".join(sorted(types))) if gpus else (None, "that run's machine")

@@ -7,8 +7,10 @@ import json
 from typing import Any
 
 from raypd.cluster.cost import pricing
-from raypd.cluster.forecast import estimate
-from raypd.cluster.forecast.estimate import Given, Options
+from raypd.cluster.forecast.estimate import estimate
+from raypd.cluster.forecast.estimate_options import HEAD, Given, Options
+from raypd.cluster.forecast.estimate_result import write
+from raypd.cluster.forecast.machines import gpu_kind
 from raypd.cluster.pipeline import Interrupted
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
@@ -20,7 +22,7 @@ def options(
     baseline_throughput: list[str] | None = None,
     documents: float | None = None,
     instances: list[str] | None = None,
-    head: str = estimate.HEAD,
+    head: str = HEAD,
     **more: Any,
 ) -> Options:
     """The options as they were typed. Raises ConfigError at an instance type, a GPU or a rate that is none."""
@@ -41,7 +43,7 @@ def options(
 
 def _given(option: str, text: str) -> Given:
     gpu, _, rate = text.rpartition("=")
-    known = {estimate.gpu_kind(i.gpu, i.gpu_memory_gib) for i in pricing.INSTANCES.values() if i.gpu}
+    known = {gpu_kind(i.gpu, i.gpu_memory_gib) for i in pricing.INSTANCES.values() if i.gpu}
     if gpu and gpu not in known:
         raise ConfigError(f"{option} {text}: no instance type has a {gpu}; choose from {', '.join(sorted(known))}")
     try:
@@ -56,10 +58,10 @@ def _given(option: str, text: str) -> Given:
 def run(config: RunConfig | None, options: Options, as_json: bool, verbose: bool) -> None:
     """Estimates, prints, and writes estimate.json into the run's folder."""
     try:
-        result = estimate.estimate(config, options, verbose=verbose)
+        result = estimate(config, options, verbose=verbose)
     except KeyboardInterrupt:
         raise Interrupted("interrupted: nothing was written") from None
-    path = estimate.write(result, config) if config is not None else None
+    path = write(result, config) if config is not None else None
     if as_json:
         print(json.dumps(result.tree(), indent=2, allow_nan=False))
         return

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raypd.cluster.forecast import estimation
-from raypd.cluster.forecast.estimate import Estimate, Row
+from raypd.cluster.forecast.estimate_result import Estimate, Row
 from raypd.cluster.forecast.estimation import Mean, Speed
 
 

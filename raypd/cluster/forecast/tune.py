@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from raypd.cluster import storage
 from raypd.cluster.cost import pricing
-from raypd.cluster.forecast import agreement, estimate, sampling
+from raypd.cluster.forecast import agreement, sampling
 from raypd.cluster.forecast.agreement import Said
 from raypd.cluster.forecast.bench import Workbench
+from raypd.cluster.forecast.estimate import check_model
 from raypd.cluster.forecast.estimation import Machines
+from raypd.cluster.forecast.machines import has_gpu, here, instance_gpu
 from raypd.cluster.forecast.measuring import Facts, in_flight
 from raypd.cluster.forecast.search import Changes, OutOfTime, Search, Trial
+from raypd.cluster.forecast.weighing import check_sample
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError, UserError
 
@@ -78,7 +81,7 @@ def tune(
     Raises ConfigError, InputError, ModelError before anything is measured; RunError where nothing can be.
     """
     storage.configure(config.storage)
-    estimate.check_model(config)
+    check_model(config)
     sample = sampling.draw(config, options.sample, seed=options.seed)
     documents = sampling.ring_order(sample.documents, options.seed)
     with Workbench(config, verbose, build) as bench:
@@ -101,13 +104,13 @@ def _machines(config: RunConfig, facts: Facts, instance: str | None) -> Machines
     Raises ConfigError where the named type has another GPU than this machine, or no known price.
     """
     if instance is None:
-        return estimate.here(config, facts.machine)
+        return here(config, facts.machine)
     if instance not in pricing.INSTANCES:
         raise ConfigError(
             f"--instance {instance}: no such instance type; `raypd prices show` lists those that are known"
         )
-    gpu = estimate.instance_gpu(facts.gpu, facts.gpu_memory_gib) if facts.gpu else None
-    if gpu is None or not estimate.has_gpu(instance, gpu):
+    gpu = instance_gpu(facts.gpu, facts.gpu_memory_gib) if facts.gpu else None
+    if gpu is None or not has_gpu(instance, gpu):
         raise ConfigError(f"--instance {instance}: this machine ({facts.machine}) has not the GPU of that type")
     price = pricing.price(instance, None, None, config.cost)
     return Machines(instance, pricing.INSTANCES[instance].gpus, price.usd_per_hour, price.source)
@@ -248,7 +251,7 @@ class _Tester:
             if not found.complete:
                 self.clock.left()  # cut short by the end of the time, not for being slow
                 line["cut"] = True
-            estimate.check_sample(found, self.documents)
+            check_sample(found, self.documents)
         except UserError as error:
             if self._reference is None and isinstance(error, RunError):
                 raise

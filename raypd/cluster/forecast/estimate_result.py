@@ -1,0 +1,93 @@
+"""What an estimate found: for the screen (`estimate_view`), as JSON, and as a file in the run's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from raypd.cluster import storage
+from raypd.cluster.forecast import estimation
+from raypd.cluster.forecast.estimation import Bill, Machines, Mean, Speed
+from raypd.config import RunConfig
+from raypd.errors import RunError
+
+FILE = "estimate.json"  # in the run's folder
+
+
+@dataclass
+class Row:
+    """One kind of machine with what the corpus takes on 1, 2, 4, ... nodes of it."""
+
+    machines: Machines
+    ours: Speed
+    baseline: Speed | None
+    bills: list[Bill]
+    saved: Mean | None
+
+    def tree(self) -> dict[str, Any]:
+        machines = self.machines
+        return {
+            "name": machines.name,
+            "gpu": self.ours.gpu,
+            "workers": machines.workers,
+            "market": machines.market,
+            "usd_per_hour": machines.usd_per_hour,
+            "price_source": machines.source,
+            "usd_per_1000": estimation.usd_per_1000(self.ours, machines).tree(),
+            "baseline_usd_per_1000": estimation.usd_per_1000(self.baseline, machines).tree() if self.baseline else None,
+            "saved_usd": self.saved.tree() if self.saved else None,
+            "bills": [bill.tree() for bill in self.bills],
+        }
+
+
+@dataclass
+class Estimate:
+    """All that was found. notes: what a reader has to know of how far it holds."""
+
+    documents: Mean
+    ours: list[Speed]
+    baseline: list[Speed]
+    rows: list[Row]
+    not_measured: dict[str, list[str]]  # GPU -> instance types
+    startup_seconds: float | None
+    notes: list[str]
+    fingerprint: str | None = None
+    sample: dict[str, Any] | None = None
+
+    def tree(self) -> dict[str, Any]:
+        """As JSON, for --json and the run's folder. Rates are of one worker, prices USD."""
+        return {
+            "fingerprint": self.fingerprint,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "documents": self.documents.tree(),
+            "speeds": [speed.tree() for speed in self.ours],
+            "baseline": [speed.tree() for speed in self.baseline],
+            "machines": [row.tree() for row in self.rows],
+            "not_measured": self.not_measured,
+            "startup_seconds": self.startup_seconds,
+            "sample": self.sample,
+            "notes": self.notes,
+        }
+
+
+def write(result: Estimate, config: RunConfig) -> str | None:
+    """Puts the estimate into the run's folder, for its report; its path, or None where the folder is another run's."""
+    from raypd.cluster.pipeline import output_folder
+
+    output = output_folder(config)
+    try:
+        theirs = json.loads(storage.read(storage.join(output, "run.json"))).get("fingerprint")
+    except FileNotFoundError:
+        theirs = None
+    except (ValueError, AttributeError):
+        return None
+    if theirs not in (None, config.fingerprint()):
+        return None
+    path = storage.join(output, FILE)
+    try:
+        storage.put(path, (json.dumps(result.tree(), indent=2, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        raise RunError(f"output.path {output}: cannot be written: {error}") from None
+    return path
