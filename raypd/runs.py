@@ -9,9 +9,14 @@ from typing import Any
 import yaml
 
 from raypd.cluster import storage
+from raypd.cluster.forecast.estimate_result import FILE as ESTIMATE
 from raypd.config import RunConfig, StorageConfig
 from raypd.config_file import make_config
 from raypd.errors import ConfigError
+
+
+class NoRun(ConfigError):
+    """There is no run in the folder."""
 
 
 def is_nightly(output: str) -> bool:
@@ -20,7 +25,7 @@ def is_nightly(output: str) -> bool:
 
 
 def load_record(output: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A run's run.json, or the state.json of nightly runs. Raises ConfigError when there is no run.
+    """A run's run.json, or the state.json of nightly runs. Raises NoRun or ConfigError when there is none to be read.
 
     From here on this process reaches S3 as the run did, but for what the overrides of section `storage` say.
     """
@@ -36,10 +41,16 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
             raise ValueError("it has no configuration and fingerprint")
         storage.configure(StorageConfig.model_validate({**(record["config"].get("storage") or {}), **keys}))
     except FileNotFoundError:
-        raise ConfigError(f"{output}: no run here (it has no run.json); give the output.path of a run") from None
+        raise NoRun(_no_run(output)) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     return record
+
+
+def _no_run(output: str) -> str:
+    if storage.exists(storage.join(output, ESTIMATE)):
+        return f"{output}: no run here yet, only an estimate: start the run, or `raypd report {output}` shows it"
+    return f"{output}: no run here (it has no run.json); give the output.path of a run"
 
 
 def load_run(output: str, overrides: list[str]) -> RunConfig:

@@ -17,12 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd.cluster import storage
+from raypd.cluster.forecast.estimate_result import FILE as ESTIMATE
 from raypd.errors import RunError
+from raypd.report.forecast import Forecast, forecast_of
 from raypd.report.ledger import Bill, read_bill
 from raypd.report.sample import Sample, read_sample
 from raypd.report.secrets import redact
 from raypd.report.text import clean
-from raypd.runs import load_record
+from raypd.runs import NoRun, load_record
 
 READ_UNITS = 20_000  # more units than this are read in part, evenly spread, and their figures scaled up
 ALIVE_SECONDS = 120.0  # a session without a heartbeat for longer is taken for dead
@@ -98,7 +100,11 @@ class Failure:
 
 @dataclass
 class Run:
-    """Everything a report shows. `state`: complete, running, interrupted, failed, killed, or empty."""
+    """Everything a report shows.
+
+    state: complete, running, interrupted, failed, killed, empty, or estimated: only the estimate of a run is there.
+    forecast: None where no estimate was made, or where it is damaged, which is told in `torn`.
+    """
 
     root: str
     fingerprint: str
@@ -114,6 +120,8 @@ class Run:
     sample: Sample
     failures: list[Failure]
     read_at: float
+    forecast: Forecast | None = None
+    torn: list[str] = field(default_factory=list)  # files beside the bill that cannot be read
 
     @property
     def name(self) -> str:
@@ -128,12 +136,17 @@ class Run:
 def load(root: str, overrides: Sequence[str] = ()) -> Run:
     """Reads the run at `root`, a local folder or s3://bucket/prefix.
 
-    overrides: `storage.KEY=VALUE` says how S3 is reached. Raises ConfigError when there is no run there or its run.json
-    cannot be read, RunError when another file of it is torn or storage does not answer.
+    overrides: `storage.KEY=VALUE` says how S3 is reached. Raises ConfigError when there is neither a run nor an
+    estimate there, or its run.json cannot be read; RunError when another file of it is torn or storage does not answer.
     """
-    claim = load_record(root, overrides)
     try:
-        return _load(root, claim)
+        try:
+            return _load(root, load_record(root, overrides))
+        except NoRun:
+            estimated = _only_estimated(root)
+            if estimated is None:
+                raise
+            return estimated
     except OSError as error:
         raise RunError(f"{root}: cannot be read: {error}") from None
 
@@ -146,6 +159,7 @@ def _load(root: str, claim: dict[str, Any]) -> Run:
     sessions = read_sessions(root, units, bill, now)
     plan = read_plan(root)
     planned = plan.units if plan else None
+    forecast, torn = read_forecast(root)
     return Run(
         root=root,
         fingerprint=str(claim.get("fingerprint", "")),
@@ -161,7 +175,47 @@ def _load(root: str, claim: dict[str, Any]) -> Run:
         sample=read_sample(units.read, str(claim.get("fingerprint", ""))),
         failures=_failures(root),
         read_at=now,
+        forecast=forecast,
+        torn=torn,
     )
+
+
+def _only_estimated(root: str) -> Run | None:
+    """A folder in which an estimate stands and no run yet; None where none does. Raises RunError when it is damaged."""
+    forecast, torn = read_forecast(root)
+    if torn:
+        raise RunError(f"{torn[0]}: cannot be read, and no run has begun here: `raypd estimate` makes it anew")
+    if forecast is None:
+        return None
+    config = {"model": {"name": forecast.model}, "task": {"kind": forecast.task}}
+    return Run(
+        root=root,
+        fingerprint=forecast.fingerprint or "",
+        created=forecast.created,
+        config={**config, "decoding": {"method": next((speed.method for speed in forecast.speeds), None)}},
+        versions={},
+        fake=forecast.model == "fake",
+        state="estimated",
+        units_planned=None,
+        sessions=[],
+        units=Units(),
+        bill=None,
+        sample=Sample(),
+        failures=[],
+        read_at=time.time(),
+        forecast=forecast,
+    )
+
+
+def read_forecast(root: str) -> tuple[Forecast | None, list[str]]:
+    """(the estimate in a run's folder or None, its path if it is there and cannot be read)."""
+    path = storage.join(root, ESTIMATE)
+    try:
+        return forecast_of(json.loads(storage.read(path))), []
+    except (FileNotFoundError, NotADirectoryError):
+        return None, []
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None, [path]
 
 
 def is_fake(config: dict[str, Any]) -> bool:

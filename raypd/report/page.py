@@ -17,7 +17,7 @@ import yaml
 
 from raypd.cluster import storage
 from raypd.errors import RunError
-from raypd.report import text
+from raypd.report import estimate_section, text
 from raypd.report.sections import (
     Table,
     answer_tables,
@@ -47,6 +47,7 @@ STATES = {
     "budget": "unfinished: stopped at the budget",
     "deadline": "unfinished: stopped at the deadline",
     "empty": "nothing done yet",
+    "estimated": "not begun: an estimate",
 }
 
 LEGEND = [("busy", "busy"), ("startup", "starting up"), ("idle", "idle"), ("lost", "work that was lost")]
@@ -121,13 +122,15 @@ def _content(run: Run) -> dict[str, Any]:
     model = run.config.get("model") or {}
     decoding = run.config.get("decoding") or {}
     task = run.config.get("task") or {}
+    estimated = run.state == "estimated"
     return {
         "state": STATES.get(run.state, f"unfinished: {run.state}"),
         "subtitle": [
             text.clean(part, 120) for part in (model.get("name"), decoding.get("method"), task.get("kind")) if part
         ],
         "warnings": _warnings(run),
-        "tiles": tiles(run),
+        "tiles": estimate_section.tiles(run.forecast) if estimated and run.forecast else tiles(run),
+        "estimate": estimate_section.section(run),
         "money": _money(run, clock),
         "money_tables": money_tables(run.bill) if run.bill and run.bill.sessions else [],
         "rate": _rate(run, clock),
@@ -144,7 +147,11 @@ def _content(run: Run) -> dict[str, Any]:
 
 
 def _warnings(run: Run) -> list[str]:
-    found = []
+    if run.state == "estimated":
+        return []
+    found = [
+        f"The estimate cannot be read: {text.clean(path, 300)}. `raypd estimate` makes it anew." for path in run.torn
+    ]
     planned = run.units_planned
     if run.state != "complete":
         done = f"{text.count(run.units.committed)} units are committed"

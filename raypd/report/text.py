@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 NONE = "\N{EN DASH}"  # where there is no figure
+Show = Callable[[float], str]  # a figure as people read it
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _MARKS = 4  # accents on one letter
 # Characters that change what stands around them: directions of writing, and separators that end a line of a script.

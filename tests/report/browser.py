@@ -32,6 +32,19 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
+def open_page(browser: Any, file: Path, **keys: Any) -> tuple[Any, list[str], list[str]]:
+    """The page; what it asked for, and what it complained of."""
+    asked: list[str] = []
+    errors: list[str] = []
+    tab = browser.new_page(**keys)
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("dialog", lambda dialog: (errors.append(dialog.message), dialog.dismiss()))
+    tab.goto(file.as_uri())
+    return tab, asked, errors
+
+
 def shoot(browser: Any, page_file: Path, folder: Path, name: str) -> None:
     """Screenshots of a page: desktop, phone, dark, and its print as PDF."""
     for form, size, scheme in (("desktop", DESKTOP, "light"), ("phone", PHONE, "light"), ("dark", DESKTOP, "dark")):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raypd.report import data
+from tests.report.browser import chromium
 from tests.report.builder import Plan, build
 
 
@@ -20,3 +21,9 @@ def make(tmp_path: Path) -> Callable[..., data.Run]:
         return data.load(str(build(tmp_path / "run", Plan(**keys))))
 
     return made
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found

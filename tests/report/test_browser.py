@@ -14,7 +14,7 @@ import pytest
 
 from raypd.report import data, page
 from tests.report import hostile
-from tests.report.browser import DESKTOP, PHONE, chromium
+from tests.report.browser import DESKTOP, PHONE, open_page
 from tests.report.builder import Plan, build
 
 
@@ -58,19 +58,6 @@ def hostile_plan() -> Plan:
     )
 
 
-def _open(browser: Any, file: Path, **keys: Any) -> tuple[Any, list[str], list[str]]:
-    """The page; what it asked for, and what it complained of."""
-    asked: list[str] = []
-    errors: list[str] = []
-    tab = browser.new_page(**keys)
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.on("pageerror", lambda error: errors.append(str(error)))
-    tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
-    tab.on("dialog", lambda dialog: (errors.append(dialog.message), dialog.dismiss()))
-    tab.goto(file.as_uri())
-    return tab, asked, errors
-
-
 @contextlib.contextmanager
 def listener() -> Iterator[tuple[int, list[str]]]:
     """A web server on loopback: its port, and the paths that it was asked for."""
@@ -90,12 +77,6 @@ def listener() -> Iterator[tuple[int, list[str]]]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
-
-
 def _page(tmp_path: Path, plan: Plan) -> Path:
     run = data.load(str(build(tmp_path / "run", plan)))
     file = tmp_path / "report.html"
@@ -105,7 +86,7 @@ def _page(tmp_path: Path, plan: Plan) -> Path:
 
 def test_hostile_documents_run_nothing_and_load_nothing(browser, tmp_path):
     file = _page(tmp_path, hostile_plan())
-    tab, asked, errors = _open(browser, file, viewport=PHONE)
+    tab, asked, errors = open_page(browser, file, viewport=PHONE)
     for query in ("script", "<img", "\u202e", "'\"><svg onload=alert(1)>"):
         tab.fill("#query", query)
     tab.fill("#query", "")
@@ -132,13 +113,13 @@ def test_the_policy_holds_where_escaping_would_fail(browser, tmp_path):
         evil = "".join(hostile.TEXTS[1:10]).replace("127.0.0.1:9", f"127.0.0.1:{port}")
         whole = file.read_text()
         file.write_text(whole.replace('<div id="documents">', f'{evil}<div id="documents">', 1))
-        tab, _, errors = _open(browser, file)
+        tab, _, errors = open_page(browser, file)
         tab.wait_for_timeout(500)
         assert tab.evaluate(f"window.{hostile.MARK}") is None
         assert heard == []
         without = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", file.read_text())
         file.write_text(without)
-        tab, *_ = _open(browser, file)  # the same without the policy: so this test could fail
+        tab, *_ = open_page(browser, file)  # the same without the policy: so this test could fail
         tab.wait_for_timeout(500)
         assert tab.evaluate(f"window.{hostile.MARK}") is not None
         assert heard != []
@@ -147,7 +128,7 @@ def test_the_policy_holds_where_escaping_would_fail(browser, tmp_path):
 
 @pytest.mark.parametrize("size", [PHONE, {"width": 320, "height": 640}, {"width": 768, "height": 1024}, DESKTOP])
 def test_it_fits_every_screen(browser, tmp_path, size):
-    tab, _, errors = _open(browser, _page(tmp_path, Plan(units=30, workers=5, sessions=2)), viewport=size)
+    tab, _, errors = open_page(browser, _page(tmp_path, Plan(units=30, workers=5, sessions=2)), viewport=size)
     assert tab.evaluate("document.scrollingElement.scrollWidth") <= size["width"]
     shown = tab.evaluate(
         "[...document.querySelectorAll('figure [role=img]')].filter(s => s.getBoundingClientRect().width > 0).length"
@@ -165,7 +146,7 @@ def test_it_fits_every_screen(browser, tmp_path, size):
 
 
 def test_search_filter_order_and_paging(browser, tmp_path):
-    tab, *_ = _open(browser, _page(tmp_path, Plan(units=40, documents=25)))
+    tab, *_ = open_page(browser, _page(tmp_path, Plan(units=40, documents=25)))
     articles = tab.locator("#documents article")
     assert articles.count() == 20
     assert tab.inner_text("#place") == "1 to 20 of 240"
@@ -199,7 +180,7 @@ def test_without_scripts_all_documents_are_there(browser, tmp_path):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_what_is_behind_it(browser, tmp_path, scheme):
     """Contrast of at least 4.5 to 1 (WCAG AA), also in charts, labels and notes."""
-    tab, *_ = _open(
+    tab, *_ = open_page(
         browser, _page(tmp_path, Plan(units=20, missing=2, how="failed", model="fake")), color_scheme=scheme
     )
     found = tab.evaluate(

@@ -57,9 +57,7 @@ def estimate_from(config: RunConfig, options: Options) -> Estimate:
     ]
     if changed:
         notes.append(f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours")
-    result = assemble(config, options, total, [speed], [], _startup(ledgers), notes)
-    result.fingerprint = config.fingerprint()
-    return result
+    return assemble(config, options, total, [speed], [], _startup(ledgers), notes)
 
 
 def _configuration(run: str) -> dict[str, Any]:

@@ -39,12 +39,16 @@ def estimate(
     if config is not None:
         storage.configure(config.storage)
     if options.throughput:
-        return _fed(config, options)
-    if config is None:
+        result = _fed(config, options)
+    elif config is None:
         raise ConfigError("give a configuration, or --throughput with --documents and --instance")
-    if options.run is not None:
-        return earlier.estimate_from(config, options)
-    return _measured(config, options, verbose, build)
+    elif options.run is not None:
+        result = earlier.estimate_from(config, options)
+    else:
+        result = _measured(config, options, verbose, build)
+    if config is not None:
+        result.fingerprint, result.model, result.task = config.fingerprint(), config.model.name, config.task.kind
+    return result
 
 
 def _measured(
@@ -79,7 +83,6 @@ def _measured(
     total = sample.look.documents if options.documents is None else Mean(options.documents)
     notes += notes_of(config, sample, measured)
     result = assemble(config, options, total, [ours], baseline, startup, notes)
-    result.fingerprint = config.fingerprint()
     result.sample = {
         "documents": len(documents),
         "strata": len(sample.strata),
@@ -131,9 +134,7 @@ def _fed(config: RunConfig | None, options: Options) -> Estimate:
         return found
 
     ours, theirs = speeds(options.throughput, method), speeds(options.baseline_throughput, "autoregressive")
-    result = assemble(config, options, total, ours, theirs, None, [])
-    result.fingerprint = config.fingerprint() if config is not None else None
-    return result
+    return assemble(config, options, total, ours, theirs, None, [])
 
 
 def _gpu_of_instances(names: Sequence[str]) -> str:

@@ -30,6 +30,7 @@ class Row:
         machines = self.machines
         return {
             "name": machines.name,
+            "instance_type": machines.instance_type,
             "gpu": self.ours.gpu,
             "workers": machines.workers,
             "market": machines.market,
@@ -44,7 +45,7 @@ class Row:
 
 @dataclass
 class Estimate:
-    """All that was found. notes: what a reader has to know of how far it holds."""
+    """All that was found. notes: what a reader has to know of how far it holds. model, task: of the configuration."""
 
     documents: Mean
     ours: list[Speed]
@@ -54,15 +55,28 @@ class Estimate:
     startup_seconds: float | None
     notes: list[str]
     fingerprint: str | None = None
+    model: str | None = None
+    task: str | None = None
     sample: dict[str, Any] | None = None
+
+    def gain(self, speed: Speed) -> Mean | None:
+        """How many times as fast as autoregressive decoding on the same GPU; None where that was not measured."""
+        theirs = next((one for one in self.baseline if one.gpu == speed.gpu), None)
+        return estimation.product(speed.per_second, theirs.per_second.inverse()) if theirs is not None else None
+
+    def _speed(self, speed: Speed) -> dict[str, Any]:
+        gain = self.gain(speed)
+        return speed.tree() | {"times_autoregressive": gain.tree() if gain is not None else None}
 
     def tree(self) -> dict[str, Any]:
         """As JSON, for --json and the run's folder. Rates are of one worker, prices USD."""
         return {
             "fingerprint": self.fingerprint,
+            "model": self.model,
+            "task": self.task,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "documents": self.documents.tree(),
-            "speeds": [speed.tree() for speed in self.ours],
+            "speeds": [self._speed(speed) for speed in self.ours],
             "baseline": [speed.tree() for speed in self.baseline],
             "machines": [row.tree() for row in self.rows],
             "not_measured": self.not_measured,

@@ -22,11 +22,9 @@ def show(result: Estimate, console: Console | None = None) -> None:
     for speed in [*result.ours, *result.baseline]:
         console.print(f"{speed.method}: {speed.source}", soft_wrap=True)
     for mine in result.ours:
-        theirs = next((one for one in result.baseline if one.gpu == mine.gpu), None)
-        if theirs is not None:
-            times = estimation.product(mine.per_second, theirs.per_second.inverse())
-            said = _with_interval(times, "{:.2f}")
-            console.print(f"{mine.method} is {said} times as fast as autoregressive decoding")
+        gain = result.gain(mine)
+        if gain is not None:
+            console.print(f"{mine.method} is {_with_interval(gain, '{:.2f}')} times as fast as autoregressive decoding")
     if result.rows:
         console.print(_machines(result))
         console.print(_nodes(result.rows))

@@ -206,7 +206,10 @@ class Speed:
 
 @dataclass(frozen=True)
 class Machines:
-    """One kind of node. workers: of one node. head_usd_per_hour: of a node beside them on which no worker runs."""
+    """One kind of node. workers: of one node. head_usd_per_hour: of a node beside them on which no worker runs.
+
+    instance_type: None for a machine that is not known to be of one.
+    """
 
     name: str
     workers: int
@@ -214,6 +217,7 @@ class Machines:
     source: str
     market: str = "on-demand"
     head_usd_per_hour: float = 0.0
+    instance_type: str | None = None
 
 
 @dataclass(frozen=True)

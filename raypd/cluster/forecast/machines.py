@@ -86,7 +86,14 @@ def here(config: RunConfig, machine: str) -> Machines:
     cost = config.cost
     price = pricing.price(cost.instance_type, None, None, cost)
     name = cost.instance_type or f"this machine ({machine})"
-    return Machines(name, config.cluster.max_workers, price.usd_per_hour, price.source, cost.market or "local")
+    return Machines(
+        name,
+        config.cluster.max_workers,
+        price.usd_per_hour,
+        price.source,
+        cost.market or "local",
+        instance_type=cost.instance_type,
+    )
 
 
 def _with_gpu(gpu: str, options: Options, cost: CostConfig, notes: list[str]) -> list[Machines]:
@@ -105,7 +112,8 @@ def _with_gpu(gpu: str, options: Options, cost: CostConfig, notes: list[str]) ->
             notes.append(f"{name}: no {cost.market or 'on-demand'} price is known in {cost.region or 'us-east-1'}")
             continue
         source = f"{price.source}, {price.date}" if price.date else price.source
-        found.append(Machines(name, instance.gpus, price.usd_per_hour, source, cost.market or "on-demand", head))
+        market = cost.market or "on-demand"
+        found.append(Machines(name, instance.gpus, price.usd_per_hour, source, market, head, name))
     return found
 
 
