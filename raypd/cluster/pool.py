@@ -33,6 +33,7 @@ _IDLE_SECONDS = 5.0  # a worker with nothing to do that long, and nothing left t
 _STARTS_WITHOUT_SUCCESS = 4  # a worker that dies so often while it loads its model will not come up
 _DEATHS_WITHOUT_COMMIT = 30  # workers that die so often while nothing is committed: not a matter of a document
 _RETRY_SECONDS = 2.0
+_ASK_AGAIN_SECONDS = 2.0
 _HAND_BACK_MARGIN = 5.0  # seconds before a node's end by which a unit must be committed
 
 
@@ -61,7 +62,12 @@ class _Given:
     since: float
     answered: int = 0
     failed: int = 0
-    asked_back: bool = False
+    asked: float = -math.inf  # when its worker was last told to hand it back
+
+    @property
+    def asked_back(self) -> bool:
+        """Whether an answer to that may still come. A worker overhears it for a unit that is on its way to it."""
+        return time.monotonic() - self.asked < _ASK_AGAIN_SECONDS
 
 
 @dataclass
@@ -168,7 +174,7 @@ class Pool:
                 return
             youngest = list(worker.given.values())[-1]
             if not youngest.asked_back and not youngest.answered:
-                youngest.asked_back = True
+                youngest.asked = time.monotonic()
                 worker.actor.hand_back.remote(youngest.attempt.unit.id, True)
                 idle -= 1
 
@@ -226,7 +232,7 @@ class Pool:
                 self.say(f"a node is going away{'' if math.isinf(left) else f' in {left:.0f} s'}: no more units for it")
             for given in worker.given.values():
                 if not given.asked_back and self._seconds_needed(given) > left - _HAND_BACK_MARGIN:
-                    given.asked_back = True
+                    given.asked = time.monotonic()
                     worker.actor.hand_back.remote(given.attempt.unit.id, False)
 
     def _seconds_needed(self, given: _Given) -> float:

@@ -1,8 +1,8 @@
 """An engine and a task that cost milliseconds and behave as the real ones: for tests of what lies around them.
 
-Documents steer them by their title: `sleep 0.1` (seconds of decoding), `kill` (the process dies), `engine` (the engine
-raises), `finish` (reading the answer raises), `plan` (planning raises), `program` (the program fails), `twice` (two
-records).
+Documents steer them by their title: `sleep 0.1` (seconds of decoding), `until NAME` (the engine stands still until the
+output folder holds a file NAME, a minute at most), `kill` (the process dies), `engine` (the engine raises), `finish`
+(reading the answer raises), `plan` (planning raises), `program` (the program fails), `twice` (two records).
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class FakeEngine:
         self.batch, self.folder = batch, folder
         self.queue: list[tuple[list[str], Any]] = []
         self.fill: list[int] = []
+        self.tired = False  # of waiting for files that do not come
 
     @property
     def pending(self) -> int:
@@ -64,6 +65,8 @@ class FakeEngine:
             for title in titles:
                 if title.startswith("sleep"):
                     time.sleep(float(title.split()[1]))
+                if title.startswith("until") and self.folder is not None and not self.tired:
+                    self.tired = not _there(self.folder / title.split()[1])
                 if title == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if title == "kill once" and self.folder is not None and _first(self.folder / "killed"):
@@ -74,6 +77,13 @@ class FakeEngine:
                     error = ValueError("the program failed")
             ended.append(Finished(tag, [t.upper() for t in titles], error, Counts()))
         return ended
+
+
+def _there(file: Path) -> bool:
+    ends = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < ends:
+        time.sleep(0.02)
+    return file.exists()
 
 
 def _first(mark: Path) -> bool:

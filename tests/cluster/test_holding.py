@@ -15,11 +15,13 @@ import pytest
 from raypd.cluster import holding
 from raypd.errors import RunError
 
+STALE = 3.0  # seconds; a busy machine may hold a thread up for one
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(holding, "STALE_SECONDS", 1.0)
+    monkeypatch.setattr(holding, "STALE_SECONDS", STALE)
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +30,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait(condition) -> None:
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.02)
@@ -45,7 +47,7 @@ def test_a_live_session_on_this_machine_is_named_at_once(tmp_path: Path) -> None
     began = time.monotonic()
     with pytest.raises(RunError) as caught:
         holding.Session(str(tmp_path))
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 0.9 * STALE
     since = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(first.began))
     for part in (first.id, f"since {since}", f"process {os.getpid()}"):
         assert part in str(caught.value)
@@ -63,7 +65,7 @@ def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(tmp_
     lines: list[str] = []
     began = time.monotonic()
     third = holding.Session(str(tmp_path), lines.append)
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 0.9 * STALE
     assert third.took_over
     assert "was killed: taking its place" in lines[0]
     third.end("complete")
@@ -82,7 +84,7 @@ def test_a_heartbeat_from_another_machine_is_watched_not_compared(tmp_path: Path
     lines: list[str] = []
     began = time.monotonic()
     second = holding.Session(str(tmp_path), lines.append)
-    assert 0.9 < time.monotonic() - began < 3
+    assert time.monotonic() - began > 0.9 * STALE
     assert second.took_over
     assert "no sign of life" in lines[-1]
     second.end("complete")
@@ -97,8 +99,8 @@ def test_a_clock_that_is_set_back_during_a_session_does_not_move_its_heartbeat(t
     session.end("complete")
     tree = json.loads((tmp_path / "sessions" / f"{session.id}.json").read_text())
     assert tree["began"] == began
-    assert began + 0.25 < tree["heartbeat"] == tree["ended"] < began + 5
-    assert 0.25 < tree["seconds"] < 5
+    assert began + 0.25 < tree["heartbeat"] == tree["ended"] < began + 60
+    assert 0.25 < tree["seconds"] < 60
 
 
 def test_a_session_that_was_silent_for_too_long_learns_that_it_lost_the_run(tmp_path: Path, monkeypatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -24,16 +25,23 @@ def ray_here():
 
 
 def test_a_worker_that_has_run_dry_gets_the_unit_that_waits_at_another(tmp_path: Path, config, ray_here, monkeypatch):
-    """Two workers with two units in flight each; one of the first units takes much longer than all others."""
-    for name, seconds in (("a", 0.8), ("b", 0.01), ("c", 0.1), ("d", 0.01)):
-        write_jsonl(tmp_path / f"in/{name}.jsonl", [f"sleep {seconds}"] * 10)
+    """Two workers with two units in flight each; the first unit stands still until the third has moved."""
+    for name, title in (("a", "until c-moved"), ("b", "quick"), ("c", "quick"), ("d", "quick")):
+        write_jsonl(tmp_path / f"in/{name}.jsonl", [title] * 10)
     run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, batch=1)
     given: list[tuple[int, str]] = []
+    import ray
+
     give = pool.Pool._give
 
     def listen(self, worker, attempt) -> None:
+        if attempt.unit.name == "c.jsonl" and worker.given:
+            while not ray.get(worker.actor.progress.remote()):  # its calls may overtake each other
+                time.sleep(0.05)
         given.append((id(worker), attempt.unit.name))
         give(self, worker, attempt)
+        if [unit for _, unit in given].count("c.jsonl") == 2:
+            (tmp_path / "out/c-moved").touch()
 
     monkeypatch.setattr(pool.Pool, "_give", listen)
     # Both are ready before the first unit is given out, whichever process starts sooner.
