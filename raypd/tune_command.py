@@ -13,48 +13,28 @@ from raypd.config_file import load_config
 from raypd.errors import ConfigError
 
 
-def run(
-    path: str,
-    overrides: list[str],
-    *,
-    output: str | None,
-    sample: int,
-    minutes: float | None,
-    budget_usd: float | None,
-    agreement: float,
-    instance: str | None,
-    fresh: bool,
-    verbose: bool,
-) -> None:
+def run(path: str, overrides: list[str], output: str | None, options: Options, verbose: bool) -> None:
     """Tunes and writes. Raises ConfigError before anything is measured where the result could not be written."""
     config = load_config(path, overrides)
     source = Path(path)
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
     tuned_file.check_target(target, source)
-    if not 0 <= agreement <= 1:
-        raise ConfigError(f"--agreement {agreement:g}: a share of values, from 0 to 1")
-    options = Options(
-        measurements=target.with_suffix(".jsonl"),
-        sample=sample,
-        minutes=minutes,
-        budget_usd=budget_usd,
-        agreement=agreement,
-        instance=instance,
-        fresh=fresh,
-    )
+    if not 0 <= options.agreement <= 1:
+        raise ConfigError(f"--agreement {options.agreement:g}: a share of values, from 0 to 1")
+    measurements = target.with_suffix(".jsonl")
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     try:
-        result = tune(config, options, verbose=verbose, say=say)
+        result = tune(config, options, measurements, verbose=verbose, say=say)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"interrupted: what was measured stands in {options.measurements}; the same command goes on from there"
+            f"interrupted: what was measured stands in {measurements}; the same command goes on from there"
         ) from None
     assert result.best is not None
     show(result)
     changed = f"changed: {describe(result.best.changes)}" if result.best.changes else "nothing had to be changed"
     tuned_file.write(source, overrides, result.best.changes, target, f"{changed}\n{why(result)}")
     print(f"configuration: {target}")
-    print(f"measurements:  {options.measurements}")
+    print(f"measurements:  {measurements}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def write(source: Path, overrides: list[str], changes: dict[str, Any], target: P
         _set(tree, key, value)
     out = io.StringIO()
     roundtrip.dump(tree, out)
-    lines = [_MARK, *(f"# {line}" for line in why.splitlines()), ""]
+    told = [part for line in why.splitlines() for part in textwrap.wrap(line, 98, break_on_hyphens=False)]
+    lines = [_MARK, *(f"# {line}" for line in told), ""]
     try:
         target.write_text("\n".join(lines) + "\n" + out.getvalue(), encoding="utf-8")
     except OSError as error:

@@ -171,10 +171,11 @@ def _beside(run: Run, forecast: Forecast, bill: Bill, found: Held) -> Comparison
         rows.append(["the whole bill", *_row(usd, bill.usd, text.usd)])
         said = _sentence("The bill", usd, bill.usd)
     else:
-        rows[0][-1] = f"{text.share(documents, planned.value)} of it" if run.state != "complete" else rows[0][-1]
-        said = _sentence("So far, the bill of 1,000 documents", each, 1000 * bill.usd / documents)
-        if run.state == "complete":
-            said = _sentence("The bill of 1,000 documents", each, 1000 * bill.usd / documents)
+        what = "The bill of 1,000 documents"
+        if run.state != "complete":
+            what = "So far, the bill of 1,000 documents"
+            rows[0][3] = f"{text.share(documents, planned.value)} of it"
+        said = _sentence(what, each, 1000 * bill.usd / documents)
     rows.append(["1,000 documents, all costs", *_row(each, 1000 * bill.usd / documents, text.usd)])
     notes = [f"Estimated for {_nodes(found.bill.nodes)} of {_name(found.machine)}; the run had {found.nodes}."]
     if run.state != "complete":
@@ -185,12 +186,12 @@ def _beside(run: Run, forecast: Forecast, bill: Bill, found: Held) -> Comparison
     if any(abs(price / found.machine.usd_per_hour - 1) > _SAME for price in prices):
         billed = " and ".join(text.usd(price) for price in prices)
         notes.append(f"An hour was taken to cost {text.usd(found.machine.usd_per_hour)}, and was billed at {billed}.")
-    heads = ["", "estimated", "95% interval", "in the run", "difference"]
+    heads = ["", "estimated", "in the run", "difference", "95% interval"]
     return Comparison(said, Table(heads, rows, " ".join(notes)))
 
 
 def _row(figure: Figure, value: float, show: text.Show) -> list[str]:
-    return [show(figure.value), _interval(figure, show), show(value), _difference(figure.value, value)]
+    return [show(figure.value), show(value), _difference(figure.value, value), _interval(figure, show)]
 
 
 def _sentence(what: str, figure: Figure, value: float) -> str:

@@ -3,6 +3,8 @@
 A value that was cut at its limit or is not valid counts as different from anything, even where what there is of it is
 the same: a setting must not look good because it cuts. Where the reference itself has no whole value there is nothing
 to agree with, and the value is left out and counted as such.
+
+A share of a few values says little: every share has an interval, and a floor is reached when its low end is.
 """
 
 from __future__ import annotations
@@ -11,10 +13,14 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from raypd.cluster.forecast.clock import Cost
+from raypd.cluster.forecast.estimation import ratio
+
+_Z = 1.96  # 95%, both sides
+Judge = Literal["low", "share"]
 
 
 @dataclass(frozen=True)
@@ -31,24 +37,71 @@ Answers = Sequence[Mapping[str, Said] | None]  # for each document {what was ask
 
 @dataclass(frozen=True)
 class Agreement:
-    """agree of `of` values; left_out: values, or documents without any, of which the reference says nothing whole."""
+    """agree of `of` values; left_out: values, or documents without any, of which the reference says nothing whole.
+
+    alike: how many values count as one, since those of the same document are right or wrong together (Kish's design
+    effect, 1 where they are independent).
+    """
 
     agree: int
     of: int
     left_out: int = 0
+    alike: float = field(default=1.0, compare=False)
 
     @property
     def share(self) -> float:
         return self.agree / self.of if self.of else math.nan
 
+    def interval(self) -> tuple[float, float]:
+        """95% of the share (Wilson); 0 to 1 where there is nothing to go by."""
+        if not self.of:
+            return 0.0, 1.0
+        count = self.of / self.alike
+        middle, by = self.share + _Z**2 / (2 * count), 1 + _Z**2 / count
+        half = _Z * math.sqrt(self.share * (1 - self.share) / count + _Z**2 / (4 * count**2))
+        return max(0.0, (middle - half) / by), min(1.0, (middle + half) / by)
+
+    def __str__(self) -> str:
+        """94.4% [90-97%] of 180 values"""
+        if not self.of:
+            return "no value to compare"
+        low, high = self.interval()
+        return f"{self.share:.1%} [{100 * low:.0f}-{high:.0%}] of {self.of} values"
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least share of values that must agree. by: what must reach it, the low end of the interval or the share."""
+
+    share: float
+    by: Judge = "low"
+
+    def reached(self, agreement: Agreement) -> bool:
+        if self.by == "low":
+            return agreement.interval()[0] >= self.share
+        return agreement.of > 0 and agreement.share >= self.share
+
+    @property
+    def needed(self) -> float:
+        """Values that must be compared, and all agree, before the floor can be reached; inf where none suffice."""
+        if self.by == "share":
+            return 1
+        return math.inf if self.share >= 1 else math.ceil(_Z**2 * self.share / (1 - self.share) - 1e-9)
+
+    def judged(self, reference: Agreement) -> bool:
+        """Whether a reference (against itself) has values enough to tell whether the floor is reached."""
+        return self.share <= 0 or reference.of >= self.needed
+
 
 def compare(reference: Answers, other: Answers) -> Agreement:
     """The values of `other` against those of `reference`, document by document."""
-    agree = of = left_out = 0
+    left_out = 0
+    counts: list[tuple[int, int]] = []  # of each document: (values that agree, values)
     for wanted, found in zip(reference, other, strict=True):
         if wanted is None:
             left_out += 1
             continue
+        agree = of = 0
         for name, said in wanted.items():
             if not said.whole:
                 left_out += 1
@@ -56,7 +109,18 @@ def compare(reference: Answers, other: Answers) -> Agreement:
             of += 1
             theirs = found.get(name) if found is not None else None
             agree += theirs is not None and theirs.whole and theirs.text == said.text
-    return Agreement(agree, of, left_out)
+        counts.append((agree, of))
+    agree, of = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    return Agreement(agree, of, left_out, _alike(counts, agree, of))
+
+
+def _alike(counts: Sequence[tuple[int, int]], agree: int, of: int) -> float:
+    """How much more the share scatters than that of independent values; 1 at least, and where it does not scatter."""
+    if not 0 < agree < of:
+        return 1.0
+    scatter = ratio([a for a, _ in counts], [n for _, n in counts]).error ** 2
+    independent = agree / of * (1 - agree / of) / of
+    return 1.0 if math.isnan(scatter) else max(1.0, scatter / independent)
 
 
 def said_of(cost: Cost | None) -> dict[str, Said] | None:

@@ -1,12 +1,15 @@
 """The search of `raypd tune`: one setting at a time, each from the best so far. No Ray, no clock: it asks `measure`.
 
-    1. The configuration as it is, and autoregressive decoding, whose answers are the reference.
+    1. The reference: the answers of autoregressive decoding; where too many of them are broken for the floor to be
+       judged, values that are decoded each alone. Then the configuration as it is.
     2. For every method its own settings (isolation and stacking, contexts per prompt, most tokens of a value).
     3. On the best method: prompts at once and tokens per pass, doubled or halved as long as that pays.
     4. Weights in other types, each loaded once.
     5. The best two again, twice each, in turn: the median counts.
 
 Best is the fastest among those that agree well enough with the reference; while none does, the one that agrees most.
+Where not even the reference has enough values to judge that, settings that change answers are not tried: the best is
+the configuration as it is with faster settings of the engine.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
-from raypd.cluster.forecast.agreement import Agreement
+from raypd.cluster.forecast.agreement import Agreement, Answers, Floor, compare
 from raypd.config import METHODS, RunConfig
 
 Changes = dict[str, Any]  # dotted key -> value
+Reference = Literal["auto", "document", "value"]
 _MOST_BATCH, _MOST_BUDGET, _MOST_STACK = 1024, 65536, 32
 _REPEATS = 3  # measurements of each of the best two, the first among them
+_HIGHEST = 0.95  # a floor above it asks no more of the reference
 _CUT = 3.0  # times slower than the best: its measurement is cut short
 
 
@@ -33,7 +38,7 @@ class OutOfTime(Exception):
 class Trial:
     """One setting that was measured. error: why it has no speed. cut: it was stopped, being far slower than the best.
 
-    speeds: documents a second of one worker, of each measurement.
+    speeds: documents a second of one worker, of each measurement. answers: of the first; None: the agreement stands.
     """
 
     changes: Changes
@@ -41,6 +46,7 @@ class Trial:
     agreement: Agreement = field(default_factory=lambda: Agreement(0, 0))
     error: str | None = None
     cut: bool = False
+    answers: Answers | None = None
 
     @property
     def speed(self) -> float:
@@ -57,12 +63,19 @@ Measure = Callable[[Changes, float | None], Trial]
 
 @dataclass
 class Search:
-    """floor: least share of values that agree. types: (dtype, quantization) of weights to try."""
+    """floor: what a setting's agreement must reach. types: (dtype, quantization) of weights to try.
+
+    wanted: the reference that was asked for. reference: the setting that is it, None before it was measured.
+    tell: hears of each measurement.
+    """
 
     config: RunConfig
     measure: Measure
-    floor: float
+    floor: Floor
     types: Sequence[tuple[str, str]] = ()
+    wanted: Reference = "auto"
+    tell: Callable[[Trial], None] = lambda trial: None
+    reference: Trial | None = None
     trials: list[Trial] = field(default_factory=list)
     ended: str = "all settings were tried"
 
@@ -75,27 +88,72 @@ class Search:
         return self.best()
 
     def best(self) -> Trial | None:
-        usable = [trial for trial in self.trials if trial.usable]
+        usable = [trial for trial in self.trials if trial.usable and (self.judged or _engine_only(trial.changes))]
         return max(usable, key=self._rank, default=None)
 
+    @property
+    def judged(self) -> bool:
+        """Whether the reference has values enough to tell who reaches the floor."""
+        return self.reference is not None and self.floor.judged(self.reference.agreement)
+
+    @property
+    def by_value(self) -> bool:
+        """Whether the reference is of values that are decoded each alone."""
+        return self.reference is not None and not self.autoregressive(self.reference)
+
+    def autoregressive(self, trial: Trial) -> bool:
+        return bool(trial.changes.get("decoding.method", self.config.decoding.method) == "autoregressive")
+
     def agrees(self, trial: Trial) -> bool:
-        return trial.agreement.of > 0 and trial.agreement.share >= self.floor
+        """Whether a setting may be taken: it reaches the floor; where none can be judged, it changes no answers."""
+        if not self.judged:
+            return _engine_only(trial.changes)
+        return trial is self.reference or self.floor.reached(trial.agreement)
 
     def _rank(self, trial: Trial) -> tuple[int, float]:
         return (1, trial.speed) if self.agrees(trial) else (0, trial.agreement.share if trial.agreement.of else 0.0)
 
     def _all(self) -> None:
-        reference = self._try({} if self.config.decoding.method == "autoregressive" else _AUTOREGRESSIVE)
-        if reference.error is not None:
+        self._refer()
+        if self.reference is None or self.reference.error is not None:
             return
-        bases = [{}] if self.config.decoding.method != "autoregressive" else self._other_methods()
-        for base in bases:
-            self._method(base)
+        if not self.judged:
+            self._try({})
+        else:
+            for base in [{}] if self.config.decoding.method != "autoregressive" else self._other_methods():
+                self._method(base)
         for key, most in (("engine.batch", _MOST_BATCH), ("engine.token_budget", _MOST_BUDGET)):
             self._climb(self._best_changes(), key, most)
-        for dtype, quantization in self.types:
+        for dtype, quantization in self.types if self.judged else ():
             self._try({**self._best_changes(), "model.dtype": dtype, "model.quantization": quantization})
         self._repeat()
+
+    def _refer(self) -> None:
+        """Measures the reference."""
+        extraction = self.config.task.kind == "extraction"
+        if self.wanted != "value" or not extraction:
+            self._take(_AUTOREGRESSIVE)
+        if extraction and (self.wanted == "value" or (self.wanted == "auto" and self._poor())):
+            before = self.reference
+            self._take(_EACH_ALONE)
+            if before is not None and (self.reference is None or self.reference.error is not None):
+                self.reference = before
+
+    def _poor(self) -> bool:
+        """Whether values that autoregressive decoding broke keep the floor from being judged, or are most of all."""
+        found = self.reference.agreement if self.reference is not None else Agreement(0, 0)
+        enough = Floor(min(self.floor.share, _HIGHEST)).judged(found)
+        return found.of == 0 or (found.left_out > 0 and (found.left_out > found.of or not enough))
+
+    def _take(self, changes: Changes) -> None:
+        """Makes a setting the reference, with which all others are compared."""
+        self.reference = self._try(changes)
+        for trial in self.trials:
+            self._compare(trial)
+
+    def _compare(self, trial: Trial) -> None:
+        if self.reference is not None and self.reference.answers is not None and trial.answers is not None:
+            trial.agreement = compare(self.reference.answers, trial.answers)
 
     def _other_methods(self) -> list[Changes]:
         """Methods that need nothing that is not in the configuration."""
@@ -157,6 +215,8 @@ class Search:
         best = self.best()
         limit = _CUT / best.speed if best is not None and self.agrees(best) else None
         trial = self.measure(changes, limit)
+        self._compare(trial)
+        self.tell(trial)
         self.trials.append(trial)
         return trial
 
@@ -165,12 +225,21 @@ class Search:
         for _ in range(_REPEATS - 1):
             for trial in ranked[:2]:
                 again = self.measure(trial.changes, None)
+                self._compare(again)
+                self.tell(again)
                 if again.usable:
                     trial.speeds += again.speeds
 
 
 _Steps = Callable[[int, int], Iterator[int]]
 _AUTOREGRESSIVE = {"decoding.method": "autoregressive"}
+# No value sees another: each is decoded token by token behind the prompt and the keys up to its own.
+_EACH_ALONE = {"decoding.method": "hyper_parallel", "decoding.isolate": "values"}
+
+
+def _engine_only(changes: Changes) -> bool:
+    """Whether a setting asks the model just what the configuration asks it."""
+    return all(key in ("engine.batch", "engine.token_budget") for key in changes)
 
 
 def _doubled(value: int, most: int) -> Iterator[int]:

@@ -10,20 +10,21 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypd.cluster import storage
 from raypd.cluster.cost import pricing
 from raypd.cluster.forecast import agreement, sampling
-from raypd.cluster.forecast.agreement import Said
+from raypd.cluster.forecast.agreement import Floor, Judge
 from raypd.cluster.forecast.bench import Workbench
 from raypd.cluster.forecast.estimate import check_model
 from raypd.cluster.forecast.estimation import Machines
+from raypd.cluster.forecast.log import Log, read_answers, write_answers
 from raypd.cluster.forecast.machines import has_gpu, here, instance_gpu
 from raypd.cluster.forecast.measuring import Facts, in_flight
-from raypd.cluster.forecast.search import Changes, OutOfTime, Search, Trial
+from raypd.cluster.forecast.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.cluster.forecast.weighing import check_sample
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError, UserError
@@ -37,14 +38,16 @@ if TYPE_CHECKING:
 class Options:
     """Of the command line. agreement: the floor, 0 to 1. budget_usd: most money for measuring, at one node's price.
 
-    measurements: the file of what was measured. fresh: forget what stands there.
+    judge: what of the agreement must reach the floor. reference: with what answers are compared. fresh: forget what the
+    file of measurements holds.
     """
 
-    measurements: Path
     sample: int = 32
     minutes: float | None = None
     budget_usd: float | None = None
     agreement: float = 0.9
+    judge: Judge = "low"
+    reference: Reference = "auto"
     instance: str | None = None
     fresh: bool = False
     seed: int = 0
@@ -71,12 +74,15 @@ class Result:
 def tune(
     config: RunConfig,
     options: Options,
+    measurements: Path,
     *,
     verbose: bool = False,
     build: Callable[[RunConfig, int | None], Parts] | None = None,
     say: Callable[[str], None] = print,
 ) -> Result:
-    """Measures and searches. build: as in `pipeline.run_extract`. say: tells the user of each measurement.
+    """Measures and searches.
+
+    measurements: the file of what was measured. build: as in `pipeline.run_extract`. say: tells the user of each.
 
     Raises ConfigError, InputError, ModelError before anything is measured; RunError where nothing can be.
     """
@@ -88,9 +94,10 @@ def tune(
         facts = bench.facts(config)
         machines = _machines(config, facts, options.instance)
         clock = _Clock(_seconds(options, machines))
-        log = _Log(options.measurements, f"{_digest(documents)} {facts.machine}", options.fresh)
+        log = Log(measurements, f"{_digest(documents)} {facts.machine}", options.fresh)
         tester = _Tester(config, documents, bench, log, clock, say)
-        search = Search(config, tester.measure, options.agreement, _types(config, facts))
+        floor = Floor(options.agreement, options.judge)
+        search = Search(config, tester.measure, floor, _types(config, facts), options.reference, tester.tell)
         best = search.run()
     errors = [trial.error for trial in search.trials if trial.error is not None]
     if best is None:
@@ -159,50 +166,6 @@ class _Clock:
         return left
 
 
-class _Log:
-    """The file of measurements, one JSON object a line. about: sample and machine; lines of others are left alone."""
-
-    def __init__(self, path: Path, about: str, fresh: bool) -> None:
-        self.path, self.about, self.taken = path, about, 0
-        self._known: dict[str, list[dict[str, Any]]] = {}
-        if fresh:
-            path.unlink(missing_ok=True)
-        for line in self._lines():
-            if line.get("about") == about:
-                self._known.setdefault(line["key"], []).append(line)
-
-    def _lines(self) -> list[dict[str, Any]]:
-        try:
-            text = self.path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return []
-        found = []
-        for line in text.splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:  # it was being written when the process died
-                continue
-        return [line for line in found if isinstance(line, dict) and "key" in line]
-
-    def take(self, key: str) -> dict[str, Any] | None:
-        """A measurement that was made before, each once."""
-        known = self._known.get(key)
-        if not known:
-            return None
-        self.taken += 1
-        return known.pop(0)
-
-    def add(self, line: dict[str, Any]) -> None:
-        """Raises RunError when it cannot be written."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"\n", b"")
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(("\n" if torn else "") + json.dumps({**line, "about": self.about}) + "\n")
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot be written: {error}; --output names another place") from None
-
-
 class _Tester:
     """Measures settings for the search."""
 
@@ -211,14 +174,13 @@ class _Tester:
         config: RunConfig,
         documents: Sequence[Document],
         bench: Workbench,
-        log: _Log,
+        log: Log,
         clock: _Clock,
         say: Callable[[str], None],
     ) -> None:
         self.config, self.documents, self.bench = config, documents, bench
         self.log, self.clock, self.say = log, clock, say
-        self._reference: agreement.Answers | None = None
-        self._count = 0
+        self._count = self._measured = 0
 
     def measure(self, changes: Changes, limit: float | None) -> Trial:
         """One measurement, from the file if it stands there. Raises OutOfTime."""
@@ -234,12 +196,13 @@ class _Tester:
             known = self._fresh(changed, key, label, limit)
         trial = Trial(changes, [known["speed"]] if known["speed"] else [], error=known["error"], cut=known["cut"])
         if trial.error is None:
-            answers = _read_answers(known["answers"])
-            if self._reference is None:  # the first is the reference
-                self._reference = answers
-            trial.agreement = agreement.compare(self._reference, answers)
-        self.say(f"{label}: {_found(trial)}")
+            trial.answers = read_answers(known["answers"])
+            self._measured += 1
         return trial
+
+    def tell(self, trial: Trial) -> None:
+        """Says what the last measurement found."""
+        self.say(f"{self._count}. {describe(trial.changes)}: {_found(trial)}")
 
     def _fresh(self, config: RunConfig, key: str, label: str, limit: float | None) -> dict[str, Any]:
         left = self.clock.left()
@@ -253,13 +216,13 @@ class _Tester:
                 line["cut"] = True
             check_sample(found, self.documents)
         except UserError as error:
-            if self._reference is None and isinstance(error, RunError):
+            if not self._measured and isinstance(error, RunError):
                 raise
             line["error"] = str(error)
             self.log.add(line)
             return line
         answers = [agreement.said_of(cost) for cost in found.costs]
-        line |= {"speed": found.documents_per_second, "answers": _write_answers(answers)}
+        line |= {"speed": found.documents_per_second, "answers": write_answers(answers)}
         line |= {"seconds": found.seconds, "load_seconds": found.load_seconds, "config": _settings(config)}
         self.log.add(line)
         return line
@@ -305,11 +268,3 @@ def _key(config: RunConfig) -> str:
 def _digest(documents: Sequence[Document]) -> str:
     text = json.dumps([[d.id, d.fields] for d in documents], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _write_answers(answers: agreement.Answers) -> list[Any]:
-    return [None if one is None else {name: asdict(said) for name, said in one.items()} for one in answers]
-
-
-def _read_answers(lines: Sequence[Any]) -> agreement.Answers:
-    return [None if one is None else {name: Said(**said) for name, said in one.items()} for one in lines]

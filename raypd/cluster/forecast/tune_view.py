@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from raypd.cluster.forecast.search import Trial
+from raypd.cluster.forecast.agreement import Agreement, compare
+from raypd.cluster.forecast.search import Search, Trial
 from raypd.cluster.forecast.tune import Result, describe
 
 
@@ -15,15 +18,15 @@ def show(result: Result, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     search, priced = result.search, result.machines.usd_per_hour > 0
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("setting", overflow="fold")
-    for head in ("documents/s", *(("$ per 1,000",) if priced else ()), "agree"):
+    table.add_column("setting", overflow="fold", min_width=28)
+    for head in ("docs/s", *(("$/1,000",) if priced else ()), "agree [95%]"):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("", overflow="ellipsis", no_wrap=True, max_width=30)
+    table.add_column("", no_wrap=True)
     for trial in search.trials:
         cells = [f"{trial.speed:.3g}" if trial.usable else "-"]
         usd = result.usd_per_1000(trial) if trial.usable else None
         cells += [f"{usd:.3g}" if usd is not None else "-"] if priced else []
-        cells.append(f"{trial.agreement.share:.1%}" if trial.usable and trial.agreement.of else "-")
+        cells.append(_agreement(result, trial))
         table.add_row(
             describe(trial.changes), *cells, _remark(result, trial), style="bold" if _best(result, trial) else ""
         )
@@ -33,36 +36,62 @@ def show(result: Result, console: Console | None = None) -> None:
         console.print(f"note: {note}", soft_wrap=True)
 
 
+def _agreement(result: Result, trial: Trial) -> str:
+    if trial is result.search.reference:
+        return "reference"
+    if not trial.usable or not trial.agreement.of:
+        return "-"
+    low, high = trial.agreement.interval()
+    return f"{trial.agreement.share:.1%} [{100 * low:.0f}-{high:.0%}]"
+
+
 def _best(result: Result, trial: Trial) -> bool:
     return trial is result.best
 
 
 def _remark(result: Result, trial: Trial) -> str:
+    search = result.search
     if _best(result, trial):
-        return "best" if len(trial.speeds) < 2 else f"best, median of {len(trial.speeds)}"
+        return "best"
     if trial.error is not None:
-        return trial.error.splitlines()[0]
+        return "failed"
     if trial.cut:
-        return "stopped, far slower"
-    if not result.search.agrees(trial):
-        return "below the floor"
-    return f"median of {len(trial.speeds)}" if len(trial.speeds) > 1 else ""
+        return "too slow"
+    if search.agrees(trial):
+        return ""
+    return ("unsure" if _unsure(search, trial) else "below floor") if search.judged else "not judged"
+
+
+def _unsure(search: Search, trial: Trial) -> bool:
+    """Whether the agreement may reach the floor, and the sample is too small to tell."""
+    return search.floor.by == "low" and trial.agreement.interval()[1] >= search.floor.share
+
+
+def reference(search: Search) -> str:
+    """What answers were compared with, in words."""
+    return "values decoded each alone" if search.by_value else "autoregressive decoding"
 
 
 def why(result: Result) -> str:
     """In words, why the best setting is the best."""
     search, best = result.search, result.best
     assert best is not None
-    same, count = best.agreement, sum(trial.usable for trial in search.trials)
-    if not search.agrees(best):
+    count = sum(trial.usable for trial in search.trials)
+    if not search.judged:
+        text = f"{_not_judged(search)}. So only settings that leave the answers alone were changed: "
+    elif not search.agrees(best):
+        sure = " surely" if search.floor.by == "low" else ""
         return (
-            f"none of {count} settings agrees with autoregressive decoding in {search.floor:.0%} of values; this one "
-            f"agrees most, in {same.share:.1%} of {same.of}"
-            if same.of
-            else "autoregressive decoding gave no whole value"
+            f"none of {count} settings{sure} agrees with {reference(search)} in at least {search.floor.share:.0%} of "
+            f"values; this one agrees most, in {best.agreement}"
         )
-    text = f"fastest of {count} settings among those that agree in at least {search.floor:.0%} of values: "
-    text += f"{best.speed:.3g} documents/s of one worker, {same.agree} of {same.of} values agree"
+    else:
+        how = "low end of the 95% interval" if search.floor.by == "low" else "share"
+        text = f"fastest of {count} settings among those that agree with {reference(search)} in at least "
+        text += f"{search.floor.share:.0%} of values ({how}): "
+    text += f"{best.speed:.3g} documents/s of one worker"
+    if search.judged:
+        text += ", itself the reference" if best is search.reference else f", {best.agreement} agree"
     start = next((trial for trial in search.trials if not trial.changes and trial.usable), None)
     if start is not None and start is not best:
         text += f"; {best.speed / start.speed:.2f} times the speed of the configuration as it is"
@@ -72,21 +101,53 @@ def why(result: Result) -> str:
     return text
 
 
+def _not_judged(search: Search) -> str:
+    """Why the floor could not be judged, and what to do."""
+    there = search.reference.agreement.of if search.reference is not None else 0
+    if math.isinf(search.floor.needed):
+        return (
+            f"agreement was NOT judged: no sample can show that {search.floor.share:.0%} of values agree; lower "
+            "--agreement, or take the share as it is with --judge share"
+        )
+    return (
+        f"agreement was NOT judged: {reference(search)} gave {there} whole values, and a floor of "
+        f"{search.floor.share:.0%} needs {search.floor.needed:.0f} even if all of them agree; raise --sample or lower "
+        "--agreement, or take the share as it is with --judge share"
+    )
+
+
+def _broken(search: Search) -> str:
+    """Why it is not the answers of autoregressive decoding, where that was measured."""
+    first = next((trial for trial in search.trials if trial.answers is not None and search.autoregressive(trial)), None)
+    if first is None or first.answers is None:
+        return ""
+    own = compare(first.answers, first.answers)
+    return f": autoregressive decoding gave {own.of} whole values and nothing whole for {own.left_out}"
+
+
 def _notes(result: Result) -> list[str]:
     search, best = result.search, result.best
     assert best is not None
     notes = [f"measured on {result.machine}, {result.documents} documents; {search.ended}"]
+    failed = [trial for trial in search.trials if trial.error is not None]
+    notes += [f"{describe(trial.changes)}: {(trial.error or '').splitlines()[0]}" for trial in failed]
+    if search.judged and any(t.usable and not search.agrees(t) and _unsure(search, t) for t in search.trials):
+        notes.append(f"unsure: it may agree in less than {search.floor.share:.0%} of values; a larger --sample tells")
     if result.taken:
         notes.append(f"{result.taken} measurements are from the file; --fresh makes them again")
-    if best.agreement.of < 100:
-        notes.append(f"agreement rests on {best.agreement.of} values only: raise --sample to be surer of it")
-    if best.agreement.left_out > best.agreement.of:
+    found = search.reference.agreement if search.reference is not None else Agreement(0, 0)
+    if search.by_value:
         notes.append(
-            f"autoregressive decoding gave nothing whole for {best.agreement.left_out} values and a value for "
-            f"{best.agreement.of} only: with this model it is a poor reference"
+            "the reference is each value decoded alone, token by token, behind the prompt and the keys before its own "
+            "(decoding.isolate: values)" + _broken(search)
         )
-    elif best.agreement.left_out:
-        notes.append(f"{best.agreement.left_out} values are left out: autoregressive decoding gave nothing whole there")
+    elif found.left_out > found.of:
+        notes.append(
+            f"autoregressive decoding gave nothing whole for {found.left_out} values and a value for {found.of} only: "
+            "with this model it is a poor reference"
+        )
+    if found.left_out and (search.by_value or found.left_out <= found.of):
+        notes.append(f"{found.left_out} values are left out: the reference gave nothing whole there")
     if not result.machines.usd_per_hour:
         notes.append("this machine has no price: cost.prices.local (USD per hour) or --instance gives it one")
     if result.busy is not None:

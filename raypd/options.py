@@ -1,0 +1,93 @@
+"""The arguments and options of the commands, each in one place: what it is called, its limits, and its help.
+
+A command names them as the types of its parameters; its default stands there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+# ---------------------------------------------------------------------------------------------------- of most commands
+
+Config = Annotated[str, typer.Argument(help="YAML of the run; `raypd config show` lists all keys")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run (its output.path)")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what Ray has to say, too")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON")]
+
+# ------------------------------------------------------------------------------------------- extract, answer, generate
+
+Source = Annotated[str, typer.Argument(help="YAML of the run, or the data itself (.jsonl[.gz|.zst], .parquet)")]
+Method = Annotated[str | None, typer.Option("--method", "-m", help="decoding.method")]
+Model = Annotated[str | None, typer.Option(help="model.name")]
+Output = Annotated[str | None, typer.Option("--output", "-o", help="output.path")]
+RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Try the failed documents of a run again, no others")]
+AllErrors = Annotated[bool, typer.Option("--all-errors", help="The same, also for what cannot be read in the input")]
+
+# ------------------------------------------------------------------------------------------------------------- nightly
+
+Nights = Annotated[str, typer.Argument(help="YAML of the nightly run; its output.path is the folder of all nights")]
+Full = Annotated[bool, typer.Option("--full", help="Extract every document anew")]
+AlsoErrors = Annotated[bool, typer.Option("--retry-errors", help="Also try what failed before again")]
+
+# ------------------------------------------------------------------------------------------------------ verify, errors
+
+Threads = Annotated[int, typer.Option(min=1, help="Units that are compared at the same time")]
+Everything = Annotated[bool, typer.Option("--all", help="Every failed document on a line (tab-separated)")]
+LettersTo = Annotated[str | None, typer.Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")]
+
+# ------------------------------------------------------------------------------------------------------ estimate, tune
+
+MaybeConfig = Annotated[str | None, typer.Argument(help="YAML of the run; not needed with --throughput")]
+Sample = Annotated[int, typer.Option(min=2, help="Documents that are decoded to measure; tune: by every setting")]
+Minutes = Annotated[float | None, typer.Option(help="Most time for measuring")]
+NoBaseline = Annotated[bool, typer.Option("--no-baseline", help="Do not measure autoregressive decoding")]
+EarlierRun = Annotated[str | None, typer.Option("--from", metavar="RUN", help="Take an earlier run's figures")]
+Throughput = Annotated[
+    list[str] | None, typer.Option(metavar="[GPU=]RATE", help="Documents/s of one GPU, in place of measuring")
+]
+Baseline = Annotated[list[str] | None, typer.Option(metavar="[GPU=]RATE", help="The same of autoregressive decoding")]
+Documents = Annotated[float | None, typer.Option(min=1, help="Size of the corpus, in place of counting")]
+Instances = Annotated[list[str] | None, typer.Option("--instance", help="Only these instance types")]
+Nodes = Annotated[int, typer.Option(min=1, help="Most nodes of the table")]
+Head = Annotated[str, typer.Option(help="Instance type of the head node, or none")]
+TunedTo = Annotated[
+    str | None, typer.Option("--output", "-o", help="Where the new YAML goes; none: CONFIG.tuned.yaml beside it")
+]
+BudgetUsd = Annotated[float | None, typer.Option(help="Most money for it, at the price of one node")]
+Agreement = Annotated[float, typer.Option(help="Least share of values that must agree with the reference")]
+Judge = Annotated[
+    Literal["low", "share"],
+    typer.Option(help="What must reach it: the low end of the share's 95% interval, or the share as it is"),
+]
+Reference = Annotated[
+    Literal["auto", "document", "value"],
+    typer.Option(
+        help="What answers are compared with: autoregressive decoding of the whole document, or of each value alone; "
+        "auto: of the document, unless too much of it is broken"
+    ),
+]
+PricedAs = Annotated[str | None, typer.Option("--instance", help="Instance type whose price counts")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what was measured before")]
+
+# ------------------------------------------------------------------------------------------------------ report, status
+
+PageTo = Annotated[str | None, typer.Option("--output", "-o", help="Where to write it; none: into the run")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Look again until the run has ended")]
+Every = Annotated[float, typer.Option(min=0.5, help="Seconds between two looks")]
+
+# ----------------------------------------------------------------------------------------------- config, model, prices
+
+Shown = Annotated[str | None, typer.Argument(help="YAML of a run; none: the defaults")]
+BaseModel = Annotated[str, typer.Argument(help="Hub id, folder, or smollm2-135m-instruct")]
+NewModel = Annotated[str, typer.Argument(help="New folder for the model with the tokens")]
+NewHeads = Annotated[str, typer.Argument(help="New folder for the heads: decoding.heads")]
+ForMethods = Annotated[list[str], typer.Option("--for", help="apar, pasta or space; may be given more than once")]
+Seed = Annotated[int, typer.Option(help="Draws the embedding of space's [Mask]")]
+Heads = Annotated[int, typer.Option(min=1, help="Tokens that are drafted behind the next one")]
+Layers = Annotated[int, typer.Option(min=0, help="Residual blocks of a head")]
+Regions = Annotated[list[str] | None, typer.Option("--region", help="AWS region; may be given more than once")]
+Region = Annotated[str, typer.Option(help="AWS region")]
+InstanceType = Annotated[str | None, typer.Argument(help="Such as g6e.48xlarge; none: all")]
