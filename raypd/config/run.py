@@ -1,0 +1,132 @@
+"""A whole run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import model_validator
+
+from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
+from raypd.config.data import InputConfig, OutputConfig, StorageConfig
+from raypd.config.model import METHODS, DecodingConfig, EngineConfig, ModelConfig
+from raypd.config.section import Section
+from raypd.config.tasks import ExtractionConfig, GenerationConfig, QuestionAnsweringConfig, TaskConfig
+
+_ANSWERS = 1  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    input: InputConfig
+    output: OutputConfig
+    task: TaskConfig
+    model: ModelConfig = ModelConfig()
+    decoding: DecodingConfig = DecodingConfig()
+    engine: EngineConfig = EngineConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    cost: CostConfig = CostConfig()
+    storage: StorageConfig = StorageConfig()
+    nightly: NightlyConfig = NightlyConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _method_of_task(cls, tree: Any) -> Any:
+        """A task brings its own default method; extraction is the default kind."""
+        if isinstance(tree, dict) and isinstance(tree.get("task"), dict):
+            tree = {**tree, "task": {"kind": "extraction", **tree["task"]}}
+            decoding = tree.get("decoding") or {}
+            kind = tree["task"]["kind"]
+            if isinstance(decoding, dict) and "method" not in decoding and kind in METHODS:
+                tree["decoding"] = {**decoding, "method": METHODS[kind][0]}
+        return tree
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> RunConfig:
+        if self.decoding.method not in METHODS[self.task.kind]:
+            raise ValueError(
+                f"decoding.method {self.decoding.method} does not do {self.task.kind}; choose from "
+                + ", ".join(METHODS[self.task.kind])
+            )
+        method = self.decoding.method
+        if method in ("medusa", "apar_medusa") and self.decoding.heads is None:
+            raise ValueError(
+                f"decoding.method {method} needs decoding.heads, a folder of Medusa heads (`raypd model add-heads` "
+                "writes untrained ones)"
+            )
+        if method == "speculative" and self.decoding.draft_model is None:
+            raise ValueError(
+                "decoding.method speculative needs decoding.draft_model, a smaller model of the same family"
+            )
+        if isinstance(self.task, ExtractionConfig):
+            self._categories_known(self.task)
+        if (
+            isinstance(self.task, GenerationConfig)
+            and self.task.samples > 1
+            and self.decoding.sampling.temperature == 0
+        ):
+            raise ValueError("task.samples is above 1: set decoding.sampling.temperature, or all answers are the same")
+        return self
+
+    def _categories_known(self, task: ExtractionConfig) -> None:
+        if not task.categories:
+            raise ValueError("task.categories is empty: name at least one category and its attributes")
+        if self.input.category_column is None and self.input.category is None and len(task.categories) > 1:
+            raise ValueError("input.category_column is null: set input.category to one of task.categories")
+        if self.input.category is not None and self.input.category not in task.categories:
+            raise ValueError(f"input.category {self.input.category!r} is not in task.categories")
+
+    def text_columns(self) -> list[str]:
+        """Columns that must hold text, and together at least some."""
+        if isinstance(self.task, QuestionAnsweringConfig):
+            return [self.task.context_column]
+        return list(self.input.text_columns) if isinstance(self.task, ExtractionConfig) else []
+
+    def wanted_columns(self) -> dict[str, str]:
+        """Configuration key -> the column of the input that it names, for every column that must be there."""
+        wanted: dict[str, str] = {}
+        if isinstance(self.task, QuestionAnsweringConfig):
+            wanted |= {
+                "task.context_column": self.task.context_column,
+                "task.questions_column": self.task.questions_column,
+            }
+        elif isinstance(self.task, GenerationConfig):
+            wanted["task.prompt_column"] = self.task.prompt_column
+        else:
+            wanted |= {f"input.text_columns {name!r}": name for name in self.input.text_columns}
+            # With a category for all, the column may be missing.
+            if self.input.category_column is not None and self.input.category is None:
+                wanted["input.category_column"] = self.input.category_column
+        if self.input.id_column is not None:
+            wanted["input.id_column"] = self.input.id_column
+        return wanted
+
+    def fingerprint(self) -> str:
+        """12 hex digits over everything that can change an answer: task, model, decoding, and which columns are read.
+
+        Part of every unit's id, so a changed prompt never resumes into old answers. Where the input lies, how much
+        is done at once and how many workers there are do not change it.
+        """
+        # Keys at their defaults are left out, so that a raypd with a new key does not do finished corpora again.
+        answers = {
+            "answers": _ANSWERS,
+            "kind": self.task.kind,
+            "task": self.task.model_dump(exclude={"categories_file", "template", "few_shot"}, exclude_defaults=True),
+            "files": [Path(file).read_text() for file in self._prompt_files() if file],
+            "model": self.model.model_dump(exclude={"device", "fake"}, exclude_defaults=True),
+            "decoding": {
+                "method": self.decoding.method,
+                **self.decoding.model_dump(exclude_defaults=True),
+            },
+            "input": self.input.model_dump(exclude={"path", "on_damaged"}, exclude_defaults=True),
+        }
+        return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
+
+    def _prompt_files(self) -> list[str | None]:
+        """Files whose text becomes a part of the prompt."""
+        if isinstance(self.task, ExtractionConfig):
+            return [self.task.template]
+        return [self.task.few_shot] if isinstance(self.task, QuestionAnsweringConfig) else []

@@ -1,0 +1,28 @@
+"""What all parts of the configuration have in common."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A part of the tree: unknown keys are refused, values are checked."""
+
+    # Values are not repeated in errors by pydantic: a misplaced secret would be among them.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+SECRETS = re.compile(r"secret|access_?key|token|password|credential", re.I)
+
+
+def without_credentials(uri: str) -> str:
+    """The URI. Raises ValueError, which does not repeat it, where it holds credentials."""
+    scheme, separator, rest = uri.partition("://")
+    host = rest.split("/")[0]  # a secret key can hold a / itself
+    if separator and ("@" in host or (scheme.startswith("s3") and ":" in host and "@" in rest)):
+        raise ValueError(
+            "a URI must hold no credentials: give them through the environment, storage.profile or the instance's role"
+        )
+    return uri
