@@ -22,3 +22,7 @@ class InputError(UserError):
 
 class RunError(UserError):
     """A run that cannot go on; committed units are whole, and the message says how to resume."""
+
+
+class Damaged(RunError):
+    """An object of the output that is not whole, as opposed to one that cannot be reached."""

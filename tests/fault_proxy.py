@@ -25,7 +25,12 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-_BUSY = (
+_CODES = {
+    "503": (503, "Slow Down", b"SlowDown"),
+    "500": (500, "Internal Server Error", b"InternalError"),
+    "403": (403, "Forbidden", b"AccessDenied"),
+}
+_REFUSAL = (
     b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>%s</Code><Message>raypd test fault</Message>'
     b"<RequestId>0</RequestId></Error>"
 )
@@ -38,6 +43,7 @@ class Faults:
     share: of calls that fail, 0 to 1. kinds: each as likely as the others:
       503         SlowDown, not passed on to the server
       500         InternalError, not passed on
+      403         AccessDenied, not passed on
       reset       the connection is reset before the call is passed on
       lost        the call is passed on and done, and the connection reset in place of its answer
       cut         the answer's head and half of its body, then a reset (an answer without a body: as `lost`)
@@ -131,8 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
         fault, faults = proxy.draw(self.command, self.path, dict(self.headers))
         if faults.latency:
             time.sleep(faults.latency)
-        if fault in ("503", "500"):
-            self._refuse(int(fault))
+        if fault in _CODES:
+            self._refuse(*_CODES[fault])
         elif fault == "reset":
             self._reset()
         elif fault == "hang":
@@ -186,9 +192,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.wfile.write(data)
 
-    def _refuse(self, status: int) -> None:
-        text = _BUSY % (b"SlowDown" if status == 503 else b"InternalError")
-        self.send_response_only(status, "Slow Down" if status == 503 else "Internal Server Error")
+    def _refuse(self, status: int, words: str, code: bytes) -> None:
+        text = _REFUSAL % code
+        self.send_response_only(status, words)
         self.send_header("Content-Type", "application/xml")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd.cluster import storage
-from raypd.errors import ConfigError, RunError
+from raypd.errors import ConfigError, Damaged, RunError
 
 if TYPE_CHECKING:  # tasks and torch behind them take seconds to import, which the command line need not wait for
     from raypd.tasks.base import Document, Record
@@ -171,7 +171,7 @@ def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None 
 
 
 def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSummary:
-    """What a committed unit holds. Raises RunError when its object is damaged or not from raypd.
+    """What a committed unit holds. Raises Damaged (a RunError) when its object is, or is not from raypd; RunError.
 
     path: of its object, where `objects` has told it; else partitions are searched for it.
     """
@@ -185,7 +185,7 @@ def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSumm
 def read_table(
     output: str, unit_id: str, columns: Sequence[str] | None = None, path: str | None = None
 ) -> tuple[UnitSummary, pa.Table]:
-    """A committed unit: its summary and its rows, or some of their columns. Raises RunError when it is damaged."""
+    """A committed unit: its summary and its rows, or some of their columns. Raises as `read_summary` does."""
     path = path or _locate(output, unit_id)
     summary = read_summary(output, unit_id, path)
     with _readable(path), storage.open_file(path) as file:
@@ -195,7 +195,7 @@ def read_table(
 
 @contextlib.contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """Raises what goes wrong with a unit's object as RunError: out of reach is not damaged, and must not be deleted."""
+    """Raises Damaged where an object is, RunError where it is out of reach or refused and must not be deleted."""
     try:
         yield
     except storage.StorageError as error:
@@ -203,7 +203,7 @@ def _readable(path: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):  # pyarrow's own have no number
             raise RunError(f"{path}: cannot be read: {error}") from None
-        raise RunError(
+        raise Damaged(
             f"{path}: damaged, not a whole unit of raypd ({error}); delete it and the same command redoes it"
         ) from None
 

@@ -24,6 +24,7 @@ from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 
 _UNREADABLE_LISTED = 100
+_UNREADABLE_SHOWN = 10
 
 
 @dataclass
@@ -37,6 +38,12 @@ class Unreadable:
         self.units += 1
         if len(self.entries) < _UNREADABLE_LISTED:
             self.entries.append({"source": unit.name, "bytes": unit.bytes, "error": error})
+
+    def shown(self) -> str:
+        """The first reasons on lines of their own, for a message."""
+        lines = "".join(f"  {entry['error']}\n" for entry in self.entries[:_UNREADABLE_SHOWN])
+        more = self.units - _UNREADABLE_SHOWN
+        return lines + (f"  and {more:,} more\n" if more > 0 else "")
 
 
 @dataclass
@@ -102,6 +109,8 @@ def claim(config: RunConfig, output: str) -> None:
     check(config, output)
     try:
         storage.put_new(path, _dump(mine))
+    except storage.Unavailable:
+        raise
     except storage.StorageError as error:
         raise ConfigError(f"output.path: {error}") from None
     except OSError as error:
@@ -131,6 +140,8 @@ def check(config: RunConfig, output: str) -> None:
         if next(commit.objects(output), None) is not None:
             raise ConfigError(f"output.path {output}: has units but no run.json; give a new output.path") from None
         return
+    except storage.Unavailable:
+        raise
     except storage.StorageError as error:
         raise ConfigError(f"output.path: {error}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:

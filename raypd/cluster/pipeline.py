@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for ru
     from raypd.cluster.pool import Ended, Pool
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
-_SHOWN = 10  # objects that cannot be read, of which a message names the reasons
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
 
 
@@ -108,17 +107,25 @@ def run_extract(
 
 
 def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> Manifest:
-    """Writes the manifest. Raises RunError where units could not be read and input.on_damaged is fail."""
+    """Writes the manifest.
+
+    Raises RunError where units could not be read and input.on_damaged is fail, and where nothing at all could be read:
+    what stands in the way then is more than damage (a right that was taken away, a mount that is empty).
+    """
     unreadable = unreadable or Unreadable()
     for unit in planned.damaged():
         unreadable.add(unit, unit.damaged or "")
     result = manifest.make(config, output, planned, unreadable)
     path = manifest.write(result)
-    if unreadable.units and config.input.on_damaged == "fail":
-        shown = "".join(f"  {entry['error']}\n" for entry in unreadable.entries[:_SHOWN])
-        more = f"  and {unreadable.units - _SHOWN} more\n" if unreadable.units > _SHOWN else ""
+    if unreadable.units and not result.documents:
         raise RunError(
-            f"{unreadable.units} units of the input cannot be read; all that can is done:\n{shown}{more}"
+            f"nothing could be read of the input, {unreadable.units} units of it:\n{unreadable.shown()}"
+            f"{path} lists them. Such a run does not end well, whatever input.on_damaged says; the same command tries "
+            "them again"
+        )
+    if unreadable.units and config.input.on_damaged == "fail":
+        raise RunError(
+            f"{unreadable.units} units of the input cannot be read; all that can is done:\n{unreadable.shown()}"
             f"{path} lists them. The same command tries them again, when the objects are put right or removed; with "
             "input.on_damaged=skip it leaves them out and ends well"
         )

@@ -37,6 +37,9 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
         f"{manifest.documents:,} documents: {manifest.ok:,} ok{failed}; {units_text}; "
         f"{_seconds(manifest.seconds)}, {manifest.documents_per_second:.2f} documents/s"
     )
+    if manifest.units_unreadable:
+        units_text = f"{manifest.units_unreadable:,} unit{'' if manifest.units_unreadable == 1 else 's'}"
+        console.print(f"left out: {units_text} of the input that cannot be read; the manifest lists them", style="red")
     console.print(tokens)
     for line in cost_lines(manifest.cost):
         console.print(line, soft_wrap=True)

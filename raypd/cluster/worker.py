@@ -159,7 +159,8 @@ class DecodeWorker:
             passes = _may_pass(error.__cause__)
             return said | {"error": str(error), "retry": passes, "unreadable": not passes}
         except UserError as error:
-            return said | {"error": str(error), "retry": _may_pass(error.__cause__)}
+            passes = _may_pass(error) or _may_pass(error.__cause__)  # errors of S3 are errors of both kinds
+            return said | {"error": str(error), "retry": passes}
         except OSError as error:
             return said | {"error": _reason(error), "retry": _may_pass(error)}
         except Exception:

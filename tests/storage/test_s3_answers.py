@@ -175,6 +175,45 @@ def test_a_refusal_says_what_to_do(store: Store, answer: Callable[[Any], Answer]
         assert SECRET not in repr(caught.value) + str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "of_the_store"),
+    [
+        ("SlowDown", 503, True),
+        ("ThrottlingException", 400, True),
+        ("TooManyRequests", 429, True),
+        ("InternalError", 500, True),
+        ("Odd", 502, True),
+        ("RequestTimeout", 400, True),
+        ("ExpiredToken", 400, True),
+        ("InvalidAccessKeyId", 403, True),
+        ("RequestTimeTooSkewed", 403, True),
+        ("AccessDenied", 403, False),
+        ("InvalidObjectState", 403, False),
+        ("NotImplemented", 501, False),
+        ("Odd", 400, False),
+    ],
+)
+def test_what_an_answer_says_of_the_store_and_what_of_one_object(
+    store: Store, code: str, status: int, of_the_store: bool
+) -> None:
+    store.answer = refusal(code, status=status)
+    for call in (lambda: storage.read("s3://bkt/a"), lambda: storage.put("s3://bkt/a", b"")):
+        with pytest.raises(storage.StorageError) as caught:
+            call()
+        assert isinstance(caught.value, storage.Unavailable) == of_the_store
+    with pytest.raises(storage.Unavailable if of_the_store else InputError):
+        list(storage.find("s3://bkt/a"))
+
+
+def test_credentials_that_cannot_be_renewed_are_no_fault_of_an_object(store: Store) -> None:
+    def expired(request: AWSPreparedRequest) -> Answer:  # as botocore says it
+        raise RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired.")
+
+    store.answer = expired
+    with pytest.raises(storage.Unavailable, match=r"s3://bkt/a: .*still expired; renew the credentials"):
+        storage.read("s3://bkt/a")
+
+
 def test_a_bucket_in_another_region_is_followed_where_the_store_says_which(store: Store) -> None:
     def redirect(request: AWSPreparedRequest) -> Answer:
         if "eu-west-1" not in request.url:

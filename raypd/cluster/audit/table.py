@@ -19,7 +19,7 @@ from raypd.cluster.audit.schema_change import Change
 from raypd.cluster.audit.scratch import Scratch
 from raypd.cluster.threads import in_threads
 from raypd.config import ExtractionConfig, RunConfig
-from raypd.errors import RunError
+from raypd.errors import Damaged, RunError
 
 ANSWERED = pa.schema(
     [
@@ -40,12 +40,14 @@ def path_of(root: str, file: str) -> str:
 
 
 def read_object(path: str, columns: list[str] | None = None) -> pa.Table:
-    """The rows of an object. Raises RunError when it is damaged or gone."""
+    """The rows of an object. Raises Damaged when it is damaged or gone, storage.Unavailable."""
     try:
         with storage.open_file(path) as file:
             return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
     except (pa.ArrowException, OSError) as error:
-        raise RunError(f"{path}: a part of the table cannot be read: {error}; --full makes everything anew") from None
+        if outage := storage.outage(error, path):
+            raise outage from None
+        raise Damaged(f"{path}: a part of the table cannot be read: {error}; --full makes everything anew") from None
 
 
 def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[str, str]]) -> None:

@@ -13,7 +13,7 @@ from raypd.cluster.input.reading import read_unit
 from raypd.cluster.input.units import Unit
 from raypd.cluster.threads import in_threads
 from raypd.config import RunConfig
-from raypd.errors import InputError, RunError
+from raypd.errors import Damaged, InputError
 
 _INPUT = pa.schema([("id", pa.string()), ("source", pa.string()), ("row", pa.int64())])
 _OUTPUT = pa.schema(
@@ -68,7 +68,7 @@ def _read_table(result: Verification, scratch: Scratch, files: list[str], thread
     def read(path: str) -> str | None:
         try:
             rows = table.read_object(path)
-        except RunError as error:
+        except Damaged as error:
             return str(error)
         ok = [status == "ok" for status in rows["status"].to_pylist()]
         columns = [*(rows[name] for name in ("id", "source", "row")), pa.array(ok), pa.array([path] * len(rows))]

@@ -20,7 +20,7 @@ from raypd.cluster.input.reading import read_unit
 from raypd.cluster.input.units import Unit
 from raypd.cluster.threads import in_threads
 from raypd.config import ExtractionConfig, GenerationConfig, RunConfig
-from raypd.errors import InputError, RunError
+from raypd.errors import Damaged, InputError
 
 EXAMPLES = 20
 _INPUT = pa.schema([("id", pa.string()), ("source", pa.string()), ("row", pa.int64())])
@@ -88,7 +88,8 @@ class Verification:
 def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
     """Compares a run's output with its input, which is read again. Changes nothing.
 
-    Raises InputError where the input cannot be planned at all.
+    Raises InputError where the input cannot be planned at all, RunError where storage is out of reach: what cannot be
+    looked at now is not called damaged or missing.
     """
     result = Verification(output, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
     folder = commit.units_folder(output)
@@ -173,7 +174,7 @@ def _check(unit: Unit, config: RunConfig, path: str | None, scratch: Scratch) ->
         _check_summary(summary, table, unit.id, config.fingerprint())
         checked.columns = str(table.schema.remove_metadata())
         _compare(checked, expected, table, config)
-    except RunError as error:
+    except Damaged as error:
         checked.damaged = str(error)
         checked.missing = [_word(place, id) for place, id in expected.items()]
     return checked
@@ -189,11 +190,11 @@ def _word(place: Place, id: str) -> str:
 
 
 def _check_summary(summary: commit.UnitSummary, table: pa.Table, unit: str, fingerprint: str) -> None:
-    """Raises RunError when an object's summary is not of its rows, its name and the run."""
+    """Raises Damaged when an object's summary is not of its rows, its name and the run."""
     said = (summary.unit, summary.fingerprint, summary.ok, summary.failed)
     holds = (unit, fingerprint, *commit.count_documents(table))
     if said != holds:
-        raise RunError(
+        raise Damaged(
             f"unit {unit}: its summary says (unit, fingerprint, ok, failed) = {said}, and it is {holds}; delete the "
             "object and the same command redoes it"
         )
@@ -288,7 +289,7 @@ def _add_foreign(
     def read(unit_id: str, is_planned: bool) -> str | None:
         try:
             _, table = commit.read_table("", unit_id, _IDENTITY, committed[unit_id])
-        except RunError as error:
+        except Damaged as error:
             return str(error)
         rows = table.select(["id", "source", "row"])
         rows = rows.append_column("object", pa.array([unit_id] * len(rows), pa.string()))

@@ -75,7 +75,10 @@ def line_limit(max_document_bytes: int) -> int:
 
 
 def inspect(found: Found, config: RunConfig, columns: Columns) -> Inspected:
-    """Looks into an object. What is wrong with it is told in the result."""
+    """Looks into an object. What is wrong with it is told in the result.
+
+    Raises storage.Unavailable where storage as a whole gives way: the object may be well, so it must not be left out.
+    """
     try:
         version = found.stamp if storage.is_remote(found.path) else storage.version(found.path)
         if found.format == "parquet":
@@ -88,6 +91,8 @@ def inspect(found: Found, config: RunConfig, columns: Columns) -> Inspected:
     except InputError as error:
         reason = str(error)
     except (pa.ArrowException, OSError) as error:
+        if outage := storage.outage(error, found.path):
+            raise outage from None
         kind = "cannot be read as Parquet" if found.format == "parquet" else "cannot be read"
         reason = f"{kind}: {error}"
     if reason is not None:

@@ -52,8 +52,11 @@ def objects(source: InputConfig) -> Iterator[Found]:
                 continue
             if after:
                 seen.add(hash(item.path))
-            name = _unique(item.name, number)
-            yield Found(item.path, name, item.size, storage.stamp(item), format, compression)
+            try:
+                stamp = storage.stamp(item)
+            except FileNotFoundError:  # a local file that is gone since it was listed
+                continue
+            yield Found(item.path, _unique(item.name, number), item.size, stamp, format, compression)
         if not found and skipped is not None:
             where = "" if skipped.path.endswith(root) else f"{root}: nothing to read in this folder; "
             raise InputError(where + _unsupported(skipped.path))

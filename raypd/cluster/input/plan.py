@@ -104,7 +104,7 @@ class Plan:
         return self.totals.exact
 
     def __iter__(self) -> Iterator[Unit]:
-        """The units that can be read. Raises RunError when a chunk is damaged."""
+        """The units that can be read. Raises RunError when a chunk is damaged; storage.Unavailable."""
         return (unit for unit in self.all() if unit.damaged is None)
 
     def left(self, done: Container[str]) -> Iterator[Unit]:
@@ -127,6 +127,8 @@ class Plan:
                             only = None if row["only"] is None else tuple(row["only"])
                             yield Unit(row["id"], parts, row["damaged"], only)
             except (pa.ArrowException, OSError, TypeError) as error:
+                if outage := storage.outage(error, path):
+                    raise outage from None
                 raise RunError(
                     f"{path}: a part of the plan cannot be read: {error}; delete {self._folder} and plan.json beside "
                     "it, and the same command plans again"

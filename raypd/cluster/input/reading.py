@@ -24,7 +24,8 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     Of a unit with `only` these alone; their `row` is what it is in the whole unit.
 
     columns: what the task needs beside the columns of the configuration (Parquet reads no others).
-    Raises InputError when an object cannot be read, or is not the one that was planned.
+    Raises InputError when an object cannot be read, or is not the one that was planned; storage.Unavailable when
+    nothing is known of it because storage as a whole gives way.
     """
     if unit.damaged is not None:
         raise InputError(unit.damaged)
@@ -50,6 +51,8 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
     except FileNotFoundError:
         raise InputError(f"{part.path}: is gone since the run was planned; start the run again") from None
     except (*BROKEN_STREAM, OSError, pa.ArrowException) as error:
+        if outage := storage.outage(error, part.path):
+            raise outage from error
         raise InputError(f"{part.path}: cannot be read: {error}") from error
     if part.rows not in (None, len(documents)):
         raise InputError(f"{part.path}: {len(documents)} documents where {part.rows} were planned; start the run again")

@@ -107,10 +107,14 @@ class Listing:
 def _same(part: Part, found: Found) -> bool:
     if part.size != found.size:
         return False
-    # A copied or touched local file has another stamp, and may be the same all the same.
-    return part.stamp == found.stamp or (
-        not storage.is_remote(found.path) and part.version == storage.version(found.path)
-    )
+    if part.stamp == found.stamp or storage.is_remote(found.path):
+        return part.stamp == found.stamp
+    try:  # a copied or touched local file has another stamp, and may be the same all the same
+        return part.version == storage.version(found.path)
+    except OSError as error:
+        if outage := storage.outage(error, found.path):
+            raise outage from None
+        return False  # looking into it tells why
 
 
 def digested(found: Iterable[Found], digest: hashlib._Hash) -> Iterator[Found]:

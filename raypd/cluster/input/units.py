@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
 
+from raypd.cluster import storage
 from raypd.cluster.input.columns import Columns
 from raypd.cluster.input.cutting import Inspected, inspect, line_limit
 from raypd.cluster.input.listing import Found, objects
@@ -16,16 +14,14 @@ from raypd.cluster.input.plan import Plan, Writer, stored
 from raypd.cluster.input.plan import alone as stored_alone
 from raypd.cluster.input.refresh import Changes, Listing, digested, kept
 from raypd.cluster.input.unit import Part, Unit, make_unit
+from raypd.cluster.threads import in_threads
 from raypd.config import RunConfig
-from raypd.errors import InputError
+from raypd.errors import InputError, RunError, UserError
 
 __all__ = ["Part", "Plan", "Unit", "line_limit", "plan"]
 
 _THREADS = 32  # that look into objects at once: mostly they wait for storage
 _HOPELESS = 100  # objects, of which not one can be read: what is wrong is not an object
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def plan(config: RunConfig, output: str | None = None) -> Plan:
@@ -35,7 +31,19 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
     later session lists the input and reads nothing of it again, and what is new becomes units of its own.
     Raises InputError for what makes a run pointless: no such input, nothing in it, a format that is not known, a
     column that is missing everywhere, no object that can be read. Single objects that cannot be read are in the plan.
+    Raises RunError where storage gives way meanwhile: nothing is known then of what was not looked into.
     """
+    try:
+        return _plan(config, output)
+    except OSError as error:
+        outage = storage.outage(error, error.filename or str(config.input.path))
+        if outage is None:  # a folder that may not be listed
+            raise error if isinstance(error, UserError) else InputError(str(error)) from None
+        resumes = "" if "the same command resumes" in str(outage) else "; the same command resumes"
+        raise RunError(f"{outage}; planning ended there, and no document is given up for it{resumes}") from error
+
+
+def _plan(config: RunConfig, output: str | None) -> Plan:
     cut = {"unit_documents": config.cluster.unit_documents, "unit_bytes": config.cluster.unit_bytes}
     before = stored(output) if output is not None else None
     alone = stored_alone(output) if output is not None else set()
@@ -74,10 +82,9 @@ class _Planning:
 
     def add(self, found: Iterable[Found]) -> None:
         """Looks into objects and cuts them into units."""
-        with ThreadPoolExecutor(_THREADS) as pool:
-            inspected = in_order(pool, lambda item: inspect(item, self.config, self.columns), found)
-            for unit in self._units(self._looked_into(inspected)):
-                self.writer.add(unit)
+        inspected = in_threads(lambda item: inspect(item, self.config, self.columns), found, _THREADS)
+        for unit in self._units(self._looked_into(inspected)):
+            self.writer.add(unit)
 
     def _looked_into(self, inspected: Iterable[Inspected]) -> Iterator[Inspected]:
         for item in inspected:
@@ -126,18 +133,3 @@ class _Planning:
             shown = self.config.input.path
             raise InputError(f"{shown if isinstance(shown, str) else ', '.join(shown)}: no documents in it")
         return made
-
-
-def in_order(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """The function's results in the order of the items, some tens of which are ahead."""
-    waiting: deque[Future[R]] = deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) >= 2 * _THREADS:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()

@@ -2,7 +2,8 @@
 
 A path is a local one (or file://) or `s3://bucket/key`. Whole objects are written at once (`put_new` never overwrites),
 read by range, listed in pages, and carry a version. What goes wrong is FileNotFoundError, another OSError
-(StorageError, Changed) or, for what the user asked to be read, InputError; no text of these holds a secret.
+(StorageError; of these Unavailable for a store that does not answer at all, Changed) or, for what the user asked to be
+read, InputError; no text of these holds a secret.
 
 `configure` is called once a process, before anything else, with the section `storage` of the configuration: by the
 command, and by every worker, which gets the configuration from it. A process that has none (a look at a run's folder)
@@ -17,15 +18,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from raypd.cluster.storage import local
-from raypd.cluster.storage.common import Changed, Object, StorageError
+from raypd.cluster.storage.common import Changed, Object, StorageError, Unavailable, outage
 
 if TYPE_CHECKING:
     from raypd.config import StorageConfig
 
 __all__ = [
-    "Changed", "Object", "StorageError", "absolute", "clean_temporary", "configure", "delete", "exists", "find",
-    "folders", "is_folder", "is_remote", "join", "names", "open_file", "open_read", "put", "put_if", "put_new", "read",
-    "size", "stamp", "temporary", "version", "walk",
+    "Changed", "Object", "StorageError", "Unavailable", "absolute", "clean_temporary", "configure", "delete", "exists",
+    "find", "folders", "is_folder", "is_remote", "join", "names", "open_file", "open_read", "outage", "put", "put_if",
+    "put_new", "read", "size", "stamp", "temporary", "version", "walk",
 ]  # fmt: skip
 
 

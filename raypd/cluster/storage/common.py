@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import re
 from dataclasses import dataclass
@@ -10,6 +11,12 @@ from functools import lru_cache
 from raypd.errors import RunError
 
 MAGIC = re.compile(r"[*?[]")
+# What the operating system says of one file; all else (EIO, ESTALE, EMFILE, ENOSPC, ...) is said of disk, mount or
+# machine, whatever file one asks for.
+_OF_THE_FILE = frozenset(
+    getattr(errno, name)
+    for name in ("ENOENT", "EACCES", "EPERM", "EISDIR", "ENOTDIR", "ENAMETOOLONG", "ELOOP", "EINVAL", "ENXIO", "ESPIPE")
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,13 @@ class StorageError(OSError, RunError):
     """
 
 
+class Unavailable(StorageError):
+    """A store that is out of reach, overloaded, or lets this caller in nowhere: nothing is said of the object.
+
+    It passes with time or when somebody acts, and what was asked for may be well: never to be taken for damage.
+    """
+
+
 class Changed(StorageError):
     """An object is not, or no longer, the version that was asked for."""
 
@@ -42,6 +56,22 @@ class Changed(StorageError):
 
     def __str__(self) -> str:
         return f"{self.path}: has changed since it was planned: it was replaced or deleted; start the run again"
+
+
+def outage(error: BaseException, path: str) -> Unavailable | None:
+    """What an error that reading a file raised says of its storage as a whole; None where it is about the file.
+
+    A refusal (AccessDenied, PermissionError), a file that is gone and damaged content are about the file.
+    """
+    if isinstance(error, Unavailable):
+        return error
+    if isinstance(error, StorageError) or not isinstance(error, OSError):
+        return None
+    passing = isinstance(error, (TimeoutError, ConnectionError))
+    # What Arrow and gzip say of damaged data is an OSError too, of no errno.
+    if not passing and (error.errno is None or error.errno in _OF_THE_FILE):
+        return None
+    return Unavailable(f"{path}: {error.strerror or error}")
 
 
 def hidden(name: str) -> bool:

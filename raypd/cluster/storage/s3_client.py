@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from raypd.cluster.storage.common import StorageError
+from raypd.cluster.storage.common import StorageError, Unavailable
 from raypd.config import StorageConfig, without_credentials
 from raypd.errors import InputError
 
@@ -29,7 +29,10 @@ UNMET = ("PreconditionFailed", "412")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
 _UNKNOWN_CALLER = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidClientTokenId")
 _ELSEWHERE = ("PermanentRedirect", "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
-_BUSY = ("SlowDown", "ServiceUnavailable", "503", "Throttling", "ThrottlingException", "RequestLimitExceeded")
+_BUSY = ("SlowDown", "ServiceUnavailable", "503", "429", "TooManyRequests", "RequestLimitExceeded")
+# What the SDK finds wrong before it asks anybody, or with the one name that it was given.
+_OF_THE_SETTINGS = ("NoCredentialsError", "PartialCredentialsError", "NoRegionError", "InvalidRegionError")
+_OF_THE_NAME = ("ParamValidationError",)
 
 _lock = threading.Lock()
 _settings = StorageConfig()
@@ -108,18 +111,24 @@ def code_of(error: ClientError) -> str:
 
 @contextlib.contextmanager
 def translated(path: str, action: str) -> Iterator[None]:
-    """Raises botocore's errors as FileNotFoundError or StorageError with `path` and what to do.
+    """Raises botocore's errors as FileNotFoundError, StorageError or Unavailable with `path` and what to do.
 
     action: the permission that the call needs, for instance s3:GetObject.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        yield
-    except ClientError as error:
-        raise explain(_detailed(error, path), path, action) from None
+        try:
+            yield
+        except ClientError as error:
+            raise explain(_detailed(error, path), path, action) from None
     except BotoCoreError as error:
-        raise StorageError(f"{path}: {_said(error)}{_advice(error)}") from None
+        own = type(error).__name__ in (*_OF_THE_SETTINGS, *_OF_THE_NAME)
+        raise (StorageError if own else Unavailable)(f"{path}: {_said(error)}{_advice(error)}") from None
+    except RuntimeError as error:  # so botocore calls credentials that were renewed and have expired all the same
+        if "credentials" not in str(error).lower():
+            raise
+        raise Unavailable(f"{path}: {_said(error)}; renew the credentials, and the same command resumes") from None
 
 
 def _detailed(error: ClientError, path: str) -> ClientError:
@@ -128,7 +137,7 @@ def _detailed(error: ClientError, path: str) -> ClientError:
     An answer to HEAD has no body; and a key that does not exist is "forbidden" where s3:ListBucket is allowed only
     under a prefix, as in infra/iam.
     """
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import ClientError
 
     bucket, key = split(path)
     if not key or code_of(error) not in (*FORBIDDEN, "400"):
@@ -137,21 +146,20 @@ def _detailed(error: ClientError, path: str) -> ClientError:
         page = client().list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1, **extra())
     except ClientError as reason:
         return error if code_of(reason) in FORBIDDEN else reason
-    except BotoCoreError:
-        return error
     if [item["Key"] for item in page.get("Contents", [])] == [key]:
         return error
     return ClientError({"Error": {"Code": "NoSuchKey"}}, error.operation_name)
 
 
 def explain(error: ClientError, path: str, action: str) -> OSError:
-    """A refusal of the server as an error that says what to do."""
+    """A refusal of the server as an error that says what to do; Unavailable where any object would fare alike."""
     code, bucket = code_of(error), split(path)[0]
     at = f" at {_settings.endpoint_url}" if _settings.endpoint_url else ""
     said = _scrubbed(str(error.response.get("Error", {}).get("Message", "")))
     quote = f" (the store says: {said})" if said and said not in (code, "Forbidden", "Not Found") else ""
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     tries = error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0) + 1
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code == "NoSuchBucket":
         return StorageError(f"{path}: there is no bucket {bucket!r}{at}; check the name and storage.endpoint_url")
     if code in MISSING:
@@ -162,18 +170,21 @@ def explain(error: ClientError, path: str, action: str) -> OSError:
         wanted = f"={region}" if region else " to it"
         return StorageError(f"{path}: the bucket {bucket!r}{named}: set storage.region{wanted}")
     if code in _EXPIRED:
-        return StorageError(f"{path}: the credentials have expired: renew them; the same command resumes{quote}")
+        return Unavailable(f"{path}: the credentials have expired: renew them; the same command resumes{quote}")
     if code in _UNKNOWN_CALLER:
-        return StorageError(f"{path}: the store{at} does not accept the credentials {_whose()}{quote}")
+        return Unavailable(f"{path}: the store{at} does not accept the credentials {_whose()}{quote}")
     if code == "RequestTimeTooSkewed":
-        return StorageError(f"{path}: the clock of this machine is wrong; set it{quote}")
+        return Unavailable(f"{path}: the clock of this machine is wrong; set it{quote}")
     if code in FORBIDDEN:
         return StorageError(f"{path}: forbidden: the credentials {_whose()} need {action} here{quote}")
     if code == "InvalidObjectState":
         return StorageError(f"{path}: the object is archived; restore it first{quote}")
-    if code in _BUSY:
-        return StorageError(f"{path}: the store is overloaded ({code}), still so at attempt {tries}{quote}")
-    return StorageError(f"{path}: the store answered {code} to {action}, attempt {tries}{quote}")
+    if code in _BUSY or "Throttl" in code or status in (429, 503):
+        return Unavailable(f"{path}: the store is overloaded ({code}), still so at attempt {tries}{quote}")
+    # 501 is a request that the store does not know, not one that it fails at.
+    passes = code in ("InternalError", "RequestTimeout") or (status >= 500 and status != 501)
+    kind = Unavailable if passes else StorageError
+    return kind(f"{path}: the store answered {code} to {action}, attempt {tries}{quote}")
 
 
 def _whose() -> str:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from raypd.cluster.storage import s3_client
-from raypd.cluster.storage.common import MAGIC, Object, StorageError, hidden, near, pattern
+from raypd.cluster.storage.common import MAGIC, Object, StorageError, Unavailable, hidden, near, pattern
 from raypd.errors import InputError
 
 
 def find(path: str, include_hidden: bool) -> Iterator[Object]:
     """The objects that a key, a folder (all below it) or a glob stands for, in the order of their keys.
 
-    Raises InputError where there is none, and where the bucket cannot be listed.
+    Raises InputError where there is none, and where the bucket cannot be listed; Unavailable.
     """
     bucket, key = s3_client.split(path)
     try:
@@ -34,6 +34,8 @@ def find(path: str, include_hidden: bool) -> Iterator[Object]:
                 yield _object(bucket, item, name)
         if not found:
             raise InputError(_none(path, bucket, key, prefix, bool(magic), any_at_all))
+    except Unavailable:
+        raise
     except (StorageError, FileNotFoundError) as error:
         raise InputError(str(error)) from None
 

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from raypd.cluster.storage import s3_client
-from raypd.cluster.storage.common import Changed, StorageError
+from raypd.cluster.storage.common import Changed, StorageError, Unavailable
 
 _FIRST = 1 << 20  # bytes of the first range read in sequence; each further one is twice as long, up to _MOST
 _MOST = 8 << 20
@@ -96,7 +96,7 @@ class S3Reader(io.RawIOBase):
             if reason is None and len(data) >= length:
                 break
             if attempt == attempts:
-                raise StorageError(
+                raise Unavailable(
                     f"{self.path}: the body broke off {attempts} times, the last time at byte {begin + len(data)} "
                     f"({reason or 'the answer was too short'})"
                 )
