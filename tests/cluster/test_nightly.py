@@ -487,3 +487,121 @@ def test_on_s3(bucket, config, run, connected) -> None:  # noqa: F811
     assert len(found) == 25
     assert json.loads({row["id"]: row for row in found}["d7"]["record"]) == {"a": "a:other"}
     assert commit.committed(f"{bucket}/root/nights/{storage.folders(f'{bucket}/root/nights')[0]}")
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+def page_damaged(path: Path, documents: dict[str, str]) -> None:
+    """A Parquet file with a good footer and no page that can be read."""
+    write(path, documents)
+    data = bytearray(path.read_bytes())
+    column = pq.ParquetFile(path).metadata.row_group(0).column(0)
+    begin = column.dictionary_page_offset or column.data_page_offset
+    data[begin : begin + 8] = b"\xff" * 8
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["footer", "page"])
+def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tmp_path, run, kind) -> None:
+    config = run(str(tmp_path / "in"))
+    broken = tmp_path / "in/b.parquet"
+    write(tmp_path / "in/a.parquet", {"a": "1"})
+    write(broken, {"b": "1", "c": "1"})
+    night(config)
+    write(tmp_path / "in/a.parquet", {"a": "2", "new": "2"})
+    if kind == "page":
+        page_damaged(broken, {"b": "2", "c": "2"})
+    else:
+        broken.write_bytes(b"PAR1")
+    words = r"(?s)1 object of the input cannot be read; all that can is done:\n  \S+b.parquet: cannot be read.*"
+    more = r"1 new, 1 changed.*2 documents of objects that cannot be read stay.*Every night tries"
+    with pytest.raises(RunError, match=words + more) as caught:
+        night(config)
+    assert getattr(caught.value, "exit_code", 1) == 1
+    # What could be done stands in the table; what stood there of the damaged object does, too.
+    assert titles(config) == {"a": "2", "new": "2", "b": "1", "c": "1"}
+    result = verify_table(config.output.path, config)
+    assert (result.damaged_input.units, result.missing.documents, result.foreign.documents) == (1, 0, 0)
+    assert not result.well
+
+    for _ in range(2):  # it is not passed over because nothing else is new
+        with pytest.raises(RunError, match=words + "nothing new since the night"):
+            night(config)
+    skip = config.model_copy(update={"input": config.input.model_copy(update={"on_damaged": "skip"})})
+    made = night(skip)
+    assert (made.nothing_new, made.damaged.units) == (True, 1)
+    assert "b.parquet: cannot be read" in made.describe()
+    assert verify_table(config.output.path, skip).well
+
+    write(broken, {"b": "3", "c": "1"})
+    made = night(config)
+    assert extracted(config, made) == ["b"]  # the answer of c was kept
+    assert titles(config) == {"a": "2", "new": "2", "b": "3", "c": "1"}
+    assert verify_table(config.output.path, config).well
+
+
+def test_a_damaged_object_that_is_removed_takes_its_documents_with_it(tmp_path, run) -> None:
+    config = run(str(tmp_path / "in"), on_damaged="skip")
+    write(tmp_path / "in/a.jsonl", {"a": "1"})
+    write(tmp_path / "in/b.parquet", {"b": "1"})
+    night(config)
+    (tmp_path / "in/b.parquet").write_bytes(b"PAR1")
+    assert night(config).stale == 1
+    assert titles(config) == {"a": "1", "b": "1"}
+    (tmp_path / "in/b.parquet").unlink()
+    assert night(config).removed == 1
+    assert titles(config) == {"a": "1"}
+
+
+def test_a_damaged_object_that_was_never_read_is_done_when_it_is_put_right(tmp_path, run) -> None:
+    config = run(str(tmp_path / "in"))
+    write(tmp_path / "in/a.parquet", {"a": "1"})
+    page_damaged(tmp_path / "in/b.parquet", {"b": "1"})
+    write(tmp_path / "in/c.parquet", {"c": "1"})
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"b.parquet: cannot be read"):
+            night(config)
+        assert titles(config) == {"a": "1", "c": "1"}  # which share its unit
+    write(tmp_path / "in/b.parquet", {"b": "1"})
+    assert extracted(config, night(config)) == ["b"]
+    assert titles(config) == {"a": "1", "b": "1", "c": "1"}
+
+
+def test_a_night_of_which_nothing_can_be_read_leaves_the_table_alone(tmp_path, run) -> None:
+    config = run(str(tmp_path / "in"), on_damaged="skip")
+    write(tmp_path / "in/a.parquet", {"a": "1"})
+    night(config)
+    page_damaged(tmp_path / "in/a.parquet", {"a": "2"})
+    with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 1 object.*The table stays as it is"):
+        night(config)
+    assert titles(config) == {"a": "1"}
+
+
+def test_an_outage_in_the_night_is_no_damage(tmp_path, run, monkeypatch) -> None:
+    config = run(str(tmp_path / "in"), on_damaged="skip")
+    write(tmp_path / "in/a.jsonl", {"a": "1"})
+    night(config)
+    write(tmp_path / "in/b.jsonl", {"b": "1"})
+
+    def away(unit: Any, *rest: Any) -> Any:
+        raise storage.Unavailable(f"{unit.path}: the store is overloaded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nightly.changes, "read_unit", away)
+        with pytest.raises(RunError, match="overloaded"):
+            night(config)
+    assert night(config).extracted == 1
+    assert titles(config) == {"a": "1", "b": "1"}
+
+
+def test_the_command_says_what_it_left_out_and_ends_with_exit_code_1(tmp_path, run, monkeypatch) -> None:
+    monkeypatch.setattr(nightly, "run_night", lambda config, **keys: run_night(config, build=build, **keys))
+    config = run(str(tmp_path / "in"))
+    write(tmp_path / "in/a.jsonl", {"a": "1"})
+    (tmp_path / "in/b.parquet").write_bytes(b"PAR1")
+    (tmp_path / "run.yaml").write_text(config.model_dump_json())
+    done = CliRunner().invoke(app, ["nightly", str(tmp_path / "run.yaml"), "model=fake"])
+    assert isinstance(done.exception, RunError)
+    assert "b.parquet: cannot be read as Parquet" in str(done.exception)
+    assert Path(config.output.path, "state.json").exists()

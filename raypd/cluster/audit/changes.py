@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -18,16 +19,20 @@ import pyarrow.parquet as pq
 
 from raypd.cluster import storage
 from raypd.cluster.audit.scratch import Scratch
+from raypd.cluster.input.plan import Plan
 from raypd.cluster.input.reading import read_unit
-from raypd.cluster.input.units import Unit
+from raypd.cluster.input.unit import Unit, make_unit
+from raypd.cluster.manifest import Unreadable
 from raypd.cluster.threads import in_threads
 from raypd.config import RunConfig
+from raypd.errors import InputError
 from raypd.tasks.base import Document
 
-# unit: `unit_key`. ordinal, position: of the unit in the plan and of the document in the unit. source, row: where the
-# document stands in the input, and in `file` too. file: the object with its answer, below the nightly root; null where
-# there is none. winner: whether it is the one of its id that the table shows. live: whether the input has it, or has
-# had it (nightly.removed keep); then night is the last one when it did.
+# unit: `unit_key`. ordinal: how many parts the plan has before the unit. position: of the document in the unit.
+# source, row: where the document stands in the input, and in `file` too. file: the object with its answer, below the
+# nightly root; null where there is none. winner: whether it is the one of its id that the table shows. live: whether
+# the input has it, or has had it (nightly.removed keep, or it stands in an object that cannot be read); then night is
+# the last one when it did.
 INDEX = pa.schema(
     [
         ("id", pa.string()),
@@ -47,6 +52,7 @@ INDEX = pa.schema(
 )
 _READ = pa.schema([INDEX.field(name) for name in ("id", "hash", "unit", "position", "source", "row")])
 _PLANNED = pa.schema([INDEX.field("unit"), INDEX.field("ordinal")])
+_DAMAGED = pa.schema([INDEX.field("source")])
 _ROWS_A_FILE = 1_000_000
 
 
@@ -87,24 +93,56 @@ def load_index(scratch: Scratch, root: str, files: Iterable[str]) -> None:
     scratch.view("old", local)
 
 
-def read_input(scratch: Scratch, plan: Iterable[Unit], config: RunConfig, threads: int = 8) -> str:
-    """Fills `planned` with the units and `read` with the documents of those that last night did not have.
+@dataclass
+class Input:
+    """What tonight's input is. units: that can be read. digest: of all, the same for the same input.
 
-    The digest of the plan: the same for the same input. Raises InputError when an object cannot be read.
+    apart: ids of units of several objects, of which one cannot be read: each object is a unit of its own. damaged: what
+    cannot be read; hidden: digest of the names of that.
     """
+
+    units: int = 0
+    digest: str = ""
+    apart: set[str] = field(default_factory=set)
+    damaged: Unreadable = field(default_factory=Unreadable)
+    hidden: str = ""
+
+
+def placed(plan: Iterable[Unit], config: RunConfig, apart: Container[str]) -> Iterator[tuple[int, Unit]]:
+    """(ordinal, unit) of the plan's units that can be read, in its order, those in `apart` by their objects."""
+    ordinal = 0
+    for unit in plan:
+        singles = [make_unit([part], config.fingerprint()) for part in unit.parts] if unit.id in apart else [unit]
+        yield from enumerate(singles, ordinal)
+        ordinal += len(unit.parts)
+
+
+def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8) -> Input:
+    """Fills `planned` with the units, `read` with the documents of those that last night did not have, and `damaged`
+    with the names of the objects that cannot be read."""
     known = {row["unit"] for row in scratch.rows("SELECT DISTINCT unit FROM old WHERE live")}
     extra = [config.nightly.hash_column] if config.nightly.hash_column is not None else []
     scratch.create("planned", _PLANNED)
     scratch.create("read", _READ)
-    digest = hashlib.sha256()
+    scratch.create("damaged", _DAMAGED)
+    found, digest, hidden = Input(), hashlib.sha256(), hashlib.sha256()
 
-    def look(item: tuple[int, Unit]) -> None:
+    def look(item: tuple[int, Unit]) -> list[tuple[Unit, str]]:
+        """Takes up a unit; what of it cannot be read, and why."""
         ordinal, unit = item
         key = unit_key(unit)
-        scratch.add("planned", pa.table([[key], [ordinal]], schema=_PLANNED))
         if key in known:
-            return
-        documents = read_unit(unit, config, extra)
+            scratch.add("planned", pa.table([[key], [ordinal]], schema=_PLANNED))
+            return []
+        try:
+            documents = read_unit(unit, config, extra)
+        except InputError as error:
+            if len(unit.parts) == 1:
+                return [(unit, str(error))]
+            found.apart.add(unit.id)
+            singles = placed([unit], config, {unit.id})
+            return [bad for number, single in singles for bad in look((ordinal + number, single))]
+        scratch.add("planned", pa.table([[key], [ordinal]], schema=_PLANNED))
         columns: list[list[Any]] = [
             [document.id for document in documents],
             [content_hash(document, config) for document in documents],
@@ -114,21 +152,32 @@ def read_input(scratch: Scratch, plan: Iterable[Unit], config: RunConfig, thread
             [document.place for document in documents],
         ]
         scratch.add("read", pa.table(columns, schema=_READ))
+        return []
 
-    for _ in in_threads(look, _digested(plan, digest), threads):
-        pass
-    scratch.close("planned")
-    scratch.close("read")
-    return digest.hexdigest()[:16]
+    def leave_out(unit: Unit, reason: str) -> None:
+        found.damaged.add(unit, reason)
+        hidden.update(f"{unit.name}\0".encode())
+        scratch.add("damaged", pa.table([[unit.name]], schema=_DAMAGED))
+
+    for unit in plan.damaged():
+        leave_out(unit, str(unit.damaged))
+    for bad in in_threads(look, _digested(placed(plan, config, ()), digest), threads):
+        for unit, reason in bad:
+            leave_out(unit, reason)
+    for name in ("planned", "read", "damaged"):
+        scratch.close(name)
+    (found.units,) = map(int, scratch.one("SELECT count(*) FROM planned"))
+    found.digest, found.hidden = digest.hexdigest()[:16], hidden.hexdigest()[:16] if found.damaged.units else ""
+    return found
 
 
-def _digested(plan: Iterable[Unit], digest: Any) -> Iterator[tuple[int, Unit]]:
-    for ordinal, unit in enumerate(plan):
+def _digested(units: Iterable[tuple[int, Unit]], digest: Any) -> Iterator[tuple[int, Unit]]:
+    for ordinal, unit in units:
         digest.update(unit_key(unit).encode())
         yield ordinal, unit
 
 
-def input_is_the_same(scratch: Scratch) -> bool:
+def units_are_the_same(scratch: Scratch) -> bool:
     """Whether tonight's units are those of last night."""
     (different,) = scratch.one(
         "SELECT count(*) FROM (SELECT DISTINCT unit FROM old WHERE live) o FULL JOIN planned p USING (unit) "
@@ -146,13 +195,15 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     Of several documents with one id the last of the input wins, by the names of objects and then by place (units do
     not come in this order: small objects share one). usable: SQL
     over `o`, which says of an old document whether its answer can stand. keep: documents that the input does not have
-    anymore stay; every document of the input wins over them.
+    anymore stay; every document of the input wins over them. Those of an object that cannot be read tonight stay in
+    any case: a damaged upload does not empty the table.
     """
     columns = "id, hash, unit, ordinal, position, source, row"
     old = "o.id, o.hash, o.unit, p.ordinal, o.position, o.source, o.row"
     kept = (
         "UNION ALL SELECT o.id, o.hash, o.unit, o.ordinal, o.position, o.source, o.row, o.file, o.category, o.ok, "
-        "FALSE, o.night FROM old o WHERE o.winner AND o.file IS NOT NULL AND o.unit NOT IN (SELECT unit FROM planned)"
+        "FALSE, o.night FROM old o WHERE o.winner AND o.file IS NOT NULL AND o.unit NOT IN (SELECT unit FROM planned) "
+        f"AND ({keep} OR o.source IN (SELECT source FROM damaged))"
     )
     scratch.run(f"""
         CREATE TABLE entries AS
@@ -162,7 +213,7 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
         UNION ALL
         SELECT {old}, CASE WHEN {usable} THEN o.file END, o.category, o.ok, TRUE, '{night}'
         FROM old o JOIN planned p USING (unit) WHERE o.live
-        {kept if keep else ""}""")
+        {kept}""")
     scratch.run(f"""
         CREATE TABLE known AS
         SELECT id, hash, any_value(struct_pack(file := file, source := source, "row" := "row", category := category,
@@ -183,13 +234,17 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
 
 
 def counts(scratch: Scratch) -> dict[str, int]:
-    """Documents of the table: all, new, changed, removed, unchanged; shadowed: hidden by a later one of their id."""
-    names = ("documents", "new", "changed", "shadowed")
+    """Documents of the table: all, new, changed, removed, unchanged; shadowed: hidden by a later one of their id.
+
+    stale: those that stay though their object cannot be read tonight.
+    """
+    names = ("documents", "new", "changed", "shadowed", "stale")
     found = scratch.one("""
         SELECT count(*) FILTER (winner),
             count(*) FILTER (winner AND file IS NULL AND w.id IS NULL),
             count(*) FILTER (winner AND file IS NULL AND w.id IS NOT NULL),
-            count(*) FILTER (NOT winner AND live)
+            count(*) FILTER (NOT winner AND live),
+            count(*) FILTER (winner AND NOT live AND source IN (SELECT source FROM damaged))
         FROM placed p LEFT JOIN (SELECT DISTINCT id FROM old WHERE winner) w ON w.id = p.id""")
     made = dict(zip(names, map(int, found), strict=True))
     (removed,) = scratch.one(

@@ -13,19 +13,21 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from raypd.cluster import manifest, pipeline, storage
 from raypd.cluster.audit import changes, schema_change, table
+from raypd.cluster.audit.changes import Input
 from raypd.cluster.audit.schema_change import Change
 from raypd.cluster.audit.scratch import Scratch
 from raypd.cluster.holding import Session
 from raypd.cluster.input import units
 from raypd.cluster.input.plan import Plan, Writer
 from raypd.cluster.input.units import Unit
+from raypd.cluster.manifest import Unreadable
 from raypd.config import ExtractionConfig, OutputConfig, RunConfig
 from raypd.errors import ConfigError, RunError
 
@@ -37,7 +39,10 @@ _STATE = "state.json"
 
 @dataclass
 class Night:
-    """What a night brought. Counts are documents; failed: of the table, with tonight's among them."""
+    """What a night brought. Counts are documents; failed: of the table, with tonight's among them.
+
+    damaged: objects of the input that cannot be read; stale: documents that the table has of these from before.
+    """
 
     name: str
     root: str
@@ -50,14 +55,20 @@ class Night:
     failed: int = 0
     extracted: int = 0
     added_attributes: str = ""
-    damaged: list[str] = field(default_factory=list)
+    stale: int = 0
+    damaged: Unreadable = field(default_factory=Unreadable)
     nothing_new: bool = False
 
     def describe(self) -> str:
         """In words, for the user."""
         where = storage.join(self.root, "current", "files.txt")
+        left_out = (
+            f"{_objects(self.damaged.units)} of the input cannot be read; all that can is done:\n{self.damaged.shown()}"
+            if self.damaged.units
+            else ""
+        )
         if self.nothing_new:
-            return f"nothing new since the night {self.name}: {self.documents:,} documents in {where}"
+            return f"{left_out}nothing new since the night {self.name}: {self.documents:,} documents in {where}"
         lines = [
             f"night {self.name}: {self.new:,} new, {self.changed:,} changed, {self.removed:,} removed, "
             f"{self.unchanged:,} as they were; {self.extracted:,} extracted"
@@ -68,10 +79,11 @@ class Night:
             lines.append(
                 f"{self.shadowed:,} documents have an id that a later one has too: the later one is in the table"
             )
-        lines += [f"left out, because it cannot be read: {reason}" for reason in self.damaged]
+        if self.stale:
+            lines.append(f"{self.stale:,} documents of objects that cannot be read stay as an earlier night had them")
         failed = f", {self.failed:,} of them failed (raypd errors {self.root})" if self.failed else ""
         lines.append(f"table: {self.documents:,} documents{failed}; its objects: {where}")
-        return "\n".join(lines)
+        return left_out + "\n".join(lines)
 
 
 def run_night(
@@ -85,7 +97,8 @@ def run_night(
     """Brings the table under output.path up to tonight's input; the same call goes on where one was cut off.
 
     full: extract everything anew. retry_errors: also what failed before.
-    Raises what `pipeline.run_extract` raises, and RunError when another session that is alive is at it.
+    Raises what `pipeline.run_extract` raises, and RunError when another session that is alive is at it, or, after all
+    that can be done is done, when objects cannot be read and input.on_damaged is fail.
     """
     storage.configure(config.storage)
     root = pipeline.output_folder(config)
@@ -96,10 +109,15 @@ def run_night(
         with Scratch() as scratch:
             night = _Run(config, root, own, scratch, full, retry_errors).do(verbose, build)
         how = "complete"
-        return night
     finally:
         with contextlib.suppress(OSError):
             own.end(how)
+    if night.damaged.units and config.input.on_damaged == "fail":
+        raise RunError(
+            f"{night.describe()}\nEvery night tries the objects again, until they are put right or removed; with "
+            "input.on_damaged=skip it leaves them out and ends well"
+        )
+    return night
 
 
 class _State:
@@ -187,17 +205,26 @@ class _Run:
         self._repair_list()
         changes.load_index(scratch, self.root, [] if self.full else self.state.record.get("index", []))
         plan = units.plan(self.config)
-        digest = changes.read_input(scratch, plan, self.config)
-        same = changes.input_is_the_same(scratch) and self.change is None and not self.full
+        tonight = changes.read_input(scratch, plan, self.config)
+        if not tonight.units:
+            raise RunError(
+                f"nothing could be read of the input, {_objects(tonight.damaged.units)}:\n{tonight.damaged.shown()}"
+                "The table stays as it is, whatever input.on_damaged says; the same command tries them again"
+            )
+        same = changes.units_are_the_same(scratch) and self.state.record.get("hidden", "") == tonight.hidden
+        same = same and self.change is None and not self.full
         if same and not (self.retry_errors and self.state.record["failed"]):
-            return Night(str(self.state.night), self.root, self.state.record["documents"], nothing_new=True)
-        name = self._name(digest)
-        night = Night(name, self.root, damaged=[str(unit.damaged) for unit in plan.damaged()])
+            record = self.state.record
+            return Night(
+                str(self.state.night), self.root, record["documents"], damaged=tonight.damaged, nothing_new=True
+            )
+        name = self._name(tonight.digest)
+        night = Night(name, self.root, damaged=tonight.damaged)
         changes.decide(scratch, name, self._usable(), self.config.nightly.removed == "keep")
         for key, value in changes.counts(scratch).items():
             setattr(night, key, value)
-        self._extract(plan, night, verbose, build)
-        self._publish(night)
+        self._extract(plan, tonight, night, verbose, build)
+        self._publish(night, tonight)
         return night
 
     def _name(self, digest: str) -> str:
@@ -223,7 +250,7 @@ class _Run:
     def _note(self, night: str) -> dict[str, Any] | None:
         try:
             found: dict[str, Any] = json.loads(storage.read(self._at(night, "night.json")))
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             return None
         return found
 
@@ -233,11 +260,16 @@ class _Run:
     # ------------------------------------------------------------------------------------------------------ extraction
 
     def _extract(
-        self, plan: Plan, night: Night, verbose: bool, build: Callable[[RunConfig, int | None], worker.Parts] | None
+        self,
+        plan: Plan,
+        tonight: Input,
+        night: Night,
+        verbose: bool,
+        build: Callable[[RunConfig, int | None], worker.Parts] | None,
     ) -> None:
         """Runs what is to be extracted, and makes `answered` and `added` of it."""
         folder = f"nights/{night.name}"
-        night.extracted = self._stream(plan, "answered", folder, self.config, "file IS NULL", verbose, build)
+        night.extracted = self._stream(plan, tonight, "answered", folder, self.config, "file IS NULL", verbose, build)
         condition, config = "FALSE", self.config
         if self.change is not None and self.change.added:
             listed = ", ".join("'" + name.replace("'", "''") + "'" for name in self.change.added)
@@ -245,11 +277,12 @@ class _Run:
             config = schema_change.only_added(self.config, self.change)
         if self.change is not None:
             night.added_attributes = self.change.describe()
-        night.extracted += self._stream(plan, "added", f"{folder}/added", config, condition, verbose, build)
+        night.extracted += self._stream(plan, tonight, "added", f"{folder}/added", config, condition, verbose, build)
 
     def _stream(
         self,
         plan: Plan,
+        tonight: Input,
         name: str,
         folder: str,
         config: RunConfig,
@@ -262,7 +295,8 @@ class _Run:
         writer = Writer()
         keys: dict[str, str] = {}
         documents = 0
-        for unit, positions in _subsets(plan, changes.to_extract(self.scratch, condition)):
+        planned = changes.placed(plan, self.config, tonight.apart)
+        for unit, positions in _subsets(planned, changes.to_extract(self.scratch, condition)):
             subset = unit.subset(positions)
             writer.add(subset)
             keys[subset.id] = changes.unit_key(unit)
@@ -277,7 +311,7 @@ class _Run:
 
     # -------------------------------------------------------------------------------------------------------- the table
 
-    def _publish(self, night: Night) -> None:
+    def _publish(self, night: Night, tonight: Input) -> None:
         """Writes the table's new objects, the index and the list; state.json makes them count."""
         scratch, folder = self.scratch, f"nights/{night.name}"
         again = self.change is not None
@@ -298,6 +332,7 @@ class _Run:
                 "fingerprint": self.config.fingerprint(),
                 "base": schema_change.answers_base(self.config),
                 "hash_column": self.config.nightly.hash_column,
+                "hidden": tonight.hidden,
                 "index": index,
                 "versions": manifest.versions(),
                 "config": manifest.recorded(self.config),
@@ -315,10 +350,12 @@ class _Run:
             storage.put(path, wanted)
 
 
-def _subsets(plan: Plan, wanted: Iterator[tuple[int, list[int]]]) -> Iterator[tuple[Unit, list[int]]]:
+def _subsets(
+    planned: Iterable[tuple[int, Unit]], wanted: Iterator[tuple[int, list[int]]]
+) -> Iterator[tuple[Unit, list[int]]]:
     """The units of the plan of which documents are wanted, with their positions; both come in the order of the plan."""
     at = next(wanted, None)
-    for ordinal, unit in enumerate(plan):
+    for ordinal, unit in planned:
         if at is None:
             return
         if at[0] == ordinal:
@@ -328,3 +365,7 @@ def _subsets(plan: Plan, wanted: Iterator[tuple[int, list[int]]]) -> Iterator[tu
 
 def _listed(files: list[str]) -> bytes:
     return "".join(f"{file}\n" for file in files).encode()
+
+
+def _objects(count: int) -> str:
+    return f"{count:,} object{'' if count == 1 else 's'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from raypd.cluster import storage
-from raypd.cluster.audit import table
+from raypd.cluster.audit import changes, table
 from raypd.cluster.audit.scratch import Scratch
 from raypd.cluster.audit.verification import EXAMPLES, Finding, Verification
 from raypd.cluster.input import units
@@ -16,6 +16,7 @@ from raypd.config import RunConfig
 from raypd.errors import Damaged, InputError
 
 _INPUT = pa.schema([("id", pa.string()), ("source", pa.string()), ("row", pa.int64())])
+_DAMAGED = pa.schema([("source", pa.string())])
 _OUTPUT = pa.schema(
     [("id", pa.string()), ("source", pa.string()), ("row", pa.int64()), ("ok", pa.bool_()), ("object", pa.string())]
 )
@@ -24,7 +25,8 @@ _OUTPUT = pa.schema(
 def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification:
     """Compares the table of the last good night with the input: each id once, from the last document that has it.
 
-    Ids of the table that the input does not have are foreign, unless nightly.removed is keep. Changes nothing.
+    Ids of the table that the input does not have are foreign, unless nightly.removed is keep or they are of an object
+    that cannot be read now. Changes nothing.
     """
     result = Verification(root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
     files = storage.read(storage.join(root, "current", "files.txt")).decode().splitlines()
@@ -38,28 +40,37 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
 
 def _read_input(result: Verification, scratch: Scratch, config: RunConfig, threads: int) -> None:
     scratch.create("input", _INPUT)
+    scratch.create("damaged", _DAMAGED)
 
-    def read(unit: Unit) -> str | None:
+    def read(unit: Unit) -> list[tuple[Unit, str]]:
+        """Takes up a unit; what of it cannot be read, and why."""
         try:
             documents = read_unit(unit, config)
         except InputError as error:
-            return str(error)
+            if len(unit.parts) == 1:
+                return [(unit, str(error))]
+            return [bad for _, single in changes.placed([unit], config, {unit.id}) for bad in read(single)]
         columns = [
             [document.id for document in documents],
             [document.source for document in documents],
             [document.place for document in documents],
         ]
         scratch.add("input", pa.table(columns, schema=_INPUT))
-        return None
+        return []
+
+    def leave_out(unit: Unit, reason: str) -> None:
+        result.damaged_input.add(0, 1, [reason])
+        scratch.add("damaged", pa.table([[unit.name]], schema=_DAMAGED))
 
     plan = units.plan(config)
-    for error in in_threads(read, plan, threads):
+    for unreadable in in_threads(read, plan, threads):
         result.units += 1
-        if error is not None:
-            result.unreadable.add(0, 1, [error])
+        for unit, reason in unreadable:
+            leave_out(unit, reason)
     for unit in plan.damaged():
-        result.damaged_input.add(0, 1, [str(unit.damaged)])
+        leave_out(unit, str(unit.damaged))
     scratch.close("input")
+    scratch.close("damaged")
 
 
 def _read_table(result: Verification, scratch: Scratch, files: list[str], threads: int) -> None:
@@ -91,10 +102,11 @@ def _compare(result: Verification, scratch: Scratch, config: RunConfig) -> None:
     (result.documents,) = map(int, scratch.one("SELECT count(*) FROM wanted"))
     result.found, result.ok = map(int, scratch.one("SELECT count(*), count(*) FILTER (ok) FROM found"))
     result.failed = result.found - result.ok
-    old = " AND id IN (SELECT id FROM input)" if config.nightly.removed == "keep" else ""
+    old = "" if config.nightly.removed == "keep" else " OR source NOT IN (SELECT source FROM damaged)"
     queries = {
         "missing": "SELECT id, source, row, NULL AS object FROM wanted ANTI JOIN found USING (id, source, row)",
-        "foreign": f"SELECT * FROM (SELECT * FROM found ANTI JOIN wanted USING (id, source, row)) WHERE TRUE{old}",
+        "foreign": f"SELECT * FROM (SELECT * FROM found ANTI JOIN wanted USING (id, source, row)) "
+        f"WHERE id IN (SELECT id FROM input){old}",
         "doubled": "SELECT id, min(source) AS source, min(row) AS row, string_agg(object, ' and ') AS object "
         "FROM found GROUP BY id HAVING count(*) > 1 OR max(objects) > 1",
     }
