@@ -10,6 +10,7 @@ from raypd.config_file import load_config, make_config
 from raypd.errors import ConfigError
 
 Retry = Literal["failed", "all"]
+COMMANDS = {"extraction": "extract", "question_answering": "answer", "generation": "generate"}  # task.kind -> command
 
 
 def config_of(
@@ -40,8 +41,7 @@ def run_job(config: RunConfig, kind: str, verbose: bool = False, retry: Retry | 
     from raypd.cluster.summary import print_summary
 
     if config.task.kind != kind:
-        command = {"extraction": "extract", "question_answering": "answer", "generation": "generate"}[config.task.kind]
-        raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {command}`")
+        raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {COMMANDS[config.task.kind]}`")
     if retry is None:
         print_summary(run_extract(config, verbose=verbose))
         return

@@ -11,6 +11,7 @@ from raypd.cluster.forecast.tune_view import show, why
 from raypd.cluster.pipeline import Interrupted
 from raypd.config_file import load_config
 from raypd.errors import ConfigError
+from raypd.run_command import COMMANDS
 
 
 def run(path: str, overrides: list[str], output: str | None, options: Options, verbose: bool) -> None:
@@ -38,3 +39,5 @@ def run(path: str, overrides: list[str], output: str | None, options: Options, v
     tuned_file.write(source, overrides, result.best.changes, target, f"{changed}\n{why(result)}")
     print(f"configuration: {target}")
     print(f"measurements:  {measurements}")
+    run_it = f"raypd {COMMANDS[config.task.kind]} {target}"
+    print(f"next: `raypd estimate {target}` says what a run with it takes, `{run_it}` runs it")

@@ -475,6 +475,21 @@ def test_a_small_model_gets_an_honest_answer(files, monkeypatch, capsys) -> None
     assert "values decoded each alone" in (files / "run.tuned.yaml").read_text().replace("\n# ", " ")
 
 
+def test_time_that_ends_before_the_configuration_was_measured_is_said(files, monkeypatch) -> None:
+    use(monkeypatch, SmallBench())
+    now = [0.0]
+    monkeypatch.setattr(tune.time, "monotonic", lambda: now[0])
+    measure = tune._Tester.measure
+
+    def slow(self: Any, *given: Any) -> Trial:
+        now[0] += 45.0
+        return measure(self, *given)
+
+    monkeypatch.setattr(tune._Tester, "measure", slow)
+    with pytest.raises(RunError, match=r"before the configuration itself was measured: raise --minutes .* goes on"):
+        command(sample=30, reference="document", minutes=1)
+
+
 def test_a_floor_that_cannot_be_judged_is_said_and_changes_no_answers(files, monkeypatch, capsys) -> None:
     use(monkeypatch, SmallBench())
     command(sample=30, reference="document")

@@ -147,7 +147,7 @@ class _Show:
             self._bar.stop()
 
     def at(self, done: int, total: int) -> None:
-        text = f"{done}/{total} documents" if total else "loading, warming up"
+        text = f"{done / total:.0%} done" if total else "loading, warming up"
         if self._bar is not None:
             self._bar.update(self._row, total=total or None, completed=done, done=text)
         elif time.monotonic() - self._printed >= _LINE_SECONDS:

@@ -70,3 +70,4 @@ def run(config: RunConfig | None, options: Options, as_json: bool, verbose: bool
     show(result)
     if path is not None:
         print(f"estimate: {path}")
+        print(f"next: `raypd report {path.rpartition('/')[0]}` shows it as a page, and after the run beside the bill")

@@ -18,16 +18,19 @@ def show(result: Estimate, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     about = "" if result.documents.error == 0 else "about "
     console.print(f"{about}{_count(result.documents)} documents")
+    console.print()
     console.print(_speeds([*result.ours, *result.baseline]))
     for speed in [*result.ours, *result.baseline]:
-        console.print(f"{speed.method}: {speed.source}", soft_wrap=True)
+        if speed.machine is not None:
+            console.print(f"{speed.method}: {speed.source}", soft_wrap=True)
     for mine in result.ours:
         gain = result.gain(mine)
         if gain is not None:
             console.print(f"{mine.method} is {_with_interval(gain, '{:.2f}')} times as fast as autoregressive decoding")
-    if result.rows:
-        console.print(_machines(result))
-        console.print(_nodes(result.rows))
+    for title, table in (("price of decoding", _machines), ("hours and the whole bill", _nodes)) if result.rows else ():
+        console.print(f"\n{title}")
+        console.print(table(result))
+    console.print()
     if result.not_measured:
         gpus = ", ".join(f"{gpu} ({_families(types)})" for gpu, types in result.not_measured.items())
         console.print(f"not measured on these GPUs, so no figure: {gpus}", soft_wrap=True)
@@ -42,7 +45,7 @@ def _plain() -> Table:
 def _speeds(speeds: list[Speed]) -> Table:
     table = _plain()
     table.add_column("one worker", no_wrap=True)
-    table.add_column("documents/s", justify="right", no_wrap=True)
+    table.add_column("documents/s [95%]", justify="right", no_wrap=True)
     measured = any(speed.prefill_tokens is not None for speed in speeds)
     for head in ("prefilled", "shared", "decoded") if measured else ():
         table.add_column(head, justify="right")
@@ -59,7 +62,7 @@ def _machines(result: Estimate) -> Table:
     table = _plain()
     table.add_column("machine", overflow="fold", min_width=13)
     baseline = any(row.baseline for row in result.rows)
-    for head in ("$/h", "$ per 1,000", *(("autoregressive", "saves") if baseline else ())):
+    for head in ("$/h", "$ per 1,000 [95%]", *(("autoregressive", "saves") if baseline else ())):
         table.add_column(head, justify="right", no_wrap=True)
     for row in result.rows:
         priced = row.machines.usd_per_hour > 0
@@ -77,10 +80,10 @@ def _per_1000(speed: Speed, row: Row) -> str:
     return _with_interval(mean, "{:.3f}" if mean.value >= 0.01 else "{:.2g}")
 
 
-def _nodes(rows: list[Row]) -> Table:
+def _nodes(result: Estimate) -> Table:
     """Hours and whole bill by the number of nodes."""
-    table = _plain()
-    table.add_column("hours, whole bill", overflow="fold", min_width=13)
+    table, rows = _plain(), result.rows
+    table.add_column("machine", overflow="fold", min_width=13)
     table.add_column("GPU-hours" if all(row.ours.gpu for row in rows) else "worker-hours", justify="right")
     counts = sorted({bill.nodes for row in rows for bill in row.bills})
     for count in counts:

@@ -99,6 +99,11 @@ def tune(
         floor = Floor(options.agreement, options.judge)
         search = Search(config, tester.measure, floor, _types(config, facts), options.reference, tester.tell)
         best = search.run()
+    if best is None and any(trial.usable for trial in search.trials):
+        raise RunError(
+            f"{search.ended} before the configuration itself was measured: raise --minutes or --budget-usd; what was "
+            f"measured stands in {measurements}, and the same command goes on from there"
+        )
     errors = [trial.error for trial in search.trials if trial.error is not None]
     if best is None:
         raise RunError(f"nothing could be measured ({search.ended}){': ' + errors[0] if errors else ''}")
@@ -251,7 +256,8 @@ def _found(trial: Trial) -> str:
     if trial.cut:
         return "stopped: far slower than the best so far"
     same = trial.agreement
-    return f"{trial.speed:.3g} documents/s" + (f", {same.share:.1%} of {same.of} values agree" if same.of else "")
+    agree = f"{same.share:.1%} of {same.of} values agree" if same.of else "no whole value to compare"
+    return f"{trial.speed:.3g} documents/s, {agree}"
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
