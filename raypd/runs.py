@@ -42,6 +42,10 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         storage.configure(StorageConfig.model_validate({**(record["config"].get("storage") or {}), **keys}))
     except FileNotFoundError:
         raise NoRun(_no_run(output)) from None
+    except storage.Unavailable:
+        raise
+    except storage.StorageError as error:  # which names the path
+        raise ConfigError(str(error)) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     return record

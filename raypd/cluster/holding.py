@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -143,6 +143,18 @@ class Session:
         tree = {"id": self.id, "began": self.began, "heartbeat": now, "ended": now if how else None}
         tree |= {"seconds": seconds if how else None, "how": how}
         storage.put(self._path, (json.dumps(tree, indent=2) + "\n").encode())
+
+
+@contextlib.contextmanager
+def held(output: str, say: Callable[[str], None]) -> Iterator[Session]:
+    """Holds a folder for the length of a block, whose end it tells as complete or failed."""
+    own, how = Session(output, say), "failed"
+    try:
+        yield own
+        how = "complete"
+    finally:
+        with contextlib.suppress(OSError):  # a full disk must not hide why the block ended
+            own.end(how)
 
 
 def _process() -> dict[str, Any]:

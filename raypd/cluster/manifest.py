@@ -131,9 +131,9 @@ def recorded(config: RunConfig) -> dict[str, Any]:
 def check(config: RunConfig, output: str) -> None:
     """Raises ConfigError when the output folder belongs to another configuration."""
     path = storage.join(output, "run.json")
-    if storage.exists(output) and not storage.is_folder(output):
-        raise ConfigError(f"output.path {output}: is a file; give a folder")
     try:
+        if storage.exists(output) and not storage.is_folder(output):
+            raise ConfigError(f"output.path {output}: is a file; give a folder")
         theirs = json.loads(storage.read(path))
         found = theirs["fingerprint"]
     except FileNotFoundError:

@@ -34,6 +34,10 @@ class Parts:
     sampling: Any
 
 
+# Makes them in a worker's process, from the run's configuration and the CPU threads that the worker has.
+Build = Callable[[RunConfig, int | None], Parts]
+
+
 def build(config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None = None) -> Parts:
     """Loads the model and makes engine and task. Raises ModelError, ConfigError.
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
-    from raypd.cluster import worker
     from raypd.cluster.cost.accounts import Accounts
+    from raypd.cluster.parts import Build
     from raypd.cluster.pool import Ended, Pool
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
@@ -52,7 +52,7 @@ def run_extract(
     config: RunConfig,
     *,
     verbose: bool = False,
-    build: Callable[[RunConfig, int | None], worker.Parts] | None = None,
+    build: Build | None = None,
     planned: Plan | None = None,
 ) -> Manifest:
     """Runs or resumes an extraction until every unit is committed; writes the manifest and returns it.
@@ -185,7 +185,7 @@ class _Run:
         done: set[str],
         own: holding.Session,
         verbose: bool,
-        build: Callable[[RunConfig, int | None], worker.Parts],
+        build: Build,
     ) -> None:
         self.config, self.output, self.planned, self.done = config, output, planned, done
         self.own, self.verbose, self.build = own, verbose, build

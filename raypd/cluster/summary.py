@@ -43,8 +43,9 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
     console.print(tokens)
     for line in cost_lines(manifest.cost):
         console.print(line, soft_wrap=True)
-    parts = "/".join(f"{key}=*" for key in manifest.config["output"]["partition"])
-    console.print(f"rows:     {storage.join(commit.units_folder(manifest.output), parts, '*.parquet')}", soft_wrap=True)
+    partition = [f"{key}=*" for key in manifest.config["output"]["partition"]]
+    rows_at = storage.join(commit.units_folder(manifest.output), *partition, "*.parquet")
+    console.print(f"rows:     {rows_at}", soft_wrap=True)
     console.print(f"manifest: {manifest.output}/manifest.json", soft_wrap=True)
 
 

@@ -15,14 +15,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
+from raypd import runs
 from raypd.cluster import commit, manifest, pipeline, storage
 from raypd.cluster.attempts import Attempt
 from raypd.cluster.audit.verification import verify
 from raypd.cluster.input.units import plan
+from raypd.cluster.summary import print_summary
 from raypd.cluster.worker import DecodeWorker, Order
 from raypd.config import RunConfig
-from raypd.errors import InputError, RunError
+from raypd.errors import ConfigError, InputError, RunError
 from tests import fault_proxy, s3
 from tests.cluster import fakes
 from tests.fault_proxy import Faults, Proxy
@@ -168,6 +171,34 @@ def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -
         unreadable.add(unit, f"{unit.path}: cannot be read: gone")
     with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 6 units of it:\n  s3://.*on_damaged"):
         pipeline.finish(run, run.output.path, made, unreadable)
+
+
+def test_an_output_that_is_forbidden_is_refused_before_anything_starts(proxy, corpus, bucket) -> None:
+    run = corpus(output=f"{bucket}/out")
+    proxy.faults = Faults(
+        share=1.0, kinds=("403",), only=lambda method, path: "/out" in path and "list-type" not in path
+    )
+    with pytest.raises(ConfigError, match=rf"output.path: {bucket}/out.*: forbidden: .*need s3:PutObject"):
+        pipeline.run_extract(run, build=fakes.build)
+    proxy.faults = Faults(share=1.0, kinds=("503",), only=lambda method, path: "/out" in path)
+    with pytest.raises(storage.Unavailable, match="overloaded"):
+        pipeline.run_extract(run, build=fakes.build)
+    with pytest.raises(storage.Unavailable, match="overloaded"):
+        runs.load_record(run.output.path, [f"storage.endpoint_url={proxy.url}", "storage.max_attempts=2"])
+
+
+def test_the_summary_says_what_was_left_out_and_where_the_rows_are(proxy, corpus, bucket) -> None:
+    proxy.faults = Faults(share=1.0, kinds=("403",), only=lambda method, path: "/in/08" in path)
+    run = corpus(output=f"{bucket}/out")
+    made = plan(run)
+    manifest.claim(run, run.output.path)
+    worker = DecodeWorker(Order(run, run.output.path, "s", build=fakes.build))
+    worker.run_unit(next(iter(made)))
+    worker.close()
+    said = io.StringIO()
+    print_summary(pipeline.finish(run, run.output.path, made), Console(file=said, width=100))
+    assert "left out: 1 unit of the input that cannot be read" in said.getvalue()
+    assert f"rows:     {bucket}/out/units/*.parquet" in said.getvalue()
 
 
 # ----------------------------------------------------------------------------------------------------------- in a run

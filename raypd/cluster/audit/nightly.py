@@ -10,10 +10,9 @@ document; the list of all objects of the table.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from raypd.cluster.audit import changes, schema_change, table
 from raypd.cluster.audit.changes import Input
 from raypd.cluster.audit.schema_change import Change
 from raypd.cluster.audit.scratch import Scratch
-from raypd.cluster.holding import Session
+from raypd.cluster.holding import Session, held
 from raypd.cluster.input import units
 from raypd.cluster.input.plan import Plan, Writer
 from raypd.cluster.input.units import Unit
@@ -32,7 +31,7 @@ from raypd.config import ExtractionConfig, OutputConfig, RunConfig
 from raypd.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from raypd.cluster import worker
+    from raypd.cluster.parts import Build
 
 _STATE = "state.json"
 
@@ -92,7 +91,7 @@ def run_night(
     full: bool = False,
     retry_errors: bool = False,
     verbose: bool = False,
-    build: Callable[[RunConfig, int | None], worker.Parts] | None = None,
+    build: Build | None = None,
 ) -> Night:
     """Brings the table under output.path up to tonight's input; the same call goes on where one was cut off.
 
@@ -104,14 +103,8 @@ def run_night(
     root = pipeline.output_folder(config)
     if storage.exists(storage.join(root, "run.json")):
         raise ConfigError(f"output.path {root}: holds an ordinary run; give nightly runs a folder of their own")
-    own, how = Session(root, pipeline.say), "failed"
-    try:
-        with Scratch() as scratch:
-            night = _Run(config, root, own, scratch, full, retry_errors).do(verbose, build)
-        how = "complete"
-    finally:
-        with contextlib.suppress(OSError):
-            own.end(how)
+    with held(root, pipeline.say) as own, Scratch() as scratch:
+        night = _Run(config, root, own, scratch, full, retry_errors, verbose, build).do()
     if night.damaged.units and config.input.on_damaged == "fail":
         raise RunError(
             f"{night.describe()}\nEvery night tries the objects again, until they are put right or removed; with "
@@ -152,10 +145,18 @@ class _Run:
     """One call of the command."""
 
     def __init__(
-        self, config: RunConfig, root: str, own: Session, scratch: Scratch, full: bool, retry_errors: bool
+        self,
+        config: RunConfig,
+        root: str,
+        own: Session,
+        scratch: Scratch,
+        full: bool,
+        retry_errors: bool,
+        verbose: bool,
+        build: Build | None,
     ) -> None:
         self.config, self.root, self.own, self.scratch = config, root, own, scratch
-        self.full, self.retry_errors = full, retry_errors
+        self.full, self.retry_errors, self.verbose, self.build = full, retry_errors, verbose, build
         self.state = _State(root)
         self.change = self._schema_change()
 
@@ -200,7 +201,7 @@ class _Run:
 
     # ------------------------------------------------------------------------------------------------------- the night
 
-    def do(self, verbose: bool, build: Callable[[RunConfig, int | None], worker.Parts] | None) -> Night:
+    def do(self) -> Night:
         scratch = self.scratch
         self._repair_list()
         changes.load_index(scratch, self.root, [] if self.full else self.state.record.get("index", []))
@@ -223,7 +224,7 @@ class _Run:
         changes.decide(scratch, name, self._usable(), self.config.nightly.removed == "keep")
         for key, value in changes.counts(scratch).items():
             setattr(night, key, value)
-        self._extract(plan, tonight, night, verbose, build)
+        self._extract(plan, tonight, night)
         self._publish(night, tonight)
         return night
 
@@ -259,17 +260,10 @@ class _Run:
 
     # ------------------------------------------------------------------------------------------------------ extraction
 
-    def _extract(
-        self,
-        plan: Plan,
-        tonight: Input,
-        night: Night,
-        verbose: bool,
-        build: Callable[[RunConfig, int | None], worker.Parts] | None,
-    ) -> None:
+    def _extract(self, plan: Plan, tonight: Input, night: Night) -> None:
         """Runs what is to be extracted, and makes `answered` and `added` of it."""
         folder = f"nights/{night.name}"
-        night.extracted = self._stream(plan, tonight, "answered", folder, self.config, "file IS NULL", verbose, build)
+        night.extracted = self._stream(plan, tonight, "answered", folder, self.config, "file IS NULL")
         condition, config = "FALSE", self.config
         if self.change is not None and self.change.added:
             listed = ", ".join("'" + name.replace("'", "''") + "'" for name in self.change.added)
@@ -277,7 +271,7 @@ class _Run:
             config = schema_change.only_added(self.config, self.change)
         if self.change is not None:
             night.added_attributes = self.change.describe()
-        night.extracted += self._stream(plan, tonight, "added", f"{folder}/added", config, condition, verbose, build)
+        night.extracted += self._stream(plan, tonight, "added", f"{folder}/added", config, condition)
 
     def _stream(
         self,
@@ -287,8 +281,6 @@ class _Run:
         folder: str,
         config: RunConfig,
         condition: str,
-        verbose: bool,
-        build: Callable[[RunConfig, int | None], worker.Parts] | None,
     ) -> int:
         """One run over the documents of a condition; how many they are."""
         path = table.path_of(self.root, folder)
@@ -303,7 +295,7 @@ class _Run:
             documents += len(positions)
         if keys:
             own = config.model_copy(update={"output": OutputConfig(path=path)})
-            pipeline.run_extract(own, verbose=verbose, build=build, planned=writer.finish(0, "", 0, {}))
+            pipeline.run_extract(own, verbose=self.verbose, build=self.build, planned=writer.finish(0, "", 0, {}))
             self._check_held()
         objects = ((key, f"{folder}/units/{unit}.parquet") for unit, key in keys.items())
         table.add_answers(self.scratch, name, self.root, objects)

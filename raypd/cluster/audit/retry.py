@@ -9,10 +9,9 @@ summary, so that a retry that was cut off goes on where it was.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ import pyarrow as pa
 
 from raypd.cluster import commit, manifest, pipeline, storage
 from raypd.cluster.audit import dead_letters
-from raypd.cluster.holding import Session
+from raypd.cluster.holding import Session, held
 from raypd.cluster.input import plan as plans
 from raypd.cluster.input import units
 from raypd.cluster.input.plan import Plan, Writer
@@ -30,7 +29,7 @@ from raypd.config import OutputConfig, RunConfig
 from raypd.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from raypd.cluster import worker
+    from raypd.cluster.parts import Build
 
 _THREADS = 8
 _ATTEMPTS = 10  # at replacing an object that others change, too
@@ -73,7 +72,7 @@ def retry_errors(
     *,
     everything: bool = False,
     verbose: bool = False,
-    build: Callable[[RunConfig, int | None], worker.Parts] | None = None,
+    build: Build | None = None,
 ) -> Retried:
     """Tries the failed documents of a run again. everything: also those that the input itself makes fail.
 
@@ -85,13 +84,8 @@ def retry_errors(
     if not storage.exists(storage.join(output, "run.json")):
         raise ConfigError(f"output.path {output}: no run here, so nothing to retry; run it without --retry-errors")
     manifest.check(config, output)
-    own, how = Session(storage.join(output, "retries"), pipeline.say), "failed"
-    try:
+    with held(storage.join(output, "retries"), pipeline.say) as own:
         result = _retry(config, output, own, everything, verbose, build)
-        how = "complete"
-    finally:
-        with contextlib.suppress(OSError):
-            own.end(how)
     if result.tried:
         pipeline.finish(config, output, units.plan(config, output))
     return result
@@ -103,7 +97,7 @@ def _retry(
     own: Session,
     everything: bool,
     verbose: bool,
-    build: Callable[[RunConfig, int | None], worker.Parts] | None,
+    build: Build | None,
 ) -> Retried:
     number, began = _number(output)
     folder = _folder(output, number)

@@ -140,7 +140,7 @@ def _detailed(error: ClientError, path: str) -> ClientError:
     from botocore.exceptions import ClientError
 
     bucket, key = split(path)
-    if not key or code_of(error) not in (*FORBIDDEN, "400"):
+    if error.operation_name not in ("HeadObject", "GetObject") or not key or code_of(error) not in (*FORBIDDEN, "400"):
         return error
     try:
         page = client().list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1, **extra())
