@@ -469,7 +469,10 @@ class SmallBench(StubBench):
 def test_a_small_model_gets_an_honest_answer(files, monkeypatch, capsys) -> None:
     use(monkeypatch, SmallBench())
     command()
-    out = " ".join(capsys.readouterr().out.split())
+    seen = capsys.readouterr()
+    assert re.search(r"1\. method=autoregressive: .* 50 values to compare others with, 450 are not whole\n", seen.err)
+    assert re.search(r"2\. isolate=values: .* 500 values to compare others with\n", seen.err)
+    out = " ".join(seen.out.split())
     assert "agree with values decoded each alone in at least 90%" in out
     assert "(decoding.isolate: values): autoregressive decoding gave 50 whole values and nothing whole for 450" in out
     assert "values decoded each alone" in (files / "run.tuned.yaml").read_text().replace("\n# ", " ")

@@ -134,10 +134,7 @@ class Search:
         if self.wanted != "value" or not extraction:
             self._take(_AUTOREGRESSIVE)
         if extraction and (self.wanted == "value" or (self.wanted == "auto" and self._poor())):
-            before = self.reference
             self._take(_EACH_ALONE)
-            if before is not None and (self.reference is None or self.reference.error is not None):
-                self.reference = before
 
     def _poor(self) -> bool:
         """Whether values that autoregressive decoding broke keep the floor from being judged, or are most of all."""
@@ -147,9 +144,11 @@ class Search:
 
     def _take(self, changes: Changes) -> None:
         """Makes a setting the reference, with which all others are compared."""
-        self.reference = self._try(changes)
-        for trial in self.trials:
-            self._compare(trial)
+        trial = self._try(changes, reference=True)
+        if trial.error is None or self.reference is None:
+            self.reference = trial
+        for one in self.trials:
+            self._compare(one)
 
     def _compare(self, trial: Trial) -> None:
         if self.reference is not None and self.reference.answers is not None and trial.answers is not None:
@@ -206,8 +205,8 @@ class Search:
                 break
         return found
 
-    def _try(self, changes: Changes) -> Trial:
-        """Measures a setting, once: those that come out the same are one."""
+    def _try(self, changes: Changes, reference: bool = False) -> Trial:
+        """Measures a setting, once: those that come out the same are one. reference: others are compared with it."""
         changes = {key: value for key, value in changes.items() if _value(self.config, key) != value}
         known = next((trial for trial in self.trials if trial.changes == changes), None)
         if known is not None:
@@ -215,6 +214,8 @@ class Search:
         best = self.best()
         limit = _CUT / best.speed if best is not None and self.agrees(best) else None
         trial = self.measure(changes, limit)
+        if reference and trial.error is None:
+            self.reference = trial
         self._compare(trial)
         self.tell(trial)
         self.trials.append(trial)

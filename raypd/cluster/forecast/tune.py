@@ -97,7 +97,8 @@ def tune(
         log = Log(measurements, f"{_digest(documents)} {facts.machine}", options.fresh)
         tester = _Tester(config, documents, bench, log, clock, say)
         floor = Floor(options.agreement, options.judge)
-        search = Search(config, tester.measure, floor, _types(config, facts), options.reference, tester.tell)
+        search = Search(config, tester.measure, floor, _types(config, facts), options.reference)
+        search.tell = lambda trial: tester.tell(trial, trial is search.reference)
         best = search.run()
     if best is None and any(trial.usable for trial in search.trials):
         raise RunError(
@@ -205,9 +206,9 @@ class _Tester:
             self._measured += 1
         return trial
 
-    def tell(self, trial: Trial) -> None:
+    def tell(self, trial: Trial, reference: bool) -> None:
         """Says what the last measurement found."""
-        self.say(f"{self._count}. {describe(trial.changes)}: {_found(trial)}")
+        self.say(f"{self._count}. {describe(trial.changes)}: {_found(trial, reference)}")
 
     def _fresh(self, config: RunConfig, key: str, label: str, limit: float | None) -> dict[str, Any]:
         left = self.clock.left()
@@ -250,12 +251,15 @@ def describe(changes: Changes) -> str:
     return ", ".join(f"{key.partition('.')[2]}={value}" for key, value in changes.items()) or "as it is"
 
 
-def _found(trial: Trial) -> str:
+def _found(trial: Trial, reference: bool) -> str:
     if trial.error is not None:
         return trial.error.splitlines()[0]
     if trial.cut:
         return "stopped: far slower than the best so far"
     same = trial.agreement
+    if reference:
+        broken = f", {same.left_out} are not whole" if same.left_out else ""
+        return f"{trial.speed:.3g} documents/s, {same.of} values to compare others with{broken}"
     agree = f"{same.share:.1%} of {same.of} values agree" if same.of else "no whole value to compare"
     return f"{trial.speed:.3g} documents/s, {agree}"
 
