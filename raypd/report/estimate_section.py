@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from raypd.cluster.forecast.estimate_result import families
 from raypd.report import text
 from raypd.report.forecast import held
 from raypd.report.sections import Table, Tile
@@ -46,7 +47,7 @@ def section(run: Run) -> Section | None:
         tables += [("Price of decoding", _prices(forecast)), ("Hours and the whole bill", _bills(forecast))]
     notes = [text.clean(note, 300) for note in forecast.notes]
     if forecast.not_measured:
-        gpus = ", ".join(f"{gpu} ({', '.join(names)})" for gpu, names in forecast.not_measured.items())
+        gpus = ", ".join(f"{gpu} ({families(names)})" for gpu, names in forecast.not_measured.items())
         notes.append(text.clean(f"not measured on these GPUs, so no figure: {gpus}", 600))
     return Section(_said(forecast), tables, None if run.state == "estimated" else _compare(run, forecast), notes)
 

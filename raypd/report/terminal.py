@@ -88,8 +88,16 @@ def render(status: Status, width: int = 100) -> RenderableType:
     return Group(*parts)
 
 
-def _figures(status: Status) -> Table:
+def _grid() -> Table:
+    """Names and what is said of them; the names of all grids as wide as the widest."""
     table = Table.grid(padding=(0, 2))
+    table.add_column(min_width=10)
+    table.add_column()
+    return table
+
+
+def _figures(status: Status) -> Table:
+    table = _grid()
     about = "" if status.exact else "about "
     done = f"{about}{text.count(status.documents)}"
     if status.documents_planned:
@@ -128,7 +136,7 @@ def _cost(status: Status) -> str:
 
 
 def _workers(workers: list[WorkerState]) -> Table:
-    table = Table.grid(padding=(0, 2))
+    table = _grid()
     counts: dict[str, int] = {}
     for worker in workers:
         counts[worker.state] = counts.get(worker.state, 0) + 1

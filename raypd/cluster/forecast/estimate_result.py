@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -84,6 +85,11 @@ class Estimate:
             "sample": self.sample,
             "notes": self.notes,
         }
+
+
+def families(instance_types: Sequence[str]) -> str:
+    """In few words: g5.*, g6.*"""
+    return ", ".join(f"{family}.*" for family in dict.fromkeys(name.partition(".")[0] for name in instance_types))
 
 
 def write(result: Estimate, config: RunConfig) -> str | None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raypd.cluster.forecast import estimation
-from raypd.cluster.forecast.estimate_result import Estimate, Row
+from raypd.cluster.forecast.estimate_result import Estimate, Row, families
 from raypd.cluster.forecast.estimation import Mean, Speed
 
 
@@ -32,7 +32,7 @@ def show(result: Estimate, console: Console | None = None) -> None:
         console.print(table(result))
     console.print()
     if result.not_measured:
-        gpus = ", ".join(f"{gpu} ({_families(types)})" for gpu, types in result.not_measured.items())
+        gpus = ", ".join(f"{gpu} ({families(types)})" for gpu, types in result.not_measured.items())
         console.print(f"not measured on these GPUs, so no figure: {gpus}", soft_wrap=True)
     for note in dict.fromkeys(result.notes):
         console.print(f"note: {note}", soft_wrap=True)
@@ -98,11 +98,6 @@ def _nodes(result: Estimate) -> Table:
         hours = row.bills[0].gpu_hours.value
         table.add_row(row.machines.name, f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}", *shown)
     return table
-
-
-def _families(types: list[str]) -> str:
-    families = list(dict.fromkeys(name.partition(".")[0] for name in types))
-    return ", ".join(f"{family}.*" for family in families)
 
 
 def _with_interval(mean: Mean, form: str) -> str:
