@@ -63,10 +63,10 @@ Judge = Annotated[
     typer.Option(help="What must reach it: the low end of the share's 95% interval, or the share as it is"),
 ]
 Reference = Annotated[
-    Literal["auto", "document", "value"],
+    Literal["auto", "document", "guided"],
     typer.Option(
-        help="What answers are compared with: autoregressive decoding of the whole document, or of each value alone; "
-        "auto: of the document, unless too much of it is broken"
+        help="What answers are compared with: those that the model writes by itself (document), or with the keys given "
+        "and the values in turn (guided); auto: by itself, unless too much of it is broken"
     ),
 ]
 PricedAs = Annotated[str | None, typer.Option("--instance", help="Instance type whose price counts")]

@@ -223,6 +223,7 @@ class FakeTask:
             lanes = [min(keys + sum(lanes), decoding.max_new_tokens)]
         else:
             own += keys * len(stack)
+            lanes = [sum(lanes)] if self._method == "guided" else lanes
         rows = [document.row for document, _ in stack]
         return Work(
             rows,

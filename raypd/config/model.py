@@ -11,6 +11,7 @@ from raypd.config.section import Section
 Method = Literal[
     "hyper_parallel",
     "autoregressive",
+    "guided",
     "intra_prompt",
     "apar",
     "pasta",
@@ -23,7 +24,7 @@ Method = Literal[
 
 
 METHODS: dict[str, tuple[Method, ...]] = {  # what each kind of task can be decoded with; the default first
-    "extraction": ("hyper_parallel", "autoregressive"),
+    "extraction": ("hyper_parallel", "autoregressive", "guided"),
     "question_answering": ("intra_prompt", "autoregressive"),
     "generation": (
         "autoregressive",

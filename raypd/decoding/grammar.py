@@ -6,12 +6,15 @@ decoded) and, where its type asks for it, which tokens may come next.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+_STRING = re.compile(r' ?"(?:[^"\\\n]|\\.)*', re.DOTALL)  # up to its closing quote, a newline, or where it was cut
+_NUMBER = re.compile(r" ?-?[0-9.]*")
 DEAD = -1
 UNREACHABLE = 1_000_000
 
@@ -119,6 +122,25 @@ class Grammar:
                     depths.setdefault(str(state), depth)
             front = [at for at in front if self.automaton.limited(at) and not self.done(at)]
         return max(self.distance(), *depths.values())
+
+    def rest(self, tokens: Sequence[int]) -> str:
+        """What must follow on all tokens of a value but the last for the value to stand whole in a text, no more.
+
+        The last one's own text, as a rule; less where it goes on behind the value (`",`), more where the value was
+        clear before its end (null, an enum) or was cut.
+        """
+        *written, last = (self.vocabulary.texts[token] for token in tokens)
+        before = "".join(written)
+        state, whole = 0, before + last
+        for token in tokens:
+            state = self.advance(state, token)
+        if (value := self.completion(state)) is not None:
+            value = " " + value if whole.startswith(" ") else value
+        elif string := _STRING.match(whole):
+            value = string.group() + ('\\\\"' if whole[string.end() :] == "\\" else '"')  # cut within an escape
+        else:
+            value = whole[: _NUMBER.match(whole).end()]  # type: ignore[union-attr]
+        return value[len(before) :]
 
     def _read(self, state: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens that can be read in a state, and how far from a value each leaves."""

@@ -1,7 +1,8 @@
 """Attribute value extraction: a document of a category becomes a record of typed values (HPD, sections 3 and 4).
 
 The answer is JSON. For `hyper_parallel` its skeleton, all keys without values, is part of the prompt and every value
-is a slot; for `autoregressive` the model writes the whole object.
+is a slot; for `guided` the values stand in the same skeleton one after the other; for `autoregressive` the model writes
+the whole object.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from raypd.config import Attribute, ExtractionConfig, RunConfig
 from raypd.decoding.grammar import Automaton, Grammar, Number, OneOf, Text, Vocabulary
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
+from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
@@ -179,7 +181,11 @@ class ExtractionTask:
             program = autoregressive(prompt, self.decoding.max_new_tokens, stops)
             return Work(rows, program, lambda answer: [self._read_json(category, body, answer)], seed)
         slotted = self._slotted(category, stack)
-        slots = hyper_parallel(slotted, self.decoding.max_value_tokens, self.decoding.isolate == "values")
+        most = self.decoding.max_value_tokens
+        if self.decoding.method == "guided":
+            slots = guided(slotted, most, self._rest)
+        else:
+            slots = hyper_parallel(slotted, most, self.decoding.isolate == "values")
         return Work(rows, slots, lambda values: self._read_slots(category, stack, values), seed)
 
     def _prompt(self, category: _Category, stack: list[_Body], answer: list[int]) -> tuple[list[int], int]:
@@ -201,6 +207,13 @@ class ExtractionTask:
                 tokens += key
                 slots.append(Slot(len(tokens) - 1, grammar))
         return SlottedPrompt(tokens, slots, shared)
+
+    def _rest(self, slot: Slot, value: Value) -> list[int]:
+        """What `guided` puts behind the decoded tokens but the last; see Grammar.rest."""
+        last = value.tokens[-1]
+        text, own = slot.grammar.rest(value.tokens), self._vocabulary.texts[last]
+        kept, more = ([last], text[len(own) :]) if text.startswith(own) else ([], text)
+        return [*kept, *self._encode(more.encode("latin-1").decode(errors="ignore"))] if more else kept
 
     # -------------------------------------------------------------------------------------------------------- answers
 

@@ -13,6 +13,7 @@ from raypd.config import Attribute
 
 Status = Literal["ok", "null", "truncated", "invalid"]
 _DECODER = json.JSONDecoder(strict=False)
+_ZEROS = re.compile(r"^(-?)0+(?=\d)")  # 007 is no JSON, and would be read as 0
 _NULLS = {"", "null", "none", "n/a"}
 
 
@@ -30,7 +31,7 @@ def read_json(text: str, closed: bool = True) -> tuple[object, Status]:
     text = text.lstrip()
     if not text.startswith('"'):
         try:
-            value, _ = _DECODER.raw_decode(text)
+            value, _ = _DECODER.raw_decode(_ZEROS.sub(r"\1", text))
         except ValueError:
             return None, "invalid"
         if isinstance(value, (dict, list)):

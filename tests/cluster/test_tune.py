@@ -142,8 +142,8 @@ def short(changes: Changes) -> dict[str, Any]:
 
 def physics(s: dict[str, Any]) -> tuple[float, float]:
     """Hyper-parallel is 5 times as fast; batch pays up to 64, passes up to 4096 tokens; stacking agrees less."""
-    speed = 1.0 if s["method"] == "autoregressive" else 5.0
-    share = 1.0 if s["method"] == "autoregressive" else 0.95
+    speed = {"autoregressive": 1.0, "guided": 2.0}.get(s["method"], 5.0)
+    share = 1.0 if s["method"] in ("autoregressive", "guided") else 0.95
     stack = s["stacked_documents"] if s["method"] == "hyper_parallel" and s["isolate"] == "none" else 1
     batch, budget = s.get("batch", 16) * stack, s.get("token_budget", 2048)
     speed *= min(batch, 64) ** 0.5 / (1 + max(0, batch - 64) / 64)
@@ -243,7 +243,7 @@ def test_the_median_of_the_best_two_decides() -> None:
 
 
 class Broken:
-    """A small model: of the values that it writes by itself `whole` are whole; each alone all of them are."""
+    """A small model: of the values that it writes by itself `whole` are whole; guided all of them are."""
 
     def __init__(self, documents: int = 40, whole: int = 12, agree: float = 1.0) -> None:
         self.documents, self.whole, self.agree, self.asked = documents, whole, agree, []
@@ -252,7 +252,7 @@ class Broken:
         self.asked.append(changes)
         setting = {"method": "hyper_parallel", "isolate": "documents", "stacked_documents": 6} | short(changes)
         free = setting["method"] == "autoregressive"
-        alone = setting["isolate"] == "values"
+        alone = setting["method"] == "guided"
         answers = []
         for number in range(self.documents):
             text = "x" if free or alone or number < self.agree * self.documents else "y"
@@ -260,17 +260,14 @@ class Broken:
         return Trial(changes, [physics(setting)[0]], answers=answers)
 
 
-def test_where_free_running_answers_are_broken_values_alone_are_the_reference() -> None:
+def test_where_free_running_answers_are_broken_guided_ones_are_the_reference() -> None:
     world = Broken()
     search = Search(make(), world, Floor(0.9))
     best = search.run()
     assert best is not None
-    assert search.by_value
+    assert search.by_guided
     assert search.judged
-    assert world.asked[:2] == [
-        {"decoding.method": "autoregressive"},
-        {"decoding.isolate": "values"},  # hyper-parallel is the configuration's own method
-    ]
+    assert world.asked[:2] == [{"decoding.method": "autoregressive"}, {"decoding.method": "guided"}]
     free = search.trials[0]
     assert (free.agreement.agree, free.agreement.of) == (12, 40)  # it is held to the reference, too
     assert not search.agrees(free)
@@ -278,11 +275,11 @@ def test_where_free_running_answers_are_broken_values_alone_are_the_reference() 
     assert best.agreement.of == 40
 
 
-def test_a_setting_that_differs_from_values_alone_is_passed_over() -> None:
+def test_a_setting_that_differs_from_guided_answers_is_passed_over() -> None:
     search = Search(make(), Broken(documents=100, agree=0.8), Floor(0.9))
     best = search.run()
     assert best is not None
-    assert short(best.changes)["isolate"] == "values"
+    assert short(best.changes)["method"] == "guided"
 
 
 def test_what_cannot_be_judged_changes_no_answers() -> None:
@@ -292,7 +289,7 @@ def test_what_cannot_be_judged_changes_no_answers() -> None:
     best = search.run()
     assert best is not None
     assert not search.judged
-    assert not search.by_value
+    assert not search.by_guided
     assert set(best.changes) == {"engine.batch", "engine.token_budget"}
     asked = [set(changes) for changes in world.asked]
     assert asked[0] == {"decoding.method"}
@@ -303,22 +300,22 @@ def test_what_cannot_be_judged_changes_no_answers() -> None:
 
 
 def test_a_good_reference_is_kept_however_small_the_sample_is() -> None:
-    """More of the same would not come of values alone."""
+    """No value is broken: guided decoding would not bring more of them."""
     search = Search(make(), Broken(documents=10, whole=10), Floor(0.9))
     search.run()
-    assert not search.by_value
+    assert not search.by_guided
     assert not search.judged
 
 
 def test_a_reference_can_be_asked_for() -> None:
     world = Broken(whole=40)
-    search = Search(make(), world, Floor(0.9), wanted="value")
+    search = Search(make(), world, Floor(0.9), wanted="guided")
     search.run()
-    assert search.by_value
-    assert world.asked[0] == {"decoding.isolate": "values"}
-    other = Search(make(task={"kind": "generation"}), world, Floor(0.9), wanted="value")
+    assert search.by_guided
+    assert world.asked[0] == {"decoding.method": "guided"}
+    other = Search(make(task={"kind": "generation"}), world, Floor(0.9), wanted="guided")
     other.run()
-    assert not other.by_value  # it has no values
+    assert not other.by_guided  # it has no keys to give
 
 
 def test_nothing_is_made_of_a_reference_alone() -> None:
@@ -471,11 +468,11 @@ def test_a_small_model_gets_an_honest_answer(files, monkeypatch, capsys) -> None
     command()
     seen = capsys.readouterr()
     assert re.search(r"1\. method=autoregressive: .* 50 values to compare others with, 450 are not whole\n", seen.err)
-    assert re.search(r"2\. isolate=values: .* 500 values to compare others with\n", seen.err)
+    assert re.search(r"2\. method=guided: .* 500 values to compare others with\n", seen.err)
     out = " ".join(seen.out.split())
-    assert "agree with values decoded each alone in at least 90%" in out
-    assert "(decoding.isolate: values): autoregressive decoding gave 50 whole values and nothing whole for 450" in out
-    assert "values decoded each alone" in (files / "run.tuned.yaml").read_text().replace("\n# ", " ")
+    assert "agree with guided decoding in at least 90%" in out
+    assert "(decoding.method: guided): autoregressive decoding gave 50 whole values and nothing whole for 450" in out
+    assert "guided decoding" in (files / "run.tuned.yaml").read_text().replace("\n# ", " ")
 
 
 def test_time_that_ends_before_the_configuration_was_measured_is_said(files, monkeypatch) -> None:

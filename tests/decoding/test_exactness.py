@@ -11,6 +11,7 @@ import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from tests.decoding import reference
 from tests.tiny import in_float64, tiny_model
@@ -198,3 +199,31 @@ def test_bfloat16_runs_and_mostly_agrees():
     half = Engine(pair("llama")[0].to(torch.bfloat16), batch=6).run(hyper_parallel(p, 6) for p in prompts)
     firsts = [(a.tokens[0], b.tokens[0]) for x, y in zip(full, half, strict=True) for a, b in zip(x, y, strict=True)]
     assert sum(a == b for a, b in firsts) > 0.7 * len(firsts)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_guided(kind):
+    """Every value behind all of the answer before it; what `rest` puts behind a value is seen by the next."""
+    model, stock = pair(kind)
+    rng = random.Random(5)
+    prompts = [slotted(rng, 1, shared=bool(i % 2)) for i in range(5)]
+    rest = lambda slot, value: [*value.tokens[-1:], 3 + len(value.tokens)]  # noqa: E731
+    engine = Engine(model, batch=3, token_budget=16)
+    answers = engine.run(guided(prompt, 6, rest) for prompt in prompts)
+    for prompt, values in zip(prompts, answers, strict=True):
+        text, begin = [], 0
+        assert len(values) == len(prompt.slots)
+        for slot, value in zip(prompt.slots, values, strict=True):
+            text += prompt.tokens[begin : slot.end + 1]
+            begin = slot.end + 1
+            rules = slot.grammar
+            expected = reference.autoregressive(
+                stock,
+                text,
+                6,
+                lambda tokens: tokens[-1] % 7 == 0,
+                lambda tokens, rules=rules: rules.allowed(tokens[-1] if tokens else 0, 9),
+            )
+            agree(expected, value.tokens, value.logprobs)
+            assert value.closed == (value.tokens[-1] % 7 == 0)
+            text += [*value.tokens[:-1], *rest(slot, value)]

@@ -154,6 +154,28 @@ def test_enum_is_done_when_one_choice_is_left():
     assert grammar.distance() == 1
 
 
+@pytest.mark.parametrize(
+    ("automaton", "tokens", "rest"),
+    [
+        (Text(), [' "', "red", '"'], '"'),
+        (Text(), [' "', "red", '",\n'], '"'),
+        (Text(), [' "', "red", "\n"], '"'),
+        (Text(), ['"', "red", " wine"], ' wine"'),  # cut
+        (Text(), ['"', "\\"], '\\\\"'),  # cut within an escape: the text has a backslash more
+        (Text(), ['"', "\\", '"', '"'], '"'),
+        (Text(), ["n"], "null"),
+        (Text(), [" ", "n"], "null"),
+        (Number(), [" 7", ",", ], ""),
+        (Number(), [" 7", ".", "23", "\n"], ""),
+        (Number(), ["-", "1", "23"], "23"),
+        (OneOf(['"red wine"', '"blue"', "null"]), [' "', "red"], 'red wine"'),
+        (OneOf(['"red"', '"red wine"']), ['"', "red", '",\n'], '"'),
+    ],
+)  # fmt: skip
+def test_what_is_left_to_write_of_a_value(automaton, tokens, rest):
+    assert Grammar(automaton, VOCABULARY).rest(say(*tokens)) == rest
+
+
 def test_too_small_a_k_max_shows_in_the_distance():
     grammar = Grammar(OneOf(['"red wine"', '"red x"']), Vocabulary(['"', "red", " ", "wine", "x"]))
     assert grammar.distance() == 4

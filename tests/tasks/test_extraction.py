@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pyarrow as pa
 import pytest
 
 from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
+from raypd.decoding.methods.hyper_parallel import Slot
 from raypd.errors import ConfigError
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Work
@@ -112,6 +114,46 @@ def test_typed_slots_never_come_out_invalid(isolate):
         for name in ("Größe", "Waterproof", "Color"):
             assert values[name]["status"] in ("ok", "null")
         pa.RecordBatch.from_pylist([record.columns], schema=task.columns())
+    assert len(statuses) > 1
+
+
+@pytest.mark.parametrize("k_max", [9, 12])
+def test_guided_values_stand_in_one_json_text(k_max):
+    """All that is fed, and the last value, is the JSON of the very record, whatever a random model says."""
+    task = make(decoding={"method": "guided", "max_value_tokens": k_max})
+    runner = Engine(tiny_model("llama", max_position_embeddings=CONTEXT), batch=3)
+    fed: dict[int, list[int]] = {}
+
+    def heard(row, program):
+        feed = next(program)
+        try:
+            while True:
+                fed.setdefault(row, []).extend(feed.tokens)
+                feed = program.send((yield feed))
+        except StopIteration as end:
+            return end.value
+
+    slot = Slot(0, task._categories["shoes"].grammars[-1])
+    for work in task.plan([document(i, f"title {i} " * (i + 1)) for i in range(12)]):
+        runner.submit(heard(work.rows[0], work.program), tag=work)
+    statuses = set()
+    while runner.pending:
+        for done in runner.step():
+            assert done.error is None
+            (record,) = done.tag.finish(done.answer)
+            text = task.tokenizer.decode([*fed[record.row], *task._rest(slot, done.answer[-1])])
+            text = re.sub(r"(?<=:)( ?-?)0+(?=\d)", r"\1", text)  # a number may begin with zeros, as in any answer
+            read = json.loads(text[text.rindex('{\n"Brand"') :] + "}", strict=False)
+            assert list(read) == ["Brand", "Größe", "Waterproof", "Color"]
+            typed = json.loads(record.columns["record"])
+            for value in record.columns["values"]:
+                statuses.add(value["status"])
+                name = value["name"]
+                assert value["status"] in ("ok", "null", "truncated")
+                if name != "Brand":
+                    assert read[name] == typed[name]
+                elif value["status"] != "null" and "\ufffd" not in typed[name]:
+                    assert read[name].strip() == typed[name]
     assert len(statuses) > 1
 
 

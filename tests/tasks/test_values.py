@@ -22,6 +22,8 @@ ENUM = Attribute(name="a", type="enum", values=["red", "Red wine", "größe"])
         (TEXT, ' "caf\\u00e9"', "ok", "café"),
         (TEXT, ' "cut by the line\n', "ok", "cut by the line"),
         (TEXT, ' "ends with a \\"', "ok", 'ends with a \\"'),
+        (NUMBER, " 007", "ok", 7),
+        (NUMBER, " -00.5", "ok", -0.5),
         (TEXT, " null", "null", None),
         (TEXT, ' "null"', "null", None),
         (TEXT, ' ""', "null", None),

@@ -1,7 +1,7 @@
 """The search of `raypd tune`: one setting at a time, each from the best so far. No Ray, no clock: it asks `measure`.
 
     1. The reference: the answers of autoregressive decoding; where too many of them are broken for the floor to be
-       judged, values that are decoded each alone. Then the configuration as it is.
+       judged, those of guided decoding. Then the configuration as it is.
     2. For every method its own settings (isolation and stacking, contexts per prompt, most tokens of a value).
     3. On the best method: prompts at once and tokens per pass, doubled or halved as long as that pays.
     4. Weights in other types, each loaded once.
@@ -23,7 +23,7 @@ from raypd.cluster.forecast.agreement import Agreement, Answers, Floor, compare
 from raypd.config import METHODS, RunConfig
 
 Changes = dict[str, Any]  # dotted key -> value
-Reference = Literal["auto", "document", "value"]
+Reference = Literal["auto", "document", "guided"]
 _MOST_BATCH, _MOST_BUDGET, _MOST_STACK = 1024, 65536, 32
 _REPEATS = 3  # measurements of each of the best two, the first among them
 _HIGHEST = 0.95  # a floor above it asks no more of the reference
@@ -97,8 +97,8 @@ class Search:
         return self.reference is not None and self.floor.judged(self.reference.agreement)
 
     @property
-    def by_value(self) -> bool:
-        """Whether the reference is of values that are decoded each alone."""
+    def by_guided(self) -> bool:
+        """Whether the reference is guided decoding."""
         return self.reference is not None and not self.autoregressive(self.reference)
 
     def autoregressive(self, trial: Trial) -> bool:
@@ -120,7 +120,8 @@ class Search:
         if not self.judged:
             self._try({})
         else:
-            for base in [{}] if self.config.decoding.method != "autoregressive" else self._other_methods():
+            own = self.config.decoding.method in ("hyper_parallel", "intra_prompt")
+            for base in [{}] if own else self._other_methods():
                 self._method(base)
         for key, most in (("engine.batch", _MOST_BATCH), ("engine.token_budget", _MOST_BUDGET)):
             self._climb(self._best_changes(), key, most)
@@ -131,10 +132,10 @@ class Search:
     def _refer(self) -> None:
         """Measures the reference."""
         extraction = self.config.task.kind == "extraction"
-        if self.wanted != "value" or not extraction:
+        if self.wanted != "guided" or not extraction:
             self._take(_AUTOREGRESSIVE)
-        if extraction and (self.wanted == "value" or (self.wanted == "auto" and self._poor())):
-            self._take(_EACH_ALONE)
+        if extraction and (self.wanted == "guided" or (self.wanted == "auto" and self._poor())):
+            self._take(_GUIDED)
 
     def _poor(self) -> bool:
         """Whether values that autoregressive decoding broke keep the floor from being judged, or are most of all."""
@@ -234,8 +235,7 @@ class Search:
 
 _Steps = Callable[[int, int], Iterator[int]]
 _AUTOREGRESSIVE = {"decoding.method": "autoregressive"}
-# No value sees another: each is decoded token by token behind the prompt and the keys up to its own.
-_EACH_ALONE = {"decoding.method": "hyper_parallel", "decoding.isolate": "values"}
+_GUIDED = {"decoding.method": "guided"}
 
 
 def _engine_only(changes: Changes) -> bool:

@@ -69,7 +69,7 @@ def _unsure(search: Search, trial: Trial) -> bool:
 
 def reference(search: Search) -> str:
     """What answers were compared with, in words."""
-    return "values decoded each alone" if search.by_value else "autoregressive decoding"
+    return "guided decoding" if search.by_guided else "autoregressive decoding"
 
 
 def why(result: Result) -> str:
@@ -136,17 +136,17 @@ def _notes(result: Result) -> list[str]:
     if result.taken:
         notes.append(f"{result.taken} measurements are from the file; --fresh makes them again")
     found = search.reference.agreement if search.reference is not None else Agreement(0, 0)
-    if search.by_value:
+    if search.by_guided:
         notes.append(
-            "the reference is each value decoded alone, token by token, behind the prompt and the keys before its own "
-            "(decoding.isolate: values)" + _broken(search)
+            "the reference is guided decoding: the keys are given, each value is decoded token by token behind all of "
+            "the answer before it (decoding.method: guided)" + _broken(search)
         )
     elif found.left_out > found.of:
         notes.append(
             f"autoregressive decoding gave nothing whole for {found.left_out} values and a value for {found.of} only: "
             "with this model it is a poor reference"
         )
-    if found.left_out and (search.by_value or found.left_out <= found.of):
+    if found.left_out and (search.by_guided or found.left_out <= found.of):
         notes.append(f"{found.left_out} values are left out: the reference gave nothing whole there")
     if not result.machines.usd_per_hour:
         notes.append("this machine has no price: cost.prices.local (USD per hour) or --instance gives it one")

@@ -1,0 +1,48 @@
+"""Guided decoding: the keys of the answer are given, its values are decoded one after the other.
+
+What other engines call structured output with its fixed parts skipped: the text is the JSON that `autoregressive`
+writes, held to its schema, and no token is decoded that the schema tells. Every value sees the whole answer before it,
+so this is the yardstick for HPD where a small model's own JSON breaks off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value
+from raypd.decoding.program import Feed, Program
+
+
+def guided(
+    prompt: SlottedPrompt, max_value_tokens: int, rest: Callable[[Slot, Value], Sequence[int]]
+) -> Program[list[Value]]:
+    """One value a slot, each complete before the next begins.
+
+    rest: the ids that follow on a value's decoded tokens but the last, so that the value stands whole in the text: the
+    last token itself where it ends with the value, else what of the value it leaves to be written.
+    """
+    values: list[Value] = []
+    at, begin = 0, 0  # tokens that were fed; where the prompt goes on behind the last value
+    tail: Sequence[int] = ()  # of the last value
+    for slot in prompt.slots:
+        value, state = Value(), 0
+        tokens = [*tail, *prompt.tokens[begin : slot.end + 1]]
+        while True:
+            predictions = yield Feed(
+                tokens,
+                range(at, at + len(tokens)),
+                ask=[len(tokens) - 1],
+                allow=[slot.grammar.allowed(state, max_value_tokens - len(value.tokens))],
+                shared=0 if at else prompt.shared,
+            )
+            at += len(tokens)
+            tokens = list(predictions.tokens)
+            value.tokens += tokens
+            value.logprobs += predictions.logprobs
+            state = slot.grammar.advance(state, tokens[0])
+            if slot.grammar.done(state) or len(value.tokens) == max_value_tokens:
+                break
+        value.closed, value.completion = slot.grammar.done(state), slot.grammar.completion(state)
+        values.append(value)
+        tail, begin = rest(slot, value), slot.end + 1
+    return values
