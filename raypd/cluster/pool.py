@@ -1,7 +1,9 @@
 """The pool of decode workers: actors that come and go, and who of them gets which unit.
 
 The driver gives units out one by one, as workers have room: a second unit only when every worker has its first, so
-that none runs dry while another has a queue. It holds what is in hand and no more, whatever the size of the run.
+that none runs dry while another has a queue. When nothing is left to give out, workers that have run dry get units that
+others have not begun, and then shares of those that others have in hand (lending.py). The driver holds what is in hand
+and no more, whatever the size of the run.
 A worker that dies is replaced, and its units go to others; a node that is given notice gets no more units, and what it
 has in hand is finished if there is time, else handed back.
 """
@@ -12,14 +14,17 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from raypd.cluster import attempts
 from raypd.cluster.attempts import Attempt
+from raypd.cluster.in_hand import Given, Lent, Worker
 from raypd.cluster.input.units import Unit
+from raypd.cluster.lending import Lending
 from raypd.cluster.nodes import Nodes, is_alive
+from raypd.cluster.shares import Progress
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
 
@@ -29,11 +34,11 @@ if TYPE_CHECKING:
 
 _WAIT_SECONDS = 0.25
 _POLL_SECONDS = 2.0
+_POLL_TAIL_SECONDS = 0.5  # while a worker has nothing to do, and others may lend to it
 _IDLE_SECONDS = 5.0  # a worker with nothing to do that long, and nothing left to give out, is let go
 _STARTS_WITHOUT_SUCCESS = 4  # a worker that dies so often while it loads its model will not come up
 _DEATHS_WITHOUT_COMMIT = 30  # workers that die so often while nothing is committed: not a matter of a document
 _RETRY_SECONDS = 2.0
-_ASK_AGAIN_SECONDS = 2.0
 _HAND_BACK_MARGIN = 5.0  # seconds before a node's end by which a unit must be committed
 
 
@@ -56,39 +61,6 @@ class Tick:
     workers: int
 
 
-@dataclass
-class _Given:
-    attempt: Attempt
-    since: float
-    answered: int = 0
-    failed: int = 0
-    asked: float = -math.inf  # when its worker was last told to hand it back
-
-    @property
-    def asked_back(self) -> bool:
-        """Whether an answer to that may still come. A worker overhears it for a unit that is on its way to it."""
-        return time.monotonic() - self.asked < _ASK_AGAIN_SECONDS
-
-
-@dataclass
-class _Worker:
-    actor: Any
-    starting: Any = None  # the answer of hello(), while it loads its model
-    node: str = ""
-    given: dict[Any, _Given] = field(default_factory=dict)  # by the answer that is awaited
-    poll: Any = None
-    idle_since: float = 0.0
-    leaving: bool = False  # its node was given notice
-
-    @property
-    def ready(self) -> bool:
-        return self.starting is None
-
-    @property
-    def careful(self) -> bool:
-        return any(given.attempt.careful for given in self.given.values())
-
-
 class Pool:
     """Runs units through workers: `for event in pool.run(units, count)`.
 
@@ -100,7 +72,8 @@ class Pool:
         self.wanted = cluster.max_workers  # may be changed while it runs
         self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True  # whether a unit may be given out
         self.closing = False  # nothing is given out any more: what is in hand is finished
-        self.workers: list[_Worker] = []
+        self.workers: list[Worker] = []
+        self.lending = Lending(self.workers)
         self.nodes = Nodes()
         self._again: deque[tuple[float, Attempt]] = deque()  # (not before, attempt)
         self._source: Iterator[Unit] = iter(())
@@ -115,9 +88,10 @@ class Pool:
         self._source, self._left, self._dry = iter(units), count, False
         while True:
             self._look_at_nodes()
+            self.lending.remind()
             self._assign()
             self._resize()
-            if self._done_giving() and not any(worker.given for worker in self.workers):
+            if self._done_giving() and not any(worker.units for worker in self.workers):
                 return
             yield from self._wait()
             yield Tick(self._working(), sum(worker.ready for worker in self.workers))
@@ -148,8 +122,13 @@ class Pool:
                     self._again.appendleft((0.0, attempt))
                     break
                 self._give(worker, attempt)
-        if self._dry and not self._again:
+        if self._tail():
             self._spread()
+            self.lending.offer(self._unit_seconds)
+
+    def _tail(self) -> bool:
+        """Whether nothing is left to give out, and the run goes on."""
+        return self._dry and not self._again and not self.closing
 
     def _next(self, alone: bool) -> Attempt | None:
         """What is to be done next; an attempt that wants a worker for itself only where `alone`."""
@@ -162,20 +141,20 @@ class Pool:
         self._dry = unit is None
         return Attempt(unit) if unit is not None else None
 
-    def _give(self, worker: _Worker, attempt: Attempt) -> None:
-        worker.given[worker.actor.run.remote(attempt)] = _Given(attempt, time.monotonic())
+    def _give(self, worker: Worker, attempt: Attempt) -> None:
+        worker.given[worker.actor.run.remote(attempt)] = Given(attempt=attempt)
 
     def _spread(self) -> None:
         """The tail: a worker that has run dry gets the unit that another has not begun."""
         idle = sum(worker.ready and not worker.leaving and not worker.given for worker in self.workers)
-        idle -= sum(given.asked_back for worker in self.workers for given in worker.given.values())
+        idle -= sum(given.asked_back for worker in self.workers for given in worker.units)
         for worker in sorted(self.workers, key=lambda worker: -len(worker.given)):
             if idle <= 0 or len(worker.given) < 2:
                 return
             youngest = list(worker.given.values())[-1]
-            if not youngest.asked_back and not youngest.answered:
-                youngest.asked = time.monotonic()
-                worker.actor.hand_back.remote(youngest.attempt.unit.id, True)
+            if not youngest.asked_back and not youngest.progress.begun and not isinstance(youngest, Lent):
+                youngest.wanted = time.monotonic()
+                worker.actor.hand_back.remote(youngest.key, True)
                 idle -= 1
 
     # ------------------------------------------------------------------------------------------------ coming and going
@@ -184,12 +163,12 @@ class Pool:
         """Starts workers where units wait, lets those go that nothing is left for."""
         import ray
 
-        in_hand = sum(len(worker.given) for worker in self.workers if worker.leaving)
+        in_hand = sum(len(worker.units) for worker in self.workers if worker.leaving)
         useful = math.ceil(max(0, self._left - in_hand) / self.cluster.units_in_flight)
         staying = [worker for worker in self.workers if not worker.leaving]
         for _ in range(0 if self.closing else min(self.wanted, max(useful, 1 if self._left else 0)) - len(staying)):
             actor = self._kind.remote(self.order)
-            self.workers.append(_Worker(actor, actor.hello.remote()))
+            self.workers.append(Worker(actor, actor.hello.remote()))
         for worker in [worker for worker in self.workers if not worker.given and self._spare(worker)]:
             ray.kill(worker.actor)
             self.workers.remove(worker)
@@ -204,12 +183,12 @@ class Pool:
         return ray.remote(DecodeWorker).options(
             num_cpus=self.share.cpus,
             num_gpus=self.share.gpus or None,
-            max_concurrency=self.cluster.units_in_flight + 2,  # units, and the calls that ask and tell
+            max_concurrency=self.cluster.units_in_flight + 3,  # units or a share, and the calls that ask and tell
             max_restarts=0,  # the pool replaces what dies, and knows why
             max_task_retries=0,
         )
 
-    def _spare(self, worker: _Worker) -> bool:
+    def _spare(self, worker: Worker) -> bool:
         """Whether a worker with nothing in hand can go: its machine may have other work, or costs money."""
         if worker.leaving:
             return True
@@ -219,7 +198,7 @@ class Pool:
             return False
         if not worker.ready:  # nobody has a unit that it could take over
             return all(len(other.given) < 2 for other in self.workers)
-        return time.monotonic() - worker.idle_since > _IDLE_SECONDS
+        return time.monotonic() - worker.idle_since > _IDLE_SECONDS and not self.lending.asking
 
     def _look_at_nodes(self) -> None:
         self.nodes.look()
@@ -232,15 +211,15 @@ class Pool:
                 self.say(f"a node is going away{'' if math.isinf(left) else f' in {left:.0f} s'}: no more units for it")
             for given in worker.given.values():
                 if not given.asked_back and self._seconds_needed(given) > left - _HAND_BACK_MARGIN:
-                    given.asked = time.monotonic()
-                    worker.actor.hand_back.remote(given.attempt.unit.id, False)
+                    given.wanted = time.monotonic()
+                    worker.actor.hand_back.remote(given.key, False)
 
-    def _seconds_needed(self, given: _Given) -> float:
-        """Until a unit in hand is done: by what of it is answered, else by what the last units took."""
-        spent = time.monotonic() - given.since
-        if given.answered:
-            return spent / given.answered * max(1, given.attempt.unit.expected - given.answered)
-        return max(0.0, self._unit_seconds - spent) or 3 * _HAND_BACK_MARGIN
+    def _seconds_needed(self, given: Given) -> float:
+        """Until what a worker has in hand is done, with what others have borrowed of it."""
+        own = given.seconds_left(self._unit_seconds)
+        if given.progress.needs is None:
+            own = own or 3 * _HAND_BACK_MARGIN
+        return max([own, *(lent.seconds_left(self._unit_seconds) for _, lent in self.lending.of(given))])
 
     # --------------------------------------------------------------------------------------------------- taking back
 
@@ -248,8 +227,9 @@ class Pool:
         """Waits a moment for answers, and takes all that are there."""
         import ray
 
-        whose = {ref: worker for worker in self.workers for ref in worker.given}
+        whose: dict[Any, Worker | None] = {ref: worker for worker in self.workers for ref in worker.given}
         whose |= {worker.starting: worker for worker in self.workers if worker.starting is not None}
+        whose |= dict.fromkeys(self.lending.awaited())
         if not whose:
             time.sleep(_WAIT_SECONDS)
             return
@@ -258,6 +238,9 @@ class Pool:
             there, _ = ray.wait(list(whose), num_returns=len(whose), timeout=0)
         for ref in there:
             worker = whose[ref]
+            if worker is None:
+                self.lending.take(ref, self.closing)
+                continue
             if worker not in self.workers:
                 continue  # it was found dead a moment ago, and this with it
             try:
@@ -270,13 +253,23 @@ class Pool:
                 worker.idle_since = time.monotonic()
                 self._starts = 0
             else:
-                given = worker.given.pop(ref)
-                if answer["error"] is None and not answer["handed_back"]:
-                    self._unit_seconds += 0.2 * (time.monotonic() - given.since - self._unit_seconds)
-                yield from self._answered(worker, given.attempt, answer)
+                yield from self._ended(worker, worker.given.pop(ref), answer)
         self._poll()
 
-    def _answered(self, worker: _Worker, attempt: Attempt, answer: dict[str, Any]) -> Iterator[Ended]:
+    def _ended(self, worker: Worker, given: Given, answer: dict[str, Any]) -> Iterator[Ended]:
+        """A worker is done with a unit or a share, well or not."""
+        if isinstance(given, Lent):
+            if answer["fatal"]:
+                raise RunError(answer["error"])
+            worker.idle_since = time.monotonic()
+            self.lending.answered(given, answer)
+            return
+        self.lending.drop(given)
+        if answer["error"] is None and not answer["handed_back"]:
+            self._unit_seconds += 0.2 * (time.monotonic() - given.since - self._unit_seconds)
+        yield from self._answered(worker, given.burdened(given.attempt), answer)
+
+    def _answered(self, worker: Worker, attempt: Attempt, answer: dict[str, Any]) -> Iterator[Ended]:
         """A worker's word on a unit."""
         if answer["fatal"]:
             raise RunError(answer["error"])
@@ -296,7 +289,7 @@ class Pool:
         self._left -= 1
         yield Ended(attempt.unit, error=answer["error"], unreadable=answer["unreadable"])
 
-    def _lost(self, worker: _Worker, error: Exception) -> Iterator[Ended]:
+    def _lost(self, worker: Worker, error: Exception) -> Iterator[Ended]:
         """A worker is gone. Its units go to others; those of a process that died count an attempt."""
         import ray
 
@@ -309,27 +302,32 @@ class Pool:
             self._starts += 1
             if self._starts >= _STARTS_WITHOUT_SUCCESS * max(1, self.wanted):
                 raise RunError(f"worker processes die while they load the model (out of memory?): {_cause(error)}")
+        for given in worker.given.values():
+            self.lending.drop(given)
+            if isinstance(given, Lent):
+                self.lending.lost(given, blame=not with_its_node and given.unit not in worker.units)
         if with_its_node:
             self.say("a node is gone; its units are done elsewhere")
-            self._again.extendleft((0.0, given.attempt) for given in worker.given.values())
+            self._again.extendleft((0.0, given.burdened(given.attempt)) for given in worker.units)
             return
         if worker.given:
             self._deaths += 1
-            self.say(f"a worker process died{_of_memory(error)}; its units are tried again")
+            what = "its units are tried again" if worker.units else "what it helped with is done elsewhere"
+            self.say(f"a worker process died{_of_memory(error)}; {what}")
         if self._deaths >= _DEATHS_WITHOUT_COMMIT + len(self.workers):
             raise RunError(f"worker processes die, and nothing gets done: {_cause(error)}{self._last_word(worker)}")
-        for given in worker.given.values():
+        for given in worker.units:
             unit = given.attempt.unit
             in_hand = attempts.marked(self.order.output, unit.id) if given.attempt.careful else None
             again = given.attempt.after_death(in_hand)
             if again is not None:
-                self._again.append((0.0, again))
+                self._again.append((0.0, given.burdened(again)))
                 continue
             self._left -= 1
             word = attempts.last_word(self.order.output, unit.id) or _cause(error)
             yield Ended(unit, error=f"its worker processes died each time: {word}")
 
-    def _last_word(self, worker: _Worker) -> str:
+    def _last_word(self, worker: Worker) -> str:
         for given in worker.given.values():
             if word := attempts.last_word(self.order.output, given.attempt.unit.id):
                 return f"\nthe last word of a worker ({given.attempt.unit.id}): {word.strip()}"
@@ -338,14 +336,15 @@ class Pool:
     # ------------------------------------------------------------------------------------------------------- progress
 
     def _working(self) -> tuple[int, int]:
-        given = [given for worker in self.workers for given in worker.given.values()]
-        return sum(g.answered for g in given), sum(g.failed for g in given)
+        told = [given.progress for worker in self.workers for given in worker.given.values()]
+        return sum(progress.answered for progress in told), sum(progress.failed for progress in told)
 
     def _poll(self) -> None:
         """Asks the workers how far they are; takes the answers that came since the last time."""
         import ray
 
-        if time.monotonic() - self._polled < _POLL_SECONDS:
+        pause = _POLL_TAIL_SECONDS if self._tail() and self.lending.free() else _POLL_SECONDS
+        if time.monotonic() - self._polled < pause:
             return
         self._polled = time.monotonic()
         polls = {worker.poll: worker for worker in self.workers if worker.poll is not None}
@@ -354,11 +353,12 @@ class Pool:
             worker = polls[ref]
             worker.poll = None
             try:
-                progress: dict[str, tuple[int, int]] = ray.get(ref)
+                progress: dict[str, Progress] = ray.get(ref)
             except ray.exceptions.RayError:
                 continue  # it died: its units say so
             for given in worker.given.values():
-                given.answered, given.failed = progress.get(given.attempt.unit.id, (given.answered, given.failed))
+                if given.key in progress:
+                    given.told(progress[given.key])
         for worker in self.workers:
             if worker.poll is None and worker.given:
                 worker.poll = worker.actor.progress.remote()

@@ -1,9 +1,9 @@
 """How busy 64 workers on logical GPUs are kept, and how long the tail is: python -m tests.cluster.many_workers
 
-Every worker's programs take their time by the clock (the fake engine), so that two cores carry them all. Prints the
-share of the workers' time, from when the first unit was given out to the end of the run, in which they had a unit in
-hand, and the tail: from the first worker that had nothing to do any more to the end of the run. A worker counts from
-its own first unit on: that 64 processes take a minute to start on two cores is the machine's.
+Every worker's programs take their time by the clock (the fake engine), so that two cores carry them all. Read from the
+run's bill: the share of the workers' time, each from its own first step to the end of the run, in which its engine was
+at work; the tail, from the first engine that had nothing to do any more to the end of the last one; and the seconds
+that a worker idled in it on average. That 64 processes take a minute to start on two cores is the machine's.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -40,59 +38,41 @@ def configuration(folder: Path, workers: int, units: int, unit_documents: int, s
     )
 
 
-class Ears:
-    """Listens to the pool: when each worker was ready, and had units in hand."""
-
-    def __init__(self) -> None:
-        from raypd.cluster import pool
-
-        self.ready: dict[int, float] = {}
-        self.spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        self._since: dict[int, float] = {}
-        give, answered = pool.Pool._give, pool.Pool._answered
-
-        def listen_give(own: Any, worker: Any, attempt: Any) -> None:
-            self._since.setdefault(id(worker), time.monotonic())
-            give(own, worker, attempt)
-
-        def listen_answered(own: Any, worker: Any, attempt: Any, answer: Any) -> Any:
-            if not worker.given:
-                self.spans[id(worker)].append((self._since.pop(id(worker)), time.monotonic()))
-            return answered(own, worker, attempt, answer)
-
-        pool.Pool._give, pool.Pool._answered = listen_give, listen_answered  # type: ignore[method-assign]
-
-    def figures(self) -> dict[str, float]:
-        first = min(began for spans in self.spans.values() for began, _ in spans)
-        last = max(ended for spans in self.spans.values() for _, ended in spans)
-        busy = sum(ended - began for spans in self.spans.values() for began, ended in spans)
-        started = {who: min(began for began, _ in spans) for who, spans in self.spans.items()}
-        idle_from = min(max(ended for _, ended in spans) for spans in self.spans.values())
-        available = sum(last - began for began in started.values())
-        return {
-            "workers": len(self.spans),
-            "seconds": round(last - first, 1),
-            "all_started_after": round(max(started.values()) - first, 1),
-            "busy_share": round(busy / available, 4),
-            "tail_seconds": round(last - idle_from, 1),
-        }
+def figures(bill: dict[str, Any]) -> dict[str, float]:
+    """Of the engines' busy times, as the run's bill has them."""
+    busy = [[(a, b) for a, b, kind, _ in worker["spans"] if kind == "busy"] for worker in bill["workers"]]
+    busy = [spans for spans in busy if spans]
+    last = max(spans[-1][1] for spans in busy)
+    started = [spans[0][0] for spans in busy]
+    dry = min(spans[-1][1] for spans in busy)
+    at_work = sum(b - a for spans in busy for a, b in spans)
+    in_tail = sum(max(0.0, b - max(a, dry)) for spans in busy for a, b in spans)
+    return {
+        "workers": len(busy),
+        "seconds": round(last - min(started), 1),
+        "all_started_after": round(max(started) - min(started), 1),
+        "busy_share": round(at_work / sum(last - began for began in started), 4),
+        "tail_seconds": round(last - dry, 1),
+        "tail_idle_seconds": round(last - dry - in_tail / len(busy), 1),
+    }
 
 
 def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds: float) -> dict[str, Any]:
     """Runs it on a Ray of so many logical GPUs."""
     import ray
 
+    from raypd.cluster.cost import book
     from raypd.cluster.pipeline import run_extract
 
     config = configuration(folder, workers, units, unit_documents, seconds)
     ray.init(address="local", num_cpus=8, num_gpus=workers, include_dashboard=False, log_to_driver=False)
     try:
-        ears = Ears()
         made = run_extract(config)
     finally:
         ray.shutdown()
     assert made.documents == made.ok == units * unit_documents
-    return {"units": made.units, "unit_seconds": seconds, **ears.figures()}
+    (bill,) = book.bills(config.output.path)
+    return {"units": made.units, "unit_seconds": seconds, **figures(bill)}
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def test_work_is_planned_as_the_engine_has_room(tmp_path: Path, config) -> None:
     class Task(fakes.FakeTask):
         def plan(self, documents):
             for item in super().plan(documents):
-                ahead.append(len(made._queue) + made._in_engine)
+                ahead.append(len(made.feeder._queue) + made.feeder._in_engine)
                 yield item
 
     made.parts.task = Task()
