@@ -51,6 +51,22 @@ def visible(
     return seen
 
 
+def in_window(seen: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int) -> np.ndarray:
+    """What a sliding-window layer keeps of what is seen: bool [queries, keys], to be taken together with `seen`.
+
+    The window is `window` tokens long, the query's own included, and counts the tokens that the query sees from a key's
+    position to its own. A gap in the positions holds none, so that a value of HPD has the window that it would have
+    alone, however many gaps lie before it. Without gaps this is the models' own rule, q - k < window.
+    seen: [queries, keys] by `visible`; the positions are [queries] and [keys].
+    """
+    order = np.argsort(key_positions, kind="stable")
+    ordered = key_positions[order]
+    upto = np.zeros((len(query_positions), len(ordered) + 1), dtype=np.int32)  # seen tokens among the first keys
+    np.cumsum(seen[:, order] & (ordered <= query_positions[:, None]), axis=1, out=upto[:, 1:])
+    behind = np.searchsorted(ordered, key_positions, side="right")  # [keys] the first in `ordered` at a later position
+    return upto[:, -1:] - upto[:, behind] < window
+
+
 def grown(reach: np.ndarray, pairs: dict[tuple[int, int], Reach]) -> np.ndarray:
     """`reach` with the given pairs set, enlarged with HIDDEN where a segment is new."""
     if not pairs:

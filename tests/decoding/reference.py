@@ -30,8 +30,10 @@ def dense_output(
     window = getattr(model.config, "sliding_window", None)
     masks: object = additive[None, None]
     if window and getattr(model.config, "use_sliding_window", True):
-        at = torch.tensor(positions)
-        near = (at[:, None] - at[None, :]) < window
+        near = torch.zeros_like(mask)  # fewer than `window` visible tokens stand behind the key, up to the query
+        at = torch.tensor(list(positions))
+        for q in range(len(at)):
+            near[q] = (mask[q] & (at[:, None] < at) & (at <= at[q])).sum(-1) < window
         local = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~(mask & near), low)[None, None]
         kinds = getattr(model.config, "layer_types", None)
         masks = {"full_attention": masks, "sliding_attention": local} if kinds else local

@@ -147,7 +147,7 @@ def prompts_of(seed: int, count: int) -> list[Prompt]:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_threads_equal_threads_read_from_scratch_beside_other_programs(kind):
     model, stock = pair(kind)
-    prompts = prompts_of(3, 3)
+    prompts = prompts_of(3, 4)
     values = slotted(random.Random(3), 2, shared=True)
     programs = [program(p) for p in prompts]
     programs += [hyper_parallel(values, 5), autoregressive(prompts[0], 9, lambda t: False)]

@@ -54,7 +54,7 @@ def attention(
         for span in group.spans:
             own = slice(span.start, span.start + span.length)
             asked = folded[:, :, span.a : span.b].reshape(kv_heads, -1, head_dim)
-            mask = step.own_mask(span, sliding_window, repeat, query)
+            mask = step.own_mask(group, span, sliding_window, repeat, query)
             own_out, own_lse = attend(asked, keys[:, own], values[:, own], mask, scale, softcap)
             own_out = own_out.view(kv_heads, repeat, span.b - span.a, -1)
             if group.length:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from raypd.decoding.cache.pool import Pool
-from raypd.decoding.visibility import visible
+from raypd.decoding.visibility import in_window, visible
 
 
 @dataclass
@@ -71,14 +71,16 @@ class Step:
     groups: list[Group]
     slots: torch.Tensor
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
+    _windows: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
-    def own_mask(self, span: Span, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor:
+    def own_mask(self, group: Group, span: Span, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor:
         """Additive mask [repeat * queries, keys] of a span over its own keys, built once for all layers."""
+        window = _felt(window, group, span)
         key = (id(span), repeat, window)
         if key not in self._masks:
             seen = span.seen()
             if window is not None:
-                seen &= span.query_positions[:, None] - span.key_positions[None, :] < window
+                seen &= self._in_window(group, span, window)[:, group.length :]
             self._masks[key] = _additive(seen, repeat, like)
         mask = self._masks[key]
         assert mask is not None
@@ -86,14 +88,28 @@ class Step:
 
     def prefix_mask(self, group: Group, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
         """Additive mask [repeat * queries, prefix keys], or None where every query sees the whole prefix."""
-        if window is None:
+        if window is None or all(_felt(window, group, span) is None for span in group.spans):
             return None
         key = (id(group), repeat, window)
         if key not in self._masks:
-            positions = np.concatenate([span.query_positions for span in group.spans])
-            seen = positions[:, None] - np.arange(group.length)[None, :] < window
+            seen = np.concatenate([self._in_window(group, span, window)[:, : group.length] for span in group.spans])
             self._masks[key] = None if seen.all() else _additive(seen, repeat, like)
         return self._masks[key]
+
+    def _in_window(self, group: Group, span: Span, window: int) -> np.ndarray:
+        """`in_window` over the prefix, which all see, and the span's own keys: [queries, prefix keys + own keys]."""
+        key = (id(span), window)
+        if key not in self._windows:
+            prefix = np.arange(group.length)
+            seen = np.concatenate([np.ones((span.b - span.a, group.length), dtype=bool), span.seen()], axis=1)
+            positions = np.concatenate([prefix, span.key_positions])
+            self._windows[key] = in_window(seen, span.query_positions, positions, window)
+        return self._windows[key]
+
+
+def _felt(window: int | None, group: Group, span: Span) -> int | None:
+    """The window, or None where all keys there are do not fill it."""
+    return None if window is None or group.length + span.length <= window else window
 
 
 def _additive(seen: np.ndarray, repeat: int, like: torch.Tensor) -> torch.Tensor:

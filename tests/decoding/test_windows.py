@@ -1,0 +1,101 @@
+"""Sliding-window layers: a value sees what it would see alone, however many position gaps lie before it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from raypd.decoding.engine import Engine
+from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
+from raypd.decoding.visibility import in_window
+from tests.decoding import reference
+from tests.decoding.reference import Replay
+from tests.decoding.test_exactness import INSTRUCTION, EverySeventh, agree, tokens_of
+from tests.decoding.test_properties import wandering
+from tests.tiny import in_float64, tiny_model
+
+WINDOW = 24
+KINDS = ["gemma2", "gemma3_text", "mistral"]
+
+
+def twice(kind: str, **settings: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A tiny model, for the engine and unmodified."""
+    model = tiny_model(kind, **settings)
+    stock = copy.deepcopy(model)
+    stock.set_attn_implementation("eager")
+    return model, stock
+
+
+def without_rotation(kind: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Models whose RoPE turns nothing, so that of a gap nothing is felt but the window."""
+    flat = {"rope_type": "linear", "factor": 1e15, "rope_theta": 10_000.0}
+    rope = {"full_attention": flat, "sliding_attention": flat} if kind == "gemma3_text" else flat
+    return twice(kind, sliding_window=WINDOW, rope_parameters=rope, num_hidden_layers=4)
+
+
+@torch.no_grad()
+def alone(stock: PreTrainedModel, prompt: list[int], count: int) -> list[tuple[int, float, float]]:
+    """The model's own greedy answer behind a prompt, under the masks and windows that transformers makes itself."""
+    answer: list[tuple[int, float, float]] = []
+    while len(answer) < count and not (answer and answer[-1][0] % 7 == 0):
+        logits = stock(torch.tensor([[*prompt, *(t for t, _, _ in answer)]]), use_cache=False).logits[0, -1]
+        answer.append(reference.greedy(logits, None))
+    return answer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shared", [0, len(INSTRUCTION)])
+def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
+    """Sixteen values at once against each alone, in a prompt that ends at its attribute and has no gaps."""
+    model, stock = without_rotation(kind)
+    rng = random.Random(4)
+    tokens, slots = INSTRUCTION + tokens_of(rng, 12, 12), []
+    for _ in range(16):
+        tokens += tokens_of(rng, 1, 2)
+        slots.append(Slot(len(tokens) - 1, EverySeventh()))
+    assert len(INSTRUCTION) < len(tokens) - WINDOW < slots[-1].end < 30 * len(slots), (
+        "the window cuts, a gap exceeds it"
+    )
+    prompt = SlottedPrompt(tokens, slots, shared=shared)
+    for values in Engine(model, token_budget=31).run(hyper_parallel(prompt, 30, isolate_values=True) for _ in range(2)):
+        for slot, value in zip(slots, values, strict=True):
+            agree(alone(stock, tokens[: slot.end + 1], 30), value.tokens, value.logprobs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_gaps_the_window_is_the_models_own(kind):
+    model, stock = twice(kind, sliding_window=WINDOW, num_hidden_layers=4)
+    prompts = [Prompt(INSTRUCTION + tokens_of(random.Random(n), 1, 30), shared=23 if n % 2 else 0) for n in range(4)]
+    stops = lambda tokens: tokens[-1] % 7 == 0  # noqa: E731
+    answers = Engine(model, batch=3, token_budget=19).run(autoregressive(prompt, 30, stops) for prompt in prompts)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        agree(alone(stock, list(prompt.tokens), 30), answer.tokens, answer.logprobs)
+
+
+@pytest.mark.parametrize("window", [1, 3, 6, 11])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs_under_a_window_equal_the_rule_written_out(window, seed):
+    model, stock = map(in_float64, twice("mistral", sliding_window=window))
+    seeds = range(3 * seed, 3 * seed + 3)
+    answers = Engine(model, batch=2, token_budget=16).run(wandering(n, edits=True) for n in seeds)
+    for n, answer in zip(seeds, answers, strict=True):
+        for (tokens, logprobs), (want_tokens, want_logprobs) in zip(
+            answer, Replay(stock).run(wandering(n, edits=True)), strict=True
+        ):
+            assert tokens == want_tokens
+            np.testing.assert_allclose(logprobs, want_logprobs, atol=1e-9)
+
+
+def test_a_window_by_hand():
+    """Two visible keys of five lie in a gap-ridden window of three: hidden tokens and empty positions take no room."""
+    positions = np.array([0, 1, 40, 80, 81])
+    seen = np.array([[True, True, True, False, True], [True, True, False, False, False]])
+    kept = in_window(seen, np.array([81, 50]), positions, 3)
+    assert (kept & seen).tolist() == [[False, True, True, False, True], [True, True, False, False, False]]
