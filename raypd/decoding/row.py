@@ -14,6 +14,7 @@ from raypd.decoding.visibility import GONE, Reach, grown, one_segment
 
 TOKEN, POSITION, SEGMENT, STEP = range(4)  # the lines of a row's table
 LEAST_REGION = 64
+LEAST_HOLES = 16  # fewer are not worth a move
 
 
 class ProgramError(Exception):
@@ -190,7 +191,30 @@ class Row:
         self.high = max(self.high, 1 + max(offsets))
         self.place[chunk] = offsets
         self.owner[offsets] = chunk
+        self._close_up(self.size - int(chunk[-1]) - 1, pool)
         return self.start + self.place[chunk]
+
+    def _close_up(self, coming: int, pool: Pool) -> None:
+        """Early release (APAR, section 3.4): what left the cache is attended to no more, and its room is given back.
+
+        The tokens move together when more than one slot in four up to `high` is a hole that no new token fills: a
+        token that is dropped costs the moving of at most three. Behind them and the `coming` tokens of the feed a
+        quarter more stays, to grow in; the rest of the region goes back to the pool.
+        """
+        close = len(self.holes) >= LEAST_HOLES and 4 * len(self.holes) > self.high
+        if close:
+            kept = np.flatnonzero(self.owner[: self.high] != GONE)
+            pool.compact(self.start, kept)
+            tokens = self.owner[kept]
+            self.owner[: self.high] = GONE
+            self.high, self.holes = len(kept), []
+            self.owner[: self.high] = tokens
+            self.place[tokens] = np.arange(self.high)
+        if close or 4 * (self.high + coming) < len(self.owner):
+            size = LEAST_REGION * -(-5 * (self.high + coming) // (4 * LEAST_REGION))
+            if size < len(self.owner):
+                pool.give(self.start + size, len(self.owner) - size)
+                self.owner = self.owner[:size].copy()
 
     def _enlarge(self, wanted: int, pool: Pool) -> None:
         size = max(LEAST_REGION, len(self.owner))

@@ -1,11 +1,12 @@
 """Where keys and values live: one pool a layer, in which every row owns a contiguous region of slots.
 
 Contiguous regions let attention read a row's keys as a view; nothing is gathered on the hot path. A row that outgrows
-its region moves to one twice as large.
+its region moves to one twice as large; one whose tokens have left the cache closes up and gives back what it can.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from raypd.decoding.memory import is_out_of_memory
@@ -88,6 +89,12 @@ class Pool:
         """Copies `length` slots of every layer to another region."""
         for store in (*self.keys.values(), *self.values.values()):
             store[:, to : to + length] = store[:, start : start + length]
+
+    def compact(self, start: int, offsets: np.ndarray) -> None:
+        """Moves the slots start + offsets [n], in rising order, to the first n of the region, in every layer."""
+        slots = torch.from_numpy(start + offsets).to(self.device)
+        for store in (*self.keys.values(), *self.values.values()):
+            store[:, start : start + len(offsets)] = store[:, slots]
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores this step's keys and values: slots [tokens], key and value [kv_heads, tokens, head_dim]."""

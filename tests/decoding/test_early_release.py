@@ -1,0 +1,166 @@
+"""Early release (APAR, section 3.4): what a finished thread leaves goes back to the cache's allocator, and is attended
+to no more. `pytest -s` prints the figures of docs/methods.md."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from raypd.decoding import engine as engines
+from raypd.decoding.engine import Engine
+from raypd.decoding.methods.apar import apar
+from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.program import Feed
+from raypd.decoding.row import LEAST_REGION, Row
+from raypd.decoding.visibility import GONE
+from tests.decoding import reference
+from tests.decoding.test_apar import CHILD, ENDS, EOS, FORK, steered
+from tests.decoding.test_exactness import INSTRUCTION, agree, pair, tokens_of
+
+
+@dataclass
+class Used:
+    """most_slots: most of the cache that was ever taken; attended_keys: keys that queries were multiplied with."""
+
+    most_slots: int = 0
+    attended_keys: int = 0
+
+
+def decode(model, programs, monkeypatch) -> tuple[list, Used]:
+    """The programs' answers, all of them four at a time, and what that took."""
+    used = Used()
+
+    def step(pool, groups, slots):
+        used.attended_keys += sum(
+            (span.b - span.a) * (group.length + span.length) for group in groups for span in group.spans
+        )
+        return real(pool, groups, slots)
+
+    real = engines.Step
+    monkeypatch.setattr(engines, "Step", step)
+    engine, answers = Engine(model, batch=4), {}
+    for number, program in enumerate(programs):
+        engine.submit(program, tag=number)
+    while engine.pending:
+        for done in engine.step():
+            assert done.error is None
+            answers[done.tag] = done.answer
+        used.most_slots = max(used.most_slots, engine.pool.regions.slots - engine.pool.regions.free)
+    monkeypatch.setattr(engines, "Step", real)
+    return [answers[number] for number in sorted(answers)], used
+
+
+def list_of(points: int, start: int):
+    """A model that writes a list behind `start` tokens: headings of four tokens, each forking a detail of 10 to 89."""
+
+    def rule(token: int, position: int, predicted: int) -> int:
+        if token == CHILD:
+            return 100 + 37 * position % 80
+        if token >= 100:
+            return EOS if token == 189 else token + 1
+        if token == FORK:
+            return EOS if position == start + 5 * points - 1 else 50
+        return {50: 51, 51: 52, 52: 53, 53: FORK}.get(token, 50)
+
+    return rule
+
+
+def test_a_batch_of_lists_takes_less_than_its_flattened_texts(monkeypatch):
+    """Twelve answers of 3 to 6 points, four at a time: peak of the cache and keys multiplied, the text forked with and
+    without giving back, and flattened."""
+    model, _ = pair("llama")
+    rng = random.Random(1)
+    prompts = [Prompt([*INSTRUCTION, *tokens_of(rng, 5, 60), 7]) for _ in range(12)]
+
+    def forked():
+        for n, prompt in enumerate(prompts):
+            rule = list_of(3 + n % 4, len(prompt.tokens))
+            yield steered(apar(prompt, 4000, FORK, CHILD, ENDS), rule)
+
+    answers, released = decode(model, forked(), monkeypatch)
+    assert all(answer.stopped and answer.threads == 4 + n % 4 for n, answer in enumerate(answers))
+    with monkeypatch.context() as patch:
+        patch.setattr(Row, "_close_up", lambda self, coming, pool: None)
+        again, kept = decode(model, forked(), monkeypatch)
+    assert [answer.tokens for answer in again] == [answer.tokens for answer in answers]
+    flat = (autoregressive(p, len(a.tokens), lambda t: False) for p, a in zip(prompts, answers, strict=True))
+    _, flattened = decode(model, flat, monkeypatch)
+    print(f"\nforked, given back: {released}\nforked, kept: {kept}\nflattened: {flattened}")
+    assert released.most_slots < kept.most_slots
+    assert released.attended_keys < kept.attended_keys
+    assert released.most_slots < flattened.most_slots
+    assert released.attended_keys < flattened.attended_keys
+
+
+def shrinking(rng: random.Random):
+    """A program that fills the cache, drops most of it in pieces, and asks what is seen of the rest after each."""
+    tokens = tokens_of(rng, 260, 300)
+    heard = []
+    predictions = yield Feed(tokens, range(len(tokens)), ask=[len(tokens) - 1])
+    alive, total, at = list(range(len(tokens))), len(tokens), len(tokens)
+    while len(alive) > 20:
+        heard.append((predictions.tokens, predictions.logprobs))
+        drop = rng.sample(alive, rng.randint(len(alive) // 8, len(alive) // 3))
+        alive = [index for index in alive if index not in drop]
+        count = rng.randint(1, 6)
+        predictions = yield Feed(tokens_of(rng, count, count), range(at, at + count), ask=range(count), drop=drop)
+        alive += range(total, total + count)
+        total, at = total + count, at + count
+    return heard
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_that_close_up_see_the_same_and_hold_no_more_than_they_need(seed):
+    model, stock = pair("llama")
+    engine = Engine(model, batch=3, token_budget=120)
+    for n in range(3):
+        engine.submit(shrinking(random.Random(10 * seed + n)), tag=n)
+    answers, sizes = {}, []
+    while engine.pending:
+        answers |= {done.tag: done.answer for done in engine.step()}
+        taken = engine.pool.regions.slots - engine.pool.regions.free
+        assert taken == sum(len(row.owner) for row in engine.rows)
+        for row in engine.rows:
+            live = np.flatnonzero(row.owner != GONE)
+            np.testing.assert_array_equal(row.place[row.owner[live]], live)
+            waiting = row.size - row.cached
+            sizes += [len(row.owner)] if len(row.owner) else []
+            assert len(row.owner) <= (512 if row.steps < 2 else LEAST_REGION + 4 * (len(live) + waiting))
+    assert max(sizes) == 512
+    assert min(sizes) == LEAST_REGION
+    assert engine.pool.regions.free == engine.pool.regions.slots
+    for n, answer in answers.items():
+        expected = reference.Replay(stock).run(shrinking(random.Random(10 * seed + n)))
+        for (tokens, logprobs), (want, want_logprobs) in zip(answer, expected, strict=True):
+            assert tokens == want
+            np.testing.assert_allclose(logprobs, want_logprobs, atol=1e-3)
+
+
+def test_a_small_cache_holds_more_rows_once_others_give_back(monkeypatch):
+    """Where the cache is full, what one row gives back another takes: none has to be fed again."""
+    model, stock = pair("llama")
+    long, short = tokens_of(random.Random(1), 200, 200), tokens_of(random.Random(2), 120, 120)
+
+    def gives_back():
+        yield Feed(long, range(200), ask=[199])
+        for step in range(40):
+            yield Feed([9], [200 + step], ask=[0], drop=range(190) if step == 0 else [])
+
+    engine = Engine(model, batch=2, cache_tokens=256)
+    engine.submit(gives_back(), tag="long")
+    engine.submit(autoregressive(Prompt(short), 6, lambda t: False), tag="short")
+    order, counts = [], {}
+    while engine.pending:
+        for done in engine.step():
+            order.append(done.tag)
+            counts[done.tag] = done.counts
+            if done.tag == "short":
+                agree(
+                    reference.autoregressive(stock, short, 6, lambda t: False), done.answer.tokens, done.answer.logprobs
+                )
+    assert order == ["short", "long"]
+    assert counts["long"].prefill_tokens == 200
+    assert counts["long"].decode_tokens == 40
