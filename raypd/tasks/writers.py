@@ -119,7 +119,7 @@ class Apar(Autoregressive):
         text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
         counters = {
             "threads": answer.threads,
-            "refused_forks": answer.refused_forks,
+            "unstarted_threads": answer.unstarted_threads,
             "apar": asdict(answer.cost),
             "flattened": asdict(answer.flattened),
         }

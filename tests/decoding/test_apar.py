@@ -63,33 +63,42 @@ class Node:
     picked: list[tuple[int, float, float]] = field(default_factory=list)
 
 
-def from_scratch(stock, prompt: list[int], most: int):
-    """Algorithm 1, line by line: (root, sequences, steps, attended tokens, most tokens in the cache)."""
+def from_scratch(stock, prompt: list[int], most: int, max_threads: int = 64, rule=steer):
+    """Algorithm 1, line by line: (root, sequences, steps, attended tokens, most tokens in the cache).
+
+    A child begins, the oldest first, once fewer than `max_threads` run and two tokens are left for it.
+    """
     root = Node(len(prompt))
     group = [Sequence(list(prompt), root)]
     root.sequence = group[0]
+    waiting: list[Sequence] = []
     steps, attended, used, cached = 0, [], 0, 0
     while used < most and not all(s.finished for s in group):
         steps += 1
         live = [s for s in group if not s.finished][: most - used]
         used += len(live)
         fed = [s.tokens[: len(s.tokens) - (s not in live)] for s in group if not s.finished]
+        fed += [s.tokens[:-1] for s in waiting]  # what a child will see stays in the cache
         cached = max(cached, len({tuple(tokens[: i + 1]) for tokens in fed for i in range(len(tokens))}))
         for s in live:
             attended.append(len(s.tokens))
             token, logprob, gap = reference.autoregressive(stock, s.tokens, 1, lambda t: False)[0]
-            x = steer(s.tokens[-1], len(s.tokens) - 1, token)
-            if s.tokens[-1] == FORK and used + 2 <= most:
-                used += 1
+            x = rule(s.tokens[-1], len(s.tokens) - 1, token)
+            if s.tokens[-1] == FORK:
                 copy = Sequence([*s.tokens, CHILD], Node(len(s.tokens)))
                 copy.node.sequence = copy
                 node = Node(len(s.tokens), s)
                 s.node.end, s.node.next_sibling, s.node.first_child = len(s.tokens), node, copy.node
                 s.node = node
-                group.append(copy)
+                waiting.append(copy)
             s.tokens.append(x)
             s.node.picked.append((x, logprob, gap))
             s.finished = x == EOS
+            while waiting and sum(not s.finished for s in group) < max_threads and used + 2 <= most:
+                used += 1
+                group.append(waiting.pop(0))
+    for child in waiting:  # never began
+        child.tokens.pop()
     return root, group, steps, attended, cached
 
 
@@ -111,7 +120,9 @@ def compare(answer: AparAnswer, expected, atol=1e-3) -> None:
     assert answer.tokens == text
     assert len(answer.logprobs) == len(text)
     assert answer.threads == len(group)
-    assert answer.stopped == all(s.finished for s in group)
+    unstarted = sum(node.sequence not in group for node in nodes)
+    assert answer.unstarted_threads == unstarted
+    assert answer.stopped == (all(s.finished for s in group) and not unstarted)
     assert answer.cost.steps == steps
     assert answer.cost.max_cached_tokens == cached
     assert answer.cost.attended_tokens == pytest.approx(sum(attended) / len(attended))
@@ -211,7 +222,7 @@ def test_by_hand():
     answer, feeds = drive(apar(Prompt([7, 8, 9]), 50, F, C, ENDS), said, [7, 8, 9])
     assert [p.tokens for p in restore(answer.root)] == [[10, F], [C, 11, E], [20, F], [C, 21, 22, E], [30, E]]
     assert answer.tokens == [10, 11, 20, 21, 22, 30]
-    assert (answer.stopped, answer.threads, answer.refused_forks) == (True, 3, 0)
+    assert (answer.stopped, answer.threads, answer.unstarted_threads) == (True, 3, 0)
     # after the prompt: 10; F; then 20 beside the first child; ...
     assert [list(f.tokens) for f in feeds[1:]] == [[10], [F], [20, C], [F, 11], [30, C], [21], [22]]
     assert [list(f.positions) for f in feeds[1:]] == [[3], [4], [5, 5], [6, 6], [7, 7], [8], [9]]
@@ -242,16 +253,43 @@ def test_a_nested_child_outlives_its_parent_thread():
     assert [sorted(f.drop) for f in feeds if f.drop] == [[4, 6, 8, 10]]
 
 
-def test_forks_beyond_the_threads_are_refused_and_counted():
-    forever = lambda token, position, predicted: FORK if token != CHILD else 50  # noqa: E731
-    model, _ = pair("llama")
-    answer = Engine(model).run([steered(apar(Prompt([5, 6, 7]), 60, FORK, CHILD, ENDS, max_threads=3), forever)])[0]
-    assert answer.threads == 3
-    assert answer.refused_forks > 20
-    assert not answer.stopped
-    everything = [t for p in restore(answer.root) for t in p.tokens]
-    assert len(everything) == 60
-    assert FORK not in answer.tokens
+@pytest.mark.parametrize("max_threads", [1, 2, 3])
+def test_a_child_beyond_the_threads_waits_and_nothing_of_it_is_lost(max_threads):
+    """Five points, each forked: whatever may run at the same time, the text and the tree are those of all at once."""
+    F, C, E = FORK, CHILD, EOS
+    said, spine = {}, ()
+    for n in range(5):
+        said |= {spine: 10 + n, (*spine, 10 + n): F}
+        spine = (*spine, 10 + n, F)
+        said |= {(*spine, C): 20 + n, (*spine, C, 20 + n): 30 + n, (*spine, C, 20 + n, 30 + n): E}
+    said[spine] = E
+    wide, _ = drive(apar(Prompt([7, 8]), 100, F, C, ENDS), said, [7, 8])
+    narrow, feeds = drive(apar(Prompt([7, 8]), 100, F, C, ENDS, max_threads=max_threads), said, [7, 8])
+    assert narrow.tokens == wide.tokens == [t for n in range(5) for t in (10 + n, 20 + n, 30 + n)]
+    assert [p.tokens for p in restore(narrow.root)] == [p.tokens for p in restore(wide.root)]
+    assert (narrow.stopped, narrow.threads, narrow.unstarted_threads) == (True, 6, 0)
+    assert max(len(feed.ask) for feed in feeds) == max_threads
+
+
+@pytest.mark.parametrize("max_threads", [1, 2, 3])
+def test_waiting_children_equal_threads_alone(max_threads):
+    """Random nested forks, of apar and of the independent replay, against algorithm 1 written out with a queue."""
+    model, stock = pair("llama")
+    model, stock = in_float64(model), in_float64(stock)
+    prompts = prompts_of(6, 3)
+    programs = [steered(apar(p, 60, FORK, CHILD, ENDS, max_threads)) for p in prompts]
+    for prompt, answer in zip(prompts, Engine(model, batch=2, token_budget=30).run(programs), strict=True):
+        compare(answer, from_scratch(stock, prompt.tokens, 60, max_threads), atol=1e-9)
+        replayed = Replay(stock).run(steered(apar(prompt, 60, FORK, CHILD, ENDS, max_threads)))
+        assert (replayed.tokens, replayed.cost) == (answer.tokens, answer.cost)
+
+
+def test_children_that_never_began_are_no_end():
+    """The main thread ends with the last token; its child had none: the answer was cut, and says so."""
+    said = {(): 10, (10,): FORK, (10, FORK): EOS}
+    answer, _ = drive(apar(Prompt([7, 8]), 4, FORK, CHILD, ENDS, max_threads=1), said, [7, 8])
+    assert [p.tokens for p in restore(answer.root)] == [[10, FORK], [], [EOS]]
+    assert (answer.stopped, answer.threads, answer.unstarted_threads) == (False, 1, 1)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 8, 13, 30])

@@ -8,6 +8,7 @@ are the nodes of a binary tree (first_child, next_sibling); a token sees the par
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -48,8 +49,8 @@ class AparAnswer:
     """A paragraph tree and its text.
 
     tokens, logprobs: the text in the order root, first_child, next_sibling, without control and end tokens.
-    stopped: every thread came to its end; False when one was cut at the most tokens.
-    threads: all there ever were. refused_forks: [Fork] tokens not acted on, for want of threads or tokens.
+    stopped: every thread came to its end; False when one was cut at the most tokens, or had none left to begin with.
+    threads: all that ever ran. unstarted_threads: children that were forked and had no tokens left to begin with.
     cost: of this decoding; flattened: of the same text decoded autoregressively.
     """
 
@@ -58,7 +59,7 @@ class AparAnswer:
     logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
     threads: int = 1
-    refused_forks: int = 0
+    unstarted_threads: int = 0
     cost: Cost = field(default_factory=Cost)
     flattened: Cost = field(default_factory=Cost)
 
@@ -95,6 +96,8 @@ class Sequence:
 class Group:
     """The paragraph tree and the sequences that have not finished (G of algorithm 1), as they grow token by token.
 
+    sequences: those that run, at most `max_threads`. waiting: children that were forked while as many ran; what they
+    see stays in the cache, and they begin, the oldest first, as others end.
     used: tokens in all threads, each [Child] counted, of at most `max_new_tokens`. reach, drop: what the next feed has
     to say of new segments, and of tokens that no sequence has on its path any more; `take_news` hands them over.
     """
@@ -106,6 +109,7 @@ class Group:
     ends: frozenset[int]
     max_new_tokens: int
     max_threads: int
+    waiting: deque[Sequence] = field(default_factory=deque)
     used: int = 0
     segments: int = 1
     reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
@@ -123,31 +127,37 @@ class Group:
     def append(self, s: Sequence, x: int, logprob: float) -> None:
         """Lines 19 to 33 for one sequence that has sampled x (counted in `used` already)."""
         if s.last_token == self.fork:
-            if len(self.sequences) < self.max_threads and self.used + 2 <= self.max_new_tokens:
-                self._fork(s)
-            else:
-                self.answer.refused_forks += 1
+            self._fork(s)
         s.current_node.paragraph.tokens.append(x)
         s.current_node.paragraph.logprobs.append(logprob)
         s.last_token, s.position = x, s.position + 1
         if x in self.ends:
             self.sequences.remove(s)
             self.drop += _released(s)
+        self._start_waiting()
 
     def _fork(self, s: Sequence) -> None:
         above = s.current_node
         n, n2 = (Node(Paragraph(), self.segments + i, above) for i in range(2))
-        self.segments, self.used = self.segments + 2, self.used + 1
+        self.segments += 2
         for node in above.path():
             node.users += 1
             self.reach[n.segment, node.segment] = self.reach[n2.segment, node.segment] = Reach.ALL
         self.reach[n.segment, n.segment] = self.reach[n2.segment, n2.segment] = Reach.CAUSAL
         above.paragraph.next_sibling, above.paragraph.first_child = n.paragraph, n2.paragraph
         s.current_node = n
-        n2.paragraph.tokens.append(self.child)
-        n2.paragraph.logprobs.append(0.0)
-        self.sequences.append(Sequence(self.child, s.position + 1, n2))  # samples its first token in the next decode
-        self.answer.threads += 1
+        self.waiting.append(Sequence(self.child, s.position + 1, n2))
+
+    def _start_waiting(self) -> None:
+        """Gives waiting children their [Child] while there is a place and a token behind it to sample; they sample that
+        in the next decode."""
+        while self.waiting and len(self.sequences) < self.max_threads and self.used + 2 <= self.max_new_tokens:
+            s = self.waiting.popleft()
+            s.current_node.paragraph.tokens.append(self.child)
+            s.current_node.paragraph.logprobs.append(0.0)
+            self.sequences.append(s)
+            self.used += 1
+            self.answer.threads += 1
 
     def take_news(self) -> tuple[dict[tuple[int, int], Reach], list[int]]:
         """(reach, drop) since the last time."""
@@ -158,7 +168,8 @@ class Group:
     def finish(self, start: int) -> AparAnswer:
         """The answer with its text, behind a prompt of `start` tokens."""
         answer = self.answer
-        answer.stopped = not self.sequences
+        answer.stopped = not self.sequences and not self.waiting
+        answer.unstarted_threads = len(self.waiting)
         for paragraph in restore(answer.root):
             for token, logprob in zip(paragraph.tokens, paragraph.logprobs, strict=True):
                 if token not in (self.fork, self.child) and token not in self.ends:
@@ -180,8 +191,8 @@ def apar(
 
     fork, child: ids of [Fork] and [Child]. At most `max_new_tokens` tokens in all threads together, each [Child]
     counted, so that no position passes len(prompt.tokens) + max_new_tokens; where fewer are left than threads run, the
-    older threads have them. At most `max_threads` run at the same time: a [Fork] beyond them, or without two tokens
-    left for its child, stays in its paragraph and its thread goes on alone.
+    older threads have them. At most `max_threads` run at the same time: a child forked beyond them waits until a thread
+    has ended.
     """
     start = len(prompt.tokens)
     group = Group.of(prompt, max_new_tokens, fork, child, ends, max_threads)
