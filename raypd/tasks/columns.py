@@ -39,7 +39,7 @@ GENERATION = pa.schema(
         ("sample", pa.int32()),  # of task.samples
         ("turn", pa.int32()),  # of a conversation
         ("text", pa.string()),
-        ("finish_reason", pa.string()),  # stop, or length where it was cut
+        ("finish_reason", pa.string()),  # stop: all threads of the text came to their end; else length
         ("tokens", pa.int32()),
         ("confidence", pa.float32()),  # geometric mean of the token probabilities
         ("raw", pa.string()),  # with markup, where the method writes any

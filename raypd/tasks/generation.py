@@ -169,9 +169,9 @@ class GenerationTask:
         return done
 
     def _cut(self, said: Text) -> tuple[str, bool]:
-        """The text up to the first stop string, and whether it came to its end."""
-        at = [place for stop in self.task.stop if (place := said.text.find(stop)) >= 0]
-        return (said.text[: min(at)], True) if at else (said.text, said.stopped)
+        """The text up to the first stop string, and whether all that stands in it came to its end."""
+        at = min((place for stop in self.task.stop if (place := said.text.find(stop)) >= 0), default=None)
+        return said.text[:at], said.cut is None or (at is not None and at < said.cut)
 
 
 def _seed(id: str, sample: int, turn: int, seed: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raypd.config import DecodingConfig, RunConfig
-from raypd.decoding.methods.apar import AparAnswer, apar
+from raypd.decoding.methods.apar import AparAnswer, apar, restore
 from raypd.decoding.methods.apar_medusa import AparMedusaAnswer, apar_medusa
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.medusa import MedusaAnswer, medusa
@@ -26,17 +26,20 @@ from raypd.decoding.program import Program
 from raypd.decoding.sampling import Sampling
 from raypd.models.control_tokens import CHILD, FORK, MASK, control_token, markup_bytes
 from raypd.models.medusa_heads import load_heads
-from raypd.tasks.prompting import encode
+from raypd.tasks.prompting import encode, end_tokens
 
 Stops = Callable[[Sequence[int]], bool]
 
 
 @dataclass
 class Text:
-    """What an answer says: its text, whether it came to its end, and what it took."""
+    """What an answer says: its text, where that was cut, and what it took.
+
+    cut: characters of the text in front of the first place where a thread was cut; None: all came to their own end.
+    """
 
     text: str
-    stopped: bool
+    cut: int | None
     tokens: int
     logprobs: list[float]
     raw: str | None = None
@@ -75,7 +78,7 @@ class Autoregressive:
 
     def read(self, answer: Continuation) -> Text:
         text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
-        return Text(text, answer.stopped, len(answer.tokens), answer.logprobs)
+        return Text(text, None if answer.stopped else len(text), len(answer.tokens), answer.logprobs)
 
 
 class Space(Autoregressive):
@@ -109,6 +112,7 @@ class Apar(Autoregressive):
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(config, tokenizer)
         self.fork, self.child = (control_token(tokenizer, name, config.model.name) for name in (FORK, CHILD))
+        self.ends = end_tokens(tokenizer)
 
     def program(self, prompt: Prompt, stops: Stops, ends: frozenset[int], seed: int) -> Program[Any]:
         limits = self.decoding
@@ -125,7 +129,19 @@ class Apar(Autoregressive):
         }
         if isinstance(answer, AparMedusaAnswer):
             counters["average_accepted_tokens"] = answer.average_accepted_tokens
-        return Text(text, answer.stopped, len(answer.tokens), answer.logprobs, counters=counters)
+        return Text(text, self._cut(answer), len(answer.tokens), answer.logprobs, counters=counters)
+
+    def _cut(self, answer: AparAnswer) -> int | None:
+        """Characters of the text up to the end of the first paragraph in which a thread was cut."""
+        if answer.stopped:
+            return None
+        before: list[int] = []
+        for paragraph in restore(answer.root):
+            before += [token for token in paragraph.tokens if token not in {self.fork, self.child, *self.ends}]
+            forked = paragraph.first_child is not None
+            if not forked and not self.ends.intersection(paragraph.tokens[-1:]):
+                break
+        return len(self.tokenizer.decode(before, skip_special_tokens=True))
 
 
 class Pasta(Autoregressive):
@@ -159,7 +175,7 @@ class Pasta(Autoregressive):
             "theoretical_speedup": answer.speedup(),
         }
         logprobs = [logprob for thread in answer.threads for logprob in thread.logprobs]
-        return Text(answer.text, answer.stopped, answer.tokens, logprobs, answer.raw, counters, list(answer.warnings))
+        return Text(answer.text, answer.cut, answer.tokens, logprobs, answer.raw, counters, list(answer.warnings))
 
 
 class Medusa(Autoregressive):
@@ -228,7 +244,7 @@ class SkeletonOfThought(Autoregressive):
         assert isinstance(answer, SkeletonAnswer)
         logprobs = [*answer.outline_logprobs, *(p for point in answer.points for p in point.logprobs)]
         counters = {"points": len(answer.points), "steps": answer.steps, "longest_path": answer.longest_path}
-        return Text(answer.text, answer.stopped, answer.content_tokens, logprobs, counters=counters)
+        return Text(answer.text, answer.cut, answer.content_tokens, logprobs, counters=counters)
 
 
 def writer(

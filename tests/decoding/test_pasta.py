@@ -227,7 +227,10 @@ def test_runaway_child_is_closed_and_joined():
     assert answer.text == "for ever" + "." * 22 + "mend"
     assert answer.raw.count("</async>") == 1
     warned(answer, "closed after 30 tokens")
-    assert (answer.stopped, answer.threads[1].stopped) == (True, False)
+    assert [t.stopped for t in answer.threads] == [True, False]
+    assert (answer.stopped, answer.text[: answer.cut]) == (False, "for ever" + "." * 22), (
+        "the main thread alone stopped"
+    )
     assert any(s.endswith("...</async>") or "...</async>" in s for s in script.seen), "the main thread sees it closed"
 
 
@@ -238,6 +241,7 @@ def test_child_that_ends_its_text():
     warned(answer, "without </async>")
     assert any("no end tag</async>" in s for s in script.seen)
     assert answer.stopped
+    assert all(t.stopped for t in answer.threads)
 
 
 def test_unclosed_at_the_end_of_the_budget():
@@ -246,6 +250,18 @@ def test_unclosed_at_the_end_of_the_budget():
     assert not answer.stopped
     warned(answer, "async 1 (a): cut", "async 2 (b): cut", "main thread: cut")
     assert answer.text.startswith("child")
+
+
+def test_a_child_that_outlives_the_tokens_cuts_the_answer():
+    """The main thread has ended; of its two children one has not when the tokens are used up."""
+    main, children = f"{promise('a')}{promise('b')}m", ("one</async>", "is longer</async>")
+    whole = run(main, *children, words=TAGS)
+    assert (whole.text, whole.stopped, whole.cut) == ("oneis longerm", True, None)
+    answer = run(main, *children, words=TAGS, most=whole.tokens - 1)
+    assert [t.stopped for t in answer.threads] == [True, True, False]
+    assert (answer.text, answer.stopped) == ("oneis longerm", False)  # its </async> alone is missing
+    assert answer.text[: answer.cut] == "oneis longer"
+    warned(answer, "async 2 (b): cut")
 
 
 def test_promise_at_the_very_end():
@@ -379,6 +395,8 @@ def test_random_tokens_never_break_it(seed, words, most, options):
     if most and not answer.stopped:
         assert answer.warnings
     assert len(answer.text) <= len(answer.raw)
+    assert answer.stopped == (answer.cut is None) == all(t.stopped for t in answer.threads)
+    assert answer.stopped or answer.cut <= len(answer.text)
 
 
 @settings(max_examples=100, deadline=None)

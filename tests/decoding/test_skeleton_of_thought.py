@@ -146,8 +146,22 @@ def test_an_outline_without_points_is_the_answer():
 
 
 def test_points():
-    assert [(p.number, p.heading) for p in points_of("Outline:\n1. a b\n 2)c\n3.\nx 4. d\n1234. e", 9)] == [
+    assert [(p.number, p.heading) for p in points_of("Outline:\n1. a b\n 2)c\n3.\nx 4. d\n1234. e")] == [
         (1, "a b"),
         (2, "c"),
     ]
-    assert len(points_of("1. a\n2. b\n3. c", 2)) == 2
+
+
+def test_where_an_answer_was_cut():
+    """At the end of the first point that was; at the end of all where points are missing."""
+    outline = [*([c] for c in b"1. a\n2. b"), [EOS]]
+    one, other = ord("x"), ord("y")
+    options = {"max_point_tokens": 2}
+    answer, _ = drive(skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS), *outline, [one, other], [EOS, EOS])
+    assert (answer.text, answer.cut, answer.stopped) == ("1. a x\n2. b y", None, True)
+    program = skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS, **options)
+    answer, _ = drive(program, *outline, [one, other], [one, EOS])
+    assert (answer.text[: answer.cut], answer.stopped) == ("1. a xx", False)
+    program = skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS, max_points=1)
+    answer, _ = drive(program, *outline, [one], [EOS])
+    assert (answer.text[: answer.cut], answer.text, answer.stopped) == ("1. a x", "1. a x", False)

@@ -11,12 +11,14 @@ from raypd.config import RunConfig
 from raypd.decoding.assisted import AssistedEngine, AssistedGenerator
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.medusa import MedusaHeads
+from raypd.decoding.methods.skeleton_of_thought import OUTLINE_REQUEST
 from raypd.errors import ConfigError, ModelError
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.medusa_heads import save_heads
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Work
 from raypd.tasks.prompting import end_tokens
+from tests.decoding.test_apar import steered
 from tests.tiny import tiny_model, tiny_tokenizer
 
 LOSSLESS = ["autoregressive", "space", "medusa", "speculative"]
@@ -79,6 +81,70 @@ def test_threaded_methods_write_and_count(parts, method):
         assert isinstance(columns["text"], str)
         counters = json.loads(columns["counters"])
         assert counters["threads" if method != "skeleton_of_thought" else "steps"] >= 1
+
+
+SCRIPTS = {"pasta": b'm<promise topic="t" tokens="18"/><async>ccc</async>end', "skeleton_of_thought": b"1. a\n2. b"}
+CUT_CHILD = b'm<promise topic="t" tokens="18"/><async>ccccccccccc'  # decoding.max_async_tokens is 11
+
+
+def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[str, str]:
+    """(text, finish_reason) of an answer in which the first thread ends. whole: so do the others; else one goes on.
+
+    What the model says is replaced by a script: "m" and "end" of a main thread, "c" of a child, "x" of a point.
+    """
+    model, tokenizer, heads = parts
+    fork, child, end = (tokenizer.convert_tokens_to_ids(token) for token in ("[Fork]", "[Child]", "<|im_end|>"))
+    prompt = OUTLINE_REQUEST.format(question="Hi") if method == "skeleton_of_thought" else "Hi"
+    script = SCRIPTS.get(method, b"m")
+    if method == "pasta" and not whole:
+        script = CUT_CHILD + b"end"
+
+    def rule(token: int, position: int, predicted: int) -> int:
+        at = position - len(prompt)  # of the next token, behind <s> and the prompt
+        if method.startswith("apar"):
+            on = ord("c") if not whole or at < 6 else end
+            return on if token in (child, ord("c")) else [ord("m"), fork, ord("e"), end][min(at, 3)]
+        if method in SCRIPTS and at < len(script):
+            return script[at]
+        if method == "skeleton_of_thought" and at > len(script):
+            return end if whole and token == ord("x") else ord("x")
+        return end if whole or method in SCRIPTS else ord("m")
+
+    task = {"kind": "generation", "chat_template": False, "stop": [stop] if stop else []}
+    decoding = {"method": method, "max_new_tokens": 70, "max_async_tokens": 11, "heads": str(heads)}
+    tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": task, "decoding": decoding}
+    (work,) = build_task(RunConfig.model_validate(tree), tokenizer, 4096, model).plan(
+        [Document(0, "0", {"prompt": "Hi"})]
+    )
+    (answer,) = Engine(copy.deepcopy(model)).run([steered(work.program, rule)])
+    (record,) = work.finish(answer)
+    return record.columns["text"], record.columns["finish_reason"]
+
+
+SINGLE = ["autoregressive", "space", "medusa"]
+THREADED = ["apar", "apar_medusa", "pasta", "skeleton_of_thought"]
+
+
+@pytest.mark.parametrize("method", [*SINGLE, *THREADED])
+def test_an_answer_stops_where_all_its_threads_do(parts, method):
+    text, finish = reason(parts, method, whole=True)
+    assert finish == "stop"
+    cut, finish = reason(parts, method, whole=False)
+    assert finish == "length"
+    assert len(cut) > len(text)
+
+
+@pytest.mark.parametrize(
+    ("method", "before", "behind"),
+    [("apar", "m", "e"), ("apar_medusa", "m", "e"), ("pasta", "m", "end"), ("skeleton_of_thought", ". a", "2.")],
+)
+def test_a_stop_string_behind_a_cut_thread_does_not_hide_the_cut(parts, method, before, behind):
+    text, finish = reason(parts, method, whole=False, stop=before)
+    assert (before in text, finish) == (False, "stop")
+    text, finish = reason(parts, method, whole=False, stop=behind)
+    assert (behind in text, finish) == (False, "length")
+    assert text
+    assert reason(parts, method, whole=True, stop=behind)[1] == "stop"
 
 
 def test_heads_of_another_model_are_refused(parts):

@@ -12,8 +12,9 @@ themselves):
   what a child may have.
 * <promise/>, <sync/> and <async> in a child, <async> and </async> in the main thread are left out of the text and do
   nothing: the first </async> ends a child. A <sync/> with nothing to wait for does nothing.
-* A child that ends its text without </async>, or has `max_async_tokens`, is closed with an </async>.
-* When the main thread ends, its children go on to their end. When tokens run out, all end where they stand.
+* A child that ends its text without </async>, or has `max_async_tokens`, is closed with an </async>. The first came to
+  its own end, the second was cut.
+* When the main thread ends, its children go on to their end. When tokens run out, all end where they stand, cut.
 * A token is never cut. One that ends a promise and has text behind it is part of what the child sees; its text stands
   behind the child's content. Text behind </async> in the same token is left out. One that ends a <sync/> waits with the
   main thread; if a promise ended in the same token, it does not, and the interpreter writes a <sync/> after the wait.
@@ -28,7 +29,7 @@ from enum import Enum
 from typing import Literal
 
 from raypd.decoding.methods.autoregressive import Prompt
-from raypd.decoding.methods.pasta_answer import PastaAnswer, Thread, Written
+from raypd.decoding.methods.pasta_answer import CUT, PastaAnswer, Thread, Written
 from raypd.decoding.methods.pasta_lang import Lexer, Piece, Tag, readable
 from raypd.decoding.methods.pasta_lengths import Lengths
 from raypd.decoding.program import Feed, Predictions, Program
@@ -265,6 +266,7 @@ class _Interpreter:
     def _child_token(self, child: _Thread, token: int) -> None:
         if token in self.ends:
             self._warn(child, f"ended its text without {CLOSE}, which was put there")
+            child.record.stopped = True
             self._end_child(child, put=True)
             return
         pieces = child.lexer.feed(self._text(token))
@@ -327,14 +329,17 @@ class _Interpreter:
             self._warn(self.main, "cut, for no tokens are left")
             self.main.written.pieces += self.events
             self._end_main()
-        text = self.main.written.text()
         threads = [self.main, *self.children]
+        for thread in threads:
+            if not thread.record.stopped:
+                thread.written.pieces.append(CUT)
+        text = self.main.written.text()
         return PastaAnswer(
             text=text,
             raw=self.main.written.raw(),
             warnings=self.warnings,
             threads=[thread.record for thread in threads],
-            stopped=self.main.record.stopped,
+            cut=self.main.written.cut(),
             tokens=self.decoded,
             steps=self.steps,
             longest_path=max(thread.clock for thread in threads),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from raypd.decoding.methods.pasta_lang import Piece, readable
+from raypd.decoding.methods.pasta_lang import Piece, Tag, readable
+
+CUT = Piece("", Tag("cut"))  # stands where a thread ended that did not come to its own end
 
 
 @dataclass
@@ -28,22 +30,28 @@ class PastaAnswer:
     """The text, put together in reading order.
 
     text: every child's content behind its promise, tags left out. raw: the same with tags. threads: the main thread,
-    then the children in the order of their promises. stopped: the main thread came to its end.
-    tokens: decoded in all threads. steps: forward passes. longest_path: most tokens that had to be decoded one after
-    the other. content_tokens: decoded tokens that hold text, not tags alone. sequential_tokens: those of `text`
-    (encoded anew), which is what decoding it sequentially takes.
+    then the children in the order of their promises. cut: characters of `text` in front of the first place where a
+    thread was cut; None: every thread came to its own end. tokens: decoded in all threads. steps: forward passes.
+    longest_path: most tokens that had to be decoded one after the other, end token and tags among them.
+    content_tokens: decoded tokens that hold text, not tags alone. sequential_tokens: those of `text` (encoded anew),
+    which is what decoding it sequentially takes.
     """
 
     text: str
     raw: str
     warnings: list[str]
     threads: list[Thread]
-    stopped: bool = False
+    cut: int | None = None
     tokens: int = 0
     steps: int = 0
     longest_path: int = 0
     content_tokens: int = 0
     sequential_tokens: int = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Every thread came to its own end."""
+        return self.cut is None
 
     @property
     def parallelism(self) -> float:
@@ -88,6 +96,13 @@ class Written:
     def raw(self) -> str:
         """For people, with tags."""
         return readable("".join(piece.text for piece in self.in_order()))
+
+    def cut(self) -> int | None:
+        """Characters of the text in front of the first CUT; None where there is none."""
+        pieces = list(self.in_order())
+        if CUT not in pieces:
+            return None
+        return len(readable("".join(piece.text for piece in pieces[: pieces.index(CUT)] if piece.tag is None)))
 
     def content_tokens(self, tokens: Sequence[int], texts: Sequence[bytes], ends: Collection[int]) -> int:
         """How many of the thread's decoded tokens hold text and not tags alone; its children's do not count."""

@@ -40,7 +40,8 @@ _BEHIND_VALUE = re.compile(r"[ \t\r]*/?>|[ \t\r]+[A-Za-z_][A-Za-z0-9_-]*[ \t\r]*
 
 @dataclass
 class Tag:
-    """A tag of PASTA-LANG; kind: promise, sync, open, close, or stray (a </promise>, of no use)."""
+    """A tag of PASTA-LANG; kind: promise, sync, open, close, or stray (a </promise>, of no use); also cut, which is no
+    markup: the interpreter puts it where a thread was cut."""
 
     kind: str
     attributes: dict[str, str] = field(default_factory=dict)

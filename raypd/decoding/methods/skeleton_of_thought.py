@@ -44,24 +44,30 @@ class SkeletonAnswer:
     """The text: every point as "number. heading" with what was written behind it, a line each; the outline alone
     where it has no points.
 
-    outline, outline_logprobs: its tokens. stopped: the outline and all points came to their end. steps: forward
-    passes. longest_path: most tokens decoded one after the other. content_tokens: decoded tokens but end tokens.
+    outline, outline_logprobs: its tokens. cut: characters of `text` up to where the first point was cut, all of them
+    where points are missing (the outline was cut, or has more than `max_points`); None: outline and points came to
+    their own end. steps: forward passes. longest_path: most tokens decoded one after the other. content_tokens: decoded
+    tokens but end tokens.
     """
 
     text: str
     outline: list[int]
     outline_logprobs: list[float]
     points: list[Point]
-    stopped: bool
+    cut: int | None
     steps: int
     longest_path: int
     content_tokens: int
 
+    @property
+    def stopped(self) -> bool:
+        """The outline and all points came to their own end."""
+        return self.cut is None
 
-def points_of(outline: str, most: int) -> list[Point]:
-    """The first `most` numbered lines of an outline."""
-    found = [Point(int(match[1]), match[2]) for match in _POINT.finditer(outline)]
-    return found[:most]
+
+def points_of(outline: str) -> list[Point]:
+    """The numbered lines of an outline."""
+    return [Point(int(match[1]), match[2]) for match in _POINT.finditer(outline)]
 
 
 def skeleton_of_thought(
@@ -99,7 +105,8 @@ def skeleton_of_thought(
     written = outline[:-1] if stopped else outline
     text = begun + decode(written)
     left = max_new_tokens - len(outline)
-    points = points_of(text if stopped else text.rpartition("\n")[0], max_points) if stopped or left else []
+    found = points_of(text if stopped else text.rpartition("\n")[0]) if stopped or left else []
+    points = found[:max_points]
     at = len(prompt.tokens) + len(written)
 
     # A point n is segment n + 1. The outline's last token is in the cache where an end token came from it.
@@ -148,12 +155,17 @@ def skeleton_of_thought(
     lines = [
         f"{p.number}. {p.heading} {decode([t for t in p.tokens if t not in ends]).strip()}".strip() for p in points
     ]
+    text = "\n".join(lines) if points else text
+    cut = None if stopped and len(points) == len(found) else len(text)
+    unfinished = [n for n, point in enumerate(points) if not point.stopped]
+    if unfinished:
+        cut = len("\n".join(lines[: unfinished[0] + 1]))
     return SkeletonAnswer(
-        text="\n".join(lines) if points else text,
+        text=text,
         outline=outline,
         outline_logprobs=logprobs,
         points=points,
-        stopped=stopped and all(point.stopped for point in points),
+        cut=cut,
         steps=steps,
         longest_path=len(outline) + max((len(point.tokens) for point in points), default=0),
         content_tokens=len(written) + sum(t not in ends for point in points for t in point.tokens),
