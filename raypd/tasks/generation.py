@@ -24,7 +24,7 @@ from raypd.models.vocabulary import token_bytes
 from raypd.tasks.base import Document, Record, Work
 from raypd.tasks.columns import GENERATION
 from raypd.tasks.documents import conversation
-from raypd.tasks.prompting import encode, end_tokens
+from raypd.tasks.prompting import encode, end_tokens, rendered
 from raypd.tasks.writers import Text, Writer, writer
 
 _MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
@@ -129,14 +129,8 @@ class GenerationTask:
             text = (self.tokenizer.bos_token or "") + "\n\n".join(turn["content"] for turn in turns)
             return encode(self.tokenizer, text, special=True)
         marks = [_MARK.format(number) for number in range(len(turns))]
-        rest = str(
-            self.tokenizer.apply_chat_template(
-                [{**turn, "content": mark} for turn, mark in zip(turns, marks, strict=True)],
-                tokenize=False,
-                add_generation_prompt=True,
-                enable_thinking=self.task.thinking,
-            )
-        )
+        marked = [{**turn, "content": mark} for turn, mark in zip(turns, marks, strict=True)]
+        rest = rendered(self.tokenizer, marked, thinking=self.task.thinking)
         tokens: list[int] = []
         for turn, mark in zip(turns, marks, strict=True):
             before, found, behind = rest.partition(mark)

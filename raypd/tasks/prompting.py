@@ -77,7 +77,19 @@ def chat_text(tokenizer: PreTrainedTokenizerBase, message: str, cue: str = "\n\n
     if not tokenizer.chat_template:
         return f"{tokenizer.bos_token or ''}{message.rstrip()}{cue}"
     turns = [{"role": "user", "content": message.strip()}]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    return rendered(tokenizer, turns)
+
+
+def rendered(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], *, thinking: bool = False, header: bool = True
+) -> str:
+    """Turns in the model's chat template; `header`: with the header of the answer behind them.
+
+    The one place that applies a chat template: parts of a conversation that are rendered apart fit together.
+    """
+    text = tokenizer.apply_chat_template(
+        list(turns), tokenize=False, add_generation_prompt=header, enable_thinking=thinking
+    )
     return str(text)
 
 
@@ -86,7 +98,7 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     ends = {tokenizer.eos_token_id} - {None}
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _CUT}]
-        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+        text = rendered(tokenizer, turns, header=False)
         behind = encode(tokenizer, text.partition(_CUT)[2].lstrip(), special=True)[:1]
         ends |= set(behind) & set(tokenizer.added_tokens_decoder)
     return frozenset(ends)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from raypd.config import DecodingConfig, RunConfig
+from raypd.config import DecodingConfig, GenerationConfig, RunConfig
 from raypd.decoding.methods.apar import AparAnswer, apar, restore
 from raypd.decoding.methods.apar_medusa import AparMedusaAnswer, apar_medusa
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
@@ -26,7 +26,7 @@ from raypd.decoding.program import Program
 from raypd.decoding.sampling import Sampling
 from raypd.models.control_tokens import CHILD, FORK, MASK, control_token, markup_bytes
 from raypd.models.medusa_heads import load_heads
-from raypd.tasks.prompting import encode, end_tokens
+from raypd.tasks.prompting import encode, end_tokens, rendered
 
 Stops = Callable[[Sequence[int]], bool]
 
@@ -214,10 +214,11 @@ class SkeletonOfThought(Autoregressive):
         super().__init__(config, tokenizer)
         first, second = "\u241efirst\u241e", "\u241esecond\u241e"
         text = f"{first}\n\n{second}\n\n"
-        if tokenizer.chat_template:
+        assert isinstance(config.task, GenerationConfig)
+        if config.task.chat_template and tokenizer.chat_template:
             roles = (("user", "?"), ("assistant", first), ("user", second))
             turns = [{"role": role, "content": content} for role, content in roles]
-            text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            text = rendered(tokenizer, turns, thinking=config.task.thinking)
         between, _, behind = text.partition(first)[2].partition(second)
         self.between, self.behind = (encode(tokenizer, part, special=True) for part in (between, behind))
 

@@ -11,7 +11,8 @@ from raypd.config import RunConfig
 from raypd.decoding.assisted import AssistedEngine, AssistedGenerator
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.medusa import MedusaHeads
-from raypd.decoding.methods.skeleton_of_thought import OUTLINE_REQUEST
+from raypd.decoding.methods.skeleton_of_thought import OUTLINE_REQUEST, POINT_REQUEST
+from raypd.decoding.program import Predictions
 from raypd.errors import ConfigError, ModelError
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.medusa_heads import save_heads
@@ -81,6 +82,45 @@ def test_threaded_methods_write_and_count(parts, method):
         assert isinstance(columns["text"], str)
         counters = json.loads(columns["counters"])
         assert counters["threads" if method != "skeleton_of_thought" else "steps"] >= 1
+
+
+THINKS = """{% for message in messages %}{{ message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ 'assistant\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
+{%- endif %}"""  # as Qwen3's
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_outline_and_points_are_prompted_by_one_chat_template(thinking):
+    """Together they are the conversation that the template renders with the same settings."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = THINKS
+    outline, request = OUTLINE_REQUEST.format(question="Hi"), POINT_REQUEST.format(index=1)
+    prompt, points = skeleton_feeds(tokenizer, {"thinking": thinking})
+    turns = [{"role": "user", "content": outline}]
+    settings = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": thinking}
+    assert prompt == tokenizer.apply_chat_template(turns, **settings)
+    assert prompt.endswith("assistant\n" if thinking else "assistant\n<think>\n\n</think>\n\n")
+    turns += [{"role": "assistant", "content": "1. a"}, {"role": "user", "content": request}]
+    assert points == tokenizer.apply_chat_template(turns, **settings).partition("1. a")[2]
+
+
+def test_points_have_no_chat_template_where_the_outline_has_none():
+    prompt, points = skeleton_feeds(tiny_tokenizer(), {"chat_template": False})
+    assert prompt == "<s>" + OUTLINE_REQUEST.format(question="Hi")
+    assert points == "\n\n" + POINT_REQUEST.format(index=1) + "\n\n"
+
+
+def skeleton_feeds(tokenizer, task: dict) -> tuple[str, str]:
+    """What skeleton of thought puts in before the outline "1. a", and behind it for its only point."""
+    decoding = {"method": "skeleton_of_thought", "max_new_tokens": 20}
+    task = {"kind": "generation", **task}
+    tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": task, "decoding": decoding}
+    (work,) = build_task(RunConfig.model_validate(tree), tokenizer, 4096).plan([Document(0, "0", {"prompt": "Hi"})])
+    prompt = feed = next(work.program)
+    for token in tokenizer.encode("1. a<|im_end|>", add_special_tokens=False):
+        feed = work.program.send(Predictions([token], [-1.0]))
+    return tokenizer.decode(list(prompt.tokens)), tokenizer.decode(list(feed.tokens))
 
 
 SCRIPTS = {"pasta": b'm<promise topic="t" tokens="18"/><async>ccc</async>end', "skeleton_of_thought": b"1. a\n2. b"}
