@@ -156,6 +156,8 @@ def test_most_tokens_and_stops_cut_inside_an_accepted_run():
     for token in full:
         answer = engine.run([medusa(prompt, 12, heads, TREES[0], lambda tokens, end=token: tokens[-1] == end)])[0]
         assert (answer.tokens, answer.stopped) == (full[: full.index(token) + 1], True)
+        # of each pass after the prompt's the first three are guesses; the last pass of 12 tokens has two
+        assert answer.accepted == sum(n % 4 > 0 and n < 11 for n in range(1, full.index(token) + 1))
 
 
 def test_a_pass_by_hand():

@@ -151,6 +151,31 @@ def test_most_tokens_and_stops_cut_inside_an_accepted_run():
         program = space(prompt, 12, 4, MASK, stops=lambda tokens, token=token: tokens[-1] == token)
         answer = engine.run([guided(program, prompt, full, 4, 1.0)])[0]
         assert (answer.tokens, answer.stopped) == (full[: full.index(token) + 1], True), place
+        # of each pass after the prompt's the first four are candidates; the last pass of 12 tokens has none
+        candidates = [n for n in range(1, full.index(token) + 1) if n % 5 and n < 11]
+        assert (answer.accepted, answer.rejected) == (len(candidates), 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "last", "accepted", "rejected"),
+    [
+        ([22, 23, 24], 22, 1, 0),
+        ([22, 23, 24], 23, 2, 0),
+        ([22, 23, 24], 24, 2, 0),
+        ([22, 25, 0], 22, 1, 0),
+        ([22, 25, 0], 25, 1, 1),
+        ([26, 0, 0], 26, 0, 1),
+    ],
+)
+def test_candidates_behind_the_end_of_the_text_do_not_count(said, last, accepted, rejected):
+    """Candidates 22 and 23 behind 21; the model says `said` there, and the text ends with `last`."""
+    program = space(Prompt([20]), 20, 2, MASK, stops=lambda tokens: tokens[-1] == last)
+    next(program)
+    program.send(Predictions([21, 22, 23], [0.0] * 3))
+    with pytest.raises(StopIteration) as end:
+        program.send(Predictions([*said, *[0] * 6], [0.0] * 9))
+    assert end.value.value.tokens[-1] == last
+    assert (end.value.value.accepted, end.value.value.rejected) == (accepted, rejected)
 
 
 def test_k_0_feeds_what_autoregressive_feeds():

@@ -229,9 +229,9 @@ def medusa(
         assert predictions.hidden is not None
         answer.steps += 1
         nodes = tree.accepted(guesses, predictions.tokens)
-        answer.accepted += len(nodes)
         asks = [0, *(n + 1 for n in nodes)]
-        for ask in asks:
+        for place, ask in enumerate(asks):
+            answer.accepted += int(place < len(nodes))
             answer.tokens.append(predictions.tokens[ask])
             answer.logprobs.append(predictions.logprobs[ask])
             answer.stopped = stops(answer.tokens)

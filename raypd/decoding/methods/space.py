@@ -24,7 +24,8 @@ from raypd.decoding.visibility import Reach
 class SpaceAnswer(Continuation):
     """What was decoded in `steps` forward passes (the prompt's included).
 
-    `accepted` candidates passed verification, `rejected` failed it; those behind a failed one were not looked at.
+    `accepted` candidates passed verification and are in the text, in place of `rejected` ones stands what the model
+    said. Candidates behind a failed one were not looked at, those behind the end of the text do not count.
     """
 
     steps: int = 0
@@ -119,9 +120,9 @@ def space(
 
         said = verify(predictions, drafted, sampling, random)
         accepted = len(said) - 1
-        answer.accepted += accepted
-        answer.rejected += int(accepted < len(drafted.tokens))
-        for token, logprob in zip(said, logprobs(predictions, said), strict=True):
+        for place, (token, logprob) in enumerate(zip(said, logprobs(predictions, said), strict=True)):
+            answer.accepted += int(place < accepted)
+            answer.rejected += int(place == accepted < len(drafted.tokens))
             answer.tokens.append(token)
             answer.logprobs.append(logprob)
             answer.stopped = stops(answer.tokens)
