@@ -129,6 +129,8 @@ class Apar(Autoregressive):
         }
         if isinstance(answer, AparMedusaAnswer):
             counters["average_accepted_tokens"] = answer.average_accepted_tokens
+        else:
+            counters["longest_path"] = answer.cost.steps  # a pass decodes a token of every thread
         return Text(text, self._cut(answer), len(answer.tokens), answer.logprobs, counters=counters)
 
     def _cut(self, answer: AparAnswer) -> int | None:
@@ -172,7 +174,6 @@ class Pasta(Autoregressive):
             "steps": answer.steps,
             "longest_path": answer.longest_path,
             "parallelism": answer.parallelism,
-            "theoretical_speedup": answer.speedup(),
         }
         logprobs = [logprob for thread in answer.threads for logprob in thread.logprobs]
         return Text(answer.text, answer.cut, answer.tokens, logprobs, answer.raw, counters, list(answer.warnings))

@@ -333,9 +333,8 @@ class _Interpreter:
         for thread in threads:
             if not thread.record.stopped:
                 thread.written.pieces.append(CUT)
-        text = self.main.written.text()
         return PastaAnswer(
-            text=text,
+            text=self.main.written.text(),
             raw=self.main.written.raw(),
             warnings=self.warnings,
             threads=[thread.record for thread in threads],
@@ -344,5 +343,4 @@ class _Interpreter:
             steps=self.steps,
             longest_path=max(thread.clock for thread in threads),
             content_tokens=sum(t.written.content_tokens(t.record.tokens, self.texts, self.ends) for t in threads),
-            sequential_tokens=len(self.encode(text)) if text else 0,
         )

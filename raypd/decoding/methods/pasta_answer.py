@@ -33,8 +33,7 @@ class PastaAnswer:
     then the children in the order of their promises. cut: characters of `text` in front of the first place where a
     thread was cut; None: every thread came to its own end. tokens: decoded in all threads. steps: forward passes.
     longest_path: most tokens that had to be decoded one after the other, end token and tags among them.
-    content_tokens: decoded tokens that hold text, not tags alone. sequential_tokens: those of `text` (encoded anew),
-    which is what decoding it sequentially takes.
+    content_tokens: decoded tokens that hold text, not tags alone.
     """
 
     text: str
@@ -46,7 +45,6 @@ class PastaAnswer:
     steps: int = 0
     longest_path: int = 0
     content_tokens: int = 0
-    sequential_tokens: int = 0
 
     @property
     def stopped(self) -> bool:
@@ -57,14 +55,6 @@ class PastaAnswer:
     def parallelism(self) -> float:
         """Theoretical parallelism (section 5.1): content tokens a token of the longest path."""
         return self.content_tokens / self.longest_path if self.longest_path else 0.0
-
-    def speedup(self, baseline_tokens: int | None = None) -> float:
-        """Theoretical speedup (section 5.1): tokens of a baseline's response a token of the longest path.
-
-        `baseline_tokens`: of the baseline's own response; None: of this text decoded sequentially.
-        """
-        baseline = self.sequential_tokens if baseline_tokens is None else baseline_tokens
-        return baseline / self.longest_path if self.longest_path else 0.0
 
 
 @dataclass

@@ -1,0 +1,142 @@
+"""Theoretical speedup of a run with threads over an autoregressive one of the same inputs (PASTA, section 5.1).
+
+    raypd generate prompts.jsonl -o runs/ar
+    raypd generate prompts.jsonl -o runs/pasta --method pasta --model ./my-model
+    python -m raypd.evaluation.speedup runs/pasta --baseline runs/ar
+
+Of every answer: the tokens of the baseline's answer, divided by the longest path of the run's, which is the most tokens
+that had to be decoded one after the other; end tokens count in both. How much the run's own answer says does not count:
+text that is redundant, decoded in parallel, is no speed. The geometric mean over the answers is the paper's figure, the
+arithmetic mean that of its appendix D. Answers are joined by document id, sample and turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, geometric_mean
+from typing import Annotated, Any
+
+import typer
+
+from raypd import options as o
+from raypd.cluster import commit, storage
+from raypd.errors import ConfigError, UserError
+from raypd.runs import load_record
+
+BASELINE = "autoregressive"
+_COLUMNS = ["id", "source", "row", "status", "sample", "turn", "tokens", "counters", "finish_reason"]
+_SHOWN = 10  # missing answers that are named
+
+Key = tuple[str, int, int]  # document id, sample, turn
+
+
+@dataclass
+class Answers:
+    """The answers of a run: `length` [answers] is their longest path, of a baseline their tokens.
+
+    cut: whose finish_reason is length. failed: documents with an error.
+    """
+
+    path: str
+    method: str
+    model: str
+    length: dict[Key, int] = field(default_factory=dict)
+    cut: set[Key] = field(default_factory=set)
+    failed: int = 0
+
+
+def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> Answers:
+    """The answers of the run in a folder or below s3://. overrides: `storage.KEY=VALUE` says how S3 is reached.
+
+    Raises ConfigError where there is no run, none of generation, or none that can stand on this side; RunError where an
+    object of it cannot be read.
+    """
+    path = storage.absolute(path)
+    config = load_record(path, overrides)["config"]
+    if (kind := config["task"]["kind"]) != "generation":
+        raise ConfigError(f"{path}: its task.kind is {kind}; give a run of `raypd generate`")
+    answers = Answers(path, config["decoding"]["method"], config["model"]["name"])
+    if baseline and answers.method != BASELINE:
+        raise ConfigError(
+            f"{path}: its decoding.method is {answers.method}; the baseline is a run of the same inputs with {BASELINE}"
+        )
+    failed = set()
+    for unit, at in sorted(commit.objects(path)):
+        for row in commit.read_table(path, unit, _COLUMNS, at)[1].to_pylist():
+            if row["status"] != "ok":
+                failed.add((row["source"], row["row"]))
+                continue
+            key = (row["id"], row["sample"], row["turn"])
+            if key in answers.length:
+                raise ConfigError(
+                    f"{path}: {_named(key)} stands there twice; answers are joined by id: make ids unique"
+                )
+            answers.length[key] = row["tokens"] if baseline else _longest_path(answers, row)
+            if row["finish_reason"] == "length":
+                answers.cut.add(key)
+    answers.failed = len(failed)
+    if not answers.length:
+        raise ConfigError(f"{path}: no answers here ({answers.failed} documents failed); see `raypd status {path}`")
+    return answers
+
+
+def _longest_path(answers: Answers, row: dict[str, Any]) -> int:
+    counters = json.loads(row["counters"] or "{}")
+    if "longest_path" not in counters:
+        raise ConfigError(
+            f"{answers.path}: its decoding.method is {answers.method}, whose counters have no longest_path; give a run "
+            "of apar, pasta or skeleton_of_thought"
+        )
+    return int(counters["longest_path"])
+
+
+def _named(key: Key) -> str:
+    return f"{key[0]!r} (sample {key[1]}, turn {key[2]})"
+
+
+def speedups(run: Answers, baseline: Answers) -> list[float]:
+    """Theoretical speedup of every answer that both have. Raises ConfigError where there is none."""
+    found = [baseline.length[key] / length for key, length in run.length.items() if key in baseline.length]
+    if not found:
+        raise ConfigError(f"{run.path} and {baseline.path} have no document id in common: are they of the same inputs?")
+    return found
+
+
+def table(run: Answers, baseline: Answers) -> str:
+    """The means, and all that is not in them, as text."""
+    found = speedups(run, baseline)
+    lines = [
+        f"{run.path}: {run.method}, {run.model}",
+        f"baseline {baseline.path}: {baseline.method}, {baseline.model}",
+        f"theoretical speedup: {geometric_mean(found):.3f} geometric mean, {fmean(found):.3f} arithmetic mean",
+        f"answers: {len(found):,} in both",
+    ]
+    for here, there, side in ((run, baseline, "the run"), (baseline, run, "the baseline")):
+        alone = sorted(here.length.keys() - there.length.keys())
+        if alone:
+            more = f" and {len(alone) - _SHOWN:,} more" if len(alone) > _SHOWN else ""
+            lines.append(f"  {len(alone):,} in {side} alone, left out: {', '.join(map(_named, alone[:_SHOWN]))}{more}")
+    for here, there, side in ((run, baseline, "the run"), (baseline, run, "the baseline")):
+        if cut := len(here.cut & there.length.keys()):
+            lines.append(f"  {cut:,} of those in both were cut in {side} (finish_reason length)")
+        if here.failed:
+            lines.append(f"  {here.failed:,} documents failed in {side}")
+    return "\n".join(lines)
+
+
+def main(
+    run: o.Run,
+    baseline: Annotated[str, typer.Option(metavar="RUN", help="Folder of an autoregressive run of the same inputs")],
+    overrides: o.Overrides = None,
+) -> None:
+    """Print a run's theoretical speedup over an autoregressive run of the same inputs."""
+    try:
+        print(table(read_answers(run, False, overrides or []), read_answers(baseline, True, overrides or [])))
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,181 @@
+"""Theoretical speedup: runs written row by row against figures by hand, and runs of a model whose figure is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from raypd.cluster import commit, manifest, storage
+from raypd.config import RunConfig, StorageConfig
+from raypd.decoding.engine import Engine
+from raypd.evaluation import speedup
+from raypd.tasks import build_task
+from raypd.tasks.base import Document, Record
+from raypd.tasks.columns import GENERATION
+from tests import s3
+from tests.decoding.test_apar import steered
+from tests.tiny import tiny_model, tiny_tokenizer
+
+Row = tuple[str, int, int, int, int | None]  # document id, sample, turn, tokens, longest path
+
+
+def configured(method: str, **task) -> RunConfig:
+    tree = {"input": {"path": "x.jsonl"}, "output": {"path": "o"}, "task": {"kind": "generation", **task}}
+    return RunConfig.model_validate({**tree, "decoding": {"method": method, "max_new_tokens": 90}})
+
+
+def committed(folder: Path, config: RunConfig, documents: list[Document], records: list[Record]) -> str:
+    """A run as a worker leaves it, one unit a document."""
+    manifest.claim(config, str(folder))
+    for document in documents:
+        own = [record for record in records if record.row == document.row]
+        table = commit.make_table([document], own, GENERATION, 1)
+        ok, failed = commit.count_documents(table)
+        unit = f"unit-{document.row}"
+        summary = commit.UnitSummary(unit, config.fingerprint(), "s", "x.jsonl", document.row, 1, ok, failed, 1.0)
+        assert commit.commit(str(folder), table, summary)
+    return str(folder)
+
+
+def run_of(folder: Path, method: str, rows: list[Row], failed: tuple[str, ...] = (), cut: tuple[str, ...] = ()) -> str:
+    """A run with these answers; documents of `cut` have all theirs cut."""
+    ids = list(dict.fromkeys([*(row[0] for row in rows), *failed]))
+    documents = [Document(n, id, source="x.jsonl", place=n) for n, id in enumerate(ids)]
+    records = [Record(ids.index(id), error="too long") for id in failed]
+    for id, sample, turn, tokens, longest in rows:
+        counters = None if longest is None else json.dumps({"longest_path": longest, "parallelism": 9.0})
+        answer = {"sample": sample, "turn": turn, "text": "t", "tokens": tokens, "counters": counters}
+        reason = {"finish_reason": "length" if id in cut else "stop"}
+        records.append(Record(ids.index(id), {**answer, **reason}))
+    return committed(folder, configured(method), documents, records)
+
+
+def said(*arguments: str) -> tuple[int, str]:
+    """(exit code, output) of the command."""
+    import typer
+
+    app = typer.Typer()
+    app.command()(speedup.main)
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_speedup_by_hand(tmp_path):
+    """Joined by id, sample and turn, whatever the order; the run's own tokens do not matter."""
+    ar = [("a", 0, 0, 100, None), ("a", 0, 1, 40, None), ("a", 1, 0, 90, None), ("b", 0, 0, 25, None)]
+    pasta = [("b", 0, 0, 999, 50), ("a", 1, 0, 1, 30), ("a", 0, 1, 400, 40), ("a", 0, 0, 5, 25)]
+    baseline, run = run_of(tmp_path / "ar", "autoregressive", ar), run_of(tmp_path / "pasta", "pasta", pasta)
+    found = speedup.speedups(speedup.read_answers(run, False), speedup.read_answers(baseline, True))
+    assert sorted(found) == [0.5, 1, 3, 4]
+    code, text = said(run, "--baseline", baseline)
+    assert code == 0
+    assert f"theoretical speedup: {6 ** (1 / 4):.3f} geometric mean, 2.125 arithmetic mean" in text
+    assert "answers: 4 in both\n" in text
+    assert not any(word in text for word in ("alone", "cut", "failed"))
+
+
+def test_what_is_not_compared_is_said(tmp_path):
+    shared = [(f"d{n:02}", 0, 0, 20, 10) for n in range(3)]
+    alone = [(f"x{n:02}", 0, 0, 20, 10) for n in range(12)]
+    run = run_of(tmp_path / "r", "apar", [*shared, *alone], failed=("f", "g"), cut=("d01", "d02", "x01"))
+    baseline = run_of(tmp_path / "b", "autoregressive", [*shared, ("d00", 1, 0, 7, None)], failed=("h",), cut=("d00",))
+    code, text = said(run, "--baseline", baseline)
+    assert code == 0
+    lines = [line.strip() for line in text.splitlines()]
+    assert "theoretical speedup: 2.000 geometric mean, 2.000 arithmetic mean" in lines
+    assert "answers: 3 in both" in lines
+    (left,) = [
+        line for line in lines if line.startswith("12 in the run alone, left out: 'x00' (sample 0, turn 0), 'x01'")
+    ]
+    assert left.endswith("'x09' (sample 0, turn 0) and 2 more")
+    assert "1 in the baseline alone, left out: 'd00' (sample 1, turn 0)" in lines
+    assert "2 of those in both were cut in the run (finish_reason length)" in lines
+    assert "1 of those in both were cut in the baseline (finish_reason length)" in lines
+    assert "2 documents failed in the run" in lines
+    assert "1 documents failed in the baseline" in lines
+
+
+def test_runs_that_cannot_be_compared(tmp_path):
+    rows = [("a", 0, 0, 20, 10)]
+    ar = run_of(tmp_path / "ar", "autoregressive", [("a", 0, 0, 20, None)])
+    pasta = run_of(tmp_path / "pasta", "pasta", rows)
+    space = run_of(tmp_path / "space", "space", [("a", 0, 0, 20, None)])
+    other = run_of(tmp_path / "other", "autoregressive", [("b", 0, 0, 20, None)])
+    failed = run_of(tmp_path / "failed", "pasta", [], failed=("a",))
+    empty = run_of(tmp_path / "empty", "autoregressive", [])
+    twice = run_of(tmp_path / "twice", "pasta", [*rows, *rows])
+    extraction = tmp_path / "extraction"
+    task = {"kind": "extraction", "categories": {"c": {"attributes": [{"name": "a"}]}}}
+    tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": task}
+    manifest.claim(RunConfig.model_validate(tree), str(extraction))
+    for run, baseline, words in (
+        (str(tmp_path / "none"), ar, "none: no run here"),
+        (pasta, str(tmp_path / "none"), "none: no run here"),
+        (pasta, pasta, "pasta: its decoding.method is pasta; the baseline is a run of the same inputs with autoregr"),
+        (
+            space,
+            ar,
+            "space: its decoding.method is space, whose counters have no longest_path; give a run of apar, pasta",
+        ),
+        (ar, ar, "ar: its decoding.method is autoregressive, whose counters have no longest_path"),
+        (pasta, other, "no document id in common"),
+        (failed, ar, "failed: no answers here (1 documents failed)"),
+        (pasta, empty, "empty: no answers here (0 documents failed)"),
+        (twice, ar, "twice: 'a' (sample 0, turn 0) stands there twice"),
+        (str(extraction), ar, "extraction: its task.kind is extraction; give a run of `raypd generate`"),
+        (pasta, str(extraction), "extraction: its task.kind is extraction"),
+    ):
+        code, text = said(run, "--baseline", baseline)
+        assert code == 1, (run, baseline)
+        assert text.startswith("error: "), (run, baseline, text)
+        assert words in text, (words, text)
+        assert len(text.splitlines()) == 1
+
+
+def test_a_baseline_on_s3(s3_server, tmp_path, monkeypatch):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    try:
+        storage.configure(StorageConfig(endpoint_url=s3_server.url))
+        s3_server.client().create_bucket(Bucket="speedup")
+        local = run_of(tmp_path / "ar", "autoregressive", [("a", 0, 0, 30, None)])
+        for file in (file for file in Path(local).rglob("*") if file.is_file()):
+            storage.put(f"s3://speedup/runs/ar/{file.relative_to(local)}", file.read_bytes())
+        run = run_of(tmp_path / "pasta", "pasta", [("a", 0, 0, 20, 10)])
+        override = f"storage.endpoint_url={s3_server.url}"
+        code, text = said(run, override, "--baseline", "s3://speedup/runs/ar")
+        assert (code, "theoretical speedup: 3.000 geometric" in text) == (0, True), text
+        code, text = said(run, override, "--baseline", "s3://speedup/runs/none")
+        assert (code, "s3://speedup/runs/none: no run here" in text) == (1, True), text
+    finally:
+        storage.configure(StorageConfig())
+
+
+def decoded(folder: Path, method: str, script: bytes | None = None) -> str:
+    """A run of a random tiny model over two prompts; `script`: what it says instead, at its place behind the prompt."""
+    config = configured(method, chat_template=False)
+    documents = [Document(n, f"id{n}", {"prompt": "Hi"}, source="x.jsonl", place=n) for n in range(2)]
+
+    def rule(token: int, position: int, predicted: int) -> int:
+        at = position - len("Hi")
+        return predicted if script is None else script[at] if at < len(script) else tiny_tokenizer().eos_token_id
+
+    works = list(build_task(config, tiny_tokenizer(), 4096).plan(documents))
+    answers = Engine(tiny_model("llama")).run([steered(work.program, rule) for work in works])
+    records = [item for work, answer in zip(works, answers, strict=True) for item in work.finish(answer)]
+    return committed(folder, config, documents, records)
+
+
+def test_runs_of_a_model(tmp_path):
+    promise = b'<promise topic="t" tokens="18"/>'
+    scripts = {"ar": b"12345end", "pasta": promise + b"<async>12345</async>end"}
+    baseline = speedup.read_answers(decoded(tmp_path / "ar", "autoregressive", scripts["ar"]), True)
+    # the child's 5 and its </async> behind the promise, beside which the main thread writes "end" and ends
+    run = speedup.read_answers(decoded(tmp_path / "pasta", "pasta", scripts["pasta"]), False)
+    assert speedup.speedups(run, baseline) == [(8 + 1) / (len(promise) + 5 + 8)] * 2
+    # a model that knows no tags writes what autoregressive decoding writes, one token after the other
+    baseline = speedup.read_answers(decoded(tmp_path / "ar plain", "autoregressive"), True)
+    run = speedup.read_answers(decoded(tmp_path / "pasta plain", "pasta"), False)
+    assert speedup.speedups(run, baseline) == [1, 1]
