@@ -313,6 +313,29 @@ def test_apar_medusa_equals_apar(kind):
     agree(reference.autoregressive(stock, prompts[1].tokens, 10, never), answers[4].tokens, answers[4].logprobs)
 
 
+def test_apar_medusa_without_forks_counts_as_medusa_does():
+    """Wherever in an accepted run the thread ends, or the most tokens are reached."""
+    model, stock = pair("llama")
+    prompt = prompts_of(24, 1)[0]
+    for count in range(1, 10):
+        end = len(prompt.tokens) + count - 2
+
+        def rule(token, position, predicted, end=end):
+            return EOS if position > end else predicted if predicted not in (FORK, CHILD, EOS) else 50
+
+        for most in (MOST, count):
+            plain = Replay(stock).run(steered(apar(prompt, MOST, FORK, CHILD, ENDS), rule))
+            heads = Knowing(stock, threads_of(prompt.tokens, plain.root), 1.0)
+            programs = [
+                steered(apar_medusa(prompt, most, FORK, CHILD, ENDS, heads, TREES[0]), rule),
+                steered(medusa(prompt, most, heads, TREES[0], lambda tokens: tokens[-1] == EOS), rule),
+            ]
+            both, alone = Engine(model).run(programs)
+            assert both.tokens == [token for token in alone.tokens if token != EOS]
+            assert both.stopped == alone.stopped
+            assert (both.accepted, both.decoded, both.cost.steps) == (alone.accepted, len(alone.tokens), alone.steps)
+
+
 def test_apar_medusa_in_replay_keeps_to_its_most_tokens():
     """Every budget: never more tokens, all of them those of apar's threads; the same in the engine and in Replay."""
     model, stock = pair("llama")

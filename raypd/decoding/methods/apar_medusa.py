@@ -137,7 +137,7 @@ def apar_medusa(
                     if group.used == max_new_tokens:
                         break
                     group.used += 1
-                    accepted += 1
+                accepted += int(i < len(nodes))
                 attended += s.position + 1
                 decoded += 1
                 group.append(s, predictions.tokens[place], predictions.logprobs[place])
