@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import time
@@ -25,6 +26,7 @@ from raypd.errors import ConfigError, RunError
 
 _UNREADABLE_LISTED = 100
 _UNREADABLE_SHOWN = 10
+NO_KEY = "a file that prompts come from, or raypd itself"  # what makes another fingerprint beside the keys
 
 
 @dataclass
@@ -147,22 +149,32 @@ def check(config: RunConfig, output: str) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); give a new output.path") from None
     if found != config.fingerprint():
-        changed = differences(theirs.get("config") or {}, recorded(config))
-        shown = f" (changed: {', '.join(changed[:6])})" if changed else ""
+        changed = differences(theirs.get("config") or {}, config) or [NO_KEY]
         raise ConfigError(
             f"output.path {output}: holds the run of another configuration, {found}; this one is "
-            f"{config.fingerprint()}{shown}. Give a new output.path, or go back to that configuration"
+            f"{config.fingerprint()} (changed: {', '.join(changed[:6])}). Give a new output.path, or go back to that "
+            "configuration"
         )
 
 
-def differences(old: Any, new: Any, at: str = "") -> list[str]:
-    """Dotted keys that differ and count in the fingerprint."""
-    beside = ("output", "engine", "cluster", "cost", "storage", "input.path", "input.on_damaged")
-    if at in (*beside, "model.device", "model.fake", "task.categories_file"):
+def differences(old: dict[str, Any], config: RunConfig) -> list[str]:
+    """Keys, dotted, in which a recorded configuration differs from this one, of those that count in the fingerprint.
+
+    None where a file that prompts come from has another text, or the record is of a raypd that answers otherwise.
+    """
+    idle = config.idle_keys()
+    with contextlib.suppress(ValueError):  # of a version with other keys: it is compared as it stands
+        was = RunConfig.model_validate(old)
+        old, idle = was.model_dump(mode="json"), idle & was.idle_keys()
+    return _differing(old, recorded(config), idle)
+
+
+def _differing(old: Any, new: Any, idle: set[str], at: str = "") -> list[str]:
+    if at in idle:
         return []
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(k for k in new if k not in old)]
-        return [d for k in keys for d in differences(old.get(k), new.get(k), f"{at}.{k}" if at else str(k))]
+        return [d for k in keys for d in _differing(old.get(k), new.get(k), idle, f"{at}.{k}" if at else str(k))]
     return [] if old == new else [at]
 
 

@@ -5,7 +5,17 @@ Every key has a documented default, and unknown keys are errors.
 
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
-from raypd.config.model import METHODS, DecodingConfig, EngineConfig, FakeConfig, Method, ModelConfig, SamplingConfig
+from raypd.config.model import (
+    ANSWER_KEYS,
+    METHODS,
+    SAMPLING_KEYS,
+    DecodingConfig,
+    EngineConfig,
+    FakeConfig,
+    Method,
+    ModelConfig,
+    SamplingConfig,
+)
 from raypd.config.run import RunConfig
 from raypd.config.section import Section, without_credentials
 from raypd.config.tasks import (
@@ -19,8 +29,10 @@ from raypd.config.tasks import (
 )
 
 __all__ = [
+    "ANSWER_KEYS",
     "KINDS",
     "METHODS",
+    "SAMPLING_KEYS",
     "Attribute",
     "Category",
     "ClusterConfig",

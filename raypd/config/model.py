@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -23,20 +24,42 @@ Method = Literal[
 ]
 
 
-METHODS: dict[str, tuple[Method, ...]] = {  # what each kind of task can be decoded with; the default first
-    "extraction": ("hyper_parallel", "autoregressive", "guided"),
-    "question_answering": ("intra_prompt", "autoregressive"),
-    "generation": (
-        "autoregressive",
-        "apar",
-        "pasta",
-        "space",
-        "medusa",
-        "apar_medusa",
-        "skeleton_of_thought",
-        "speculative",
-    ),
+# What each kind of task can be decoded with, the default first; and for each method the keys of `decoding` that can
+# change an answer or another value of an output row (the counters too), beside the method and SAMPLING_KEYS. All other
+# keys listed here stay out of a run's fingerprint; a key that no method lists is in all of them. What merely rounds in
+# another order, as engine.batch does, changes no answer.
+ANSWER_KEYS: dict[str, dict[Method, tuple[str, ...]]] = {
+    "extraction": {
+        "hyper_parallel": ("max_value_tokens", "isolate", "stacked_documents"),
+        "autoregressive": ("max_new_tokens",),
+        "guided": ("max_value_tokens",),
+    },
+    "question_answering": {
+        "intra_prompt": ("contexts_per_prompt",),
+        "autoregressive": (),
+    },
+    "generation": {
+        "autoregressive": ("max_new_tokens",),
+        "apar": ("max_new_tokens", "max_threads"),
+        # A promise that says no number takes fixed_length under `promised_length: predicted`, too.
+        "pasta": ("max_new_tokens", "promised_length", "fixed_length", "max_async_tokens", "max_threads"),
+        "space": ("max_new_tokens", "mask_tokens"),
+        "medusa": ("max_new_tokens", "heads"),
+        "apar_medusa": ("max_new_tokens", "max_threads", "heads"),
+        "skeleton_of_thought": ("max_new_tokens",),
+        "speculative": ("max_new_tokens", "draft_model"),  # that a greedy text is the same is transformers' word
+    },
 }
+SAMPLING_KEYS = ("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.seed")
+_ONLY_WHERE: dict[str, Callable[[DecodingConfig], bool]] = {  # keys that can change an answer nowhere else
+    "stacked_documents": lambda decoding: decoding.isolate == "none",
+    # No context sees another, but a prompt's draws are for all of its contexts.
+    "contexts_per_prompt": lambda decoding: decoding.sampling.temperature > 0,
+    "sampling.top_k": lambda decoding: decoding.sampling.temperature > 0,
+    "sampling.top_p": lambda decoding: decoding.sampling.temperature > 0,
+    "sampling.seed": lambda decoding: decoding.sampling.temperature > 0,
+}
+METHODS: dict[str, tuple[Method, ...]] = {kind: tuple(methods) for kind, methods in ANSWER_KEYS.items()}
 
 
 class FakeConfig(Section):
@@ -97,20 +120,30 @@ class DecodingConfig(Section):
         description="Left out: hyper_parallel for extraction, intra_prompt for question_answering, autoregressive for "
         "generation",
     )
-    max_value_tokens: int = Field(30, ge=1, description="K_max: most tokens of one value, and the position gap (HPD)")
-    stacked_documents: int = Field(6, ge=1, description="J: documents of one category stacked in one prompt (HPD)")
+    max_value_tokens: int = Field(
+        30, ge=1, description="K_max: most tokens of one value (HPD, guided), and the position gap (HPD)"
+    )
+    stacked_documents: int = Field(
+        6, ge=1, description="J: documents of one category stacked in one prompt (HPD with isolate: none)"
+    )
     isolate: Literal["none", "documents", "values"] = Field(
         "documents",
         description="HPD: none: the paper's mask; documents: answers do not depend on the stack; values: nor on other "
         "values",
     )
-    max_new_tokens: int = Field(512, ge=1, description="Most tokens of one answer, all threads together (not HPD)")
+    max_new_tokens: int = Field(
+        512,
+        ge=1,
+        description="Most tokens of one answer, all threads together (generation, and autoregressive extraction)",
+    )
     contexts_per_prompt: int = Field(1, ge=1, description="Contexts stacked in one prompt (intra_prompt)")
     promised_length: Literal["predicted", "fixed"] = Field(
         "predicted",
         description="What the main thread skips at a promise (pasta): its tokens attribute, or fixed_length",
     )
-    fixed_length: int = Field(40, ge=1, description="Tokens skipped at a promise when promised_length is fixed")
+    fixed_length: int = Field(
+        40, ge=1, description="Tokens skipped at a promise: at any (fixed), or where it says no number (predicted)"
+    )
     max_async_tokens: int = Field(256, ge=1, description="Most tokens of one child thread (pasta)")
     max_threads: int = Field(
         64, ge=1, description="Most threads of one answer at the same time (apar, apar_medusa, pasta)"
@@ -119,6 +152,13 @@ class DecodingConfig(Section):
     heads: str | None = Field(None, description="Folder of trained Medusa heads (medusa, apar_medusa)")
     draft_model: str | None = Field(None, description="Hub id or folder of the draft model (speculative)")
     sampling: SamplingConfig = SamplingConfig()
+
+    def idle_keys(self, kind: str) -> set[str]:
+        """Keys, dotted, that cannot change an answer in a task of this kind, by ANSWER_KEYS."""
+        listed = {key for methods in ANSWER_KEYS.values() for keys in methods.values() for key in keys}
+        used = {*ANSWER_KEYS[kind][self.method], *SAMPLING_KEYS}
+        used -= {key for key, where in _ONLY_WHERE.items() if not where(self)}
+        return {*listed, *SAMPLING_KEYS} - used
 
 
 class EngineConfig(Section):

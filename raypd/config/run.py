@@ -15,7 +15,7 @@ from raypd.config.model import METHODS, DecodingConfig, EngineConfig, ModelConfi
 from raypd.config.section import Section
 from raypd.config.tasks import ExtractionConfig, GenerationConfig, QuestionAnsweringConfig, TaskConfig
 
-_ANSWERS = 1  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
+_ANSWERS = 2  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
 
 
 class RunConfig(Section):
@@ -104,24 +104,32 @@ class RunConfig(Section):
             wanted["input.id_column"] = self.input.id_column
         return wanted
 
+    def idle_keys(self) -> set[str]:
+        """Keys, dotted, and whole sections that cannot change an answer of this run: all others are in its fingerprint.
+
+        model.trust_remote_code is in it: with it a model's own code may take the place of transformers'. So are
+        input.format, category_column and max_document_bytes, which decide of any kind's documents what is an error row.
+        """
+        idle = {"output", "engine", "cluster", "cost", "storage", "nightly", "input.path", "input.on_damaged"}
+        idle |= {"model.device", "model.fake", "task.categories_file"}
+        if not isinstance(self.task, ExtractionConfig):
+            idle |= {"input.text_columns", "input.category"}
+        return idle | {f"decoding.{key}" for key in self.decoding.idle_keys(self.task.kind)}
+
     def fingerprint(self) -> str:
         """12 hex digits over everything that can change an answer: task, model, decoding, and which columns are read.
 
         Part of every unit's id, so a changed prompt never resumes into old answers. Where the input lies, how much
-        is done at once and how many workers there are do not change it.
+        is done at once, how many workers there are, and what the decoding method does not use do not change it.
         """
         # Keys at their defaults are left out, so that a raypd with a new key does not do finished corpora again.
+        given = self.model_dump(exclude_defaults=True)
         answers = {
             "answers": _ANSWERS,
             "kind": self.task.kind,
-            "task": self.task.model_dump(exclude={"categories_file", "template", "few_shot"}, exclude_defaults=True),
+            "method": self.decoding.method,
             "files": [Path(file).read_text() for file in self._prompt_files() if file],
-            "model": self.model.model_dump(exclude={"device", "fake"}, exclude_defaults=True),
-            "decoding": {
-                "method": self.decoding.method,
-                **self.decoding.model_dump(exclude_defaults=True),
-            },
-            "input": self.input.model_dump(exclude={"path", "on_damaged"}, exclude_defaults=True),
+            **_without(given, {*self.idle_keys(), "task.template", "task.few_shot"}),  # these are in `files`
         }
         return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -130,3 +138,14 @@ class RunConfig(Section):
         if isinstance(self.task, ExtractionConfig):
             return [self.task.template]
         return [self.task.few_shot] if isinstance(self.task, QuestionAnsweringConfig) else []
+
+
+def _without(tree: dict[str, Any], keys: set[str], at: str = "") -> dict[str, Any]:
+    """A tree without some keys, dotted, and without sections that hold nothing else."""
+    kept = {}
+    for name, value in tree.items():
+        key = f"{at}{name}"
+        inner = _without(value, keys, f"{key}.") if isinstance(value, dict) else value
+        if key not in keys and inner != {}:
+            kept[name] = inner
+    return kept

@@ -172,11 +172,11 @@ class _Run:
             self._check_hash()
             return None
         if record["base"] != schema_change.answers_base(self.config):
-            changed = manifest.differences(record["config"], manifest.recorded(self.config))
+            changed = manifest.differences(record["config"], self.config)
             keys = [key for key in changed if not key.startswith("task.categories")]
             raise ConfigError(
                 f"since the night {self.state.night} more has changed than attributes "
-                f"({', '.join(keys[:6]) or 'a file that prompts come from'}): old and new answers would not go "
+                f"({', '.join(keys[:6]) or manifest.NO_KEY}): old and new answers would not go "
                 "together. --full extracts everything anew; or go back to that configuration"
             )
         self._check_hash()

@@ -1,0 +1,196 @@
+"""ANSWER_KEYS against what the tasks do: a key that it leaves out changes no output row, and one that it names arrives.
+
+Real tasks and engines over tiny models; what the fingerprint makes of the table is tests/cli/test_fingerprint.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from raypd.cluster.input import units
+from raypd.cluster.input.reading import read_unit
+from raypd.cluster.parts import Parts, build
+from raypd.config import METHODS, ModelConfig, RunConfig
+from raypd.config_file import make_config
+from raypd.decoding.methods.medusa import MedusaHeads
+from raypd.models.control_tokens import add_control_tokens
+from raypd.models.load import LoadedModel
+from raypd.models.medusa_heads import save_heads
+from raypd.tasks import extraction, question_answering, writers
+from raypd.tasks.base import Document, Record, Work
+from tests.cli.test_fingerprint import decoding_keys, others
+from tests.tasks import test_extraction, test_question_answering
+from tests.tiny import in_float64, tiny_model, tiny_tokenizer
+
+CONTEXT = 4096
+DOCUMENTS = {
+    "extraction": [test_extraction.document(i, f"title {i} " * (i + 1)) for i in range(4)],
+    "question_answering": test_question_answering.RAGGED,
+    "generation": [Document(i, f"id{i}", {"prompt": text}) for i, text in enumerate(["Hi", "größe {}", ["1?", "2?"]])],
+}
+SMALL = {"max_value_tokens": 9, "max_new_tokens": 14, "stacked_documents": 2, "mask_tokens": 3}
+PROGRAMS = [
+    *((extraction, name) for name in METHODS["extraction"]),
+    *((question_answering, name) for name in METHODS["question_answering"]),
+    *((writers, name) for name in METHODS["generation"] if name != "speculative"),  # that is an engine
+]
+
+
+def uses() -> Iterator[Any]:
+    """(kind, method, isolate, temperature), with isolate where the method has it."""
+    for kind, methods in METHODS.items():
+        for method, temperature in itertools.product(methods, (0.0, 0.7)):
+            for isolate in ("none", "documents", "values") if method == "hyper_parallel" else ("documents",):
+                yield kind, method, isolate, temperature
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> list[str]:
+    """Two folders of Medusa heads that guess otherwise."""
+    made = []
+    for count in (1, 2):
+        folder = tmp_path_factory.mktemp(f"heads{count}")
+        save_heads(MedusaHeads.for_model(load(ModelConfig()).model, count=count), folder)
+        made.append(str(folder))
+    return made
+
+
+def load(config: ModelConfig) -> LoadedModel:
+    """A tiny model that has all control tokens; of the name "small" another one."""
+    model = tiny_model("llama", seed=1 if config.name == "small" else 0, max_position_embeddings=CONTEXT)
+    tokenizer = tiny_tokenizer()
+    for method in ("apar", "space"):
+        add_control_tokens(model, tokenizer, method)
+    if config.dtype == "float64":
+        model = in_float64(model)
+    return LoadedModel(model, tokenizer, config.name, model.dtype, torch.device("cpu"), CONTEXT)
+
+
+def config_of(kind: str, folders: list[str], **decoding: Any) -> RunConfig:
+    tasks = {"question_answering": {"kind": kind, "max_answer_tokens": 8}, "generation": {"kind": kind}}
+    task = tasks.get(kind, test_extraction.TREE["task"])
+    tree: dict[str, Any] = {"input": {"path": "x"}, "output": {"path": "out"}, "task": task}
+    # transformers' own generation looks at the model's forward, which in_float64 replaces.
+    tree["model"] = {"dtype": "float32" if decoding["method"] == "speculative" else "float64"}
+    own = {"heads": folders[0], "draft_model": "small", **SMALL}
+    return RunConfig.model_validate({**tree, "decoding": {**own, **decoding}})
+
+
+def changed(config: RunConfig, key: str, folders: list[str]) -> RunConfig:
+    """The configuration with another value of a key of `decoding`."""
+    value = {"heads": folders[1], "draft_model": "other"}.get(key) or others(config, key)[0]
+    value = 3 * value if isinstance(value, int) else value  # not so near that answers hardly feel it
+    tree = config.model_dump()
+    *above, last = key.split(".")
+    (tree["decoding"][above[0]] if above else tree["decoding"])[last] = value
+    return RunConfig.model_validate(tree)
+
+
+def rows_of(parts: Parts, documents: list[Document]) -> list[Any]:
+    """Every output row, in an order of its own."""
+    records: list[Record] = []
+    items: list[Any] = list(parts.task.plan(documents))
+    while items or parts.engine.pending:
+        for item in items:
+            if isinstance(item, Work):
+                parts.engine.submit(item.program, tag=item, sampling=parts.sampling, seed=item.seed)
+            else:
+                records.append(item)
+        items = []
+        for done in parts.engine.step() if parts.engine.pending else []:
+            assert done.error is None, done.error
+            items += done.tag.finish(done.answer)
+    rows = [(record.row, record.error, record.columns) for record in records]
+    return sorted(rows, key=lambda row: (row[0], row[2].get("question_id", ""), row[2].get("turn", 0)))
+
+
+def leaves(tree: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Where every single value stands, and the value."""
+    if isinstance(tree, (dict, list, tuple)):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(value, f"{at}.{key}")
+    else:
+        yield at, tree
+
+
+@pytest.mark.parametrize(("kind", "method", "isolate", "temperature"), uses())
+def test_what_is_left_out_changes_no_row(kind, method, isolate, temperature, folders) -> None:
+    config = config_of(kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature})
+    idle = config.decoding.idle_keys(kind)
+    assert idle
+    other = config
+    for key in idle:
+        other = changed(other, key, folders)
+    assert other.decoding.idle_keys(kind) == idle
+    rows, again = (list(leaves(rows_of(build(c, None, load), DOCUMENTS[kind]))) for c in (config, other))
+    assert len(rows) > 10
+    for (at, value), (where, now) in zip(rows, again, strict=True):
+        expected = pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
+        assert (where, now) == (at, expected), f"one of {', '.join(sorted(idle))} has changed it"
+
+
+@pytest.mark.parametrize(("kind", "method", "isolate", "temperature"), uses())
+def test_what_is_named_arrives(kind, method, isolate, temperature, folders, monkeypatch) -> None:
+    heard: list[Any] = []
+    for module, name in PROGRAMS:
+        monkeypatch.setattr(module, name, spy(getattr(module, name), name, heard))
+
+    def arrives(config: RunConfig) -> list[Any]:
+        """All that a worker's engine and programs are told."""
+        heard.clear()
+        parts = build(config, None, lambda model: heard.append(model.name) or load(model))
+        works = list(parts.task.plan(DOCUMENTS[kind]))
+        return [*heard, plain(parts.sampling), *(work.seed for work in works)]
+
+    config = config_of(kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature})
+    before = arrives(config)
+    for key in sorted(set(decoding_keys()) - {"method"} - config.decoding.idle_keys(kind)):
+        assert arrives(changed(config, key, folders)) != before, f"decoding.{key} is used by no program of {method}"
+
+
+def spy(program: Any, name: str, heard: list[Any]) -> Any:
+    """The method, which first tells with what it was called."""
+
+    def called(*given: Any, **named: Any) -> Any:
+        heard.append((name, plain(given), plain(named)))
+        return program(*given, **named)
+
+    return called
+
+
+def plain(value: Any) -> Any:
+    """What two calls can be compared by; of heads their number, of other objects their kind alone."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    if dataclasses.is_dataclass(value):
+        return plain(vars(value))
+    if isinstance(value, MedusaHeads):
+        return value.count
+    return value if isinstance(value, (str, int, float, type(None))) else type(value).__name__
+
+
+@pytest.mark.parametrize("kind", ["question_answering", "generation"])
+def test_other_tasks_read_the_same_documents_whatever_extraction_would_read(kind, tmp_path) -> None:
+    fields = {"context": "c", "questions": ["q"], "prompt": "p", "title": "t", "other": 3, "category": "x"}
+    rows = [{"id": str(i), **fields} for i in range(3)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
+    tree = {"input": {"path": str(tmp_path)}, "output": {"path": "out"}, "task": {"kind": kind}}
+    read = []
+    for changes in ([], ["input.text_columns=[other, nowhere]", "input.category=shoes"]):
+        config = make_config(tree, changes)
+        columns = [name for key, name in config.wanted_columns().items() if key.startswith("task.")]
+        read.append([(unit.id, read_unit(unit, config, columns)) for unit in units.plan(config)])
+    assert read[0] == read[1]
+    assert sum(len(documents) for _, documents in read[0]) == 6
