@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
@@ -46,10 +47,7 @@ def _default(info: FieldInfo) -> Any:
 
 
 def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) -> list[str]:
-    note = (info.description or "") if not required else f"required. {info.description or ''}".strip()
-    choices = getattr(info.annotation, "__args__", ()) if "Literal" in str(info.annotation) else ()
-    if choices:
-        note = f"{' | '.join(map(str, choices))}{'. ' + note if note else ''}"
+    note = ". ".join([_type(info.annotation), *["required"] * required, *filter(None, [info.description])])
     plain = _plain(value)
     if isinstance(plain, dict) and plain:
         body = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100).rstrip().splitlines()
@@ -58,7 +56,26 @@ def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) ->
     else:
         flow = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10_000)
         head, lines = f"{'  ' * depth}{name}: {flow.removesuffix(_DOCUMENT_END).strip()}", []
-    return [f"{head.ljust(_WIDTH)}  # {note}" if note else head, *lines]
+    return [f"{head.ljust(_WIDTH)}  # {note}", *lines]
+
+
+_WORDS = {str: "text", int: "integer", float: "number", bool: "true | false", NoneType: "null"}
+
+
+def _type(annotation: Any) -> str:
+    """What a key takes, in words of YAML: `on-demand | spot | null`, `list of text`."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " | ".join(map(str, KINDS if inner[0] in KINDS else inner))  # each kind of task knows its own alone
+    if origin in (Union, UnionType):
+        return " | ".join(map(_type, inner))
+    if origin is list:
+        return f"list of {_type(inner[0])}"
+    if origin is dict:
+        return f"mapping of {_type(inner[0])} to {_type(inner[1])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "mapping"
+    return _WORDS[annotation]
 
 
 def _plain(value: Any) -> Any:

@@ -72,11 +72,11 @@ class QuestionAnsweringConfig(Section):
     """Many questions on one context (IPPD); one output row a question."""
 
     kind: Literal["question_answering"] = "question_answering"
-    context_column: str = "context"
+    context_column: str = Field("context", description="Column with the context: text, or a list of texts")
     questions_column: str = Field(
         "questions",
-        description="List of questions (or its JSON text): strings, or records with question and, if there are, id, "
-        "choices and multi_select",
+        description="Column with a list of questions (or its JSON text): strings, or records with question and, if "
+        "there are, id, choices and multi_select",
     )
     instruction: str | None = Field(None, description="In place of the instruction that comes with raypd")
     few_shot: str | None = Field(None, description="JSONL of solved examples (same columns, with answers) shown first")
@@ -91,7 +91,9 @@ class GenerationConfig(Section):
     """Prompts or conversations in, text out."""
 
     kind: Literal["generation"] = "generation"
-    prompt_column: str = Field("prompt", description="Text, or a list of chat turns (strings or role/content records)")
+    prompt_column: str = Field(
+        "prompt", description="Column with the prompt: text, or a list of chat turns (strings or role/content records)"
+    )
     system: str | None = Field(None, description="System turn before every prompt")
     chat_template: bool = Field(True, description="Wrap the prompt in the model's chat template where it has one")
     thinking: bool = Field(False, description="Thinking mode, where the template knows it")

@@ -87,7 +87,7 @@ def test_version_help_and_mistyped_commands(folder: Path) -> None:
 
 def test_config_show_is_yaml_that_reads_back(folder: Path) -> None:
     shown = raypd(folder, "config", "show", "run.yaml", "engine.batch=3").stdout
-    assert "# b: prompts in decoding at the same time" in shown
+    assert "# integer. b: prompts in decoding at the same time" in shown
     tree = yaml.safe_load(shown)
     run = RunConfig.model_validate(tree)
     assert run.engine.batch == 3
