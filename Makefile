@@ -1,5 +1,6 @@
 # make demo: set everything up and run the main job on the quickstart corpus.
-# make test: set everything up and run the tests.
+# make test: set everything up and run the tests but the slow ones: some five minutes.
+# make test-slow: the slow ones, long scenarios on a real Ray: some ten minutes more.
 # make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
 # Needs Python 3.11 to 3.13 and make, nothing else. PYTHON=python3.12 picks one.
 
@@ -7,10 +8,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Two tests side by side: most of them wait for Ray to start. SIDE= runs one after the other.
+# Two tests side by side: many of them wait for Ray to start. SIDE= runs one after the other.
 SIDE ?= -n 2 --dist loadscope
 
-.PHONY: help setup demo test test-quick faults lint format clean
+.PHONY: help setup demo test test-slow faults lint format clean
 
 help:
 	@grep -E '^# make' Makefile
@@ -31,13 +32,10 @@ demo: setup
 	$(BIN)/raypd extract configs/quickstart/extract.yaml
 
 test: setup
-	$(BIN)/python -m pytest $(SIDE)
+	$(BIN)/python -m pytest -m 'not slow' $(SIDE)
 
-# What fails beside another test (1: tests failed) is run once more, alone, and has to pass then.
-test-quick: setup
-	$(BIN)/python -m pytest -m 'not slow' $(SIDE) || { test $$? -eq 1 && \
-	echo 'These failed beside other tests; once more, each alone:' && \
-	$(BIN)/python -m pytest -m 'not slow' --last-failed --last-failed-no-failures none -rA --no-header; }
+test-slow: setup
+	$(BIN)/python -m pytest -m slow $(SIDE)
 
 faults: setup
 	$(BIN)/python -m tests.faults

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,7 @@ from typing import Any
 import pytest
 
 from raypd.config import RunConfig
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import start
 
 
 @pytest.fixture
@@ -59,11 +56,4 @@ def run_process(config: RunConfig, tmp_path: Path) -> subprocess.Popen[str]:
     """Starts a run with the fake engine as a process of its own."""
     file = tmp_path / "run.yaml"
     file.write_text(config.model_dump_json())  # JSON is YAML
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.cluster.run", str(file)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start("-m", "tests.cluster.run", str(file))

@@ -1,8 +1,9 @@
 """An engine and a task that cost milliseconds and behave as the real ones: for tests of what lies around them.
 
 Documents steer them by their title: `sleep 0.1` (seconds of decoding), `until NAME` (the engine stands still until the
-output folder holds a file NAME, a minute at most), `kill` (the process dies), `engine` (the engine raises), `finish`
-(reading the answer raises), `plan` (planning raises), `program` (the program fails), `twice` (two records).
+output folder holds a file NAME, or until the file of a whole path NAME is there), `kill` (the process dies), `engine`
+(the engine raises), `finish` (reading the answer raises), `plan` (planning raises), `program` (the program fails),
+`twice` (two records).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pyarrow as pa
 from raypd.cluster.worker import Parts
 from raypd.config import RunConfig
 from raypd.tasks.base import Document, Record, Work
+from tests.processes import wait_for
 
 
 @dataclass
@@ -45,7 +47,6 @@ class FakeEngine:
         self.batch, self.folder = batch, folder
         self.queue: list[tuple[list[str], Any]] = []
         self.fill: list[int] = []
-        self.tired = False  # of waiting for files that do not come
 
     @property
     def pending(self) -> int:
@@ -65,8 +66,9 @@ class FakeEngine:
             for title in titles:
                 if title.startswith("sleep"):
                     time.sleep(float(title.split()[1]))
-                if title.startswith("until") and self.folder is not None and not self.tired:
-                    self.tired = not _there(self.folder / title.split()[1])
+                if title.startswith("until"):
+                    file = Path(self.folder or "/", title.split()[1])
+                    wait_for(file.exists, f"nobody made {file}")
                 if title == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if title == "kill once" and self.folder is not None and _first(self.folder / "killed"):
@@ -77,13 +79,6 @@ class FakeEngine:
                     error = ValueError("the program failed")
             ended.append(Finished(tag, [t.upper() for t in titles], error, Counts()))
         return ended
-
-
-def _there(file: Path) -> bool:
-    ends = time.monotonic() + 60
-    while not file.exists() and time.monotonic() < ends:
-        time.sleep(0.02)
-    return file.exists()
 
 
 def _first(mark: Path) -> bool:

@@ -15,7 +15,7 @@ from tests.faults.trial import apart, has_namespaces
 @pytest.mark.slow
 def test_from_no_node_to_two_and_back(tmp_path: Path) -> None:
     if not has_namespaces():
-        pytest.skip("this machine lets nobody have namespaces of their own (unshare)")
+        pytest.skip("needs namespaces of its own: root, or a container with --privileged (unshare)")
     said = apart("tests.cluster.autoscaling", str(tmp_path))
     (Path(tmp_path) / "autoscaling.log").write_text(said)
     end = json.loads(said.splitlines()[-1])

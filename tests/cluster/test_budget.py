@@ -18,7 +18,8 @@ from raypd.cluster.cost.budget import Hand, Pace
 from raypd.cluster.cost.ledger import Standing
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
-from tests.cluster.test_ledger import begin, check_rows, check_sums, ended, files, write_run
+from tests.cluster.test_ledger import begin, check_rows, check_sums, files, write_run
+from tests.processes import LONG, ended
 
 # --------------------------------------------------------------------------------------------------------- arithmetic
 
@@ -178,7 +179,7 @@ def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
         sessions += 1
         assert sessions < 10, "no end"
         process = begin(run, f"cost.budget_usd={cap}")
-        out, err = process.communicate(timeout=150)
+        out, err = process.communicate(timeout=LONG)
         trees = files(tmp_path)
         assert sum(tree["usd"] for tree in trees) <= cap
         for tree in trees:

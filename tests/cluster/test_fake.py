@@ -17,7 +17,7 @@ from raypd.config import RunConfig
 from raypd.config_file import load_config, make_config
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record, Work
-from tests.cluster.conftest import ROOT
+from tests.processes import ROOT
 
 QUICKSTART = ROOT / "configs/quickstart/extract.yaml"
 FAST = ["model=fake", "model.fake.load_seconds=0", "model.fake.step_seconds=0"]

@@ -20,7 +20,7 @@ from tests.faults.trial import has_namespaces
 )
 def test_every_document_exactly_once(fault: Fault, tmp_path: Path) -> None:
     if fault.apart and not has_namespaces():
-        pytest.skip("this machine lets nobody have namespaces of their own (unshare)")
+        pytest.skip("needs namespaces of its own: root, or a container with --privileged (unshare)")
     found = fault.scenario(tmp_path)
     assert (found.lost, found.doubled) == (0, 0)
     assert found.rows == found.documents > 0

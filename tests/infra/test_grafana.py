@@ -8,7 +8,7 @@ import pytest
 from raypd.cluster.cost.metrics import COUNTERS, GAUGES
 from tests.infra.filled import INFRA
 
-promql = pytest.importorskip("promql_parser", reason="pip install -e '.[dev]'")
+promql = pytest.importorskip("promql_parser", reason="needs promql-parser: pip install -e '.[dev]'")
 BOARD = json.loads((INFRA / "grafana/raypd.json").read_text())
 EXPORTED = {f"ray_{name}_total" for name in COUNTERS} | {f"ray_{name}" for name in GAUGES}
 OF_RAY = {"ray_node_gpus_utilization"}
@@ -35,7 +35,9 @@ def parsed(expression):
 
 
 def test_grafana_reads_it_and_loses_nothing():
-    dashboard = pytest.importorskip("grafana_foundation_sdk.models.dashboard", reason="pip install -e '.[dev]'")
+    dashboard = pytest.importorskip(
+        "grafana_foundation_sdk.models.dashboard", reason="needs grafana-foundation-sdk: pip install -e '.[dev]'"
+    )
     read = dashboard.Dashboard.from_json(BOARD)
     panels = [panel.to_json() for panel in read.panels]
     for given, kept in zip(BOARD["panels"], panels, strict=True):

@@ -102,7 +102,7 @@ def test_rayjob(job):
 def test_rayjob_against_kuberays_own_definition(job):
     folder = os.environ.get("RAYPD_KUBERAY_CRDS")
     if not folder:
-        pytest.skip("RAYPD_KUBERAY_CRDS is not set to a folder with ray.io_rayjobs.yaml")
+        pytest.skip("needs a checkout of KubeRay: set RAYPD_KUBERAY_CRDS to its folder with ray.io_rayjobs.yaml")
     definition = yaml.load((Path(folder) / "ray.io_rayjobs.yaml").read_text(), yaml.CSafeLoader)
     (version,) = [v for v in definition["spec"]["versions"] if v["name"] == "v1"]
     schema = version["schema"]["openAPIV3Schema"]
@@ -129,8 +129,12 @@ def _refuse_unknown(schema):
             _refuse_unknown(value)
 
 
+def _validator():
+    return pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate: pip install -e '.[dev]'")
+
+
 def test_pods_of_the_job_against_kubernetes(job):
-    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[dev]'")
+    kubernetes_validate = _validator()
     for name, template in pods(job):
         metadata = {"name": name, **template.get("metadata", {})}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
@@ -141,7 +145,7 @@ def test_pods_of_the_job_against_kubernetes(job):
 
 
 def test_nightly_against_kubernetes():
-    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[dev]'")
+    kubernetes_validate = _validator()
     kinds = []
     for document in documents("kuberay/nightly-cronjob.yaml"):
         kubernetes_validate.validate(document, VERSION, strict=True)

@@ -20,10 +20,12 @@ PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 @contextlib.contextmanager
 def chromium() -> Iterator[Any]:
     """A running browser; skips the test where there is none."""
-    program = shutil.which("chromium") or shutil.which("google-chrome")
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[dev]'")
+        installers = ("apt-get install", "dnf install", "pacman -S", "brew install")
+        command = next((each for each in installers if shutil.which(each.split()[0])), "install")
+        pytest.skip(f"needs Chromium: {command} chromium")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[dev]'")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
         try:

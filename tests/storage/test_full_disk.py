@@ -43,7 +43,7 @@ def _can_mount(folder: Path) -> bool:
 
 def test_on_a_full_file_system(tmp_path: Path) -> None:
     if not _can_mount(tmp_path):
-        pytest.skip("this machine lets nobody mount a file system")
+        pytest.skip("needs to mount a file system in a namespace of its own (unshare --user --mount)")
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [*TMPFS, str(tmp_path), sys.executable, FILL],

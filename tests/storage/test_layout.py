@@ -60,7 +60,7 @@ def test_units_of_nulls_and_of_errors_have_the_schema_of_all(tmp_path: Path, kin
 
 @pytest.mark.parametrize("kind", SCHEMAS)
 def test_pyarrow_pandas_and_duckdb_read_a_run_as_it_is(tmp_path: Path, kind: str) -> None:
-    duckdb = pytest.importorskip("duckdb")
+    duckdb = pytest.importorskip("duckdb", reason="needs duckdb: pip install -e '.[dev]'")
     import pandas as pd
 
     fill(str(tmp_path), kind, date="2026-11-21", market="de")

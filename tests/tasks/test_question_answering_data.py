@@ -27,7 +27,7 @@ DATA = Path(os.environ.get("RAYPD_TEST_DATA") or Path(__file__).resolve().parent
 def rows_of(name: str, contexts: int, questions: int) -> list[Document]:
     path = DATA / "ccqa" / f"{name}.jsonl"
     if not path.exists():
-        pytest.skip(f"{path} is not here; RAYPD_TEST_DATA names the folder of the test data")
+        pytest.skip(f"needs {path.parent}, public data: RAYPD_TEST_DATA names its folder")
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in itertools.islice(file, contexts)]
     return [Document(n, r["id"], {**r, "questions": r["questions"][:questions]}) for n, r in enumerate(rows)]

@@ -1,0 +1,66 @@
+"""Runs as processes of their own, which a test may kill; and how a test waits for what they do.
+
+process = start("-m", "tests.cluster.run", "run.yaml")     # ended with all that it started when the test ends
+wait_for(lambda: (folder / "units").exists(), "no unit")
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+LONG = 240.0  # seconds after which something never happens, on the busiest machine; below pytest's own limit
+_MARK = "RAYPD_TEST_PROCESS"  # in the environment of all that a test's process starts
+_marks: set[str] = set()
+
+
+def start(*words: str, **environment: str) -> subprocess.Popen[str]:
+    """Starts Python with these words, from the root of this checkout."""
+    mark = uuid.uuid4().hex
+    _marks.add(mark)
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), _MARK: mark, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> str:
+    """Waits for the end of a process, which has to be this; what it said."""
+    out, err = process.communicate(timeout=LONG)
+    assert process.returncode == code, err[-3000:] + out[-3000:]
+    return out + err
+
+
+def wait_for(condition: Callable[[], Any], what: str = "it did not happen") -> Any:
+    """Waits until a condition holds; what it said then."""
+    end = time.monotonic() + LONG
+    while not (found := condition()):
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+    return found
+
+
+def end_all() -> None:
+    """Kills what the processes of a test have left: Ray's own outlive a driver that was killed."""
+    if not _marks:
+        return
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_MARK) in _marks:
+                process.kill()
+        except psutil.Error:  # gone, or somebody else's
+            continue
+    _marks.clear()
