@@ -35,6 +35,19 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def ray_here() -> Iterator[None]:
+    """One Ray for all tests of a session whose runs need no process of their own. Its workers may use `s3_server`."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment().items():
+            patch.setenv(name, value)
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """One line for each thing that is missing here, and the tests that it kept from running."""

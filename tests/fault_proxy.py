@@ -48,7 +48,8 @@ class Faults:
       lost        the call is passed on and done, and the connection reset in place of its answer
       cut         the answer's head and half of its body, then a reset (an answer without a body: as `lost`)
       hang        not a byte for `hang_seconds`, then a reset
-    latency: seconds before every call. most: failures altogether, None: no end.
+    latency: seconds before every call. most: failures altogether, in_a_row: of one path one after the other; None: no
+    end.
     only: calls that may fail, told by method and path (with query).
     """
 
@@ -58,6 +59,7 @@ class Faults:
     latency: float = 0.0
     hang_seconds: float = 30.0
     most: int | None = None
+    in_a_row: int | None = None
     only: Callable[[str, str], bool] = lambda method, path: True
 
 
@@ -72,6 +74,7 @@ class Proxy:
         self.log: list[tuple[str, str, dict[str, str]]] = []  # method, path, headers of every call
         self._lock = threading.Lock()
         self._numbers = 0
+        self._in_a_row: Counter[str] = Counter()  # by path
         self._stopped = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.proxy = self
@@ -93,8 +96,10 @@ class Proxy:
                 return None, faults
             self._numbers += 1
             chance = random.Random(f"{faults.seed} {self._numbers}")
-            if chance.random() >= faults.share:
+            if chance.random() >= faults.share or self._in_a_row[path] == faults.in_a_row:
+                self._in_a_row[path] = 0
                 return None, faults
+            self._in_a_row[path] += 1
             kind = chance.choice(faults.kinds)
             self.failed[kind] += 1
             return kind, faults

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from raypd.config import RunConfig
+from tests.processes import LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """\
@@ -43,7 +44,7 @@ def raypd(folder: Path, *words: str, script: str | None = None) -> subprocess.Co
         env["PYTHONPATH"] = str(ROOT)
     else:
         env.pop("PYTHONPATH", None)
-    return subprocess.run([*command, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run([*command, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=LONG)
 
 
 @pytest.mark.parametrize(

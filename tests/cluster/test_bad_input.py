@@ -21,7 +21,7 @@ from raypd.config import RunConfig
 from raypd.errors import InputError, RunError
 from tests.cluster import fakes
 from tests.cluster.conftest import write_jsonl
-from tests.cluster.test_pipeline import ids, ray_here  # noqa: F401
+from tests.cluster.test_pipeline import ids
 from tests.cluster.test_verify import do
 from tests.storage.conftest import bucket, connected  # noqa: F401
 
@@ -78,7 +78,7 @@ def test_a_damaged_object_is_listed_and_nothing_else_is_lost(tmp_path, corpus, n
         read_unit(bad, corpus)
 
 
-def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_path, corpus, ray_here) -> None:  # noqa: F811
+def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_path, corpus, ray_here) -> None:
     run = corpus
     (tmp_path / "in/m.jsonl.gz").write_bytes(gzip.compress(LINES)[:-500])
     (tmp_path / "in/m.parquet").write_bytes(b"PAR1")
@@ -105,7 +105,7 @@ def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_pa
     assert ids(run) == Counter([*map(str, range(30)), *(f"x{i}" for i in range(400))])
 
 
-def test_many_units_that_cannot_be_read_do_not_end_a_run(tmp_path, config, ray_here, monkeypatch) -> None:  # noqa: F811
+def test_many_units_that_cannot_be_read_do_not_end_a_run(tmp_path, config, ray_here, monkeypatch) -> None:
     for i in range(20):
         write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["t"] * 10)
     run = config(str(tmp_path / "in"))

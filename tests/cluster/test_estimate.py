@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from raypd.cluster import fake
 from raypd.cluster.cost import pricing
-from raypd.cluster.forecast import bench, estimate_command, estimation, machines, sampling, weighing
+from raypd.cluster.forecast import bench, estimate_command, estimation, machines, measuring, sampling, weighing
+from raypd.cluster.forecast import clock as clocks
 from raypd.cluster.forecast.clock import Cost
 from raypd.cluster.forecast.estimate import estimate
 from raypd.cluster.forecast.estimate_options import Options
@@ -23,6 +25,7 @@ from raypd.cluster.forecast.measuring import Bench, Measured
 from raypd.cluster.input import units
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError
+from tests.cluster.test_fake import Clock
 
 # ---------------------------------------------------------------------------------------------------------- arithmetic
 
@@ -241,7 +244,16 @@ def test_strata_are_weighted_by_their_share_of_the_corpus(tmp_path) -> None:
 # ----------------------------------------------------------------------------------------------------------- the clock
 
 
-def test_the_clock_runs_for_every_document_once_and_not_for_the_start(tmp_path) -> None:
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """Time passes only while the fake engine works."""
+    made = Clock()
+    for module in (fake, clocks, measuring):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def test_the_clock_runs_for_every_document_once_and_not_for_the_start(tmp_path, clock: Clock) -> None:
     config = corpus(tmp_path, 200, engine={"batch": 4})
     sample = sampling.draw(config, 40)
     documents = sampling.ring_order(sample.documents)
@@ -261,7 +273,7 @@ def test_the_clock_runs_for_every_document_once_and_not_for_the_start(tmp_path) 
     assert of[long.id].seconds > of[short.id].seconds  # type: ignore[union-attr]
 
 
-def test_a_sample_smaller_than_the_batch_goes_round_until_it_fills_it(tmp_path) -> None:
+def test_a_sample_smaller_than_the_batch_goes_round_until_it_fills_it(tmp_path, clock: Clock) -> None:
     config = corpus(tmp_path, 200, engine={"batch": 16})
     documents = sampling.ring_order(sampling.draw(config, 6).documents)
     measured = Bench(1).measure(config, documents)
@@ -270,7 +282,7 @@ def test_a_sample_smaller_than_the_batch_goes_round_until_it_fills_it(tmp_path) 
     assert measured.documents_per_second == pytest.approx(alone.documents_per_second, rel=0.6)
 
 
-def test_a_limit_ends_the_clock(tmp_path) -> None:
+def test_a_limit_ends_the_clock(tmp_path, clock: Clock) -> None:
     config = corpus(tmp_path, 200, engine={"batch": 4})
     documents = sampling.ring_order(sampling.draw(config, 150).documents)
     measured = Bench(1).measure(config, documents, limit=1.5)

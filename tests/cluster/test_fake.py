@@ -17,7 +17,7 @@ from raypd.config import RunConfig
 from raypd.config_file import load_config, make_config
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record, Work
-from tests.processes import ROOT
+from tests.processes import LONG, ROOT
 
 QUICKSTART = ROOT / "configs/quickstart/extract.yaml"
 FAST = ["model=fake", "model.fake.load_seconds=0", "model.fake.step_seconds=0"]
@@ -77,6 +77,8 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.now
+
+    perf_counter = monotonic
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds + 0.001
@@ -159,7 +161,7 @@ assert not {{"torch", "transformers"}} & set(sys.modules)
 def test_a_run_as_a_user_types_it_says_that_its_answers_are_not_real(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "raypd.cli", "extract", str(QUICKSTART), *FAST]
     command += [f"output.path={tmp_path}/out", "cluster.address=local"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, done.stderr
     assert "130 documents: 130 ok" in done.stdout
     assert "THESE ANSWERS ARE MADE UP" in done.stdout

@@ -14,14 +14,45 @@ import pytest
 
 from raypd.cluster import holding
 from raypd.errors import RunError
+from tests.processes import LONG, wait_for
 
-STALE = 3.0  # seconds; a busy machine may hold a thread up for one
+STALE = 45.0  # seconds of `Clock`
+
+
+class Clock:
+    """Time that passes only while somebody waits for a session that is dead; real sleep while it is alive."""
+
+    def __init__(self, folder: Path) -> None:
+        self.holder, self.dead = folder / "holder.json", set[str]()
+        self.now, self.shift, self.slept = 1000.0, 0.0, 0.0
+
+    def time(self) -> float:
+        return time.time() + self.shift
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        if json.loads(self.holder.read_text())["session"] in self.dead:
+            self.slept += seconds
+            self.now += seconds
+        else:
+            time.sleep(0.01)  # its heart beats
+
+    def silence(self, session: holding.Session) -> None:
+        """As if the session's process were gone."""
+        session._ended.set()
+        session._thread.join()
+        self.dead.add(session.id)
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "BEAT_SECONDS", 0.1)
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock(tmp_path)
+    monkeypatch.setattr(holding, "time", made)
+    monkeypatch.setattr(holding, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(holding, "STALE_SECONDS", STALE)
+    return made
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,25 +60,11 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding, "_machine", lambda: None)
 
 
-def wait(condition) -> None:
-    ends = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
-
-
-def silent(session: holding.Session) -> None:
-    """As if its process were gone."""
-    session._ended.set()
-    session._thread.join()
-
-
-def test_a_live_session_on_this_machine_is_named_at_once(tmp_path: Path) -> None:
+def test_a_live_session_on_this_machine_is_named_at_once(tmp_path: Path, clock: Clock) -> None:
     first = holding.Session(str(tmp_path))
-    began = time.monotonic()
     with pytest.raises(RunError) as caught:
         holding.Session(str(tmp_path))
-    assert time.monotonic() - began < 0.9 * STALE
+    assert clock.slept == 0
     since = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(first.began))
     for part in (first.id, f"since {since}", f"process {os.getpid()}"):
         assert part in str(caught.value)
@@ -55,7 +72,7 @@ def test_a_live_session_on_this_machine_is_named_at_once(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "sessions").iterdir()] == [f"{first.id}.json"]
 
 
-def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(tmp_path: Path) -> None:
+def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(tmp_path: Path, clock: Clock) -> None:
     holding.Session(str(tmp_path)).end("interrupted")
     second = holding.Session(str(tmp_path))
     assert not second.took_over
@@ -63,65 +80,65 @@ def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(tmp_
     code = f"import os; from raypd.cluster import holding; holding.Session({str(tmp_path)!r}); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
     lines: list[str] = []
-    began = time.monotonic()
     third = holding.Session(str(tmp_path), lines.append)
-    assert time.monotonic() - began < 0.9 * STALE
+    assert clock.slept == 0
     assert third.took_over
     assert "was killed: taking its place" in lines[0]
     third.end("complete")
 
 
 @pytest.mark.parametrize("shift", [-86400.0, 0.0, 86400.0])
-def test_a_heartbeat_from_another_machine_is_watched_not_compared(tmp_path: Path, monkeypatch, shift: float) -> None:
+def test_a_heartbeat_from_another_machine_is_watched_not_compared(
+    tmp_path: Path, monkeypatch, clock: Clock, shift: float
+) -> None:
     """The second machine's clock is a day behind or ahead."""
     elsewhere(monkeypatch)
     first = holding.Session(str(tmp_path))
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + shift)
+    clock.shift = shift
     with pytest.raises(RunError, match=first.id):
         holding.Session(str(tmp_path))
-    silent(first)
+    clock.silence(first)
     lines: list[str] = []
-    began = time.monotonic()
     second = holding.Session(str(tmp_path), lines.append)
-    assert time.monotonic() - began > 0.9 * STALE
+    assert clock.slept >= STALE
     assert second.took_over
     assert "no sign of life" in lines[-1]
     second.end("complete")
 
 
-def test_a_clock_that_is_set_back_during_a_session_does_not_move_its_heartbeat(tmp_path: Path, monkeypatch) -> None:
+def test_a_clock_that_is_set_back_during_a_session_does_not_move_its_heartbeat(tmp_path: Path, clock: Clock) -> None:
     session = holding.Session(str(tmp_path))
-    began = session.began
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() - 3600)
-    time.sleep(0.3)
+    clock.shift = -3600
+    clock.now += 25
     session.end("complete")
     tree = json.loads((tmp_path / "sessions" / f"{session.id}.json").read_text())
-    assert tree["began"] == began
-    assert began + 0.25 < tree["heartbeat"] == tree["ended"] < began + 60
-    assert 0.25 < tree["seconds"] < 60
+    assert tree["began"] == session.began
+    assert tree["heartbeat"] == tree["ended"] == session.began + 25
+    assert tree["seconds"] == 25
 
 
-def test_a_session_that_was_silent_for_too_long_learns_that_it_lost_the_run(tmp_path: Path, monkeypatch) -> None:
+def test_a_session_that_was_silent_for_too_long_learns_that_it_lost_the_run(
+    tmp_path: Path, monkeypatch, clock: Clock
+) -> None:
     elsewhere(monkeypatch)
     first = holding.Session(str(tmp_path))
-    silent(first)
+    clock.silence(first)
     second = holding.Session(str(tmp_path))
     first._beat()  # it wakes up
     assert first.lost is not None
     assert second.id in first.lost
     first.end("failed")
     assert second.lost is None
-    time.sleep(0.3)
+    beats = second._beats
+    wait_for(lambda: second._beats > beats + 2)
     assert second.lost is None
     second.end("complete")
 
 
-def test_of_many_that_start_at_once_one_wins(tmp_path: Path, monkeypatch) -> None:
+def test_of_many_that_start_at_once_one_wins(tmp_path: Path, monkeypatch, clock: Clock) -> None:
     elsewhere(monkeypatch)
     dead = holding.Session(str(tmp_path))
-    silent(dead)
+    clock.silence(dead)
     won: list[holding.Session] = []
     refused: list[str] = []
 
@@ -135,7 +152,7 @@ def test_of_many_that_start_at_once_one_wins(tmp_path: Path, monkeypatch) -> Non
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(LONG)
     assert len(won) == 1
     assert len(refused) == 5
     assert all(won[0].id in line for line in refused)
@@ -154,7 +171,7 @@ def test_storage_that_is_away_for_a_moment_ends_nothing(tmp_path: Path, monkeypa
         return put_if(*arguments)
 
     monkeypatch.setattr(holding.storage, "put_if", fails)
-    wait(lambda: len(calls) > 5)
+    wait_for(lambda: len(calls) > 5)
     assert session.lost is None
     session.end("complete")
     assert json.loads((tmp_path / "holder.json").read_text())["ended"] is True

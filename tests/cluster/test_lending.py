@@ -25,6 +25,7 @@ from raypd.config import ClusterConfig, RunConfig
 from tests.cluster import fakes
 from tests.cluster.conftest import write_jsonl
 from tests.cluster.test_ledger import check_sums
+from tests.processes import LONG, wait_for
 
 # ------------------------------------------------------------------------------------------------- the pool's choices
 
@@ -205,26 +206,15 @@ class Held(fakes.FakeEngine):
     """Waits at a document `hold` until the file `go` is there."""
 
     def step(self) -> list[fakes.Finished]:
-        end = time.monotonic() + 240
         assert self.folder is not None
-        while any("hold" in titles for titles, _ in self.queue[: self.batch]) and not (self.folder / "go").exists():
-            assert time.monotonic() < end, "nobody let it go"
-            time.sleep(0.02)
+        if any("hold" in titles for titles, _ in self.queue[: self.batch]):
+            wait_for((self.folder / "go").exists, "nobody let it go")
         return super().step()
 
 
 def build(config: RunConfig, threads: int | None) -> Parts:
     folder = Path(config.output.path)
     return Parts(Held(config.engine.batch, folder), fakes.FakeTask(), None)
-
-
-@pytest.fixture(scope="module")
-def ray_here():
-    import ray
-
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 class Stage:
@@ -265,7 +255,7 @@ class Stage:
         monkeypatch.setattr(lending.Lending, "_borrow", listen)
         monkeypatch.setattr(pool.Pool, "_assign", patient)
         monkeypatch.setattr(pipeline.progress.Display, "say", say)
-        monkeypatch.setattr(pool, "_IDLE_SECONDS", 240.0)
+        monkeypatch.setattr(pool, "_IDLE_SECONDS", LONG)
 
     def on_borrowed(self) -> None:
         """Called after each share that is borrowed."""

@@ -14,6 +14,7 @@ import yaml
 
 from raypd.cluster.audit.verification import verify
 from raypd.config_file import load_config
+from tests.processes import LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def command(*words: str, code: int = 0) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONG
     )
     assert done.returncode == code, done.stderr + done.stdout
     assert "Traceback" not in done.stderr

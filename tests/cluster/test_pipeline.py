@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,16 +17,7 @@ from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 from tests.cluster import fakes
 from tests.cluster.conftest import run_process, write_jsonl
-
-
-@pytest.fixture(scope="module")
-def ray_here():
-    """One Ray for the tests that need no process of their own."""
-    import ray
-
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+from tests.processes import LONG, ended, wait_for
 
 
 def ids(run: RunConfig) -> Counter[str]:
@@ -41,13 +30,6 @@ def ids(run: RunConfig) -> Counter[str]:
 
 def exactly_once(run: RunConfig, count: int) -> bool:
     return ids(run) == Counter({str(i): 1 for i in range(count)})
-
-
-def wait_for(condition, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def committed(run: RunConfig) -> int:
@@ -139,7 +121,7 @@ def test_a_worker_that_cannot_start_ends_the_run(tmp_path, config, ray_here) -> 
 
 
 def test_a_worker_that_dies_once_costs_nothing(tmp_path, config, ray_here) -> None:
-    titles = ["sleep 0.01"] * 100
+    titles = ["a"] * 100
     titles[37] = "kill once"
     run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)))
     made = pipeline.run_extract(run, build=fakes.build)
@@ -153,37 +135,42 @@ def test_a_worker_that_dies_once_costs_nothing(tmp_path, config, ray_here) -> No
 
 
 def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["sleep 0.02"] * 300)), unit_documents=10)
+    """Each unit from the third on waits for a file before it begins, so that no session is done before its end."""
+    titles = [["a"] * 2, ["until one"] * 3, ["until two"] * 3, ["until three"] * 4]
+    lines = [title for part in titles for first in part for title in (first, *["a"] * 9)]
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", lines)), unit_documents=10, units_in_flight=1)
+
+    def go(name: str) -> None:
+        (tmp_path / "out" / name).touch()
 
     first = run_process(run, tmp_path)
-    wait_for(lambda: committed(run) >= 3)
+    wait_for(lambda: committed(run) == 2)
     os.kill(worker_pid(run), signal.SIGKILL)
-    before = committed(run)
-    wait_for(lambda: committed(run) >= before + 4)  # another worker goes on
+    go("one")
+    wait_for(lambda: committed(run) == 5)  # another worker goes on
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
 
     second = run_process(run, tmp_path)
-    at_start = committed(run)
-    wait_for(lambda: committed(run) >= at_start + 3)
+    go("two")
+    wait_for(lambda: committed(run) == 8)
     second.send_signal(signal.SIGINT)
-    asked = time.monotonic()
-    out, err = second.communicate(timeout=30)
-    assert time.monotonic() - asked < 15
+    out, err = second.communicate(timeout=LONG)
     assert second.returncode == 130
-    state = re.fullmatch(r"interrupted: (\d+) of 30 units committed; the same command resumes", err.splitlines()[-1])
+    state = re.fullmatch(r"interrupted: (\d+) of 12 units committed; the same command resumes", err.splitlines()[-1])
     assert state, err
+    assert int(state[1]) in (7, 8)  # it may not have heard of the last one yet
     assert "Traceback" not in err + out
-    assert int(state[1]) < 30
 
     third = run_process(run, tmp_path)
-    out, err = third.communicate(timeout=120)
-    assert third.returncode == 0, err
-    assert "documents=300 ok=300 failed=0" in out
-    assert exactly_once(run, 300)
+    go("three")
+    assert "documents=120 ok=120 failed=0" in ended(third)
+    assert exactly_once(run, 120)
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert [s["how"] for s in tree["sessions"]] == ["killed", "interrupted", "complete"]
-    assert sum(s["documents"] for s in tree["sessions"]) == 300
+    # A worker lives on for a moment after its driver was killed.
+    assert sum(s["documents"] for s in tree["sessions"]) == 120
+    assert tree["sessions"][2]["documents"] == 40
     assert not [n for n in os.listdir(tmp_path / "out/units") if n.startswith(".tmp")]
 
 
@@ -204,11 +191,5 @@ def test_ray_that_does_not_answer_is_named(tmp_path, config) -> None:
     tree = run.model_dump()
     tree["cluster"]["address"] = "127.0.0.1:1"
     file.write_text(json.dumps(tree))
-    done = run_process(RunConfig.model_validate(tree), tmp_path)
-    try:
-        _, err = done.communicate(timeout=60)
-    except subprocess.TimeoutExpired:
-        done.kill()
-        raise
-    assert done.returncode == 1
+    err = ended(run_process(RunConfig.model_validate(tree), tmp_path), 1)
     assert "cluster.address 127.0.0.1:1: no Ray cluster answers" in err

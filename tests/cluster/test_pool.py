@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
-import time
+import math
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
-from raypd.cluster import pipeline, pool
+from raypd.cluster import lending, pipeline, pool
 from tests.cluster import fakes, flat_memory
 from tests.cluster.conftest import write_jsonl
-
-
-@pytest.fixture(scope="module")
-def ray_here():
-    import ray
-
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+from tests.processes import LONG, wait_for
 
 
 def test_a_worker_that_has_run_dry_gets_the_unit_that_waits_at_another(tmp_path: Path, config, ray_here, monkeypatch):
@@ -36,14 +26,16 @@ def test_a_worker_that_has_run_dry_gets_the_unit_that_waits_at_another(tmp_path:
 
     def listen(self, worker, attempt) -> None:
         if attempt.unit.name == "c.jsonl" and worker.given:
-            while not ray.get(worker.actor.progress.remote()):  # its calls may overtake each other
-                time.sleep(0.05)
+            # While the first is still being read the second would be begun, and then it is not given back.
+            wait_for(lambda: any(progress.begun for progress in ray.get(worker.actor.progress.remote()).values()))
         given.append((id(worker), attempt.unit.name))
         give(self, worker, attempt)
         if [unit for _, unit in given].count("c.jsonl") == 2:
             (tmp_path / "out/c-moved").touch()
 
     monkeypatch.setattr(pool.Pool, "_give", listen)
+    monkeypatch.setattr(pool, "_IDLE_SECONDS", LONG)
+    monkeypatch.setattr(lending, "WORTH_SECONDS", math.inf)
     # Both are ready before the first unit is given out, whichever process starts sooner.
     monkeypatch.setattr(pool.Pool, "_assign", _patient(pool.Pool._assign, 2))
     made = pipeline.run_extract(run, build=fakes.build)
@@ -64,22 +56,24 @@ def _patient(assign, workers: int):
     return wait
 
 
-def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, monkeypatch) -> None:
-    """Python's own objects at the 100th and at the 600th unit; flat_memory.py measures whole processes."""
+def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, ray_here, monkeypatch) -> None:
+    """Python's own objects at three units, since some come once; flat_memory.py measures whole processes."""
     counted: list[Counter[str]] = []
     take = pipeline._Run._take
     seen = [0]
 
     def look(self, event, display) -> None:
         seen[0] += 1
-        if seen[0] in (100, 600):
+        if seen[0] in (50, 125, 200):
             gc.collect()
             counted.append(Counter(type(item).__name__ for item in gc.get_objects()))
         take(self, event, display)
 
     monkeypatch.setattr(pipeline._Run, "_take", look)
-    flat_memory.make_corpus(tmp_path / "in", 6400)
-    made = pipeline.run_extract(flat_memory.configuration(tmp_path, 10, 2))
-    assert (made.documents, made.units) == (6400, 640)
-    grown = {name: n - counted[0][name] for name, n in counted[1].items() if n - counted[0][name] > 250}
+    flat_memory.make_corpus(tmp_path / "in", 840)
+    made = pipeline.run_extract(flat_memory.configuration(tmp_path, 4, 2))
+    assert (made.documents, made.units) == (840, 210)
+    first, second, third = counted
+    grown = {name: (second[name] - first[name], n - second[name]) for name, n in third.items()}
+    grown = {name: counts for name, counts in grown.items() if min(counts) > 75 / 2}  # half an object a unit
     assert not grown, json.dumps(grown)

@@ -17,6 +17,7 @@ from raypd.config import ModelConfig
 from raypd.errors import ModelError
 from raypd.models import embedded
 from raypd.models.load import LoadedModel, check_model_config, load_model, load_tokenizer
+from tests.processes import LONG
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_processes_that_start_at_once(cache: Path) -> None:
     started = [context.Process(target=lambda: results.put(embedded.embedded_model())) for _ in range(3)]
     for process in started:
         process.start()
-    folders = {results.get(timeout=30) for _ in started}
+    folders = {results.get(timeout=LONG) for _ in started}
     for process in started:
         process.join()
     assert len(folders) == 1

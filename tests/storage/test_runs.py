@@ -6,10 +6,9 @@ import gzip
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,21 +25,7 @@ from raypd.errors import ConfigError, RunError
 from tests import fault_proxy, s3
 from tests.cluster import fakes
 from tests.fault_proxy import Faults, Proxy
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def ray_here() -> Iterator[None]:
-    """One Ray, whose workers inherit the credentials from this process's environment."""
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3.environment().items():
-            patch.setenv(name, value)
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-        yield
-        ray.shutdown()
+from tests.processes import LONG, end_all, ended, start, wait_for
 
 
 @pytest.fixture
@@ -49,17 +34,18 @@ def proxy(s3_server: s3.Server) -> Iterator[Proxy]:
         yield made
 
 
-def config(bucket: str, endpoint: str, unit_documents: int = 10, **output: Any) -> RunConfig:
+def config(bucket: str, endpoint: str, unit_documents: int = 10, units_in_flight: int = 2, **output: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
             "input": {"path": f"{bucket}/in/*/*", "text_columns": ["title"], "category_column": None},
             "output": {"path": f"{bucket}/runs/one", **output},
             "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
             "engine": {"batch": 4},
-            "cluster": {"address": "local", "unit_documents": unit_documents, "max_workers": 1},
+            "cluster": {"address": "local", "unit_documents": unit_documents, "max_workers": 1,
+                        "units_in_flight": units_in_flight},
             "storage": {"endpoint_url": endpoint, "read_timeout": 5},
         }
-    )
+    )  # fmt: skip
 
 
 def fill(bucket: str, jsonl: int = 40, gz: int = 25, parquet: int = 35, title: str = "a") -> int:
@@ -135,7 +121,8 @@ def test_one_call_in_twenty_fails_and_bodies_are_cut(connected, bucket, proxy, r
     assert exactly_once(run.output.path, count)
     assert proxy.failed.total() >= 3, proxy.failed
     before = proxy.failed.total()
-    proxy.faults = Faults(share=0.5, kinds=("cut", "lost"), seed=5, only=lambda method, path: "/in/" in path)
+    kinds = ("cut", "lost")
+    proxy.faults = Faults(share=0.5, kinds=kinds, seed=5, in_a_row=2, only=lambda method, path: "/in/" in path)
     storage.put(
         f"{bucket}/in/text/e.jsonl", b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, b"t" * 9000) for i in range(99))
     )
@@ -164,47 +151,34 @@ def test_an_object_replaced_after_the_plan_fails_its_units_and_no_others(
     assert ids(run.output.path) == Counter({str(i): 1 for i in range(40, 100)})
 
 
-def start(run: RunConfig, folder: Path, **environment: str) -> subprocess.Popen[str]:
+def begin(run: RunConfig, folder: Path, **environment: str) -> subprocess.Popen[str]:
     """A run with the fake engine in a process of its own."""
     file = folder / "run.yaml"
     file.write_text(run.model_dump_json())
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.cluster.run", str(file)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start("-m", "tests.cluster.run", str(file), **environment)
 
 
 def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucket, proxy, tmp_path) -> None:
     """All that a run prints, writes, logs and raises is searched for the secret that it signed its requests with."""
-    count = fill(bucket, title="sleep 0.05")
+    count = fill(bucket, gz=10, parquet=10, title=f"until {tmp_path}/go")
+    storage.put(f"{bucket}/in/first/a.jsonl", b'{"id": "60", "title": "a"}\n' * 10)
     proxy.faults = Faults(share=0.05, seed=2)
-    run = config(bucket, proxy.url)
+    run = config(bucket, proxy.url, units_in_flight=1)
     logs = Path("/tmp") / f"r{os.getpid()}"  # Ray's sockets need a short path
     said = ""
     try:
-        first = start(run, tmp_path, RAY_TMPDIR=str(logs))
-        end = time.monotonic() + 100
-        while len(commit.committed(run.output.path)) < 2:
-            assert time.monotonic() < end, "it did not commit in time"
-            assert first.poll() is None, first.communicate()
-            time.sleep(0.1)
+        first = begin(run, tmp_path, RAY_TMPDIR=str(logs))
+        wait_for(lambda: first.poll() is not None or commit.committed(run.output.path))
         first.send_signal(signal.SIGKILL)
         said += "".join(first.communicate())
-        done = len(commit.committed(run.output.path))
-        assert 2 <= done < 11
-        second = start(run, tmp_path, RAY_TMPDIR=str(logs))
-        out, err = second.communicate(timeout=150)
-        assert second.returncode == 0, err
-        assert f"documents={count} ok={count} failed=0" in out
-        said += out + err
-        refused = start(run, tmp_path, RAY_TMPDIR=str(logs), AWS_SESSION_TOKEN="raypd-test-T0K3N-77")
-        said += "".join(refused.communicate(timeout=100))
+        assert len(commit.committed(run.output.path)) == 1
+        (tmp_path / "go").touch()
+        said += ended(begin(run, tmp_path, RAY_TMPDIR=str(logs)))
+        assert f"documents={count + 10} ok={count + 10} failed=0" in said
+        refused = begin(run, tmp_path, RAY_TMPDIR=str(logs), AWS_SESSION_TOKEN="raypd-test-T0K3N-77")
+        said += "".join(refused.communicate(timeout=LONG))
         proxy.faults = Faults()
-        assert exactly_once(run.output.path, count)
+        assert ids(run.output.path) == Counter({**{str(i): 1 for i in range(count)}, "60": 10})
         texts = {"output of the processes": said.encode()}
         texts |= {item.path: storage.read(item.path) for item in storage.walk(f"{bucket}/runs")}
         texts |= {str(path): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
@@ -213,4 +187,5 @@ def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucke
             for secret in (s3.SECRET, "raypd-test-T0K3N-77"):
                 assert secret.encode() not in text, where
     finally:
-        subprocess.run(["rm", "-rf", str(logs)], check=False)
+        end_all()
+        shutil.rmtree(logs, ignore_errors=True)
