@@ -283,13 +283,14 @@ def add_heads(
     model: o.BaseModel,
     output: o.NewHeads,
     heads: o.Heads = 2,
-    layers: o.Layers = 1,
+    layers: o.Layers = 2,
 ) -> None:
-    """Write untrained Medusa heads for a model."""
+    """Write untrained Medusa heads for a model: 2 heads of 2 layers, as APAR's (table 6), unless told otherwise."""
     from raypd.models import prepare
 
     made = prepare.add_heads(model, output, heads, layers)
-    print(f"{output}: {made.count} Medusa heads for {model}, which draft a tree of {len(made.tree.paths)} tokens")
+    shape = f"{made.count} Medusa heads x {made.layers} layers"
+    print(f"{output}: {shape} for {model}, which draft a tree of {len(made.tree.paths)} tokens")
     print("Train them before you decode with them: the text is right with any heads, and faster with trained ones.")
 
 

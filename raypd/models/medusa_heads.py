@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from raypd.decoding.methods.medusa import MedusaHeads, Tree
+from raypd.decoding.methods.medusa import MedusaHeads, Tree, check_depth
 from raypd.errors import ModelError
 
 
@@ -32,7 +33,8 @@ def save_heads(heads: MedusaHeads, folder: str | Path) -> None:
 
 
 def read_sizes(folder: str | Path) -> dict[str, Any]:
-    """What `save_heads` wrote to config.json. Raises ModelError where there are no heads."""
+    """What `save_heads` wrote to config.json. Raises ModelError where there are no heads, or the weights have another
+    shape; reads no weights for that."""
     folder = Path(folder)
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
@@ -43,7 +45,43 @@ def read_sizes(folder: str | Path) -> dict[str, Any]:
         raise ModelError(f"decoding.heads {folder}: config.json cannot be read: {error}") from None
     if not isinstance(config, dict) or "heads" not in config:
         raise ModelError(f"decoding.heads {folder}: no Medusa heads there: config.json is that of something else")
+    _check_shapes(folder, config)
     return config
+
+
+def _check_shapes(folder: Path, config: dict[str, Any]) -> None:
+    """Raises ModelError where model.safetensors does not hold the heads that config.json tells of."""
+    try:
+        with torch.device("meta"):
+            heads = _made(config)
+        check_depth(heads.tree, heads)
+        wanted = {name: list(weight.shape) for name, weight in heads.state_dict().items()}
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"decoding.heads {folder}: config.json does not tell the heads' shape: {reason}") from None
+    try:
+        with safe_open(folder / "model.safetensors", "pt") as file:
+            found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ModelError(f"decoding.heads {folder}: model.safetensors cannot be read: {error}") from None
+    if found != wanted:
+        name = min(n for n in found.keys() | wanted.keys() if found.get(n) != wanted.get(n))
+        raise ModelError(
+            f"decoding.heads {folder}: config.json tells of {config['heads']} heads of {config['layers']} layers, for "
+            f"which {name} is {wanted.get(name)}, and model.safetensors has {found.get(name)}: the two do not belong "
+            "together"
+        )
+
+
+def _made(config: dict[str, Any]) -> MedusaHeads:
+    return MedusaHeads(
+        config["heads"],
+        config["layers"],
+        config["hidden_size"],
+        config["vocabulary"],
+        config["base_model"],
+        Tree(config["tree"]),
+    )
 
 
 def load_heads(
@@ -56,14 +94,7 @@ def load_heads(
     """
     folder = Path(folder)
     config = read_sizes(folder)
-    heads = MedusaHeads(
-        config["heads"],
-        config["layers"],
-        config["hidden_size"],
-        config["vocabulary"],
-        config["base_model"],
-        Tree(config["tree"]),
-    )
+    heads = _made(config)
     heads.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
     if model is not None:
         try:
