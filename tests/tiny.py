@@ -6,6 +6,7 @@ model = tiny_model("gemma2", seed=3, num_hidden_layers=4, sliding_window=8)
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,16 @@ def tiny_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _draw_weights(model, seed)
     return model.eval()
+
+
+def nearly(model: PreTrainedModel, spread: float) -> PreTrainedModel:
+    """A copy with weights moved by `spread` standard deviations: as a draft model it is often right."""
+    draft = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight += spread * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
+    return draft
 
 
 def in_float64(model: PreTrainedModel) -> PreTrainedModel:

@@ -55,7 +55,7 @@ def _build_real(config: RunConfig, threads: int | None, load: Callable[[ModelCon
     import torch
 
     from raypd.decoding import engine as decoding
-    from raypd.decoding.assisted import AssistedEngine, AssistedGenerator
+    from raypd.decoding.assisted import AssistedEngine
     from raypd.decoding.sampling import Sampling
     from raypd.models.load import load_model
     from raypd.tasks import build_task
@@ -68,12 +68,20 @@ def _build_real(config: RunConfig, threads: int | None, load: Callable[[ModelCon
     sizes, sampling = config.engine, config.decoding.sampling
     engine: Engine
     if config.decoding.method == "speculative":
-        draft = load(config.model.model_copy(update={"name": config.decoding.draft_model, "adapter": None}))
+        other = {"name": config.decoding.draft_model, "revision": None, "adapter": None}
+        draft = load(config.model.model_copy(update=other))
         try:
-            pair = AssistedGenerator(loaded.model, draft.model, loaded.tokenizer, draft.tokenizer)
+            engine = AssistedEngine(
+                loaded.model,
+                draft.model,
+                draft_tokens=config.decoding.draft_tokens,
+                max_new_tokens=config.decoding.max_new_tokens,
+                ends=end_tokens(loaded.tokenizer),
+                tokenizer=loaded.tokenizer,
+                draft_tokenizer=draft.tokenizer,
+            )
         except ValueError as error:
             raise ModelError(f"decoding.draft_model: {error}") from None
-        engine = AssistedEngine(pair, config.decoding.max_new_tokens, end_tokens(loaded.tokenizer))
     else:
         engine = decoding.Engine(
             loaded.model, batch=sizes.batch, token_budget=sizes.token_budget, cache_tokens=sizes.cache_tokens

@@ -151,6 +151,9 @@ class DecodingConfig(Section):
     mask_tokens: int = Field(5, ge=0, description="k: tokens drafted in every pass (space)")
     heads: str | None = Field(None, description="Folder of trained Medusa heads (medusa, apar_medusa)")
     draft_model: str | None = Field(None, description="Hub id or folder of the draft model (speculative)")
+    draft_tokens: int = Field(
+        20, ge=1, description="Tokens drafted before every pass, always as many (speculative); transformers' default"
+    )
     sampling: SamplingConfig = SamplingConfig()
 
     def idle_keys(self, kind: str) -> set[str]:

@@ -1,12 +1,17 @@
 """Speculative decoding with a draft model, as transformers' own `generate(assistant_model=...)` does it: a baseline.
 
 It is no program of the engine: one prompt at a time, two unmodified models, each with a cache of its own.
+
+Before every pass of the model the draft model says `draft_tokens` tokens, always as many (fewer at an end token and
+where the answer could be no longer). transformers would also end a draft at the first token of which the draft model is
+not sure, and needs scikit-learn to find out how sure is sure enough; without it the threshold silently stays at 0.4.
+Here it is off, so that the same numbers come out wherever this runs.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +27,21 @@ from transformers import (
 from raypd.decoding.attention import sdpa
 from raypd.decoding.engine import Finished
 from raypd.decoding.methods.autoregressive import Continuation
-from raypd.decoding.program import Predictions, Program
-from raypd.decoding.row import Counts
+from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.row import Counts, ProgramError
 from raypd.decoding.sampling import GREEDY, Sampling
 
 
 @dataclass
 class AssistedAnswer(Continuation):
-    """What was decoded in `steps` forward passes of the model (the prompt's included; not those of the draft model)."""
+    """What was decoded in `steps` forward passes of the model (the prompt's included; not those of the draft model).
+
+    drafted: tokens that the draft model said. accepted: those of them that are part of the answer.
+    """
 
     steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def average_accepted_tokens(self) -> float:
@@ -39,58 +49,74 @@ class AssistedAnswer(Continuation):
         return len(self.tokens) / self.steps if self.steps else 0.0
 
 
-class AssistedGenerator:
-    """Decodes with `model`, drafting with `draft_model`.
+class AssistedEngine:
+    """Runs `autoregressive` programs one by one with assisted generation: the surface of an Engine, for comparison.
 
-    Neither may belong to an engine. What their checkpoints prefer in generation (penalties, sampling) is set aside, so
-    that greedy decoding says what the model says. Raises ValueError where the two do not share one vocabulary: sizes
-    are compared, and the tokenizers' ids where these are given.
+    The program is told each token that the model has accepted, and where it ends, so does the generation: its stops and
+    its most tokens are the only ones. A program's Continuation comes out as an AssistedAnswer. Of a program's counts,
+    decode_tokens are the tokens that it was told; what was drafted besides stands in the answer.
+
+    draft_tokens: drafted before every pass. max_new_tokens: most tokens that a program decodes; no draft goes beyond.
+    ends: the end tokens; no draft goes beyond one, and every program must end at one.
+
+    Neither model may belong to an engine. What their checkpoints prefer in generation (penalties, sampling) is set
+    aside, so that greedy decoding says what the model says. Raises ValueError where the two do not share one
+    vocabulary: sizes are compared, and the tokenizers' ids where these are given.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         draft_model: PreTrainedModel,
+        *,
+        draft_tokens: int,
+        max_new_tokens: int,
+        ends: Collection[int],
         tokenizer: PreTrainedTokenizerBase | None = None,
         draft_tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        sizes = [m.config.get_text_config().vocab_size for m in (model, draft_model)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"the draft model has a vocabulary of {sizes[1]} tokens and the model one of {sizes[0]}: a draft model "
-                "must share the model's tokenizer; choose a smaller model of the same family"
-            )
-        if tokenizer is not None and draft_tokenizer is not None:
-            ours, theirs = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
-            if ours != theirs:
-                token = min(t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t))
-                raise ValueError(
-                    f"the draft model's tokenizer is another one: {token!r} is {theirs.get(token)} there and "
-                    f"{ours.get(token)} in the model's; choose a smaller model of the same family"
-                )
-        for one in (model, draft_model):
-            if one.config._attn_implementation == sdpa.NAME:
-                raise ValueError("this model belongs to a raypd engine: load another for assisted generation")
-            one.generation_config = GenerationConfig()
+        _check_pair(model, draft_model, tokenizer, draft_tokenizer)
+        model.generation_config = GenerationConfig()
+        draft_model.generation_config = GenerationConfig(
+            num_assistant_tokens=draft_tokens,
+            num_assistant_tokens_schedule="constant",
+            assistant_confidence_threshold=0.0,
+        )
         self.model, self.draft_model = model.eval(), draft_model.eval()
+        self.max_new_tokens, self.ends = max_new_tokens, ends
+        self.queue: deque[tuple[Program[Any], Any, Sampling, int]] = deque()
+
+    def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
+        """Queues a program. `seed` alone decides its random draws."""
+        self.queue.append((program, tag, sampling, seed))
+
+    @property
+    def pending(self) -> int:
+        return len(self.queue)
 
     @torch.inference_mode()
-    def generate(
-        self,
-        tokens: Sequence[int],
-        max_new_tokens: int,
-        ends: Collection[int],
-        stops: Callable[[Sequence[int]], bool] | None = None,
-        sampling: Sampling = GREEDY,
-        seed: int = 0,
-    ) -> AssistedAnswer:
-        """Decodes behind `tokens` until one of the ids `ends`, or `stops(tokens decoded)`, or `max_new_tokens`.
+    def step(self) -> list[Finished]:
+        """Decodes one program to its end."""
+        program, tag, sampling, seed = self.queue.popleft()
+        told = _Told(program)
+        try:
+            prompt = next(program)
+            _check_feed(prompt)
+            told.length = told.counts.prefill_tokens = len(prompt.tokens)
+            self._generate(list(prompt.tokens), told, sampling, seed)
+            if not told.ended:
+                raise ProgramError("a program asked for more tokens than assisted generation may decode")
+        except Exception as error:
+            program.close()
+            return [Finished(tag, None, error, told.counts)]
+        said = told.answer
+        if isinstance(said, Continuation):
+            steps, drafted, accepted = told.counts.steps, told.drafted, told.accepted
+            said = AssistedAnswer(**vars(said), steps=steps, drafted=drafted, accepted=accepted)
+        return [Finished(tag, said, None, told.counts)]
 
-        The last token, an end token too, is part of the answer, as in `autoregressive`. `seed` decides the draws.
-        """
-        start = len(tokens)
-        ids = torch.tensor([list(tokens)], device=self.model.device)
-        until = _Until(start, frozenset(ends), stops, max_new_tokens)
+    def _generate(self, prompt: list[int], told: _Told, sampling: Sampling, seed: int) -> None:
+        ids = torch.tensor([prompt], device=self.model.device)
         chosen: dict[str, Any] = {"do_sample": False}
         if sampling.temperature > 0:
             chosen = {
@@ -99,93 +125,93 @@ class AssistedGenerator:
                 "top_k": sampling.top_k,
                 "top_p": sampling.top_p,
             }
-        answer = AssistedAnswer()
-
-        def count(*_: Any) -> None:
-            answer.steps += 1
-
         cuda = [self.model.device] if self.model.device.type == "cuda" else []
-        with torch.random.fork_rng(cuda), self.model.register_forward_hook(count):
-            torch.manual_seed(seed)
-            output = self.model.generate(
+        hook = self.model.register_forward_hook(told.passed, with_kwargs=True)
+        with torch.random.fork_rng(cuda), hook:
+            torch.manual_seed(seed % 2**63)
+            self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 assistant_model=self.draft_model,
                 generation_config=GenerationConfig(
-                    max_new_tokens=max_new_tokens,
-                    eos_token_id=sorted(ends) or None,
-                    pad_token_id=min(ends, default=0),
-                    return_dict_in_generate=True,
-                    output_logits=True,
+                    max_new_tokens=self.max_new_tokens,
+                    eos_token_id=sorted(self.ends) or None,
+                    pad_token_id=min(self.ends, default=0),
                     **chosen,
                 ),
-                stopping_criteria=StoppingCriteriaList([until]),
-            )
-        said = output.sequences[0, start:].tolist()
-        until.read(said)
-        answer.tokens = said[: until.length]
-        answer.stopped = until.stopped
-        chance = torch.cat(output.logits[: len(answer.tokens)]).float().log_softmax(-1)  # [tokens, vocabulary]
-        picked = torch.tensor(answer.tokens, device=chance.device)[:, None]
-        answer.logprobs = chance.gather(1, picked)[:, 0].tolist()
-        return answer
-
-
-class _Until(StoppingCriteria):
-    """Finds where an answer is complete. A pass adds many tokens: each is looked at in turn, and what follows is cut.
-
-    length: tokens of the answer up to there, or all that were read.
-    """
-
-    def __init__(
-        self, start: int, ends: frozenset[int], stops: Callable[[Sequence[int]], bool] | None, most: int
-    ) -> None:
-        self.start, self.ends, self.stops, self.most = start, ends, stops, most
-        self.length = 0
-        self.stopped = False
-
-    def read(self, said: list[int]) -> None:
-        while not self.stopped and self.length < min(len(said), self.most):
-            self.length += 1
-            self.stopped = said[self.length - 1] in self.ends or (
-                self.stops is not None and self.stops(said[: self.length])
+                stopping_criteria=StoppingCriteriaList([told]),
             )
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
-        self.read(input_ids[0, self.start :].tolist())
-        return torch.full((input_ids.shape[0],), self.stopped, device=input_ids.device)
 
+class _Told(StoppingCriteria):
+    """Tells a program what each pass has brought, token by token; the generation stops where the program ends.
 
-class AssistedEngine:
-    """Runs `autoregressive` programs one by one with assisted generation: the surface of an Engine, for comparison.
-
-    A program's first feed is its prompt; what the two models decode behind it answers that and all later feeds.
+    length: tokens of the text so far. drafts: of the pass in hand; logprobs [1 + drafts, vocabulary]: what the model
+    says behind the text and behind each of them.
     """
 
-    def __init__(self, generator: AssistedGenerator, max_new_tokens: int, ends: Collection[int]) -> None:
-        self.generator, self.max_new_tokens, self.ends = generator, max_new_tokens, ends
-        self.queue: deque[tuple[Program[Any], Any, Sampling, int]] = deque()
+    def __init__(self, program: Program[Any]) -> None:
+        self.program = program
+        self.counts = Counts()
+        self.length = self.drafted = self.accepted = 0
+        self.ended = False
+        self.answer: Any = None
+        self.drafts: list[int] = []
+        self.logprobs = torch.empty(0)
 
-    def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
-        self.queue.append((program, tag, sampling, seed))
+    def passed(self, model: torch.nn.Module, _: Any, inputs: dict[str, Any], output: Any) -> None:
+        """After a forward pass of the model, whose first takes the whole prompt and later ones the last token."""
+        ids = inputs["input_ids"][0]
+        self.drafts = ids[self.length if self.counts.steps == 0 else 1 :].tolist()
+        # Here and not later: where it samples, `generate` writes its warped logits over these.
+        self.logprobs = output.logits[0, -1 - len(self.drafts) :].float().log_softmax(-1)
+        self.counts.steps += 1
+        self.drafted += len(self.drafts)
 
-    @property
-    def pending(self) -> int:
-        return len(self.queue)
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        new = input_ids[0, self.length :].to(self.logprobs.device)
+        self.length += len(new)
+        logprobs = self.logprobs[: len(new)].gather(1, new[:, None])[:, 0].tolist()
+        for number, (token, logprob) in enumerate(zip(new.tolist(), logprobs, strict=True)):
+            self.counts.decode_tokens += 1
+            self.accepted += self.drafts[number : number + 1] == [token]
+            try:
+                _check_feed(self.program.send(Predictions([token], [logprob])), token)
+            except StopIteration as end:
+                self.ended, self.answer = True, end.value
+                break
+        return torch.full((len(input_ids),), self.ended, device=input_ids.device)
 
-    def step(self) -> list[Finished]:
-        """Decodes one program to its end."""
-        program, tag, sampling, seed = self.queue.popleft()
-        counts = Counts()
-        try:
-            tokens = next(program).tokens
-            said = self.generator.generate(tokens, self.max_new_tokens, self.ends, sampling=sampling, seed=seed % 2**63)
-            counts = Counts(prefill_tokens=len(tokens), decode_tokens=len(said.tokens), steps=said.steps)
-            for token, logprob in zip(said.tokens, said.logprobs, strict=True):
-                program.send(Predictions([token], [logprob]))
-            raise RuntimeError("a program asked for more tokens than assisted generation decoded")
-        except StopIteration as end:
-            return [Finished(tag, end.value, None, counts)]
-        except Exception as error:
-            program.close()
-            return [Finished(tag, None, error, counts)]
+
+def _check_feed(feed: Feed, token: int | None = None) -> None:
+    """Raises ProgramError where a feed is not that of `autoregressive`: a prompt, or `token`, which came last."""
+    plain = feed.segments is None and feed.guess is None and not any(one is not None for one in feed.allow or ())
+    if not plain or list(feed.ask) != [len(feed.tokens) - 1] or (token is not None and list(feed.tokens) != [token]):
+        raise ProgramError("assisted generation runs autoregressive programs alone, whose next token may be any")
+
+
+def _check_pair(
+    model: PreTrainedModel,
+    draft_model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    draft_tokenizer: PreTrainedTokenizerBase | None,
+) -> None:
+    if model is draft_model:
+        raise ValueError("the draft model is the model itself: load it a second time")
+    sizes = [one.config.get_text_config().vocab_size for one in (model, draft_model)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"the draft model has a vocabulary of {sizes[1]} tokens and the model one of {sizes[0]}: a draft model "
+            "must share the model's tokenizer; choose a smaller model of the same family"
+        )
+    if tokenizer is not None and draft_tokenizer is not None:
+        ours, theirs = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+        if ours != theirs:
+            token = min(t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t))
+            raise ValueError(
+                f"the draft model's tokenizer is another one: {token!r} is {theirs.get(token)} there and "
+                f"{ours.get(token)} in the model's; choose a smaller model of the same family"
+            )
+    for one in (model, draft_model):
+        if one.config._attn_implementation == sdpa.NAME:
+            raise ValueError("this model belongs to a raypd engine: load another for assisted generation")

@@ -28,7 +28,7 @@ def check_method(config: RunConfig) -> None:
                 f"{vocabulary}: `raypd model add-heads {model.name} FOLDER` writes heads that fit"
             )
     if decoding.method == "speculative":
-        draft = model.model_copy(update={"name": str(decoding.draft_model), "adapter": None})
+        draft = model.model_copy(update={"name": str(decoding.draft_model), "revision": None, "adapter": None})
         check_model_config(draft, machine=False)
         ours, theirs = _sizes(model)[1], _sizes(draft)[1]
         if ours != theirs:

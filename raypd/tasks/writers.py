@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raypd.config import DecodingConfig, GenerationConfig, RunConfig
+from raypd.decoding.assisted import AssistedAnswer
 from raypd.decoding.methods.apar import AparAnswer, apar, restore
 from raypd.decoding.methods.apar_medusa import AparMedusaAnswer, apar_medusa
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
@@ -101,6 +102,21 @@ class Space(Autoregressive):
             "steps": answer.steps,
             "accepted": answer.accepted,
             "rejected": answer.rejected,
+            "average_accepted_tokens": answer.average_accepted_tokens,
+        }
+        return said
+
+
+class Speculative(Autoregressive):
+    """An autoregressive program, which AssistedEngine answers."""
+
+    def read(self, answer: Continuation) -> Text:
+        assert isinstance(answer, AssistedAnswer)
+        said = super().read(answer)
+        said.counters = {
+            "steps": answer.steps,
+            "drafted": answer.drafted,
+            "accepted": answer.accepted,
             "average_accepted_tokens": answer.average_accepted_tokens,
         }
         return said
@@ -266,4 +282,6 @@ def writer(
         return AparMedusa(config, tokenizer, model)
     if method == "skeleton_of_thought":
         return SkeletonOfThought(config, tokenizer)
-    return Autoregressive(config, tokenizer)  # autoregressive itself, and speculative, which AssistedEngine answers
+    if method == "speculative":
+        return Speculative(config, tokenizer)
+    return Autoregressive(config, tokenizer)

@@ -1,95 +1,205 @@
-"""Assisted generation, the baseline, says what the model says alone."""
+"""Assisted generation, the baseline, says what the model says alone, drafts as many tokens as it is told to, and stops
+where the program ends."""
 
 from __future__ import annotations
 
 import copy
 import random
 
+import numpy as np
 import pytest
 import torch
+from transformers.generation import candidate_generator
 
-from raypd.decoding.assisted import AssistedGenerator
+from raypd.decoding.assisted import AssistedEngine
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.sampling import Sampling
+from raypd.decoding.methods.hyper_parallel import hyper_parallel
+from raypd.decoding.methods.space import space
+from raypd.decoding.row import Counts, ProgramError
+from raypd.decoding.sampling import GREEDY, Sampling
 from tests.decoding import reference
-from tests.decoding.test_exactness import agree, pair, tokens_of
+from tests.decoding.test_exactness import agree, pair, slotted, tokens_of
 from tests.decoding.test_space import chance_of_texts, chi_square, likely, never, rarely
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import nearly, tiny_model, tiny_tokenizer
 
 
-def nearly(model, spread):
-    """The model with its weights moved a little: a draft model that is often right."""
-    draft = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for weight in draft.parameters():
-            weight += spread * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
-    return draft
+def engine_of(model, draft, most=16, ends=(), draft_tokens=5):
+    return AssistedEngine(model, draft, draft_tokens=draft_tokens, max_new_tokens=most, ends=ends)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "phi3", "mistral", "gemma2", "olmo2"])
+def decode(engine, prompt, most, stops=never, sampling=GREEDY, seed=0):
+    """What ended, for one prompt."""
+    engine.submit(autoregressive(Prompt(prompt), most, stops), tag="it", sampling=sampling, seed=seed)
+    (done,) = engine.step()
+    assert (done.tag, done.error, engine.pending) == ("it", None, 0)
+    return done
+
+
+def passes(model):
+    """The tokens that each forward pass of a model is given, from now on."""
+    given: list[list[int]] = []
+    model.register_forward_pre_hook(
+        lambda _, args, inputs: given.append(inputs["input_ids"][0].tolist()), with_kwargs=True
+    )
+    return given
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "phi3", "mistral", "gemma2", "gemma3_text", "olmo2"])
 def test_greedy_equals_autoregressive(kind):
     model, stock = pair(kind)
     model.generation_config.repetition_penalty = 1.9  # a checkpoint's preference, which would change the answer
     rng = random.Random(4)
     prompts = [tokens_of(rng, 8, 20) for _ in range(3)]
     steps = tokens = 0
-    for spread in (0.02, 0.5):
-        generator = AssistedGenerator(model, nearly(model, spread))
+    for spread, draft_tokens in ((0.02, 3), (0.02, 20), (0.5, 5)):  # 20: longer than the window of some
+        engine = engine_of(model, nearly(model, spread), draft_tokens=draft_tokens)
         for prompt in prompts:
             want = reference.autoregressive(stock, prompt, 16, never)
-            answer = generator.generate(prompt, 16, [])
+            answer = decode(engine, prompt, 16).answer
             agree(want, answer.tokens, answer.logprobs)
             assert not answer.stopped
             steps, tokens = steps + answer.steps, tokens + len(answer.tokens)
-    assert tokens == 6 * 16
+    assert tokens == 9 * 16
     assert steps < 0.9 * tokens
     ours = Engine(pair(kind)[0]).run([autoregressive(Prompt(prompts[0]), 16, never)])[0]
     agree(reference.autoregressive(stock, prompts[0], 16, never), ours.tokens, ours.logprobs)
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 4, 20])
+@pytest.mark.parametrize("sklearn", [False, True])
+def test_every_pass_has_the_drafts_that_were_asked_for(draft_tokens, sklearn, monkeypatch):
+    """Whether scikit-learn is there or not, and however unsure the draft model is."""
+    monkeypatch.setattr(candidate_generator, "is_sklearn_available", lambda: sklearn)
+    model = tiny_model("llama")
+    draft = nearly(model, 0.1)
+    engine = engine_of(model, draft, most=200, draft_tokens=draft_tokens)
+    given, drafting = passes(model), passes(draft)
+    prompt = tokens_of(random.Random(2), 9, 9)
+    done = decode(engine, prompt, 60)
+    drafts = [given[0][len(prompt) :], *(tokens[1:] for tokens in given[1:])]
+    assert [len(tokens) for tokens in drafts] == [draft_tokens] * len(given)
+    assert len(drafting) == done.answer.drafted == draft_tokens * len(given)  # a pass of the draft model for each
+    at = accepted = 0
+    for tokens in drafts:
+        right = 0
+        while right < len(tokens) and done.answer.tokens[at + right : at + right + 1] == [tokens[right]]:
+            right += 1
+        at, accepted = at + right + 1, accepted + right
+    assert 0 < accepted == done.answer.accepted < done.answer.drafted
+    assert done.answer.steps == len(given)
+    assert done.counts == Counts(prefill_tokens=9, decode_tokens=60, steps=len(given))
+    given.clear()
+    decode(engine_of(model, draft, most=3, draft_tokens=draft_tokens), prompt, 3)
+    assert len(given[0]) - len(prompt) == min(draft_tokens, 2)  # a draft of which more could not be taken is shorter
 
 
 def test_ends_stops_and_most_tokens_cut_inside_a_pass():
     model, stock = pair("llama")
     prompt = tokens_of(random.Random(6), 9, 9)
     full = [t for t, _, _ in reference.autoregressive(stock, prompt, 12, never)]
-    generator = AssistedGenerator(model, copy.deepcopy(model))  # always right: many tokens a pass
-    assert generator.generate(prompt, 12, []).average_accepted_tokens >= 2.5
+    draft = copy.deepcopy(model)  # always right: many tokens a pass
+    assert decode(engine_of(model, draft, 12), prompt, 12).answer.average_accepted_tokens >= 2.5
     for most in (1, 2, 5, 12):
-        answer = generator.generate(prompt, most, [])
+        answer = decode(engine_of(model, draft, most), prompt, most).answer
         assert (answer.tokens, answer.stopped, len(answer.logprobs)) == (full[:most], False, most)
     for token in full:
         cut = full[: full.index(token) + 1]
-        for ends, stops in (([token], None), ([], lambda tokens, end=token: tokens[-1] == end)):
-            answer = generator.generate(prompt, 12, ends, stops)
+
+        def ended(tokens, end=token):
+            return tokens[-1] == end
+
+        for ends in ([token], []):
+            answer = decode(engine_of(model, draft, 12, ends), prompt, 12, ended).answer
             assert (answer.tokens, answer.stopped, len(answer.logprobs)) == (cut, True, len(cut))
-    assert generator.generate(prompt, 12, [], stops=rarely).stopped == any(t % 41 == 0 for t in full)
+    assert decode(engine_of(model, draft, 12), prompt, 12, rarely).answer.stopped == any(t % 41 == 0 for t in full)
+
+
+def test_the_generation_stops_where_the_program_ends():
+    """No pass behind a stop, or behind the program's own most tokens, and what is counted was decoded."""
+    model, stock = pair("llama")
+    prompt = tokens_of(random.Random(6), 9, 9)
+    full = [t for t, _, _ in reference.autoregressive(stock, prompt, 200, never)]
+    engine = engine_of(model, copy.deepcopy(model), most=200, draft_tokens=4)
+    given = passes(model)
+    for count, most, stops in (
+        (13, 200, lambda tokens: len(tokens) == 13),
+        (6, 200, lambda tokens: len(tokens) == 6),
+        (8, 8, never),
+    ):
+        given.clear()
+        done = decode(engine, prompt, most, stops)
+        assert done.answer.tokens == full[:count]
+        assert done.answer.stopped == (most == 200)
+        assert len(given) == -(-count // 5)  # five tokens a pass, the draft being always right
+        assert done.counts == Counts(prefill_tokens=9, decode_tokens=count, steps=len(given))
+        assert done.answer.accepted == count - count // 5
+        assert done.answer.drafted == 4 * len(given)
 
 
 def test_sampled_texts_have_the_model_s_distribution():
     model, stock = pair("llama", seed=4, vocab_size=16)
     sampling, prompt, runs = Sampling(1.5, top_k=3), [1, 9, 5], 120
     chances = chance_of_texts(stock, prompt, 2, sampling)
-    generator = AssistedGenerator(model, nearly(model, 0.3))
-    answers = [generator.generate(prompt, 2, [], sampling=sampling, seed=seed) for seed in range(runs)]
+    engine = engine_of(model, nearly(model, 0.3), most=3)  # 3: the second token of a text can be a draft
+    answers = [decode(engine, prompt, 2, sampling=sampling, seed=seed).answer for seed in range(runs)]
     counts: dict[tuple[int, ...], int] = {}
     for answer in answers:
         counts[tuple(answer.tokens)] = counts.get(tuple(answer.tokens), 0) + 1
     statistic, freedom = chi_square(counts, chances, runs)
     assert freedom > 3
     assert likely(statistic, freedom), (statistic, freedom)
-    assert generator.generate(prompt, 2, [], sampling=sampling, seed=7).tokens == answers[7].tokens
+    assert decode(engine, prompt, 2, sampling=sampling, seed=7).answer.tokens == answers[7].tokens
+
+
+def test_sampled_tokens_have_the_model_s_own_log_probabilities():
+    model, stock = pair("llama")
+    prompt = tokens_of(random.Random(3), 9, 9)
+    engine = engine_of(model, nearly(model, 0.1))
+    answer = decode(engine, prompt, 16, sampling=Sampling(0.7, top_k=5), seed=3).answer
+    text = [*prompt, *answer.tokens]
+    logits = reference.dense_logits(stock, text, range(len(text)), torch.ones(len(text), len(text)).tril().bool())
+    chances = logits.log_softmax(-1)[range(8, 24), answer.tokens]
+    torch.testing.assert_close(torch.tensor(answer.logprobs), chances, atol=1e-3, rtol=0)
+
+
+def test_programs_of_other_methods_and_their_errors_end_alone():
+    model = tiny_model("llama")
+    engine = engine_of(model, nearly(model, 0.1), most=8)
+    prompt = Prompt(tokens_of(random.Random(1), 9, 9))
+
+    def fails(tokens):
+        raise KeyError("a stop that fails")
+
+    alone = "runs autoregressive programs alone"
+    for program, kind, words in (
+        (hyper_parallel(slotted(random.Random(3), 2, shared=False), 5), ProgramError, alone),
+        (space(prompt, 8, 2, 3), ProgramError, alone),
+        (autoregressive(prompt, 8, never, allow=lambda tokens: np.arange(9)), ProgramError, alone),
+        (autoregressive(prompt, 8, never, lambda tokens: np.arange(9) if tokens else None), ProgramError, alone),
+        (autoregressive(prompt, 9, never), ProgramError, "more tokens than assisted generation may decode"),
+        (autoregressive(prompt, 8, fails), KeyError, "a stop that fails"),
+    ):
+        engine.submit(program)
+        (done,) = engine.step()
+        assert isinstance(done.error, kind), done.error
+        assert words in str(done.error)
+    assert len(decode(engine, prompt.tokens, 8).answer.tokens) == 8
 
 
 def test_models_that_do_not_fit_are_refused():
     model = tiny_model("llama")
-    with pytest.raises(ValueError, match="vocabulary of 99 tokens and the model one of 256"):
-        AssistedGenerator(model, tiny_model("llama", vocab_size=99))
+
+    def refused(words, draft, **tokenizers):
+        with pytest.raises(ValueError, match=words):
+            AssistedEngine(model, draft, draft_tokens=5, max_new_tokens=8, ends=[], **tokenizers)
+
+    refused("vocabulary of 99 tokens and the model one of 256", tiny_model("llama", vocab_size=99))
+    refused("is the model itself", model)
     ours, theirs = tiny_tokenizer(), tiny_tokenizer()
     theirs.add_tokens(["[Fork]"])
-    with pytest.raises(ValueError, match=r"'\[Fork\]' is 256 there and None in the model's"):
-        AssistedGenerator(model, tiny_model("qwen3"), ours, theirs)
-    AssistedGenerator(model, tiny_model("qwen3"), ours, tiny_tokenizer())
+    given = {"tokenizer": ours, "draft_tokenizer": theirs}
+    refused(r"'\[Fork\]' is 256 there and None in the model's", tiny_model("qwen3"), **given)
+    engine_of(model, tiny_model("qwen3"))
     Engine(model)
-    with pytest.raises(ValueError, match="belongs to a raypd engine"):
-        AssistedGenerator(model, tiny_model("qwen3"))
+    refused("belongs to a raypd engine", tiny_model("qwen3"))

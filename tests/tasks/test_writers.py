@@ -8,7 +8,7 @@ import json
 import pytest
 
 from raypd.config import RunConfig
-from raypd.decoding.assisted import AssistedEngine, AssistedGenerator
+from raypd.decoding.assisted import AssistedEngine
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.decoding.methods.skeleton_of_thought import OUTLINE_REQUEST, POINT_REQUEST
@@ -37,17 +37,19 @@ def parts(tmp_path_factory):
     return model, tokenizer, heads
 
 
-def answers(parts, method: str, prompts=PROMPTS) -> dict[tuple[int, int], dict]:
+def answers(parts, method: str, prompts=PROMPTS, **generation) -> dict[tuple[int, int], dict]:
     """Output columns by (row, turn)."""
     model, tokenizer, heads = parts
     model = copy.deepcopy(model)
     decoding = {"method": method, "max_new_tokens": 14, "heads": str(heads), "draft_model": "x", "mask_tokens": 3}
-    tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": {"kind": "generation"}, "decoding": decoding}
+    kind = {"kind": "generation", **generation}
+    tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": kind, "decoding": decoding}
     config = RunConfig.model_validate(tree)
     task = build_task(config, tokenizer, 4096, model)
     engine = Engine(model, batch=3, token_budget=40) if method != "speculative" else None
     if engine is None:
-        engine = AssistedEngine(AssistedGenerator(model, copy.deepcopy(model)), 14, end_tokens(tokenizer))
+        ends = end_tokens(tokenizer)
+        engine = AssistedEngine(model, copy.deepcopy(model), draft_tokens=5, max_new_tokens=14, ends=ends)
     found = {}
     queue = list(task.plan([Document(i, f"id{i}", {"prompt": prompt}) for i, prompt in enumerate(prompts)]))
     while queue or engine.pending:
@@ -56,6 +58,8 @@ def answers(parts, method: str, prompts=PROMPTS) -> dict[tuple[int, int], dict]:
         queue = []
         for done in engine.step():
             assert done.error is None, done.error
+            if method == "speculative":
+                assert done.counts.decode_tokens == len(done.answer.tokens)
             for item in done.tag.finish(done.answer):
                 if isinstance(item, Work):
                     queue.append(item)
@@ -74,6 +78,22 @@ def test_lossless_methods_write_what_autoregressive_writes(parts):
             for name in ("text", "finish_reason", "tokens"):
                 assert columns[name] == expected[key][name], (method, key, name)
             assert columns["confidence"] == pytest.approx(expected[key]["confidence"], abs=1e-3)
+
+
+def test_speculative_decoding_ends_at_stop_strings_and_counts(parts):
+    """No pass more than it takes to decode up to the stop: the draft model is always right."""
+    whole = answers(parts, "autoregressive")
+    row = next(key for key, columns in whole.items() if any(c.isascii() for c in columns["text"][1:8]))
+    stop = [next(c for c in whole[row]["text"][1:8] if c.isascii())]
+    expected, found = (answers(parts, method, stop=stop) for method in ("autoregressive", "speculative"))
+    assert 1 < expected[row]["tokens"] < 14
+    for key, columns in found.items():
+        for name in ("text", "finish_reason", "tokens"):
+            assert columns[name] == expected[key][name], (key, name)
+        counters = json.loads(columns["counters"])
+        assert counters["steps"] == -(-columns["tokens"] // 6)
+        assert counters["drafted"] >= counters["accepted"] >= columns["tokens"] - counters["steps"]
+        assert counters["average_accepted_tokens"] == columns["tokens"] / counters["steps"]
 
 
 @pytest.mark.parametrize("method", ["apar", "apar_medusa", "pasta", "skeleton_of_thought"])
