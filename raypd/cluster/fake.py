@@ -219,7 +219,7 @@ class FakeTask:
         own, lanes = sum(length for _, length in stack), []
         for document, _ in stack:
             lanes += self._lengths(document.id, count, self.costs.value_tokens, decoding.max_value_tokens)
-        if self._method == "autoregressive":  # it writes the keys, too
+        if self._method in ("autoregressive", "speculative"):  # it writes the keys, too
             lanes = [min(keys + sum(lanes), decoding.max_new_tokens)]
         else:
             own += keys * len(stack)

@@ -33,6 +33,7 @@ ANSWER_KEYS: dict[str, dict[Method, tuple[str, ...]]] = {
         "hyper_parallel": ("max_value_tokens", "isolate", "stacked_documents"),
         "autoregressive": ("max_new_tokens",),
         "guided": ("max_value_tokens",),
+        "speculative": ("max_new_tokens", "draft_model", "draft_tokens"),
     },
     "question_answering": {
         "intra_prompt": ("contexts_per_prompt",),
@@ -47,7 +48,7 @@ ANSWER_KEYS: dict[str, dict[Method, tuple[str, ...]]] = {
         "medusa": ("max_new_tokens", "heads"),
         "apar_medusa": ("max_new_tokens", "max_threads", "heads"),
         "skeleton_of_thought": ("max_new_tokens",),
-        "speculative": ("max_new_tokens", "draft_model"),  # that a greedy text is the same is transformers' word
+        "speculative": ("max_new_tokens", "draft_model", "draft_tokens"),  # that a greedy text is the same is transformers' word
     },
 }
 SAMPLING_KEYS = ("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.seed")

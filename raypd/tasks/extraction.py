@@ -1,8 +1,8 @@
 """Attribute value extraction: a document of a category becomes a record of typed values (HPD, sections 3 and 4).
 
 The answer is JSON. For `hyper_parallel` its skeleton, all keys without values, is part of the prompt and every value
-is a slot; for `guided` the values stand in the same skeleton one after the other; for `autoregressive` the model writes
-the whole object.
+is a slot; for `guided` the values stand in the same skeleton one after the other; for `autoregressive` and
+`speculative` the model writes the whole object.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class ExtractionTask:
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
         assert isinstance(config.task, ExtractionConfig)
         self.input, self.task, self.decoding = config.input, config.task, config.decoding
+        self._whole = self.decoding.method in ("autoregressive", "speculative")  # the model writes the keys, too
         self.tokenizer, self.context_length = tokenizer, context_length
         self.texts = token_texts(tokenizer)
         self.ends = end_tokens(tokenizer)
@@ -163,7 +164,7 @@ class ExtractionTask:
         """Tokens that are left for the text of `documents` documents (all together) in one context."""
         fixed = len(category.prompt.before) + len(category.prompt.behind)
         frame = len(self._open) + len(self._close) + 4  # 4: an id in <product id="12">, a key in the answer
-        if self.decoding.method == "autoregressive":
+        if self._whole:
             return self.context_length - fixed - frame - len(category.keys[0]) - self.decoding.max_new_tokens
         answer = category.skeleton_tokens + len(category.keys) * self.decoding.max_value_tokens
         return self.context_length - fixed - documents * (frame + answer + 8)
@@ -174,7 +175,7 @@ class ExtractionTask:
     def _work(self, category: _Category, stack: list[_Body]) -> Work:
         rows = [body.document.row for body in stack]
         seed = _seed([body.document.id for body in stack], self.decoding.sampling.seed)
-        if self.decoding.method == "autoregressive":
+        if self._whole:
             (body,) = stack
             prompt = Prompt(*self._prompt(category, stack, self._encode("{\n")))
             stops = JsonObjectEnd(self.texts, self.ends, [attribute.name for attribute in category.attributes])

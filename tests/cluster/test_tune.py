@@ -330,6 +330,24 @@ def test_nothing_is_made_of_a_reference_alone() -> None:
     assert Search(make(), Short(), Floor(0.9), wanted="document").run() is None
 
 
+@pytest.mark.parametrize("kind", ["extraction", "generation"])
+def test_speculative_decoding_is_tuned_by_the_length_of_its_drafts(kind: str) -> None:
+    """One prompt at a time: the batch is none of its settings."""
+
+    def rule(s: dict[str, Any]) -> tuple[float, float]:
+        drafting = 3 - abs(s.get("draft_tokens", 20) - 5) / 10
+        return {"autoregressive": 1.0, "hyper_parallel": 1.5}.get(s["method"], drafting), 1.0
+
+    task = make().task.model_dump() if kind == "extraction" else {"kind": kind}
+    config = make(task=task, decoding={"method": "speculative", "draft_model": "x"})
+    world = World(rule)
+    best = Search(config, lambda c, limit: world({"decoding.method": "speculative", **c}, limit), Floor(0.9)).run()
+    assert best is not None
+    assert short(best.changes) == {"method": "speculative", "draft_tokens": 5}
+    drafting = [asked for asked in world.asked if asked["decoding.method"] == "speculative"]
+    assert {key for asked in drafting for key in asked} == {"decoding.method", "decoding.draft_tokens"}
+
+
 def test_other_tasks_have_their_own_settings() -> None:
     world = World(
         lambda s: (1.0 if s["method"] == "autoregressive" else 2.0 + s.get("contexts_per_prompt", 1) / 10, 1.0)

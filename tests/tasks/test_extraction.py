@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 
 import pyarrow as pa
 import pytest
+import torch
 
 from raypd.config import RunConfig
+from raypd.decoding.assisted import AssistedEngine
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.hyper_parallel import Slot
 from raypd.errors import ConfigError
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Work
-from tests.tiny import tiny_model, tiny_tokenizer
+from raypd.tasks.prompting import end_tokens
+from tests.tiny import nearly, tiny_model, tiny_tokenizer
 
 TREE = {
     "input": {"path": "x.jsonl"},
@@ -47,9 +51,9 @@ def document(row: int, title: object = 'Boot 15.6" {x}', category: object = "sho
     return Document(row, f"id{row}", {"title": title, "category": category, "description": None, **fields})
 
 
-def answers(task, documents, **engine):
+def answers(task, documents, model=None, **engine):
     """Records by row, each row exactly once."""
-    runner = Engine(tiny_model("llama", max_position_embeddings=CONTEXT), **engine)
+    runner = Engine(model or tiny_model("llama", max_position_embeddings=CONTEXT), **engine)
     records: list[Record] = []
     for item in task.plan(documents):
         if isinstance(item, Work):
@@ -177,6 +181,62 @@ def test_autoregressive_answers_are_parsed_where_they_can_be():
     assert values["Größe"]["confidence"] == pytest.approx(2.718281828**-3)
     assert values["Brand"]["confidence"] == pytest.approx(2.718281828**-0.1)
     assert (values["Color"]["status"], values["Color"]["raw"]) == ("invalid", '"blue"')
+
+
+def taught(texts: list[tuple[list[int], list[int]]], steps: int = 25):
+    """A tiny model that has learnt to write the second part of each text behind the first."""
+    model = tiny_model("llama", max_position_embeddings=CONTEXT)
+    pad = torch.nn.utils.rnn.pad_sequence
+    ids = pad([torch.tensor(before + said) for before, said in texts], batch_first=True)
+    labels = [torch.tensor([-100] * len(before) + said) for before, said in texts]
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(steps):
+        model(input_ids=ids, labels=pad(labels, batch_first=True, padding_value=-100)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+def test_speculative_records_are_those_of_autoregressive_decoding_and_of_generate():
+    """A model that writes records, and text behind them: every token is that of its own `generate`, up to the brace."""
+    documents = [document(i, f"title {i}") for i in range(3)]
+    changes = {"method": "speculative", "draft_model": "x", "max_new_tokens": 90}
+    prompts = [list(next(work.program).tokens) for work in make(decoding=changes).plan(documents)]
+    texts = [f'"Brand": "B{i}", "Größe": 4.5, "Waterproof": true, "Color": "red"}}' for i in range(3)]
+    said = [tiny_tokenizer().encode(text + ", and that was all of it", add_special_tokens=False) for text in texts]
+    stock = taught(list(zip(prompts, said, strict=True)))
+    for draft, lossless in ((copy.deepcopy(stock), True), (nearly(stock, 0.2), False)):
+        ends = end_tokens(tiny_tokenizer())
+        engine = AssistedEngine(copy.deepcopy(stock), draft, draft_tokens=6, max_new_tokens=90, ends=ends)
+        for work in make(decoding=changes).plan(documents):
+            engine.submit(work.program, tag=work, seed=work.seed)
+        records = {}
+        for prompt, text in zip(prompts, texts, strict=True):
+            (done,) = engine.step()
+            assert done.error is None
+            (record,) = done.tag.finish(done.answer)
+            records[record.row] = record
+            ids = torch.tensor([prompt])
+            alone = stock.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=90)
+            count = len(text.encode())
+            assert done.answer.tokens == alone[0, len(prompt) :].tolist()[:count] != alone[0, len(prompt) :].tolist()
+            assert (done.counts.prefill_tokens, done.counts.decode_tokens) == (len(prompt), count)
+            assert done.answer.stopped
+            assert done.answer.steps == -(-count // 7) if lossless else done.answer.steps < 0.8 * count
+        assert json.loads(records[2].columns["record"]) == {
+            "Brand": "B2",
+            "Größe": 4.5,
+            "Waterproof": True,
+            "Color": "red",
+        }
+        alone = answers(
+            make(decoding={**changes, "method": "autoregressive"}), documents, copy.deepcopy(stock), batch=3
+        )
+        for row, record in records.items():
+            ours, theirs = record.columns, alone[row].columns
+            for one, other in zip(ours["values"], theirs["values"], strict=True):
+                assert one.pop("confidence") == pytest.approx(other.pop("confidence"), abs=1e-4)
+            assert ours == theirs
 
 
 def test_bad_documents_become_error_records_and_the_rest_goes_on():

@@ -98,9 +98,11 @@ def _measured(
 def check_model(config: RunConfig) -> None:
     """Raises ModelError for what can be known before any weights are loaded."""
     if not config.model.is_fake:
+        from raypd.models.check_method import check_method
         from raypd.models.load import check_model_config
 
         check_model_config(config.model, machine=False)
+        check_method(config)
 
 
 def _left(ends: float | None) -> float | None:

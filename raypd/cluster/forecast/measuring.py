@@ -156,7 +156,8 @@ class Bench:
         if self._make is not None:
             return self._make(config, self.threads)
         if config.decoding.method == "speculative":
-            self._model = None  # it cannot use a model that an engine has had
+            self._model = None  # it cannot use a model that an engine has had, nor one model as both
+            return build(config, self.threads)
         return build(config, self.threads, self._load)
 
     def _load(self, model: Any) -> Any:
@@ -172,6 +173,8 @@ class Bench:
 def in_flight(config: RunConfig) -> int:
     """Documents that an engine decodes at the same time."""
     decoding = config.decoding
+    if decoding.method == "speculative":
+        return 1
     stack = 1
     if decoding.method == "hyper_parallel" and decoding.isolate == "none":
         stack = decoding.stacked_documents

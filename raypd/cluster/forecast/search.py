@@ -2,8 +2,10 @@
 
     1. The reference: the answers of autoregressive decoding; where too many of them are broken for the floor to be
        judged, those of guided decoding. Then the configuration as it is.
-    2. For every method its own settings (isolation and stacking, contexts per prompt, most tokens of a value).
-    3. On the best method: prompts at once and tokens per pass, doubled or halved as long as that pays.
+    2. For every method its own settings (isolation and stacking, contexts per prompt, most tokens of a value, or of a
+       draft).
+    3. On the best method: prompts at once and tokens per pass, doubled or halved as long as that pays; not where one
+       prompt is decoded at a time (speculative).
     4. Weights in other types, each loaded once.
     5. The best two again, twice each, in turn: the median counts.
 
@@ -24,7 +26,7 @@ from raypd.config import METHODS, RunConfig
 
 Changes = dict[str, Any]  # dotted key -> value
 Reference = Literal["auto", "document", "guided"]
-_MOST_BATCH, _MOST_BUDGET, _MOST_STACK = 1024, 65536, 32
+_MOST_BATCH, _MOST_BUDGET, _MOST_STACK, _MOST_DRAFT = 1024, 65536, 32, 80
 _REPEATS = 3  # measurements of each of the best two, the first among them
 _HIGHEST = 0.95  # a floor above it asks no more of the reference
 _CUT = 3.0  # times slower than the best: its measurement is cut short
@@ -102,7 +104,7 @@ class Search:
         return self.reference is not None and not self.autoregressive(self.reference)
 
     def autoregressive(self, trial: Trial) -> bool:
-        return bool(trial.changes.get("decoding.method", self.config.decoding.method) == "autoregressive")
+        return self._method_of(trial.changes) == "autoregressive"
 
     def agrees(self, trial: Trial) -> bool:
         """Whether a setting may be taken: it reaches the floor; where none can be judged, it changes no answers."""
@@ -121,10 +123,11 @@ class Search:
             self._try({})
         else:
             own = self.config.decoding.method in ("hyper_parallel", "intra_prompt")
-            for base in [{}] if own else self._other_methods():
+            for base in [{}] if own else [{}, *self._other_methods()]:
                 self._method(base)
         for key, most in (("engine.batch", _MOST_BATCH), ("engine.token_budget", _MOST_BUDGET)):
-            self._climb(self._best_changes(), key, most)
+            if self._method_of(self._best_changes()) != "speculative":
+                self._climb(self._best_changes(), key, most)
         for dtype, quantization in self.types if self.judged else ():
             self._try({**self._best_changes(), "model.dtype": dtype, "model.quantization": quantization})
         self._repeat()
@@ -155,6 +158,9 @@ class Search:
         if self.reference is not None and self.reference.answers is not None and trial.answers is not None:
             trial.agreement = compare(self.reference.answers, trial.answers)
 
+    def _method_of(self, changes: Changes) -> str:
+        return str(changes.get("decoding.method", self.config.decoding.method))
+
     def _other_methods(self) -> list[Changes]:
         """Methods that need nothing that is not in the configuration."""
         own = [m for m in METHODS[self.config.task.kind] if m in ("hyper_parallel", "intra_prompt")]
@@ -163,7 +169,7 @@ class Search:
     def _method(self, base: Changes) -> None:
         """The settings that only one method has, from `base`."""
         first = self._try(base)
-        method = base.get("decoding.method", self.config.decoding.method)
+        method = self._method_of(base)
         if method == "hyper_parallel":
             here = [first, *(self._try({**base, "decoding.isolate": way}) for way in ("documents", "values"))]
             here += self._stacks(base)
@@ -173,6 +179,8 @@ class Search:
             self._climb(start.changes, "decoding.max_value_tokens", 256, ways)
         elif method == "intra_prompt":
             self._climb(base, "decoding.contexts_per_prompt", _MOST_STACK)
+        elif method == "speculative":
+            self._climb(base, "decoding.draft_tokens", _MOST_DRAFT)
 
     def _stacks(self, base: Changes) -> list[Trial]:
         """Two documents in a prompt, four, ... as long as that is better, with as many documents at once as before."""
