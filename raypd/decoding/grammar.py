@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 
 _STRING = re.compile(r' ?"(?:[^"\\\n]|\\.)*', re.DOTALL)  # up to its closing quote, a newline, or where it was cut
-_NUMBER = re.compile(r" ?-?[0-9.]*")
+_BARE = re.compile(r"(?:[^,}\n]|(?<=\d),(?=\d))*")  # up to a comma that is not within a number, a brace or a newline
+UNIT_BYTES = 24  # most that a number has behind its last digit: what is longer is no unit
 DEAD = -1
 UNREACHABLE = 1_000_000
 
@@ -79,7 +80,7 @@ class Grammar:
         key = (state, token)
         if key not in self._after:
             at = state
-            for char in self.vocabulary.texts[token]:
+            for char in self.vocabulary.texts[token] or "\n":  # an end token ends a value as its line would
                 if at != DEAD:
                     at = self.automaton.next(at, char)
             self._after[key] = at
@@ -120,6 +121,8 @@ class Grammar:
                     depths.setdefault(value, depth)
                 elif self.automaton.ended(state):
                     depths.setdefault(str(state), depth)
+                elif not self.automaton.limited(state):
+                    depths.setdefault("open", depth + 1)  # what ends it
             front = [at for at in front if self.automaton.limited(at) and not self.done(at)]
         return max(self.distance(), *depths.values())
 
@@ -127,11 +130,18 @@ class Grammar:
         """What must follow on all tokens of a value but the last for the value to stand whole in a text, no more.
 
         The last one's own text, as a rule; less where it goes on behind the value (`",`), more where the value was
-        clear before its end (null, an enum) or was cut.
+        clear before its end (null, an enum) or was cut. What is `behind` the value must be gone.
         """
-        *written, last = (self.vocabulary.texts[token] for token in tokens)
-        before = "".join(written)
-        state, whole = 0, before + last
+        return self._split(tokens)[1]
+
+    def behind(self, tokens: Sequence[int]) -> int:
+        """How many tokens before the last are behind the value: a comma that was read to see the end of a number."""
+        return len(tokens) - 1 - self._split(tokens)[0]
+
+    def _split(self, tokens: Sequence[int]) -> tuple[int, str]:
+        """(tokens but the last that are of the value, its text behind them)"""
+        texts = [self.vocabulary.texts[token] for token in tokens]
+        state, whole = 0, "".join(texts)
         for token in tokens:
             state = self.advance(state, token)
         if (value := self.completion(state)) is not None:
@@ -139,8 +149,11 @@ class Grammar:
         elif string := _STRING.match(whole):
             value = string.group() + ('\\\\"' if whole[string.end() :] == "\\" else '"')  # cut within an escape
         else:
-            value = whole[: _NUMBER.match(whole).end()]  # type: ignore[union-attr]
-        return value[len(before) :]
+            value = _BARE.match(whole).group()  # type: ignore[union-attr]
+        kept = len(tokens) - 1
+        while kept and len("".join(texts[:kept])) > len(value):
+            kept -= 1
+        return kept, value[len("".join(texts[:kept])) :]
 
     def _read(self, state: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens that can be read in a state, and how far from a value each leaves."""
@@ -185,8 +198,9 @@ class Bounded:
 
 
 # one blank may stand before a value: some vocabularies write " 7" as two tokens
-START, BLANK, INSIDE, ESCAPE, SIGN, WHOLE, POINT, FRACTION, END, NULL = range(10)
+START, BLANK, MARK, LATIN, INSIDE, ESCAPE, COMMA, END, NULL = range(9)
 _NULL = "null"
+_TAIL = NULL + len(_NULL)  # + i: i bytes were read behind the last digit of a number
 
 
 class Text:
@@ -215,29 +229,48 @@ class Text:
 
 
 class Number:
-    """A JSON number without exponent, or null; it ends at a comma, a brace, a space or a newline."""
+    """A number as documents write it, or null; whether it is one number is for its reader to say.
+
+    Only how it begins is limited: marks (`-`, `<`, `$`, ...) and then a digit. Behind that anything may be copied,
+    groups of digits, a fraction, a range, a unit, until a newline, a brace or a comma that no digit follows; but no
+    more than UNIT_BYTES behind the last digit. A comma behind a digit leaves open whether the number goes on: where it
+    is a token of its own the value takes a token more, with `,\\n`, `,"` and `, ` it does not. Quotes are not let
+    in: an untrained model always opens them, and then goes on about the whole listing.
+    """
 
     def next(self, state: int, char: str) -> int:
-        if char in "0123456789":
-            after = {START: WHOLE, BLANK: WHOLE, SIGN: WHOLE, WHOLE: WHOLE, POINT: FRACTION, FRACTION: FRACTION}
-            return after.get(state, END if state == END else DEAD)
-        if state <= BLANK:
-            return {"-": SIGN, "n": NULL}.get(char, BLANK if state == START and char == " " else DEAD)
-        if state in (WHOLE, FRACTION):
-            return POINT if char == "." and state == WHOLE else END if char in ",}\n " else DEAD
-        return _next_in_null(state, char)
+        if state == END:
+            return END
+        if NULL <= state < _TAIL:
+            return _next_in_null(state, char)
+        if "0" <= char <= "9":
+            return _TAIL
+        if state == COMMA:
+            return END
+        if state >= _TAIL:
+            if char in ",}\n":
+                return COMMA if char == "," and state == _TAIL else END
+            return END if state == _TAIL + UNIT_BYTES else state + 1
+        if state <= BLANK and char in " n":
+            return NULL if char == "n" else BLANK if state == START else DEAD
+        if state == LATIN and char in "\xbc\xbd\xbe":  # the last byte of a quarter, a half, three quarters
+            return _TAIL
+        if char == "\xc2":
+            return LATIN
+        # the signs, bounds and currencies that are not ASCII stand from U+00A0 and U+2000 on; these are their bytes
+        return MARK if char in "+-.<>=~$ \xe2" or (state >= MARK and "\x80" <= char <= "\xbf") else DEAD
 
     def accepting(self, state: int) -> bool:
-        return state in (WHOLE, FRACTION, END) or state >= NULL
+        return state > LATIN
 
     def completion(self, state: int) -> str | None:
-        return _NULL if state >= NULL else None
+        return _NULL if NULL <= state < _TAIL else None
 
     def ended(self, state: int) -> bool:
         return state == END
 
     def limited(self, state: int) -> bool:
-        return True
+        return state <= LATIN
 
 
 def _next_in_null(state: int, char: str) -> int:

@@ -11,8 +11,8 @@ VALUE = pa.struct(
         ("number", pa.float64()),
         ("boolean", pa.bool_()),
         ("confidence", pa.float32()),  # geometric mean of the value's token probabilities
-        ("status", pa.string()),  # ok | null | truncated (cut at K_max) | invalid
-        ("raw", pa.string()),  # what was decoded, where it is invalid
+        ("status", pa.string()),  # ok | null | truncated (cut at K_max) | invalid | ambiguous (not one number)
+        ("raw", pa.string()),  # what was decoded, where no value could be made of it
     ]
 )
 EXTRACTION = pa.schema(

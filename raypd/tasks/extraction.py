@@ -184,7 +184,7 @@ class ExtractionTask:
         slotted = self._slotted(category, stack)
         most = self.decoding.max_value_tokens
         if self.decoding.method == "guided":
-            slots = guided(slotted, most, self._rest)
+            slots = guided(slotted, most, self._rest, lambda slot, value: slot.grammar.behind(value.tokens))
         else:
             slots = hyper_parallel(slotted, most, self.decoding.isolate == "values")
         return Work(rows, slots, lambda values: self._read_slots(category, stack, values), seed)
@@ -213,7 +213,7 @@ class ExtractionTask:
         """What `guided` puts behind the decoded tokens but the last; see Grammar.rest."""
         last = value.tokens[-1]
         text, own = slot.grammar.rest(value.tokens), self._vocabulary.texts[last]
-        kept, more = ([last], text[len(own) :]) if text.startswith(own) else ([], text)
+        kept, more = ([last], text[len(own) :]) if own and text.startswith(own) else ([], text)
         return [*kept, *self._encode(more.encode("latin-1").decode(errors="ignore"))] if more else kept
 
     # -------------------------------------------------------------------------------------------------------- answers
@@ -244,6 +244,8 @@ class ExtractionTask:
                 checked.append((Checked("invalid", None, ""), None))
                 continue
             start, end, closed = place
+            if text[start : start + 1] != '"':  # what no comma or brace ends is whole where the answer is
+                closed = answer.stopped or text[end:].strip(" ") not in ("", ",")
             covers = [p for p, a, b in zip(answer.logprobs, starts, starts[1:], strict=False) if a < end and b > start]
             checked.append((check(attribute, text[start:end], closed), _confidence(covers)))
         return self._record(category, body, checked)
@@ -268,7 +270,7 @@ class ExtractionTask:
                     "boolean": value.value if isinstance(value.value, bool) else None,
                     "confidence": confidence,
                     "status": value.status,
-                    "raw": value.raw if value.status == "invalid" else None,
+                    "raw": value.raw if value.value is None and value.status != "null" else None,
                 }
             )
         columns: dict[str, Any] = {

@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raypd.config import Attribute
+from raypd.tasks.numbers import read_number
 
-Status = Literal["ok", "null", "truncated", "invalid"]
+Status = Literal["ok", "null", "truncated", "invalid", "ambiguous"]
 _DECODER = json.JSONDecoder(strict=False)
-_ZEROS = re.compile(r"^(-?)0+(?=\d)")  # 007 is no JSON, and would be read as 0
 _NULLS = {"", "null", "none", "n/a"}
+_BARE = re.compile(r"(?:[^,}\n]|,(?= *\d))*")  # up to a comma that no digit follows, a brace or a newline
+_BEGINS_AS_NUMBER = re.compile(r"[^a-zA-Z[{]*[\d¼½¾]")
 
 
 @dataclass
 class Checked:
-    """One value: `value` typed by its attribute, None unless `status` is ok or truncated; `raw` is what was decoded."""
+    """One value: `value` typed by its attribute, None unless `status` is ok or, of a text, truncated; `raw` is what was
+    decoded."""
 
     status: Status
     value: str | float | int | bool | None
@@ -27,11 +30,17 @@ class Checked:
 
 
 def read_json(text: str, closed: bool = True) -> tuple[object, Status]:
-    """The JSON scalar that `text` begins with; a string may end at a newline or, not `closed`, where it was cut."""
+    """The scalar that `text` begins with; a string may end at a newline or, not `closed`, where it was cut.
+
+    What begins as a number is kept as it is written: it may go on as none, such as 7/8 or 1,000.
+    """
     text = text.lstrip()
     if not text.startswith('"'):
+        bare = _BARE.match(text).group().strip()  # type: ignore[union-attr]
+        if _BEGINS_AS_NUMBER.match(bare):
+            return bare, "ok" if closed else "truncated"
         try:
-            value, _ = _DECODER.raw_decode(_ZEROS.sub(r"\1", text))
+            value, _ = _DECODER.raw_decode(bare)
         except ValueError:
             return None, "invalid"
         if isinstance(value, (dict, list)):
@@ -67,22 +76,28 @@ def check(attribute: Attribute, text: str, closed: bool = True) -> Checked:
         return Checked("invalid", None, text)
     if value is None or (isinstance(value, str) and value.strip().casefold() in _NULLS):
         return Checked("null", None, text)
+    if attribute.type == "number":
+        return _number(value, status, text)
     typed = _typed(attribute, value)
     if typed is None:
         return Checked("invalid", None, text)
     return Checked(status, typed, text)
 
 
-def _typed(attribute: Attribute, value: object) -> str | float | int | bool | None:
+def _number(value: object, status: Status, raw: str) -> Checked:
+    if not isinstance(value, str) or not any(map(str.isnumeric, value)):
+        return Checked("invalid", None, raw)
+    if status == "truncated":  # the digits that are missing would make it another number
+        return Checked("truncated", None, raw)
+    number = read_number(value)
+    if number is None:
+        return Checked("ambiguous", None, raw)
+    return Checked("ok", number, raw) if math.isfinite(number) else Checked("invalid", None, raw)
+
+
+def _typed(attribute: Attribute, value: object) -> str | bool | None:
     word = value if isinstance(value, str) else json.dumps(value)
     word = word.strip()
-    if attribute.type == "number":
-        if isinstance(value, bool) or not re.fullmatch(r"[-+]?\d+(\.\d*)?|[-+]?\.\d+", word):
-            return None
-        number = float(word)
-        if not math.isfinite(number):
-            return None
-        return int(word) if re.fullmatch(r"[-+]?\d{1,15}", word) else number
     if attribute.type == "boolean":
         return {"true": True, "false": False, "yes": True, "no": False}.get(word.casefold())
     if attribute.type == "enum":
@@ -103,7 +118,7 @@ def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
     if text[start : start + 1] == '"':
         end = _string_end(text[start:])
         return (start, len(text), False) if end is None else (start, start + end + 1, True)
-    end = start + len(re.match(r"[^,}\n]*", text[start:]).group())  # type: ignore[union-attr]
+    end = start + len(_BARE.match(text[start:]).group())  # type: ignore[union-attr]
     return start, end, end < len(text)
 
 
@@ -121,7 +136,7 @@ class JsonObjectEnd:
         self._read = 0
         self._depth = 1
         self._inside = self._escaped = self._after_colon = self._over = False
-        self._word = ""
+        self._word = self._last = ""
 
     def __call__(self, tokens: Sequence[int]) -> bool:
         for token in tokens[self._read :]:
@@ -133,6 +148,9 @@ class JsonObjectEnd:
         return self._over
 
     def _next(self, char: str) -> None:
+        last, self._last = self._last, char
+        if last == "1," and not char.isdecimal():
+            self._end_value()
         if self._inside:
             if self._escaped:
                 self._escaped = False
@@ -152,7 +170,13 @@ class JsonObjectEnd:
         elif char in "{}":
             self._depth += 1 if char == "{" else -1
             self._over |= self._depth <= 0
-        elif char in ",\n" and self._depth == 1 and self._after_colon:
+        elif char == "," and last.isdecimal():
+            self._last = "1,"  # the next character tells whether the number goes on
+        elif char in ",\n":
+            self._end_value()
+
+    def _end_value(self) -> None:
+        if self._depth == 1 and self._after_colon:
             self._after_colon = False
             self._over |= self._wanted <= self._keys
 

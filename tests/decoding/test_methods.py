@@ -6,6 +6,7 @@ import pytest
 
 from raypd.decoding.grammar import Grammar, Number, OneOf, Text, Vocabulary
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel, slot_positions
 from raypd.decoding.program import Predictions
 from raypd.decoding.visibility import Reach
@@ -60,6 +61,25 @@ def test_hyper_parallel_isolates_values_by_segment():
     assert list(feeds[1].segments) == [1, 2]
 
 
+def test_guided_takes_back_the_comma_that_showed_the_end_of_a_number():
+    number = Grammar(Number(), VOCABULARY)
+    prompt = SlottedPrompt(say("x", "x", ",", "x", ",", "x"), [Slot(1, number), Slot(3, number), Slot(5, number)])
+    said = say("1", ",", "\n", "1", ",", "23", "\n", "-", "1", "\n")
+    rest = lambda slot, value: say(*filter(None, [number.rest(value.tokens)]))  # noqa: E731
+    behind = lambda slot, value: number.behind(value.tokens)  # noqa: E731
+    feeds, values = drive(guided(prompt, 9, rest, behind), lambda feed, step: [said[step]])
+    cached = {}
+    for feed in feeds:
+        for index in feed.drop:
+            assert cached.pop(index) == (3, ID[","])
+        start = 1 + max(cached, default=-1) + len(feed.drop)
+        cached |= {start + n: pair for n, pair in enumerate(zip(feed.positions, feed.tokens, strict=True))}
+    assert [position for position, _ in cached.values()] == list(range(len(cached)))
+    text = [TEXTS[token] for _, token in cached.values()]
+    assert text == ["x", "x", "1", ",", "x", "1", ",", "23", ",", "x", "-", "1"]
+    assert [value.tokens for value in values] == [said[:3], said[3:7], said[7:]]
+
+
 def test_autoregressive_stops_and_is_cut():
     feeds, answer = drive(
         autoregressive(Prompt([1, 2, 3], 2), 5, lambda t: t[-1] == 9), lambda f, step: [[4, 5, 9][step]]
@@ -112,28 +132,14 @@ def test_text_is_limited_at_its_start_alone():
     assert allowed(grammar, ' "') is None
 
 
-def test_number_cannot_come_out_invalid():
+def test_a_number_is_limited_up_to_its_first_digit():
     grammar = Grammar(Number(), VOCABULARY)
-    assert allowed(grammar) == {"-", "1", "23", " 7", "null", " null", "n", " "}
-    assert allowed(grammar, " ") == {"-", "1", "23", "null", "n"}
-    assert allowed(grammar, "1") == {
-        "1",
-        "23",
-        ".",
-        ",",
-        "\n",
-        " ",
-        "}",
-        " null",
-        " false",
-        " 7",
-        " wine",
-        ' "',
-    }
-    assert allowed(grammar, "-") == {"1", "23"}
-    assert allowed(grammar, "1", ".", left=1) == {"1", "23"}
-    assert "." not in allowed(grammar, "1", left=1)
-    assert "-" not in allowed(grammar, left=1)
+    assert allowed(grammar) == {"-", ".", "1", "23", " 7", "null", " null", "n", " "}
+    assert allowed(grammar, " ") == {"-", ".", "1", "23", "null", "n"}
+    assert allowed(grammar, "-") == {"-", ".", "1", "23", " ", " 7"}
+    assert allowed(grammar, "1") is None
+    assert allowed(grammar, left=1) == {"1", "23", " 7", "null", " null", "n"}
+    assert allowed(grammar, "-", left=1) == {"1", "23", " 7"}
 
 
 def test_enum_is_done_when_one_choice_is_left():
@@ -167,6 +173,8 @@ def test_enum_is_done_when_one_choice_is_left():
         (Text(), [" ", "n"], "null"),
         (Number(), [" 7", ",", ], ""),
         (Number(), [" 7", ".", "23", "\n"], ""),
+        (Number(), [" 7", " wine", ","], ""),
+        (Number(), [" 7", " wine"], " wine"),  # cut
         (Number(), ["-", "1", "23"], "23"),
         (OneOf(['"red wine"', '"blue"', "null"]), [' "', "red"], 'red wine"'),
         (OneOf(['"red"', '"red wine"']), ['"', "red", '",\n'], '"'),

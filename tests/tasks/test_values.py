@@ -36,7 +36,8 @@ ENUM = Attribute(name="a", type="enum", values=["red", "Red wine", "größe"])
         (NUMBER, " 42,", "ok", 42),
         (NUMBER, " -15.60", "ok", -15.6),
         (NUMBER, ' "7.5"', "ok", 7.5),
-        (NUMBER, ' "7 cm"', "invalid", None),
+        (NUMBER, ' "7 cm"', "ok", 7),
+        (NUMBER, ' "7/8 cm"', "ambiguous", None),
         (NUMBER, " true", "invalid", None),
         (NUMBER, " 1" + "0" * 400, "invalid", None),  # no finite number
         (NUMBER, " null", "null", None),
@@ -67,6 +68,9 @@ def test_a_value_that_was_cut_is_kept_and_says_so():
         ('"a": "x", "b": 2}', "b", ("2", True)),
         ('"a" : null\n}', "a", ("null", True)),
         ('"A": 1,', "a", ("1", True)),
+        ('"a": 1,000,\n"b": 2', "a", ("1,000", True)),
+        ('"a": 12, 15}', "a", ("12, 15", True)),
+        ('"a": 1, "b": 2}', "a", ("1", True)),
         ('"a": "cut', "a", ('"cut', False)),
         ('"a": 12', "a", ("12", False)),
         ('"b": 1', "a", None),
@@ -94,7 +98,11 @@ def test_find_value_in_an_autoregressive_answer(text, name, found):
         ('"x": "not closed\n"x": 1', '"x":'),
         ('"a": {"b": 1, "b": 2}', None),  # a key of an inner object is none of ours
         ('"a": 1, "x": "a:b", "c": 3, "a": 4, "y": 5', '"a":'),
-        ('"a": 1,\n"B": 2,\n"c": 3', "2,"),
+        ('"a": 1,\n"B": 2,\n"c": 3', "2,\n"),  # the number could go on behind its comma
+        ('"b": "x", "a": 2, "c": 3', "2, "),
+        ('"b": "x", "a": 1,000, "c": 3', "1,000, "),
+        ('"b": "x", "a": 1,000}', -1),
+        ('"a": 1,000,"b": 3,"c": 4', '3,"'),
         ('"b": 1, "A": "x", "more": 2', '"x",'),
         ('"b_": 1, "A": "x", "more": 2', '"x",'),
         ('"c": 1, "c++": 2, "d": 3', None),

@@ -14,15 +14,20 @@ from raypd.decoding.program import Feed, Program
 
 
 def guided(
-    prompt: SlottedPrompt, max_value_tokens: int, rest: Callable[[Slot, Value], Sequence[int]]
+    prompt: SlottedPrompt,
+    max_value_tokens: int,
+    rest: Callable[[Slot, Value], Sequence[int]],
+    behind: Callable[[Slot, Value], int] = lambda slot, value: 0,
 ) -> Program[list[Value]]:
     """One value a slot, each complete before the next begins.
 
     rest: the ids that follow on a value's decoded tokens but the last, so that the value stands whole in the text: the
     last token itself where it ends with the value, else what of the value it leaves to be written.
+    behind: how many of the tokens before the last are not of the value: they leave the cache.
     """
     values: list[Value] = []
-    at, begin = 0, 0  # tokens that were fed; where the prompt goes on behind the last value
+    fed, at, begin = 0, 0, 0  # tokens that were fed; those that stay; where the prompt goes on behind the last value
+    drop: Sequence[int] = ()
     tail: Sequence[int] = ()  # of the last value
     for slot in prompt.slots:
         value, state = Value(), 0
@@ -34,8 +39,9 @@ def guided(
                 ask=[len(tokens) - 1],
                 allow=[slot.grammar.allowed(state, max_value_tokens - len(value.tokens))],
                 shared=0 if at else prompt.shared,
+                drop=drop,
             )
-            at += len(tokens)
+            fed, at, drop = fed + len(tokens), at + len(tokens), ()
             tokens = list(predictions.tokens)
             value.tokens += tokens
             value.logprobs += predictions.logprobs
@@ -45,4 +51,6 @@ def guided(
         value.closed, value.completion = slot.grammar.done(state), slot.grammar.completion(state)
         values.append(value)
         tail, begin = rest(slot, value), slot.end + 1
+        drop = range(fed - behind(slot, value), fed)
+        at -= len(drop)
     return values
