@@ -75,6 +75,7 @@ class Attribute:
     category: str
     name: str
     statuses: Counter[str] = field(default_factory=Counter)
+    found: int = 0  # values, those that were cut among them
     confidences: list[float] = field(default_factory=list)
 
 
@@ -178,6 +179,7 @@ def _count(sample: Sample, group: list[dict[str, Any]]) -> None:
             key = (category, str(value["name"]))
             attribute = sample.attributes.setdefault(key, Attribute(*key))
             attribute.statuses[str(value["status"])] += 1
+            attribute.found += value["value"] is not None
             _add_confidence(sample, value.get("confidence"), attribute)
         if "confidence" in row:
             _add_confidence(sample, row["confidence"], None)

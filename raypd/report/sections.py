@@ -257,16 +257,19 @@ def answer_tables(sample: Sample) -> list[Table]:
             [
                 text.clean(attribute.category, 60) or text.NONE,
                 text.clean(attribute.name, 60),
-                text.share(attribute.statuses["ok"] + attribute.statuses["truncated"], total),
+                text.share(attribute.found, total),
                 text.share(attribute.statuses["null"], total),
-                text.share(attribute.statuses["invalid"], total),
+                text.share(attribute.statuses["ambiguous"], total),
+                text.share(
+                    total - attribute.found - attribute.statuses["null"] - attribute.statuses["ambiguous"], total
+                ),
                 middle,
             ]
         )
     if not rows:
         return []
     left = len(by_size) - _MOST_ROWS
-    heads = ["category", "attribute", "found", "null", "invalid", "median confidence"]
+    heads = ["category", "attribute", "found", "null", "ambiguous", "invalid or cut", "median confidence"]
     return [Table(heads, rows, f"{left} more are not shown." if left > 0 else "", (0, 1))]
 
 

@@ -59,6 +59,9 @@ def test_a_cut_value_never_agrees_and_a_cut_reference_is_left_out() -> None:
     ]
     assert agreement.compare(reference, other) == Agreement(agree=2, of=4, left_out=2)
     assert agreement.compare(reference, reference) == Agreement(4, 4, 2)
+    flagged = [agreement.said_of(cost(row(a=(None, "ambiguous"))))]
+    assert agreement.compare(flagged, flagged) == Agreement(0, 0, 1)
+    assert agreement.compare([agreement.said_of(cost(row(a=(None, "null"))))], flagged) == Agreement(0, 1)
     null = [{"a": Said(None, True)}]
     assert agreement.compare(null, [{"a": Said("none", True)}]).agree == 0
 

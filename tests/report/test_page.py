@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from raypd.report import data, page
+from raypd.report import data, page, sample
+from raypd.report.sections import answer_tables
 from tests.report.builder import Plan, build
 from tests.report.test_browser import hostile_plan
 
@@ -43,6 +44,27 @@ def test_figures_stand_on_the_page(make):
         assert reason in text
     for label in ("running time, minutes", "spent, USD", "documents/s", "confidence, 0 to 1", "budget $2.00"):
         assert label in text, label  # on the axes
+
+
+def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make):
+    run = make(units=1, documents=1)
+    told = [("5", "ok", None), ("long te", "truncated", None), (None, "truncated", "12"), (None, "null", None)]
+    told += [(None, "ambiguous", "7/8"), (None, "ambiguous", "<5"), (None, "invalid", "five"), ("6", "ok", None)]
+    rows = [
+        {"id": str(n), "source": "x", "row": n, "status": "ok", "category": "shoes", "values": [
+            {"name": "Size", "value": value, "status": status, "raw": raw, "confidence": 0.5}
+        ]}
+        for n, (value, status, raw) in enumerate(told)
+    ]  # fmt: skip
+    run.sample = sample.Sample(documents=[sample.document_of([row]) for row in rows])
+    for row in rows:
+        sample._count(run.sample, [row])
+    (table,) = answer_tables(run.sample)
+    counted = dict(zip(table.heads, table.rows[0], strict=True))
+    assert [counted[name] for name in ("found", "null", "ambiguous", "invalid or cut")] == ["38%", "12%", "25%", "25%"]
+    text = " ".join(Tags(page.render(run)).text.split())
+    for shown in ("7/8 ambiguous", "<5 ambiguous", "12 cut", "five invalid"):
+        assert shown in text
 
 
 def test_nothing_of_a_document_becomes_markup(tmp_path):

@@ -1,8 +1,8 @@
 """How far two ways to decode give the same values: value by value, after normalisation.
 
-A value that was cut at its limit or is not valid counts as different from anything, even where what there is of it is
-the same: a setting must not look good because it cuts. Where the reference itself has no whole value there is nothing
-to agree with, and the value is left out and counted as such.
+A value that was cut at its limit, is ambiguous or not valid counts as different from anything, even where what there
+is of it is the same: a setting must not look good because it cuts. Where the reference itself has no whole value there
+is nothing to agree with, and the value is left out and counted as such.
 
 A share of a few values says little: every share has an interval, and a floor is reached when its low end is.
 """
@@ -25,8 +25,8 @@ Judge = Literal["low", "share"]
 
 @dataclass(frozen=True)
 class Said:
-    """One value of one document, normalised; None is a value, too: the document does not say. whole: neither cut nor
-    invalid."""
+    """One value of one document, normalised; None is a value, too: the document does not say. whole: not cut,
+    ambiguous or invalid."""
 
     text: str | None
     whole: bool
