@@ -48,7 +48,8 @@ ANSWER_KEYS: dict[str, dict[Method, tuple[str, ...]]] = {
         "medusa": ("max_new_tokens", "heads"),
         "apar_medusa": ("max_new_tokens", "max_threads", "heads"),
         "skeleton_of_thought": ("max_new_tokens",),
-        "speculative": ("max_new_tokens", "draft_model", "draft_tokens"),  # that a greedy text is the same is transformers' word
+        # That a greedy text is the same whatever drafts it is the word of transformers.
+        "speculative": ("max_new_tokens", "draft_model", "draft_tokens"),
     },
 }
 SAMPLING_KEYS = ("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.seed")
@@ -152,8 +153,11 @@ class DecodingConfig(Section):
     mask_tokens: int = Field(5, ge=0, description="k: tokens drafted in every pass (space)")
     heads: str | None = Field(None, description="Folder of trained Medusa heads (medusa, apar_medusa)")
     draft_model: str | None = Field(None, description="Hub id or folder of the draft model (speculative)")
-    draft_tokens: int = Field(
-        20, ge=1, description="Tokens drafted before every pass, always as many (speculative); transformers' default"
+    draft_tokens: int | None = Field(
+        20,
+        ge=1,
+        description="Tokens drafted before every pass, always as many (speculative); null: at most 20, fewer where the "
+        "draft model is unsure (extra `speculative`)",
     )
     sampling: SamplingConfig = SamplingConfig()
 

@@ -3,9 +3,9 @@
 It is no program of the engine: one prompt at a time, two unmodified models, each with a cache of its own.
 
 Before every pass of the model the draft model says `draft_tokens` tokens, always as many (fewer at an end token and
-where the answer could be no longer). transformers would also end a draft at the first token of which the draft model is
-not sure, and needs scikit-learn to find out how sure is sure enough; without it the threshold silently stays at 0.4.
-Here it is off, so that the same numbers come out wherever this runs.
+where the answer could be no longer), or, with None, at most 20 up to the first of which it is not sure: the dynamic
+threshold that HPD's table 3 was measured with. transformers finds out with scikit-learn how sure is sure enough;
+without it the threshold would silently stay at 0.4, so None is refused there.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from transformers.utils import is_sklearn_available
 
 from raypd.decoding.attention import sdpa
 from raypd.decoding.engine import Finished
@@ -56,7 +57,8 @@ class AssistedEngine:
     its most tokens are the only ones. A program's Continuation comes out as an AssistedAnswer. Of a program's counts,
     decode_tokens are the tokens that it was told; what was drafted besides stands in the answer.
 
-    draft_tokens: drafted before every pass. max_new_tokens: most tokens that a program decodes; no draft goes beyond.
+    draft_tokens: drafted before every pass; None: while the draft model is sure. max_new_tokens: most tokens that a
+    program decodes; no draft goes beyond.
     ends: the end tokens; no draft goes beyond one, and every program must end at one.
 
     Neither model may belong to an engine. What their checkpoints prefer in generation (penalties, sampling) is set
@@ -69,7 +71,7 @@ class AssistedEngine:
         model: PreTrainedModel,
         draft_model: PreTrainedModel,
         *,
-        draft_tokens: int,
+        draft_tokens: int | None,
         max_new_tokens: int,
         ends: Collection[int],
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -77,12 +79,15 @@ class AssistedEngine:
     ) -> None:
         _check_pair(model, draft_model, tokenizer, draft_tokenizer)
         model.generation_config = GenerationConfig()
+        if draft_tokens is None and not is_sklearn_available():
+            raise ValueError("a draft that ends where the draft model is unsure needs scikit-learn")
         draft_model.generation_config = GenerationConfig(
-            num_assistant_tokens=draft_tokens,
+            num_assistant_tokens=20 if draft_tokens is None else draft_tokens,
             num_assistant_tokens_schedule="constant",
-            assistant_confidence_threshold=0.0,
+            assistant_confidence_threshold=0.4 if draft_tokens is None else 0.0,
         )
         self.model, self.draft_model = model.eval(), draft_model.eval()
+        self.draft_tokens = draft_tokens
         self.max_new_tokens, self.ends = max_new_tokens, ends
         self.queue: deque[tuple[Program[Any], Any, Sampling, int]] = deque()
 

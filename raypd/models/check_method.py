@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from transformers.utils import is_sklearn_available
+
 from raypd.config import ModelConfig, RunConfig
 from raypd.errors import ModelError
 from raypd.models.control_tokens import CHILD, FORK, MASK, control_token
@@ -28,6 +30,11 @@ def check_method(config: RunConfig) -> None:
                 f"{vocabulary}: `raypd model add-heads {model.name} FOLDER` writes heads that fit"
             )
     if decoding.method == "speculative":
+        if decoding.draft_tokens is None and not is_sklearn_available():
+            raise ModelError(
+                "decoding.draft_tokens is null, and drafts that end where the draft model is unsure need scikit-learn: "
+                "pip install 'raypd[speculative]', or give a number of tokens"
+            )
         draft = model.model_copy(update={"name": str(decoding.draft_model), "revision": None, "adapter": None})
         check_model_config(draft, machine=False)
         ours, theirs = _sizes(model)[1], _sizes(draft)[1]

@@ -9,8 +9,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig
 from transformers.generation import candidate_generator
 
+from raypd.decoding import assisted
 from raypd.decoding.assisted import AssistedEngine
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
@@ -92,6 +94,30 @@ def test_every_pass_has_the_drafts_that_were_asked_for(draft_tokens, sklearn, mo
     given.clear()
     decode(engine_of(model, draft, most=3, draft_tokens=draft_tokens), prompt, 3)
     assert len(given[0]) - len(prompt) == min(draft_tokens, 2)  # a draft of which more could not be taken is shorter
+
+
+def test_without_a_number_a_draft_ends_where_the_draft_model_is_unsure():
+    """The passes of both models are those of transformers' own assisted generation as it is by default."""
+    pytest.importorskip("sklearn")
+    model = tiny_model("llama")
+    draft = nearly(model, 0.1)
+    stock, stock_draft = copy.deepcopy(model), copy.deepcopy(draft)
+    engine = engine_of(model, draft, most=60, draft_tokens=None)
+    ours, theirs = (passes(model), passes(draft)), (passes(stock), passes(stock_draft))
+    prompt = tokens_of(random.Random(2), 9, 9)
+    answer = decode(engine, prompt, 60).answer
+    config = GenerationConfig(max_new_tokens=60, do_sample=False, pad_token_id=0)
+    output = stock.generate(torch.tensor([prompt]), assistant_model=stock_draft, generation_config=config)
+    assert answer.tokens == output[0, len(prompt) :].tolist()
+    assert ours == theirs
+    assert len({len(tokens) for tokens in ours[0][1:]}) > 2, "drafts of many lengths"
+
+
+def test_without_a_number_scikit_learn_is_asked_for(monkeypatch):
+    monkeypatch.setattr(assisted, "is_sklearn_available", lambda: False)
+    model = tiny_model("llama")
+    with pytest.raises(ValueError, match="scikit-learn"):
+        engine_of(model, copy.deepcopy(model), draft_tokens=None)
 
 
 def test_ends_stops_and_most_tokens_cut_inside_a_pass():

@@ -61,6 +61,15 @@ def test_what_is_missing_is_named(folders, method, decoding, words):
         check(folders, method, **places)
 
 
+def test_drafts_of_no_set_length_need_scikit_learn(folders, monkeypatch):
+    draft = {"draft_model": str(folders / "plain"), "draft_tokens": None}
+    pytest.importorskip("sklearn")
+    check(folders, "speculative", **draft)
+    monkeypatch.setattr("raypd.models.check_method.is_sklearn_available", lambda: False)
+    with pytest.raises(ModelError, match=r"draft_tokens is null.*pip install 'raypd\[speculative\]'"):
+        check(folders, "speculative", **draft)
+
+
 def test_heads_of_another_model(folders):
     with pytest.raises(ModelError, match=r"hidden size 64 and vocabulary 256; .*control' has 64 and 259: `raypd model"):
         check(folders, "apar_medusa", "control", heads=str(folders / "heads"))

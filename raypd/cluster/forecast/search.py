@@ -179,7 +179,7 @@ class Search:
             self._climb(start.changes, "decoding.max_value_tokens", 256, ways)
         elif method == "intra_prompt":
             self._climb(base, "decoding.contexts_per_prompt", _MOST_STACK)
-        elif method == "speculative":
+        elif method == "speculative" and self.config.decoding.draft_tokens is not None:
             self._climb(base, "decoding.draft_tokens", _MOST_DRAFT)
 
     def _stacks(self, base: Changes) -> list[Trial]:
