@@ -36,16 +36,65 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Server]:
 
 
 @pytest.fixture(scope="session")
-def ray_here() -> Iterator[None]:
-    """One Ray for all tests of a session whose runs need no process of their own. Its workers may use `s3_server`."""
+def ray_ends() -> Iterator[None]:
+    yield
     import ray
 
-    with pytest.MonkeyPatch.context() as patch:
+    ray.shutdown()
+
+
+@pytest.fixture
+def ray_here(ray_ends: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One Ray for all tests whose runs need no process of their own. Its workers may use `s3_server`."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    with monkeypatch.context() as patch:
         for name, value in s3.environment().items():
             patch.setenv(name, value)
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+
+
+# Files whose long tests each start a Ray of their own.
+ALONE = ("tests/faults/test_faults.py", "tests/cluster/test_ledger.py", "tests/cluster/test_budget.py")
+# Files that take long come first, so that at the end no process waits for another that has just begun one of them.
+LONG_FILES = (
+    "tests/storage/test_runs.py",
+    "tests/cluster/test_pipeline.py",
+    "tests/cluster/test_lending.py",
+    "tests/faults/",
+    "tests/cluster/test_pool.py",
+    "tests/cluster/test_ledger.py",
+    "tests/cluster/test_budget.py",
+    "tests/cluster/",
+    "tests/storage/",
+    "tests/models/",
+    "tests/report/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((n for n, start in enumerate(LONG_FILES) if item.nodeid.startswith(start)), len(LONG_FILES))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Beside each other: files, whose tests share what is costly to make, and single tests that share nothing."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return nodeid if file in ALONE else file
+
+    if config.getoption("dist") != "loadscope":
+        return None
+    config.option.loadscopereorder = False  # by the number of tests
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(trylast=True)

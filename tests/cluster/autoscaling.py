@@ -19,7 +19,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE
 from ray.cluster_utils import AutoscalingCluster
 
 from tests.faults.apart import own_ray
-from tests.faults.trial import ROOT
+from tests.processes import ROOT, wait_for
 
 _IDLE_MINUTES = 0.1
 _COMMANDS = ("setup_commands", "head_setup_commands", "worker_setup_commands", "initialization_commands")
@@ -80,7 +80,7 @@ def main(folder: Path) -> None:
     began = time.monotonic()
     watcher = threading.Thread(target=watch, args=(lines, stop, began), daemon=True)
     watcher.start()
-    time.sleep(3)
+    wait_for(lambda: lines)
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"id": i, "title": "t" * 400}) + "\n" for i in range(2000)))
     config = {
@@ -100,9 +100,7 @@ def main(folder: Path) -> None:
     )
     print(f"{time.monotonic() - began:6.1f} s  raypd extract ended with {done.returncode}")
     print(done.stdout[-700:], done.stderr[-3000:])
-    ends = time.monotonic() + 90
-    while time.monotonic() < ends and lines[-1][1]:
-        time.sleep(0.5)
+    wait_for(lambda: not lines[-1][1], "its nodes are still there")
     stop.set()
     watcher.join()
     print(json.dumps({"returncode": done.returncode, "nodes": [count for _, count in lines]}), flush=True)

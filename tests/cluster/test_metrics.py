@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from raypd.cluster.cost.metrics import COUNTERS, GAUGES
+from tests.processes import LONG
 
 SCRIPT = """
 import json, sys, time, urllib.request
@@ -15,15 +16,18 @@ import ray
 from raypd.cluster.cost.metrics import Metrics
 
 port = int(sys.argv[2])
-ray.init(num_cpus=1, include_dashboard=False, _metrics_export_port=port, logging_level=50, log_to_driver=False)
+ray.init(
+    address="local", num_cpus=1, include_dashboard=False, _metrics_export_port=port, logging_level=50,
+    log_to_driver=False, _system_config={"metrics_report_interval_ms": 500},
+)
 metrics = ray.remote(num_cpus=0)(Metrics).remote("products")
 for line in sys.stdin:
     ray.get(metrics.show.remote(json.loads(line)))
 wanted = sys.argv[1]
-until = time.monotonic() + 60
+until = time.monotonic() + 200
 text = ""
 while wanted not in text and time.monotonic() < until:
-    time.sleep(1)
+    time.sleep(0.2)
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
 print("\\n".join(line for line in text.splitlines() if "raypd" in line))
 """
@@ -53,7 +57,7 @@ def scraped():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-c", SCRIPT, "ray_raypd_budget_usd", str(port)]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, done.stderr
     found = {}
     for family in text_string_to_metric_families(done.stdout + "\n"):

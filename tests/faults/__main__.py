@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.faults.all import FAULTS, Fault
 from tests.faults.trial import has_namespaces
+from tests.processes import end_all
 
 
 def row(fault: Fault, folder: Path) -> str:
@@ -36,6 +37,8 @@ def main(only: list[str]) -> int:
                 wrong += 1
                 print(f"{fault.name}: WENT WRONG", file=sys.stderr)
                 traceback.print_exc()
+            finally:
+                end_all()
     return wrong
 
 

@@ -1,4 +1,7 @@
-"""All faults. `slow` ones are left out of CI's quick half; those `apart` need Linux namespaces (unshare)."""
+"""All faults. `slow` ones are left out of `make test`, which has the most common of them in shorter tests
+(tests/cluster/test_pipeline.py, test_holding.py, tests/storage/test_runs.py). Those `apart` need Linux namespaces
+(unshare).
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ class Fault:
 
 
 FAULTS = [
-    Fault(one_machine.worker_killed),
-    Fault(one_machine.driver_killed),
+    Fault(one_machine.worker_killed, slow=True),
+    Fault(one_machine.driver_killed, slow=True),
     Fault(on_cluster.node_removed, apart=True),
     Fault(on_cluster.central_actor_killed, slow=True, apart=True),
     Fault(on_cluster.spot_handed_back, slow=True, apart=True),
@@ -33,10 +36,10 @@ FAULTS = [
     Fault(one_machine.poison),
     Fault(one_machine.broken_engine, slow=True),
     Fault(one_machine.out_of_memory, slow=True),
-    Fault(on_s3.s3_failing),
+    Fault(on_s3.s3_failing, slow=True),
     Fault(on_s3.s3_hanging, slow=True),
     Fault(on_s3.s3_cutting, slow=True),
     Fault(one_machine.disk_full, slow=True, apart=True),
     Fault(one_machine.clock_set_back, slow=True),
-    Fault(one_machine.started_twice),
+    Fault(one_machine.started_twice, slow=True),
 ]

@@ -15,36 +15,38 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.apart import own_ray
-from tests.faults.trial import Outcome, Trial, apart, wait_for
+from tests.faults.trial import Outcome, Trial, apart, gated
+from tests.processes import LONG, wait_for
 
 
-def _trial(folder: Path, count: int, seconds: float, unit_documents: int = 10) -> Trial:
+def _trial(folder: Path, free: int, units: int) -> Trial:
+    """Units of 10 documents, all of which but the first few wait for the fault."""
     cluster = {"max_workers": 2, "cpus_per_worker": 1, "units_in_flight": 1}
-    return Trial(folder, [f"sleep {seconds}"] * count, unit_documents, cluster=cluster)
+    return Trial(folder, gated(free, "fault", units), cluster=cluster)
 
 
 def node_removed(folder: Path) -> Outcome:
     """a node is gone in the middle of a run"""
     note = apart("tests.faults.on_cluster", "_node_removed", str(folder))
-    return _trial(folder, 300, 0.02).outcome("1 of 2 worker nodes, not graceful", note.strip())
+    return _trial(folder, 4, 30).outcome("1 of 2 worker nodes, not graceful", note.strip())
 
 
 def spot_handed_back(folder: Path) -> Outcome:
     """spot notice, too short for the unit in hand"""
     note = apart("tests.faults.on_cluster", "_spot_handed_back", str(folder))
-    return _trial(folder, 400, 0.1, 100).outcome("Ray's drain of a node, gone after 4 s", note.strip())
+    return _trial(folder, 0, 40).outcome("Ray's drain of a node, gone after 4 s", note.strip())
 
 
 def spot_finished(folder: Path) -> Outcome:
     """spot notice, long enough for the unit in hand"""
     note = apart("tests.faults.on_cluster", "_spot_finished", str(folder))
-    return _trial(folder, 200, 0.1, 20).outcome("Ray's drain of a node, gone after 30 s", note.strip())
+    return _trial(folder, 2, 20).outcome("Ray's drain of a node, gone after 30 s", note.strip())
 
 
 def central_actor_killed(folder: Path) -> Outcome:
     """kill -9 of the ledger"""
     note = apart("tests.faults.on_cluster", "_central_actor_killed", str(folder))
-    return _trial(folder, 300, 0.02).outcome("its process, in the middle of a run", note.strip())
+    return _trial(folder, 4, 30).outcome("its process, in the middle of a run", note.strip())
 
 
 # ------------------------------------------------------------------------------------------------- in the namespaces
@@ -61,12 +63,14 @@ class _Stage:
         self.trial = trial
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
+        self.pool: Any = None
         self.given: list[tuple[str, str]] = []  # (node, unit), in order
         self.handed_back: list[str] = []
         self.failed: list[BaseException] = []
         give, answered = pool.Pool._give, pool.Pool._answered
 
         def listen_give(own: Any, worker: Any, attempt: Any) -> None:
+            self.pool = own
             self.given.append((worker.node, attempt.unit.id))
             give(own, worker, attempt)
 
@@ -87,13 +91,14 @@ class _Stage:
                 fault()
             except BaseException as error:
                 self.failed.append(error)
+            self.trial.go("fault")
 
         tree = self.trial.config.model_dump()
         tree["cluster"]["address"] = self.cluster.address
         thread = threading.Thread(target=guarded, daemon=True)
         thread.start()
         made = run_extract(type(self.trial.config).model_validate(tree), build=fakes.build)
-        thread.join(60)
+        thread.join(LONG)
         if self.failed:
             raise self.failed[0]
         assert made.failed == 0
@@ -119,7 +124,7 @@ class _Stage:
 
 
 def _node_removed(folder: Path) -> str:
-    stage = _Stage(_trial(folder, 300, 0.02))
+    stage = _Stage(_trial(folder, 4, 30))
 
     def fault() -> None:
         stage.trial.wait(4)
@@ -132,17 +137,15 @@ def _node_removed(folder: Path) -> str:
 
 
 def _spot_handed_back(folder: Path) -> str:
-    stage = _Stage(_trial(folder, 400, 0.1, 100))  # a unit takes 10 seconds
+    stage = _Stage(_trial(folder, 0, 40))
     noticed: list[int] = []
     node: list[Any] = []
 
     def fault() -> None:
         node.append(stage.busy_node())
-        time.sleep(2)
         stage.notice(node[0], 4)
-        time.sleep(2)
+        wait_for(lambda: stage.handed_back, "nothing was handed back")
         noticed.append(len(stage.given))
-        time.sleep(2)
         stage.cluster.remove_node(node[0], allow_graceful=False)
 
     stage.run(fault)
@@ -153,7 +156,7 @@ def _spot_handed_back(folder: Path) -> str:
 
 
 def _spot_finished(folder: Path) -> str:
-    stage = _Stage(_trial(folder, 200, 0.1, 20))  # a unit takes 2 seconds
+    stage = _Stage(_trial(folder, 2, 20))
     last: list[str] = []
     node: list[Any] = []
     count: list[int] = []
@@ -163,19 +166,19 @@ def _spot_finished(folder: Path) -> str:
         node.append(stage.busy_node())
         last.append(next(unit for where, unit in reversed(stage.given) if where == node[0].node_id))
         stage.notice(node[0], 30)
-        time.sleep(2.5)
+        wait_for(lambda: any(worker.leaving for worker in stage.pool.workers), "nobody noticed")
         count.append(len(stage.given))
 
     stage.run(fault)
     assert stage.handed_back == []
-    assert sum(unit == last[0] for _, unit in stage.given) <= 1 + sum(unit == last[0] for unit in stage.handed_back)
+    assert [unit for _, unit in stage.given].count(last[0]) == 1
     assert all(where != node[0].node_id for where, _ in stage.given[count[0] :])
     assert {row["attempts"] for row in stage.trial.rows()} == {1}
     return "finished, nothing new for the node"
 
 
 def _central_actor_killed(folder: Path) -> str:
-    stage = _Stage(_trial(folder, 300, 0.02))
+    stage = _Stage(_trial(folder, 4, 30))
     killed: list[str] = []
 
     def fault() -> None:

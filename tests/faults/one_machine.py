@@ -8,17 +8,19 @@ import signal
 import time
 from pathlib import Path
 
-from tests.faults.trial import Outcome, Trial, apart, ended, stop, wait_for
+from tests.faults.trial import Outcome, Trial, apart, gated, stop
+from tests.processes import ended, wait_for
 from tests.tiny import save_tiny
 
 
 def worker_killed(folder: Path) -> Outcome:
     """kill -9 of a decode worker"""
-    trial = Trial(folder, ["sleep 0.02"] * 200)
+    trial = Trial(folder, gated(3, "killed", 20))
     run = trial.start()
     try:
         trial.wait(3)
         os.kill(trial.worker(), signal.SIGKILL)
+        trial.go("killed")
         said = ended(run)
     finally:
         stop(run)
@@ -29,17 +31,16 @@ def worker_killed(folder: Path) -> Outcome:
 
 def driver_killed(folder: Path) -> Outcome:
     """kill -9 of the driver"""
-    trial = Trial(folder, ["sleep 0.02"] * 200)
+    trial = Trial(folder, gated(4, "again", 20))
     run = trial.start()
     try:
-        trial.wait(3)
+        trial.wait(4)
     finally:
         stop(run)
-    before = trial.committed()
-    assert before < 20
+    trial.go("again")
     said = trial.finish()
     assert "was killed: taking its place" in said
-    return trial.outcome(f"killed after {before} of 20 units, the same command again", "resumed")
+    return trial.outcome("killed after 4 of 20 units, the same command again", "resumed")
 
 
 def poison(folder: Path) -> Outcome:
@@ -95,28 +96,27 @@ def disk_full(folder: Path) -> Outcome:
 
 def clock_set_back(folder: Path) -> Outcome:
     """the clock is set back"""
-    trial = Trial(folder, ["sleep 0.02"] * 300)
+    trial = Trial(folder, gated(3, "again", 30))
     run = trial.start("tests.faults.builds:clock", RAYPD_TEST_CLOCK="-86400")
     try:
         trial.wait(3)
-        time.sleep(3)
+        time.sleep(3)  # the clocks are set two seconds after a process has begun
     finally:
         stop(run)
-    assert trial.committed() < 30
+    trial.go("again")
     trial.finish("tests.faults.builds:clock", RAYPD_TEST_CLOCK="-172800")
     return trial.outcome("by a day in driver and workers, kill -9, by two days", "resumed")
 
 
 def started_twice(folder: Path) -> Outcome:
     """the same run is started twice at once"""
-    trial = Trial(folder, ["sleep 0.02"] * 200)
+    trial = Trial(folder, gated(0, "told", 20))
     first = trial.start()
     try:
-        wait_for(lambda: (Path(trial.output) / "holder.json").exists())
-        second = trial.start()
-        _, err = second.communicate(timeout=120)
-        assert second.returncode == 1
-        assert re.search(rf"has been at work on it since .* as process {first.pid} on", err), err
+        wait_for((Path(trial.output) / "holder.json").exists)
+        said = ended(trial.start(), 1)
+        assert re.search(rf"has been at work on it since .* as process {first.pid} on", said), said
+        trial.go("told")
         ended(first)
     finally:
         stop(first)

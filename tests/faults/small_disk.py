@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.faults.apart import own_ray
 from tests.faults.trial import Trial
+from tests.processes import ended
 
 
 def mount(folder: str, *options: str) -> None:
@@ -26,11 +27,9 @@ if __name__ == "__main__":
     mount(str(inner), "size=1m")
     trial = Trial(inner, ["a"] * 300)
     (inner / "ballast").write_bytes(b"x" * 920_000)
-    run = trial.start()
-    out, err = run.communicate(timeout=200)
-    assert run.returncode == 1, err
+    said = ended(trial.start(), 1)
     assert trial.committed() < 30
-    print(err)
+    print(said)
     mount(str(inner), "remount", "size=64m")
     trial.finish()
     shutil.copytree(trial.output, folder / "out")

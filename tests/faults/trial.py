@@ -8,9 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ import pyarrow.parquet as pq
 
 from raypd.cluster import commit, storage
 from raypd.config import RunConfig
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import ROOT, ended, start, wait_for
 
 
 @dataclass
@@ -52,7 +50,7 @@ class Trial:
             "output": {"path": self.output},
             "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
             "engine": {"batch": 4},
-            "cluster": {"address": "local", "max_workers": 1, "unit_documents": unit_documents},
+            "cluster": {"address": "local", "max_workers": 1, "unit_documents": unit_documents, "units_in_flight": 1},
         }
         for section, values in keys.items():
             tree[section] = {**tree.get(section, {}), **values}
@@ -63,14 +61,7 @@ class Trial:
 
     def start(self, build: str = "tests.cluster.fakes:build", **environment: str) -> subprocess.Popen[str]:
         """Starts the run as a process; `build` makes a worker's engine and task."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.run", str(self.file), build],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return start("-m", "tests.faults.run", str(self.file), build, **environment)
 
     def finish(self, build: str = "tests.cluster.fakes:build", **environment: str) -> str:
         """Runs to the end, which must be a good one; what it said."""
@@ -80,9 +71,12 @@ class Trial:
         return len(commit.committed(self.output))
 
     def wait(self, units: int) -> None:
-        """Until so many more units are committed."""
-        wanted = self.committed() + units
-        wait_for(lambda: self.committed() >= wanted)
+        """Until so many units are committed."""
+        wait_for(lambda: self.committed() >= units, f"no {units} units")
+
+    def go(self, name: str) -> None:
+        """Lets the units go on that wait for a file; see `gated`."""
+        (Path(self.output) / name).touch()
 
     def worker(self) -> int:
         """The process id of the newest worker."""
@@ -108,23 +102,9 @@ class Trial:
         return Outcome(done, self.count, len(rows), lost, doubled, note)
 
 
-def ended(process: subprocess.Popen[str], seconds: float = 240) -> str:
-    """Waits for a run to end well; what it said."""
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        raise AssertionError(f"the run hangs:\n{err[-3000:]}") from None
-    assert process.returncode == 0, err[-3000:]
-    return out + err
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
+def gated(free: int, name: str, units: int) -> list[str]:
+    """Titles of units of 10 documents, all of which but the first few wait for a file: see tests/cluster/fakes.py."""
+    return ["a"] * 10 * free + [f"until {name}", *["a"] * 9] * (units - free)
 
 
 def stop(process: subprocess.Popen[str]) -> None:

@@ -30,7 +30,7 @@ from tests import fault_proxy, s3
 from tests.cluster import fakes
 from tests.fault_proxy import Faults, Proxy
 
-OBJECTS = 60
+OBJECTS = 30
 ERRNOS = ("EIO", "ESTALE", "EMFILE", "ENOSPC", "ETIMEDOUT")
 
 
@@ -66,7 +66,7 @@ def corpus(proxy: Proxy, bucket: str, tmp_path: Path) -> Callable[..., RunConfig
                 },
                 "output": {"path": output},
                 "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-                "cluster": {"address": "local", "unit_documents": 10, "max_workers": 1},
+                "cluster": {"address": "local", "unit_documents": 5, "max_workers": 1},
                 "storage": {"endpoint_url": proxy.url, "max_attempts": 2, "read_timeout": read_timeout},
             }
         )
