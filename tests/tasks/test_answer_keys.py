@@ -29,7 +29,7 @@ from raypd.tasks import extraction, question_answering, writers
 from raypd.tasks.base import Document, Record, Work
 from tests.cli.test_fingerprint import decoding_keys, others
 from tests.tasks import test_extraction, test_question_answering
-from tests.tiny import in_float64, tiny_model, tiny_tokenizer
+from tests.tiny import tiny_model, tiny_tokenizer
 
 CONTEXT = 4096
 DOCUMENTS = {
@@ -71,7 +71,7 @@ def load(config: ModelConfig) -> LoadedModel:
     for method in ("apar", "space"):
         add_control_tokens(model, tokenizer, method)
     if config.dtype == "float64":
-        model = in_float64(model)
+        model = model.double()
     return LoadedModel(model, tokenizer, config.name, model.dtype, torch.device("cpu"), CONTEXT)
 
 
@@ -79,8 +79,7 @@ def config_of(kind: str, folders: list[str], **decoding: Any) -> RunConfig:
     tasks = {"question_answering": {"kind": kind, "max_answer_tokens": 8}, "generation": {"kind": kind}}
     task = tasks.get(kind, test_extraction.TREE["task"])
     tree: dict[str, Any] = {"input": {"path": "x"}, "output": {"path": "out"}, "task": task}
-    # transformers' own generation looks at the model's forward, which in_float64 replaces.
-    tree["model"] = {"dtype": "float32" if decoding["method"] == "speculative" else "float64"}
+    tree["model"] = {"dtype": "float64"}
     own = {"heads": folders[0], "draft_model": "small", **SMALL}
     return RunConfig.model_validate({**tree, "decoding": {**own, **decoding}})
 
