@@ -31,6 +31,7 @@ def start(*words: str, **environment: str) -> subprocess.Popen[str]:
         [sys.executable, *words],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), _MARK: mark, **environment},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

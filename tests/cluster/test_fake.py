@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from raypd.cli import app
 from raypd.cluster import fake
 from raypd.cluster.input.reading import read_unit
 from raypd.cluster.input.units import plan
@@ -17,7 +19,7 @@ from raypd.config import RunConfig
 from raypd.config_file import load_config, make_config
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record, Work
-from tests.processes import LONG, ROOT
+from tests.processes import ROOT
 
 QUICKSTART = ROOT / "configs/quickstart/extract.yaml"
 FAST = ["model=fake", "model.fake.load_seconds=0", "model.fake.step_seconds=0"]
@@ -160,11 +162,10 @@ assert not {{"torch", "transformers"}} & set(sys.modules)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_run_as_a_user_types_it_says_that_its_answers_are_not_real(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "raypd.cli", "extract", str(QUICKSTART), *FAST]
-    command += [f"output.path={tmp_path}/out", "cluster.address=local"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LONG)
-    assert done.returncode == 0, done.stderr
+def test_a_run_as_a_user_types_it_says_that_its_answers_are_not_real(tmp_path: Path, ray_here) -> None:
+    words = ["extract", str(QUICKSTART), *FAST, f"output.path={tmp_path}/out", "cluster.address=local"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
     assert "130 documents: 130 ok" in done.stdout
     assert "THESE ANSWERS ARE MADE UP" in done.stdout
     assert json.loads((tmp_path / "out/manifest.json").read_text())["fake"] is True

@@ -397,7 +397,8 @@ def test_a_run_has_a_bill_that_adds_up(tmp_path) -> None:
     assert node["usd"] == pytest.approx(node["seconds"] * 36 / 3600, abs=1e-5)
     assert tree["began"] <= node["began"] < tree["until"]
     assert tree["parts"]["startup"] > 0
-    assert tree["parts"]["decode"] + tree["parts"]["prefill"] > tree["usd"] / 10
+    assert tree["seconds"]["decode"] + tree["seconds"]["prefill"] > 2  # 20 steps of 0.1 s at the very least
+    assert tree["parts"]["decode"] > 0
     assert tree["parts"]["lost"] == tree["parts"]["head"] == 0
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     assert manifest["cost"]["usd"] == tree["usd"]

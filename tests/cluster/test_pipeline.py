@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import ray
 
 from raypd.cluster import commit, pipeline
 from raypd.config import RunConfig
@@ -134,11 +135,16 @@ def test_a_worker_that_dies_once_costs_nothing(tmp_path, config, ray_here) -> No
 # ----------------------------------------------------------------------------------------- in processes of their own
 
 
-def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, config) -> None:
-    """Each unit from the third on waits for a file before it begins, so that no session is done before its end."""
+def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, config, ray_here) -> None:
+    """Each unit from the third on waits for a file before it begins, so that no session is done before its end.
+
+    Drivers that come and go on a cluster that stays; tests/storage/test_runs.py has them with a Ray of their own.
+    """
     titles = [["a"] * 2, ["until one"] * 3, ["until two"] * 3, ["until three"] * 4]
     lines = [title for part in titles for first in part for title in (first, *["a"] * 9)]
     run = config(str(write_jsonl(tmp_path / "a.jsonl", lines)), unit_documents=10, units_in_flight=1)
+    cluster = run.cluster.model_copy(update={"address": ray.get_runtime_context().gcs_address})
+    run = run.model_copy(update={"cluster": cluster})
 
     def go(name: str) -> None:
         (tmp_path / "out" / name).touch()

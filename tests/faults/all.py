@@ -1,6 +1,7 @@
-"""All faults. `slow` ones are left out of `make test`, which has the most common of them in shorter tests
-(tests/cluster/test_pipeline.py, test_holding.py, tests/storage/test_runs.py). Those `apart` need Linux namespaces
-(unshare).
+"""All faults: `make faults`, `make test-slow`. Those `apart` need Linux namespaces (unshare).
+
+`make test` has the most common of them in shorter tests: tests/cluster/test_pipeline.py, test_lending.py and
+test_holding.py, tests/storage/test_runs.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ class Fault:
     """A scenario; its name in the table is the first line of its description."""
 
     scenario: Callable[[Path], Outcome]
-    slow: bool = False
     apart: bool = False
 
     @property
@@ -27,19 +27,19 @@ class Fault:
 
 
 FAULTS = [
-    Fault(one_machine.worker_killed, slow=True),
-    Fault(one_machine.driver_killed, slow=True),
+    Fault(one_machine.worker_killed),
+    Fault(one_machine.driver_killed),
     Fault(on_cluster.node_removed, apart=True),
-    Fault(on_cluster.central_actor_killed, slow=True, apart=True),
-    Fault(on_cluster.spot_handed_back, slow=True, apart=True),
-    Fault(on_cluster.spot_finished, slow=True, apart=True),
+    Fault(on_cluster.central_actor_killed, apart=True),
+    Fault(on_cluster.spot_handed_back, apart=True),
+    Fault(on_cluster.spot_finished, apart=True),
     Fault(one_machine.poison),
-    Fault(one_machine.broken_engine, slow=True),
-    Fault(one_machine.out_of_memory, slow=True),
-    Fault(on_s3.s3_failing, slow=True),
-    Fault(on_s3.s3_hanging, slow=True),
-    Fault(on_s3.s3_cutting, slow=True),
-    Fault(one_machine.disk_full, slow=True, apart=True),
-    Fault(one_machine.clock_set_back, slow=True),
-    Fault(one_machine.started_twice, slow=True),
+    Fault(one_machine.broken_engine),
+    Fault(one_machine.out_of_memory),
+    Fault(on_s3.s3_failing),
+    Fault(on_s3.s3_hanging),
+    Fault(on_s3.s3_cutting),
+    Fault(one_machine.disk_full, apart=True),
+    Fault(one_machine.clock_set_back),
+    Fault(one_machine.started_twice),
 ]

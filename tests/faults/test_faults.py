@@ -10,14 +10,9 @@ from tests.faults.all import FAULTS, Fault
 from tests.faults.trial import has_namespaces
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(fault, id=fault.scenario.__name__, marks=[pytest.mark.slow] if fault.slow else [])
-        for fault in FAULTS
-    ],
-)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.scenario.__name__)
 def test_every_document_exactly_once(fault: Fault, tmp_path: Path) -> None:
     if fault.apart and not has_namespaces():
         pytest.skip("needs namespaces of its own: root, or a container with --privileged (unshare)")

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+import ray
 
 from raypd.cluster import commit, pipeline, storage
 from raypd.config import RunConfig
@@ -167,17 +168,22 @@ def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucke
     logs = Path("/tmp") / f"r{os.getpid()}"  # Ray's sockets need a short path
     said = ""
     try:
-        first = begin(run, tmp_path, RAY_TMPDIR=str(logs))
+        ray.shutdown()  # that of other tests, whose logs are elsewhere
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=str(logs))
+        cluster = run.cluster.model_copy(update={"address": ray.get_runtime_context().gcs_address})
+        run = run.model_copy(update={"cluster": cluster})
+        first = begin(run, tmp_path)
         wait_for(lambda: first.poll() is not None or commit.committed(run.output.path))
         first.send_signal(signal.SIGKILL)
         said += "".join(first.communicate())
-        assert len(commit.committed(run.output.path)) == 1
+        assert len(commit.committed(run.output.path)) == 1, said
         (tmp_path / "go").touch()
-        said += ended(begin(run, tmp_path, RAY_TMPDIR=str(logs)))
+        said += ended(begin(run, tmp_path))
         assert f"documents={count + 10} ok={count + 10} failed=0" in said
-        refused = begin(run, tmp_path, RAY_TMPDIR=str(logs), AWS_SESSION_TOKEN="raypd-test-T0K3N-77")
+        refused = begin(run, tmp_path, AWS_SESSION_TOKEN="raypd-test-T0K3N-77")
         said += "".join(refused.communicate(timeout=LONG))
         proxy.faults = Faults()
+        ray.shutdown()
         assert ids(run.output.path) == Counter({**{str(i): 1 for i in range(count)}, "60": 10})
         texts = {"output of the processes": said.encode()}
         texts |= {item.path: storage.read(item.path) for item in storage.walk(f"{bucket}/runs")}
@@ -188,4 +194,5 @@ def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucke
                 assert secret.encode() not in text, where
     finally:
         end_all()
+        ray.shutdown()
         shutil.rmtree(logs, ignore_errors=True)
