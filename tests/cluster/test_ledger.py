@@ -344,6 +344,7 @@ def check_rows(tmp_path: Path, documents: int) -> None:
     assert found == Counter({str(i): 1 for i in range(documents)})
 
 
+@pytest.mark.slow
 def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
     """What infra/docker/node-environment.sh sets reaches the bill, and a time with two ledgers is paid by halves."""
     import ray

@@ -173,6 +173,7 @@ def test_a_listing_tells_names_of_two_roots_apart(tmp_path, config) -> None:
     assert storage.exists(made[0].path)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monkeypatch) -> None:
     import io
     import tracemalloc

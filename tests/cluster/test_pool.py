@@ -8,6 +8,8 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from raypd.cluster import lending, pipeline, pool
 from tests.cluster import fakes, flat_memory
 from tests.cluster.conftest import write_jsonl
@@ -56,6 +58,7 @@ def _patient(assign, workers: int):
     return wait
 
 
+@pytest.mark.slow
 def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, ray_here, monkeypatch) -> None:
     """Python's own objects at three units, since some come once; flat_memory.py measures whole processes."""
     counted: list[Counter[str]] = []

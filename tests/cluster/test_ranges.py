@@ -97,6 +97,7 @@ def test_plan_and_read_together_lose_and_double_nothing(text: bytes, documents: 
         assert all(len(part) <= documents for _, part in found)
 
 
+@pytest.mark.slow
 def test_a_line_of_50_mb_among_ranges_is_read_once_in_bounded_memory(tmp_path: Path) -> None:
     import tracemalloc
 

@@ -112,6 +112,7 @@ def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected,
     assert Counter(table["date"].to_pylist()) == {"2026-11-20": count, "2026-11-21": 1}
 
 
+@pytest.mark.slow
 def test_one_call_in_twenty_fails_and_bodies_are_cut(connected, bucket, proxy, ray_here) -> None:
     count = fill(bucket)
     proxy.faults = Faults(share=0.05, seed=11, latency=0.002)
@@ -159,6 +160,7 @@ def begin(run: RunConfig, folder: Path, **environment: str) -> subprocess.Popen[
     return start("-m", "tests.cluster.run", str(file), **environment)
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucket, proxy, tmp_path) -> None:
     """All that a run prints, writes, logs and raises is searched for the secret that it signed its requests with."""
     count = fill(bucket, gz=10, parquet=10, title=f"until {tmp_path}/go")

@@ -302,6 +302,7 @@ def test_a_store_without_conditional_writes_is_told_once(store: Store, kind: str
 # ------------------------------------------------------------------------------------------------------------- listing
 
 
+@pytest.mark.slow
 def test_a_long_listing_takes_the_memory_of_a_page(store: Store) -> None:
     """Ten times the keys, the same peak."""
 
