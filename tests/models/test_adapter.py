@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -24,6 +23,8 @@ def save_adapter(folder: Path, base: str = "", kind: str = "llama", rank: int = 
     """A random LoRA of `tiny_model(kind)`; `overrides` of the model's sizes go in as model={...}."""
     model = tiny_model(kind, **settings.pop("model", {}))
     lora = {"r": rank, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"], **settings}
+    import peft  # it takes seconds
+
     wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **lora))
     generator = torch.Generator().manual_seed(1)
     for name, weight in wrapped.named_parameters():
@@ -55,6 +56,8 @@ def test_merged_as_peft_computes_it(base: Path, tmp_path: Path, settings: dict[s
     adapter = save_adapter(tmp_path / "adapter", **settings)
     loaded = load_model(ModelConfig(name=str(base), adapter=str(adapter), dtype="float32", device="cpu"))
     assert not any("lora" in name for name, _ in loaded.model.named_modules())
+    import peft
+
     expected = peft.PeftModel.from_pretrained(tiny_model("llama"), adapter).eval()(TOKENS).logits
     assert (expected - tiny_model("llama")(TOKENS).logits).abs().max() > 0.5
     torch.testing.assert_close(loaded.model(TOKENS).logits, expected, atol=1e-4, rtol=1e-4)
@@ -76,6 +79,8 @@ def test_beside_quantized_weights(base: Path, tmp_path: Path) -> None:
         for _ in range(2)
     )
     without = plain(TOKENS).logits
+    import peft
+
     expected = peft.PeftModel.from_pretrained(beneath, adapter).eval()(TOKENS).logits
     assert torch.equal(loaded.model(TOKENS).logits, expected)
     assert (expected - without).abs().max() > 0.5

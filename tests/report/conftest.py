@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raypd.report import data
+from raypd.report import charts, data
 from tests.report.browser import chromium
 from tests.report.builder import Plan, build
 
@@ -21,6 +21,12 @@ def make(tmp_path: Path) -> Callable[..., data.Run]:
         return data.load(str(build(tmp_path / "run", Plan(**keys))))
 
     return made
+
+
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at something else: charts take most of the time of a page."""
+    monkeypatch.setattr(charts, "inline", lambda *_: "<svg></svg>")
 
 
 @pytest.fixture(scope="module")

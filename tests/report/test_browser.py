@@ -77,10 +77,14 @@ def listener() -> Iterator[tuple[int, list[str]]]:
         server.shutdown()
 
 
+_pages: dict[str, str] = {}  # by the plan, since some are looked at in several ways
+
+
 def _page(tmp_path: Path, plan: Plan) -> Path:
-    run = data.load(str(build(tmp_path / "run", plan)))
+    if repr(plan) not in _pages:
+        _pages[repr(plan)] = page.render(data.load(str(build(tmp_path / "run", plan))))
     file = tmp_path / "report.html"
-    file.write_text(page.render(run))
+    file.write_text(_pages[repr(plan)])
     return file
 
 

@@ -106,7 +106,7 @@ def test_an_estimate_for_another_number_of_documents_is_compared_by_the_document
         ({}, {"usd_per_hour": 0.0}, "had no price"),
     ],
 )
-def test_what_cannot_be_compared_is_said_and_why(tmp_path, keys, plan, said):
+def test_what_cannot_be_compared_is_said_and_why(no_charts, tmp_path, keys, plan, said):
     root = build(tmp_path / "run", Plan(**{"units": 6, **plan}))
     estimates.put(root, **keys)
     found = _section(root).comparison
@@ -130,13 +130,13 @@ def test_an_estimate_without_a_run_has_a_page_of_its_own(tmp_path):
         Watch(str(tmp_path / "run"), []).look()
 
 
-def test_made_up_figures_are_called_so(tmp_path):
+def test_made_up_figures_are_called_so(no_charts, tmp_path):
     estimates.put(tmp_path / "run", model="fake")
     assert "Made-up figures." in Tags(page.render(data.load(str(tmp_path / "run")))).text
 
 
 @pytest.mark.parametrize("broken", ["{", "[]", '{"documents": 3}', json.dumps({"created": "?"})])
-def test_a_damaged_estimate_is_named_and_costs_no_report(tmp_path, broken):
+def test_a_damaged_estimate_is_named_and_costs_no_report(no_charts, tmp_path, broken):
     root = build(tmp_path / "run", Plan(units=3))
     (root / "estimate.json").write_text(broken)
     shown = Tags(page.render(data.load(str(root)))).text
@@ -147,12 +147,12 @@ def test_a_damaged_estimate_is_named_and_costs_no_report(tmp_path, broken):
         data.load(str(tmp_path / "only"))
 
 
-def test_a_run_without_an_estimate_says_how_to_make_one(tmp_path):
+def test_a_run_without_an_estimate_says_how_to_make_one(no_charts, tmp_path):
     shown = Tags(page.render(data.load(str(build(tmp_path / "run", Plan(units=2)))))).text
     assert "No estimate stands in the folder of this run. raypd estimate with its configuration" in shown
 
 
-def test_an_interval_that_is_not_known_is_not_made_up(tmp_path):
+def test_an_interval_that_is_not_known_is_not_made_up(no_charts, tmp_path):
     root = build(tmp_path / "run", Plan(units=40))
     tree = estimates.put(root)
     for bill in (bill for one in tree["machines"] for bill in one["bills"]):

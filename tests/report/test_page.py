@@ -126,7 +126,7 @@ def test_charts_are_well_formed_named_and_without_a_style_of_their_own(make):
         ({"model": "fake"}, "Made-up answers."),
     ],
 )
-def test_what_is_missing_is_said(make, keys, said):
+def test_what_is_missing_is_said(make, no_charts, keys, said):
     assert said in Tags(page.render(make(**{"units": 6, **keys}))).text
 
 

@@ -339,7 +339,7 @@ def test_a_long_listing_takes_the_memory_of_a_page(store: Store) -> None:
         return most
 
     peak(1000)
-    small, large = peak(3000), peak(30_000)
+    small, large = peak(2000), peak(20_000)
     assert large < small + 1_000_000, (small, large)
 
 
