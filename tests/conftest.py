@@ -8,6 +8,11 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+# On a busy machine Ray's own processes may take longer to come up than it waits for them.
+os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "240")
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "240")
+os.environ.setdefault("RAY_worker_register_timeout_seconds", "240")
+os.environ.setdefault("RAY_agent_register_timeout_ms", "240000")
 
 import torch
 
@@ -17,9 +22,15 @@ from collections import defaultdict  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from tests import processes, s3  # noqa: E402
+
+# The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=random looks for others.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("random", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(autouse=True)

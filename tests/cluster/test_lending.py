@@ -285,7 +285,7 @@ def pid(worker: Worker) -> int:
     return int(actors(worker.actor._actor_id.hex())["Pid"])
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_long_unit_is_shared_by_all_and_committed_once(
     tmp_path: Path, config, monkeypatch, ray_here, workers: int
 ) -> None:
@@ -306,6 +306,7 @@ def test_a_long_unit_is_shared_by_all_and_committed_once(
     assert all(worker["seconds"]["lost"] == 0 for worker in bill["workers"])
 
 
+@pytest.mark.slow
 def test_a_borrower_that_is_killed_blames_nobody(tmp_path: Path, config, monkeypatch, ray_here) -> None:
     stage = Stage(tmp_path, config, monkeypatch, 2, ["hold"] * 92)
 
@@ -320,6 +321,7 @@ def test_a_borrower_that_is_killed_blames_nobody(tmp_path: Path, config, monkeyp
     assert any("what it helped with is done elsewhere" in line for line in stage.said)
 
 
+@pytest.mark.slow
 def test_an_owner_that_is_killed_has_its_unit_tried_again(tmp_path: Path, config, monkeypatch, ray_here) -> None:
     stage = Stage(tmp_path, config, monkeypatch, 2, ["hold"] * 92)
 

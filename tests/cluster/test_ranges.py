@@ -128,6 +128,7 @@ def test_a_line_of_30_mb_among_ranges_is_read_once_in_bounded_memory(tmp_path: P
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4000)), max_size=6), st.integers(1, 30), st.integers(1, 900)
 )
+@example([(1, 2), (1, 0)], 2, 1)
 def test_rows_are_cut_without_gap_and_within_the_limits(groups: list, rows: int, size: int) -> None:
     cut = list(cut_rows(groups, rows, size))
     total = sum(count for count, _ in groups)

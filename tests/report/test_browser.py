@@ -130,7 +130,10 @@ def test_the_policy_holds_where_escaping_would_fail(browser, tmp_path):
     assert any("Content Security Policy" in error for error in errors)
 
 
-@pytest.mark.parametrize("size", [PHONE, {"width": 320, "height": 640}, {"width": 768, "height": 1024}, DESKTOP])
+SMALL, TABLET = {"width": 320, "height": 640}, {"width": 768, "height": 1024}
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP, *(pytest.param(s, marks=pytest.mark.slow) for s in (SMALL, TABLET))])
 def test_it_fits_every_screen(browser, tmp_path, size):
     tab, _, errors = open_page(browser, _page(tmp_path, Plan(units=30, workers=5, sessions=2)), viewport=size)
     assert tab.evaluate("document.scrollingElement.scrollWidth") <= size["width"]

@@ -67,8 +67,10 @@ def test_a_body_that_breaks_off_is_taken_up_where_it_broke(proxy, bucket) -> Non
     assert storage.read(f"{bucket}/x") == data
     ranges = [headers["Range"] for method, _, headers in proxy.log if method == "GET"]
     first, second, third = (int(text.removeprefix("bytes=").split("-")[0]) for text in ranges[:3])
-    assert (first, second) == (0, MIB // 2)
-    assert third == second + MIB // 4
+    assert first == 0  # of what was sent before the reset the system may take some away
+    assert first <= second <= MIB // 2
+    assert second <= third <= second + (MIB - second) // 2
+    assert third > 0
     assert all("If-Match" in headers for _, _, headers in proxy.log[1:])
 
 

@@ -53,6 +53,7 @@ def test_every_row_of_the_real_data_has_its_records(name):
             assert record.columns["choice_index"] == (None if free else len(q["choices"]) - 1)
 
 
+@pytest.mark.slow
 def test_smollm2_answers_as_in_one_prompt_a_question():
     """Real text in float32: IPPD in the engine against the unmodified model with transformers' own cache."""
     documents = [*rows_of("squad2.dev", 1, 3), *rows_of("dream.dev", 1, 2)]

@@ -6,6 +6,7 @@ So a report that is lost, comes twice or comes late does no harm: the one with t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -20,6 +21,7 @@ from raypd.cluster.cost.billing import Seconds, Spans
 REPORT_SECONDS = 2.0
 _JOIN_SECONDS = 0.05  # a pause between two steps that is shorter belongs to them
 _MOST_SPANS = 120  # of one worker
+_REPORTED_SECONDS = 5.0
 _MOST_PENDING = 4  # reports on their way: the ledger is away, and the next one will say it all
 COUNTS = ("documents", "prefill_tokens", "shared_tokens", "decode_tokens")
 
@@ -290,8 +292,12 @@ class Reporter:
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
     def now(self) -> None:
-        """Sends a report at once, and does not wait for it."""
+        """Sends a report at once and waits until the ledger has it, so that no bill is closed before; 5 s at most."""
+        import ray
+
         self._send(always=True)
+        with self._sending, contextlib.suppress(Exception):  # the worker's work is worth more than its bill
+            ray.wait(self._pending, num_returns=len(self._pending), timeout=_REPORTED_SECONDS)
 
     def _run(self) -> None:
         while True:
