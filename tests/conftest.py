@@ -28,7 +28,9 @@ import pytest  # noqa: E402
 from tests import processes, s3  # noqa: E402
 
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=random looks for others.
-hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.register_profile("random", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 

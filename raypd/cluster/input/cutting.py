@@ -131,8 +131,10 @@ def cut_rows(groups: list[tuple[int, int]], most_rows: int, most_bytes: int) -> 
         each = length / rows if rows else 0.0
         while rows:
             room = most_rows - (end - start)
-            if each or size > most_bytes:
-                room = min(room, int((most_bytes - size) / each) if each else 0)
+            if each:
+                room = min(room, int((most_bytes - size) / each))
+            elif size > most_bytes:  # one row above the limit, and then rows of no bytes
+                room = 0
             if room <= 0 and end > start:
                 yield start, end
                 start, size = end, 0.0
