@@ -18,7 +18,7 @@ from raypd.decoding.row import LEAST_REGION, Row
 from raypd.decoding.visibility import GONE
 from tests.decoding import reference
 from tests.decoding.test_apar import CHILD, ENDS, EOS, FORK, steered
-from tests.decoding.test_exactness import INSTRUCTION, agree, pair, tokens_of
+from tests.decoding.test_exactness import INSTRUCTION, pair, tokens_of
 
 
 @dataclass
@@ -137,30 +137,3 @@ def test_rows_that_close_up_see_the_same_and_hold_no_more_than_they_need(seed):
         for (tokens, logprobs), (want, want_logprobs) in zip(answer, expected, strict=True):
             assert tokens == want
             np.testing.assert_allclose(logprobs, want_logprobs, atol=1e-3)
-
-
-def test_a_small_cache_holds_more_rows_once_others_give_back(monkeypatch):
-    """Where the cache is full, what one row gives back another takes: none has to be fed again."""
-    model, stock = pair("llama")
-    long, short = tokens_of(random.Random(1), 200, 200), tokens_of(random.Random(2), 120, 120)
-
-    def gives_back():
-        yield Feed(long, range(200), ask=[199])
-        for step in range(40):
-            yield Feed([9], [200 + step], ask=[0], drop=range(190) if step == 0 else [])
-
-    engine = Engine(model, batch=2, cache_tokens=256)
-    engine.submit(gives_back(), tag="long")
-    engine.submit(autoregressive(Prompt(short), 6, lambda t: False), tag="short")
-    order, counts = [], {}
-    while engine.pending:
-        for done in engine.step():
-            order.append(done.tag)
-            counts[done.tag] = done.counts
-            if done.tag == "short":
-                agree(
-                    reference.autoregressive(stock, short, 6, lambda t: False), done.answer.tokens, done.answer.logprobs
-                )
-    assert order == ["short", "long"]
-    assert counts["long"].prefill_tokens == 200
-    assert counts["long"].decode_tokens == 40
