@@ -70,7 +70,7 @@ def ray_here(ray_ends: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Files whose long tests each start a Ray of their own.
-ALONE = ("tests/faults/test_faults.py", "tests/cluster/test_ledger.py", "tests/cluster/test_budget.py")
+ALONE = ("tests/faults/test_faults.py", "tests/cluster/test_ledger.py")
 # Files that take long come first, so that at the end no process waits for another that has just begun one of them.
 LONG_FILES = (
     "tests/storage/test_runs.py",
@@ -96,13 +96,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Beside each other: files, whose tests share what is costly to make, and single tests that share nothing."""
+    """Beside each other: files, whose tests share what is costly to make, and single tests that share nothing.
+
+    The files of `ray_here` are one scope: its start takes as long as many tests.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return nodeid if file in ALONE else file
+            if file in ALONE:
+                return nodeid
+            return "ray_here" if "ray_here" in (config.rootpath / file).read_text() else file
 
     if config.getoption("dist") != "loadscope":
         return None

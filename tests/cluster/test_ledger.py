@@ -383,6 +383,7 @@ def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
     assert files(tmp_path) == json.loads(json.dumps(trees))
 
 
+@pytest.mark.slow
 def test_a_run_has_a_bill_that_adds_up(tmp_path) -> None:
     out = ended(begin(write_run(tmp_path, documents=80)))
     check_rows(tmp_path, 80)
@@ -473,16 +474,15 @@ def test_a_killed_driver_stops_the_bill_and_the_next_session_adds_to_it(tmp_path
     driver.wait()
     psutil.wait_procs([actor], timeout=LONG)
     assert not actor.is_running()
-    (first,) = files(tmp_path)
-    assert not first["final"]
-    assert first["totals"]["documents"] > 0
-    time.sleep(4)  # a ledger writes every three
-    assert files(tmp_path) == [first]  # nobody bills on
+    (left,) = files(tmp_path)
+    assert not left["final"]
+    assert left["totals"]["documents"] > 0
     end_all()  # Ray's own, which outlive a driver that was killed
     (tmp_path / "out/again").touch()
     ended(start("-m", "tests.cluster.run", str(tmp_path / "run.yaml")))
     check_rows(tmp_path, 120)
     first, second = files(tmp_path)
+    assert first == left  # nobody billed on
     check_sums(first)
     check_sums(second)
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())

@@ -336,6 +336,7 @@ def test_an_owner_that_is_killed_has_its_unit_tried_again(tmp_path: Path, config
     assert any("its units are tried again" in line for line in stage.said)
 
 
+@pytest.mark.slow
 def test_a_document_that_kills_who_borrows_it_is_found(tmp_path: Path, config, monkeypatch, ray_here) -> None:
     stage = Stage(tmp_path, config, monkeypatch, 2, ["hold"] * 87 + ["kill"] + ["hold"] * 4)
     stage.on_borrowed = stage.go  # type: ignore[method-assign]

@@ -10,6 +10,8 @@ import pytest
 from raypd.cluster.cost.metrics import COUNTERS, GAUGES
 from tests.processes import LONG
 
+pytestmark = pytest.mark.slow  # a Ray with metrics
+
 SCRIPT = """
 import json, sys, time, urllib.request
 import ray

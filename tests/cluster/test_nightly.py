@@ -445,7 +445,7 @@ def test_a_folder_of_an_ordinary_run_is_refused(tmp_path, run) -> None:
         night(config)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
 def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, run, seed) -> None:
     draw = random.Random(seed)
     config = run(str(tmp_path / "in"), unit_documents=3)

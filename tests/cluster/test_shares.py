@@ -230,7 +230,7 @@ def test_a_document_of_which_a_question_was_begun_is_not_lent(tmp_path: Path) ->
     tree = {
         "input": {"path": str(tmp_path / "a.jsonl")},
         "output": {"path": str(tmp_path / "out")},
-        "model": {"name": "fake"},
+        "model": {"name": "fake", "fake": {"load_seconds": 0.0, "step_seconds": 0.001}},
         "task": {"kind": "question_answering"},
         "decoding": {"method": "autoregressive"},
         "engine": {"batch": 4},

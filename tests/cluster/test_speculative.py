@@ -63,6 +63,7 @@ def test_a_worker_has_the_two_models_and_the_numbers_of_the_configuration(folder
     assert not theirs.equal(ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["draft", "model"])
 def test_a_measurement_takes_it_and_its_records_are_those_of_autoregressive_decoding(folder: Path, draft: str) -> None:
     """The model itself as draft model is a second copy of it, in a measurement too, which keeps models."""

@@ -14,7 +14,7 @@ from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.program import Predictions
 from tests.decoding import reference
 from tests.decoding.reference import Replay
-from tests.decoding.test_exactness import FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+from tests.decoding.test_exactness import FEW_FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
 from tests.tiny import in_float64
 
 FORK, CHILD, EOS = 3, 4, 2
@@ -139,7 +139,7 @@ def prompts_of(seed: int, count: int) -> list[Prompt]:
     return [Prompt(INSTRUCTION + tokens_of(rng, 1, 15), shared=23 if i % 3 else 0) for i in range(count)]
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", FEW_FAMILIES)
 def test_threads_equal_threads_alone_beside_other_programs(kind):
     model, stock = pair(kind)
     prompts = prompts_of(2, 3)

@@ -68,6 +68,7 @@ def list_of(points: int, start: int):
     return rule
 
 
+@pytest.mark.slow
 def test_a_batch_of_lists_takes_less_than_its_flattened_texts(monkeypatch):
     """Twelve answers of 3 to 6 points, four at a time: peak of the cache and keys multiplied, the text forked with and
     without giving back, and flattened."""

@@ -22,7 +22,7 @@ from raypd.models.medusa_heads import load_heads, save_heads
 from tests.decoding import reference
 from tests.decoding.reference import Replay
 from tests.decoding.test_apar import CHILD, ENDS, EOS, FORK, steered
-from tests.decoding.test_exactness import FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+from tests.decoding.test_exactness import FEW_FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
 from tests.decoding.test_space import answers_beside_others, chance_of_texts, chi_square, likely, never, rarely
 from tests.tiny import in_float64, tiny_model
 
@@ -92,7 +92,7 @@ def prompts_of(seed, count=4):
     return [Prompt(INSTRUCTION + tokens_of(rng, 1, 12), shared=23 if i % 2 else 0) for i in range(count)]
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", FEW_FAMILIES)
 def test_greedy_equals_autoregressive_beside_other_programs(kind):
     model, stock = pair(kind)
     prompts = prompts_of(2)
@@ -284,7 +284,7 @@ def same(tree, other):
         assert (a.first_child is None, a.next_sibling is None) == (b.first_child is None, b.next_sibling is None)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", FEW_FAMILIES)
 def test_apar_medusa_equals_apar(kind):
     model, stock = pair(kind)
     prompts = prompts_of(21, 3)

@@ -17,7 +17,7 @@ from raypd.decoding.methods.pasta import PastaAnswer, pasta
 from tests.decoding import reference
 from tests.decoding.pasta_script import BYTES, ENDS, EOS
 from tests.decoding.reference import Replay
-from tests.decoding.test_exactness import FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+from tests.decoding.test_exactness import FEW_FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
 from tests.tiny import in_float64
 
 A, B, SYNC, CLOSE, OPEN, BEHIND, LT, WORD, GT = range(240, 249)
@@ -144,7 +144,7 @@ def prompts_of(seed: int, count: int) -> list[Prompt]:
     return [Prompt(INSTRUCTION + tokens_of(rng, 1, 15), shared=23 if i % 3 else 0) for i in range(count)]
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", FEW_FAMILIES)
 def test_threads_equal_threads_read_from_scratch_beside_other_programs(kind):
     model, stock = pair(kind)
     prompts = prompts_of(3, 4)

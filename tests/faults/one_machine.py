@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 from tests.faults.trial import Outcome, Trial, apart, gated, stop
@@ -97,14 +96,16 @@ def disk_full(folder: Path) -> Outcome:
 def clock_set_back(folder: Path) -> Outcome:
     """the clock is set back"""
     trial = Trial(folder, gated(3, "again", 30))
-    run = trial.start("tests.faults.builds:clock", RAYPD_TEST_CLOCK="-86400")
+    file = Path(trial.output) / "set-back"
+    run = trial.start("tests.faults.builds:clock", RAYPD_TEST_CLOCK="-86400", RAYPD_TEST_CLOCK_FILE=str(file))
     try:
         trial.wait(3)
-        time.sleep(3)  # the clocks are set two seconds after a process has begun
+        trial.go(file.name)
+        wait_for(lambda: (file.parent / f"set-back-{run.pid}").exists(), "the driver's clock was not set back")
     finally:
         stop(run)
     trial.go("again")
-    trial.finish("tests.faults.builds:clock", RAYPD_TEST_CLOCK="-172800")
+    trial.finish("tests.faults.builds:clock", RAYPD_TEST_CLOCK="-172800", RAYPD_TEST_CLOCK_FILE=str(file))
     return trial.outcome("by a day in driver and workers, kill -9, by two days", "resumed")
 
 

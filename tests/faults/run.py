@@ -1,6 +1,7 @@
 """A run in a process of its own, to be killed: python -m tests.faults.run CONFIG module:build
 
-RAYPD_TEST_CLOCK=-86400: two seconds after the start of the driver and of every worker its clock is set back by a day.
+RAYPD_TEST_CLOCK=-86400: the clocks of the driver and of every worker are set back by a day as soon as the file that
+RAYPD_TEST_CLOCK_FILE names exists; each then leaves a file FILE-PID.
 """
 
 from __future__ import annotations
@@ -9,14 +10,22 @@ import importlib
 import os
 import sys
 import time
+from pathlib import Path
 
 
 def set_clock() -> None:
     """Lets this process's wall clock jump, where the environment says so."""
     shift = float(os.environ.get("RAYPD_TEST_CLOCK", "0"))
     if shift:
-        real, began = time.time, time.monotonic()
-        time.time = lambda: real() + (shift if time.monotonic() - began > 2 else 0)
+        real, file = time.time, Path(os.environ["RAYPD_TEST_CLOCK_FILE"])
+        told = file.with_name(f"{file.name}-{os.getpid()}")
+
+        def now() -> float:
+            if not told.exists() and file.exists():
+                told.touch()
+            return real() + (shift if told.exists() else 0)
+
+        time.time = now
 
 
 if __name__ == "__main__":

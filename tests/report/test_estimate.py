@@ -164,8 +164,14 @@ def test_an_interval_that_is_not_known_is_not_made_up(no_charts, tmp_path):
     assert "interval" not in found.comparison.said
 
 
-@pytest.mark.parametrize("only", [True, False])
-@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+@pytest.mark.parametrize(
+    ("size", "only"),
+    [
+        (PHONE, False),
+        (DESKTOP, True),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((PHONE, True), (DESKTOP, False))),
+    ],
+)
 def test_hostile_words_run_nothing_and_it_fits(browser, tmp_path, size, only):
     root = tmp_path / "run" if only else build(tmp_path / "run", Plan(units=6, workers=2))
     texts = hostile.TEXTS

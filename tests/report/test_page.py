@@ -24,14 +24,15 @@ class Tags(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
+        self.texts: list[str] = []
         self.feed(html)
+        self.text = "".join(self.texts)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data):
-        self.text += data
+        self.texts.append(data)
 
 
 def test_figures_stand_on_the_page(make):

@@ -50,7 +50,8 @@ def uses() -> Iterator[Any]:
     for kind, methods in METHODS.items():
         for method, temperature in itertools.product(methods, (0.0, 0.7)):
             for isolate in ("none", "documents", "values") if method == "hyper_parallel" else ("documents",):
-                yield kind, method, isolate, temperature
+                slow = method == "speculative" and (not temperature or kind == "extraction")  # transformers' own loop
+                yield pytest.param(kind, method, isolate, temperature, marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.fixture(scope="module")

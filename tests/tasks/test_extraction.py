@@ -213,7 +213,8 @@ def taught(texts: list[tuple[list[int], list[int]]], steps: int = 25):
     return model.eval()
 
 
-def test_speculative_records_are_those_of_autoregressive_decoding_and_of_generate():
+@pytest.mark.parametrize("lossless", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_speculative_records_are_those_of_autoregressive_decoding_and_of_generate(lossless):
     """A model that writes records, and text behind them: every token is that of its own `generate`, up to the brace."""
     documents = [document(i, f"title {i}") for i in range(3)]
     changes = {"method": "speculative", "draft_model": "x", "max_new_tokens": 90}
@@ -221,38 +222,36 @@ def test_speculative_records_are_those_of_autoregressive_decoding_and_of_generat
     texts = [f'"Brand": "B{i}", "Größe": 4.5, "Waterproof": true, "Color": "red"}}' for i in range(3)]
     said = [tiny_tokenizer().encode(text + ", and that was all of it", add_special_tokens=False) for text in texts]
     stock = taught(list(zip(prompts, said, strict=True)))
-    for draft, lossless in ((copy.deepcopy(stock), True), (nearly(stock, 0.2), False)):
-        ends = end_tokens(tiny_tokenizer())
-        engine = AssistedEngine(copy.deepcopy(stock), draft, draft_tokens=6, max_new_tokens=90, ends=ends)
-        for work in make(decoding=changes).plan(documents):
-            engine.submit(work.program, tag=work, seed=work.seed)
-        records = {}
-        for prompt, text in zip(prompts, texts, strict=True):
-            (done,) = engine.step()
-            assert done.error is None
-            (record,) = done.tag.finish(done.answer)
-            records[record.row] = record
-            ids = torch.tensor([prompt])
-            alone = stock.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=90)
-            count = len(text.encode())
-            assert done.answer.tokens == alone[0, len(prompt) :].tolist()[:count] != alone[0, len(prompt) :].tolist()
-            assert (done.counts.prefill_tokens, done.counts.decode_tokens) == (len(prompt), count)
-            assert done.answer.stopped
-            assert done.answer.steps == -(-count // 7) if lossless else done.answer.steps < 0.8 * count
-        assert json.loads(records[2].columns["record"]) == {
-            "Brand": "B2",
-            "Größe": 4.5,
-            "Waterproof": True,
-            "Color": "red",
-        }
-        alone = answers(
-            make(decoding={**changes, "method": "autoregressive"}), documents, copy.deepcopy(stock), batch=3
-        )
-        for row, record in records.items():
-            ours, theirs = record.columns, alone[row].columns
-            for one, other in zip(ours["values"], theirs["values"], strict=True):
-                assert one.pop("confidence") == pytest.approx(other.pop("confidence"), abs=1e-4)
-            assert ours == theirs
+    draft = copy.deepcopy(stock) if lossless else nearly(stock, 0.2)
+    ends = end_tokens(tiny_tokenizer())
+    engine = AssistedEngine(copy.deepcopy(stock), draft, draft_tokens=6, max_new_tokens=90, ends=ends)
+    for work in make(decoding=changes).plan(documents):
+        engine.submit(work.program, tag=work, seed=work.seed)
+    records = {}
+    for prompt, text in zip(prompts, texts, strict=True):
+        (done,) = engine.step()
+        assert done.error is None
+        (record,) = done.tag.finish(done.answer)
+        records[record.row] = record
+        ids = torch.tensor([prompt])
+        alone = stock.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=90)
+        count = len(text.encode())
+        assert done.answer.tokens == alone[0, len(prompt) :].tolist()[:count] != alone[0, len(prompt) :].tolist()
+        assert (done.counts.prefill_tokens, done.counts.decode_tokens) == (len(prompt), count)
+        assert done.answer.stopped
+        assert done.answer.steps == -(-count // 7) if lossless else done.answer.steps < 0.8 * count
+    assert json.loads(records[2].columns["record"]) == {
+        "Brand": "B2",
+        "Größe": 4.5,
+        "Waterproof": True,
+        "Color": "red",
+    }
+    alone = answers(make(decoding={**changes, "method": "autoregressive"}), documents, copy.deepcopy(stock), batch=3)
+    for row, record in records.items():
+        ours, theirs = record.columns, alone[row].columns
+        for one, other in zip(ours["values"], theirs["values"], strict=True):
+            assert one.pop("confidence") == pytest.approx(other.pop("confidence"), abs=1e-4)
+        assert ours == theirs
 
 
 def test_bad_documents_become_error_records_and_the_rest_goes_on():
