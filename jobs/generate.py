@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clo
 
 import typer
 
-from raypd.cli import generate, report_errors
+from raypd.cli.main import generate, report_errors
 
 if __name__ == "__main__":
     with report_errors():

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clo
 
 import typer
 
-from raypd.cli import report_errors, tune
+from raypd.cli.main import report_errors, tune
 
 if __name__ == "__main__":
     with report_errors():

@@ -26,6 +26,8 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from tests import processes, s3  # noqa: E402
+from tests.buckets import bucket, connected  # noqa: E402, F401
+from tests.runs import make_config  # noqa: E402, F401
 
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=random looks for others.
 hypothesis.settings.register_profile(
@@ -70,17 +72,21 @@ def ray_here(ray_ends: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Files whose long tests each start a Ray of their own.
-ALONE = ("tests/faults/test_faults.py", "tests/cluster/test_ledger.py")
+ALONE = ("tests/faults/test_faults.py", "tests/cluster/test_ledger_actor.py")
 # Files that take long come first, so that at the end no process waits for another that has just begun one of them.
 LONG_FILES = (
     "tests/storage/test_runs.py",
-    "tests/cluster/test_pipeline.py",
-    "tests/cluster/test_lending.py",
+    "tests/cluster/test_driver.py",
+    "tests/cluster/test_work_stealing.py",
     "tests/faults/",
-    "tests/cluster/test_pool.py",
-    "tests/cluster/test_ledger.py",
-    "tests/cluster/test_budget.py",
+    "tests/cluster/test_scheduler.py",
+    "tests/cluster/test_ledger_actor.py",
+    "tests/billing/test_budget.py",
     "tests/cluster/",
+    "tests/nightly/",
+    "tests/verify/",
+    "tests/dataset/",
+    "tests/estimate/",
     "tests/storage/",
     "tests/models/",
     "tests/report/",

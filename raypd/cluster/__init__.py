@@ -1,0 +1,1 @@
+"""Ray, and nothing that works without it: the driver, its workers, the ledger."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raypd.cluster.attempts import Attempt
 from raypd.cluster.shares import Progress
+from raypd.run.retry_policy import Attempt
 
 _NOTHING = Progress()
 _ASK_AGAIN_SECONDS = 2.0

@@ -44,7 +44,7 @@ def build(config: RunConfig, threads: int | None, load: Callable[[ModelConfig], 
     load: in place of `load_model`, for a caller that keeps models.
     """
     if config.model.is_fake:
-        from raypd.cluster import fake
+        from raypd.testing import fake
 
         engine, task = fake.make(config)
         return Parts(engine, task, None)

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from raypd.cluster import commit, storage
-from raypd.cluster.cost.budget import money
-from raypd.cluster.manifest import Manifest
+from raypd import storage
+from raypd.billing.budget import money
+from raypd.dataset import writer
+from raypd.run.manifest import Manifest
 
 _ROWS = 8
 _OWN = ("id", "status", "error", "source", "row", "attempts")
@@ -21,8 +22,8 @@ _OWN = ("id", "status", "error", "source", "row", "attempts")
 def print_summary(manifest: Manifest, console: Console | None = None) -> None:
     """Prints to stdout, in the width of the terminal."""
     console = console or Console(highlight=False)
-    units = sorted(commit.committed(manifest.output))
-    rows = commit.read_rows(manifest.output, units[0], _ROWS) if units else []
+    units = sorted(writer.committed(manifest.output))
+    rows = writer.read_rows(manifest.output, units[0], _ROWS) if units else []
     if rows:
         console.print(_table(rows, console.width))
     if manifest.fake:
@@ -44,7 +45,7 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
     for line in cost_lines(manifest.cost):
         console.print(line, soft_wrap=True)
     partition = [f"{key}=*" for key in manifest.config["output"]["partition"]]
-    rows_at = storage.join(commit.units_folder(manifest.output), *partition, "*.parquet")
+    rows_at = storage.join(writer.units_folder(manifest.output), *partition, "*.parquet")
     console.print(f"rows:     {rows_at}", soft_wrap=True)
     console.print(f"manifest: {manifest.output}/manifest.json", soft_wrap=True)
 

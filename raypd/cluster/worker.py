@@ -18,18 +18,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from raypd.cluster import attempts, commit, shares, storage
-from raypd.cluster.attempts import Attempt
-from raypd.cluster.cost import energy
-from raypd.cluster.cost.meter import Meter, Reporter
-from raypd.cluster.cost.meter import Unit as Spent
-from raypd.cluster.feeder import EngineBroken, Feeder, HandedBack, Job, reason
-from raypd.cluster.input.reading import read_unit
-from raypd.cluster.input.units import Unit
+from raypd import storage
+from raypd.billing import energy
+from raypd.billing.meter import Meter, Reporter
+from raypd.billing.meter import Unit as Spent
+from raypd.cluster import shares
 from raypd.cluster.parts import Parts, build
+from raypd.cluster.request_queue import EngineBroken, Feeder, HandedBack, Job, reason
 from raypd.cluster.shares import Answer, Groups, Progress
 from raypd.config import RunConfig
+from raypd.dataset import writer
+from raypd.dataset.planner import Unit
+from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, UserError
+from raypd.run import retry_policy
+from raypd.run.retry_policy import Attempt
 from raypd.tasks.base import Document, Record
 from raypd.tasks.documents import billed_as
 
@@ -72,7 +75,7 @@ class DecodeWorker:
                 )
             self.parts = order.build(order.config, order.threads)
             self._schema = self.parts.task.columns()
-            commit.output_schema(self._schema, order.config.output.partition)
+            writer.output_schema(self._schema, order.config.output.partition)
         except (UserError, storage.StorageError) as error:
             self._unfit = str(error)
         except Exception:
@@ -157,7 +160,7 @@ class DecodeWorker:
 
     # ------------------------------------------------------------------------------------------------------ one unit
 
-    def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> commit.UnitSummary:
+    def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> writer.UnitSummary:
         """Reads, decodes and commits one unit; what it holds when it is committed already.
 
         Raises InputError when the unit cannot be read, OSError when it cannot be written, EngineBroken, HandedBack.
@@ -179,21 +182,21 @@ class DecodeWorker:
             if self._reporter is not None:
                 self._reporter.now()
 
-    def _run_job(self, unit: Unit, attempt: Attempt, job: Job) -> commit.UnitSummary:
+    def _run_job(self, unit: Unit, attempt: Attempt, job: Job) -> writer.UnitSummary:
         began, partition = time.time(), self.config.output.partition
-        if commit.is_committed(self.order.output, unit.id, partition):
-            return commit.read_summary(self.order.output, unit.id)
+        if writer.is_committed(self.order.output, unit.id, partition):
+            return writer.read_summary(self.order.output, unit.id)
         started = time.monotonic()
         if attempt.careful:  # what the attempt before this one left is no word on this one
-            attempts.mark(self.order.output, unit.id, [])
+            retry_policy.mark(self.order.output, unit.id, [])
         documents = self._read(unit, job)
         self._answer_all(job, documents, attempt)
         self.feeder.shut(job)
         spent = self.meter.end(unit.id)
         whole = _together(job, spent)
-        table = commit.make_table(documents, whole.records, self._schema, attempt.number)
-        ok, failed = commit.count_documents(table)
-        summary = commit.UnitSummary(
+        table = writer.make_table(documents, whole.records, self._schema, attempt.number)
+        ok, failed = writer.count_documents(table)
+        summary = writer.UnitSummary(
             unit=unit.id,
             fingerprint=self._fingerprint,
             session=self.order.session,
@@ -209,8 +212,8 @@ class DecodeWorker:
             busy_seconds=round(whole.busy, 6),
             categories=whole.categories,
         )
-        if not commit.commit(self.order.output, table, summary, partition):
-            return commit.read_summary(self.order.output, unit.id)  # another attempt was first
+        if not writer.commit(self.order.output, table, summary, partition):
+            return writer.read_summary(self.order.output, unit.id)  # another attempt was first
         self.meter.commit(unit.id, spent, ok, failed)
         return summary
 
@@ -239,17 +242,17 @@ class DecodeWorker:
     def _answer_all(self, job: Job, documents: list[Document], attempt: Attempt) -> None:
         """Answers the documents: all at once, or group by group with a mark before each where a worker died of them."""
         by_row = {document.row: document for document in documents}
-        word = attempts.last_word(self.order.output, attempt.unit.id) if attempt.quarantined else None
+        word = retry_policy.last_word(self.order.output, attempt.unit.id) if attempt.quarantined else None
         job.keep([Record(row, error=attempt.reason(row, word)) for row in attempt.quarantined])
         for group in attempt.groups(list(by_row)):
             if attempt.careful:
-                attempts.mark(self.order.output, attempt.unit.id, group)
+                retry_policy.mark(self.order.output, attempt.unit.id, group)
             self.feeder.answer(job, self.feeder.plan([by_row[row] for row in group]))
 
     def _note(self, unit: Unit, reason: str) -> None:
         """Leaves word of why the process died with a unit: what Ray says of it does not name the cause."""
         try:
-            storage.put(attempts.failure_path(self.order.output, unit.id), reason.encode())
+            storage.put(retry_policy.failure_path(self.order.output, unit.id), reason.encode())
         except OSError:
             traceback.print_exc()
 

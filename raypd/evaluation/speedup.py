@@ -20,10 +20,11 @@ from typing import Annotated, Any
 
 import typer
 
-from raypd import options as o
-from raypd.cluster import commit, storage
+from raypd import storage
+from raypd.cli import options as o
+from raypd.dataset import writer
 from raypd.errors import ConfigError, UserError
-from raypd.runs import load_record
+from raypd.run.load import load_record
 
 BASELINE = "autoregressive"
 _COLUMNS = ["id", "source", "row", "status", "sample", "turn", "tokens", "counters", "finish_reason"]
@@ -63,8 +64,8 @@ def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> An
             f"{path}: its decoding.method is {answers.method}; the baseline is a run of the same inputs with {BASELINE}"
         )
     failed = set()
-    for unit, at in sorted(commit.objects(path)):
-        for row in commit.read_table(path, unit, _COLUMNS, at)[1].to_pylist():
+    for unit, at in sorted(writer.objects(path)):
+        for row in writer.read_table(path, unit, _COLUMNS, at)[1].to_pylist():
             if row["status"] != "ok":
                 failed.add((row["source"], row["row"]))
                 continue

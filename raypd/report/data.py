@@ -16,15 +16,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raypd.cluster import storage
-from raypd.cluster.forecast.estimate_result import FILE as ESTIMATE
+from raypd import storage
 from raypd.errors import RunError
+from raypd.estimate.estimate_result import FILE as ESTIMATE
 from raypd.report.forecast import Forecast, forecast_of
 from raypd.report.ledger import Bill, read_bill
 from raypd.report.sample import Sample, read_sample
 from raypd.report.secrets import redact
 from raypd.report.text import clean
-from raypd.runs import NoRun, load_record
+from raypd.run.load import NoRun, load_record
 
 READ_UNITS = 20_000  # more units than this are read in part, evenly spread, and their figures scaled up
 ALIVE_SECONDS = 120.0  # a session without a heartbeat for longer is taken for dead

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from raypd.cluster.forecast.estimate_result import families
+from raypd.estimate.estimate_result import families
 from raypd.report import text
 from raypd.report.forecast import held
 from raypd.report.sections import Table, Tile

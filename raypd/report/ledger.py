@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from raypd.cluster import storage
+from raypd import storage
 
 
 @dataclass(frozen=True)

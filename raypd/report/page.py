@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from raypd.cluster import storage
+from raypd import storage
 from raypd.errors import RunError
 from raypd.report import estimate_section, text
 from raypd.report.sections import (

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raypd.cluster import storage
-from raypd.cluster.audit import dead_letters
+from raypd import storage
 from raypd.report.text import clean
+from raypd.verify import dead_letters
 
 if TYPE_CHECKING:
     from raypd.report.data import Unit

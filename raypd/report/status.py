@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from raypd.cluster import storage
-from raypd.cluster.audit import dead_letters
+from raypd import storage
 from raypd.report import data
 from raypd.report.ledger import Bill, read_bill
 from raypd.report.sample import read_errors
 from raypd.report.text import clean
-from raypd.runs import load_record
+from raypd.run.load import load_record
+from raypd.verify import dead_letters
 
 _FOOTERS = 64  # read in one look
 _ERROR_UNITS = 8  # read for their errors in one look

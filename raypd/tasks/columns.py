@@ -1,4 +1,4 @@
-"""The output columns of every kind of task, beside those that all have (raypd.cluster.commit)."""
+"""The output columns of every kind of task, beside those that all have (raypd.dataset.writer)."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def raypd(folder: Path, *words: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, script] if script else [sys.executable, "-m", "raypd.cli"]
+    command = [sys.executable, script] if script else [sys.executable, "-m", "raypd"]
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120"}
     if script is None:
         env["PYTHONPATH"] = str(ROOT)

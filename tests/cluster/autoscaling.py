@@ -92,7 +92,7 @@ def main(folder: Path) -> None:
     }
     (folder / "run.yaml").write_text(json.dumps(config))
     done = subprocess.run(
-        [sys.executable, "-m", "raypd.cli", "extract", str(folder / "run.yaml")],
+        [sys.executable, "-m", "raypd", "extract", str(folder / "run.yaml")],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True,

@@ -111,7 +111,7 @@ def course(held: list[tuple[float, float]]) -> dict[str, float]:
 
 def measure(folder: Path, documents: int, unit_documents: int, workers: int) -> dict[str, Any]:
     """Runs so many documents; what it took."""
-    from raypd.cluster.pipeline import run_extract
+    from raypd.cluster.driver import run_extract
 
     make_corpus(folder / "in", documents)
     cpu, began = time.process_time(), time.monotonic()

@@ -61,8 +61,8 @@ def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds
     """Runs it on a Ray of so many logical GPUs."""
     import ray
 
-    from raypd.cluster.cost import book
-    from raypd.cluster.pipeline import run_extract
+    from raypd.billing import book
+    from raypd.cluster.driver import run_extract
 
     config = configuration(folder, workers, units, unit_documents, seconds)
     ray.init(address="local", num_cpus=8, num_gpus=workers, include_dashboard=False, log_to_driver=False)

@@ -2,9 +2,9 @@
 
 import sys
 
-from raypd.cli import report_errors
-from raypd.cluster.pipeline import run_extract
-from raypd.config_file import load_config
+from raypd.cli.main import report_errors
+from raypd.cluster.driver import run_extract
+from raypd.config.load import load_config
 from tests.cluster import fakes
 
 if __name__ == "__main__":

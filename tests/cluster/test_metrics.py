@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from raypd.cluster.cost.metrics import COUNTERS, GAUGES
+from raypd.cluster.metrics import COUNTERS, GAUGES
 from tests.processes import LONG
 
 pytestmark = pytest.mark.slow  # a Ray with metrics
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow  # a Ray with metrics
 SCRIPT = """
 import json, sys, time, urllib.request
 import ray
-from raypd.cluster.cost.metrics import Metrics
+from raypd.cluster.metrics import Metrics
 
 port = int(sys.argv[2])
 ray.init(

@@ -12,8 +12,8 @@ import pyarrow.dataset as ds
 import pytest
 import yaml
 
-from raypd.cluster.audit.verification import verify
-from raypd.config_file import load_config
+from raypd.config.load import load_config
+from raypd.verify.verification import verify
 from tests.processes import LONG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,14 +49,14 @@ def configuration(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_extract_verify_errors_retry(configuration, tmp_path) -> None:
     out = str(tmp_path / "out")
-    command("-m", "raypd.cli", "extract", str(configuration))
-    assert command("-m", "raypd.cli", "verify", out).splitlines()[-1].startswith("ok: ")
-    assert "1  no text in title  [as it stands in the input]" in command("-m", "raypd.cli", "errors", out)
-    said = command("-m", "raypd.cli", "extract", str(configuration), "--retry-errors")
+    command("-m", "raypd", "extract", str(configuration))
+    assert command("-m", "raypd", "verify", out).splitlines()[-1].startswith("ok: ")
+    assert "1  no text in title  [as it stands in the input]" in command("-m", "raypd", "errors", out)
+    said = command("-m", "raypd", "extract", str(configuration), "--retry-errors")
     assert "1 left as they are" in said
-    said = command("-m", "raypd.cli", "extract", str(configuration), "--all-errors")
+    said = command("-m", "raypd", "extract", str(configuration), "--all-errors")
     assert "retried 1 failed document: 0 ok now, 1 failed again" in said
-    assert "attempts 2" in command("-m", "raypd.cli", "errors", out)
+    assert "attempts 2" in command("-m", "raypd", "errors", out)
     assert verify(out, load_config(configuration)).well
 
 

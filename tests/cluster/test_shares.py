@@ -13,13 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypd.cluster import commit, manifest, shares
-from raypd.cluster.attempts import Attempt
-from raypd.cluster.input.units import plan
+from raypd.cluster import shares
 from raypd.cluster.worker import DecodeWorker, Order, build
 from raypd.config import RunConfig
+from raypd.dataset import writer
+from raypd.dataset.planner import plan
+from raypd.run import manifest
+from raypd.run.retry_policy import Attempt
 from tests.cluster import fakes
-from tests.cluster.conftest import write_jsonl
+from tests.runs import write_jsonl
 from tests.tiny import save_tiny
 
 _LIMIT = 120  # seconds for what must happen
@@ -109,8 +111,8 @@ class Bench:
 
 
 def rows(run: RunConfig) -> list[dict[str, Any]]:
-    (unit,) = commit.committed(run.output.path)
-    return commit.read_rows(run.output.path, unit, 10_000)
+    (unit,) = writer.committed(run.output.path)
+    return writer.read_rows(run.output.path, unit, 10_000)
 
 
 def test_shares_of_a_unit_come_back_into_one_object(tmp_path: Path, config) -> None:
@@ -150,9 +152,9 @@ def test_shares_of_a_unit_come_back_into_one_object(tmp_path: Path, config) -> N
     assert shared.busy_seconds == pytest.approx(seconds, abs=1e-5)
 
 
-def summary(run: RunConfig) -> commit.UnitSummary:
-    (unit,) = commit.committed(run.output.path)
-    return commit.read_summary(run.output.path, unit)
+def summary(run: RunConfig) -> writer.UnitSummary:
+    (unit,) = writer.committed(run.output.path)
+    return writer.read_summary(run.output.path, unit)
 
 
 def test_a_share_can_be_lent_on(tmp_path: Path, config) -> None:

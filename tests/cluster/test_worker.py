@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from raypd.cluster import commit, manifest
-from raypd.cluster.attempts import Attempt, marked
-from raypd.cluster.input.units import plan
 from raypd.cluster.worker import DecodeWorker, EngineBroken, Order, Parts
+from raypd.dataset import writer
+from raypd.dataset.planner import plan
+from raypd.run import manifest
+from raypd.run.retry_policy import Attempt, marked
 from tests.cluster import fakes
-from tests.cluster.conftest import write_jsonl
 from tests.processes import LONG, wait_for
+from tests.runs import write_jsonl
 
 
 def worker(run, **keys) -> DecodeWorker:
@@ -23,7 +24,7 @@ def worker(run, **keys) -> DecodeWorker:
 
 
 def rows(run, unit) -> list[dict]:
-    return commit.read_rows(run.output.path, unit.id, 1000)
+    return writer.read_rows(run.output.path, unit.id, 1000)
 
 
 def test_units_overlap_so_that_the_engine_does_not_drain(tmp_path: Path, config) -> None:
@@ -54,12 +55,12 @@ def test_units_overlap_so_that_the_engine_does_not_drain(tmp_path: Path, config)
         thread.start()
     for thread in threads:
         thread.join(LONG)
-    assert commit.committed(run.output.path) == {u.id for u in units}
+    assert writer.committed(run.output.path) == {u.id for u in units}
     fill = made.parts.engine.fill
     # 200 works in batches of 4: every step but the first and the last two is full, across the borders of units too.
     assert sum(fill) == 200
     assert sum(n < 4 for n in fill) <= 3, fill
-    counts = commit.read_summary(run.output.path, units[0].id).counts
+    counts = writer.read_summary(run.output.path, units[0].id).counts
     assert counts == {"prefill_tokens": 250, "shared_tokens": 100, "decode_tokens": 75, "steps": 50}
 
 
@@ -150,7 +151,7 @@ def test_a_unit_that_cannot_be_read_is_a_failed_unit(tmp_path: Path, config) -> 
     assert not said["fatal"]
     assert not said["retry"]
     assert "a.jsonl: is gone since the run was planned" in said["error"]
-    assert commit.committed(run.output.path) == set()
+    assert writer.committed(run.output.path) == set()
 
 
 def test_a_careful_attempt_marks_what_it_has_in_hand(tmp_path: Path, config) -> None:
@@ -196,6 +197,6 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) ->
     made.hand_back(first.id, False)
     threads[0].join(LONG)
     assert said[first.id]["handed_back"]
-    assert commit.committed(run.output.path) == set()
+    assert writer.committed(run.output.path) == set()
     (tmp_path / "out/go").touch()
     assert made.run(Attempt(second))["ok"] == 100  # and what is left of them in the engine spoils nothing

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from raypd.cluster import commit, manifest, storage
+from raypd import storage
 from raypd.config import RunConfig, StorageConfig
+from raypd.dataset import writer
 from raypd.decoding.engine import Engine
 from raypd.evaluation import speedup
+from raypd.run import manifest
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import GENERATION
@@ -31,11 +33,11 @@ def committed(folder: Path, config: RunConfig, documents: list[Document], record
     manifest.claim(config, str(folder))
     for document in documents:
         own = [record for record in records if record.row == document.row]
-        table = commit.make_table([document], own, GENERATION, 1)
-        ok, failed = commit.count_documents(table)
+        table = writer.make_table([document], own, GENERATION, 1)
+        ok, failed = writer.count_documents(table)
         unit = f"unit-{document.row}"
-        summary = commit.UnitSummary(unit, config.fingerprint(), "s", "x.jsonl", document.row, 1, ok, failed, 1.0)
-        assert commit.commit(str(folder), table, summary)
+        summary = writer.UnitSummary(unit, config.fingerprint(), "s", "x.jsonl", document.row, 1, ok, failed, 1.0)
+        assert writer.commit(str(folder), table, summary)
     return str(folder)
 
 

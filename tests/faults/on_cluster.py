@@ -58,7 +58,7 @@ class _Stage:
     def __init__(self, trial: Trial) -> None:
         from ray.cluster_utils import Cluster
 
-        from raypd.cluster import pool
+        from raypd.cluster import scheduler
 
         self.trial = trial
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
@@ -67,7 +67,7 @@ class _Stage:
         self.given: list[tuple[str, str]] = []  # (node, unit), in order
         self.handed_back: list[str] = []
         self.failed: list[BaseException] = []
-        give, answered = pool.Pool._give, pool.Pool._answered
+        give, answered = scheduler.Pool._give, scheduler.Pool._answered
 
         def listen_give(own: Any, worker: Any, attempt: Any) -> None:
             self.pool = own
@@ -79,11 +79,11 @@ class _Stage:
                 self.handed_back.append(attempt.unit.id)
             return answered(own, worker, attempt, answer)
 
-        pool.Pool._give, pool.Pool._answered = listen_give, listen_answered  # type: ignore[method-assign]
+        scheduler.Pool._give, scheduler.Pool._answered = listen_give, listen_answered  # type: ignore[method-assign]
 
     def run(self, fault: Callable[[], None]) -> str:
         """The run, with the fault in a thread beside it; what the fault's thread raised is raised here."""
-        from raypd.cluster.pipeline import run_extract
+        from raypd.cluster.driver import run_extract
         from tests.cluster import fakes
 
         def guarded() -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from raypd.cluster import storage
+from raypd import storage
 from raypd.config import StorageConfig
 from tests import fault_proxy, s3
 from tests.fault_proxy import Faults, Proxy

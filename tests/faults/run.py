@@ -29,9 +29,9 @@ def set_clock() -> None:
 
 
 if __name__ == "__main__":
-    from raypd.cli import report_errors
-    from raypd.cluster.pipeline import run_extract
-    from raypd.config_file import load_config
+    from raypd.cli.main import report_errors
+    from raypd.cluster.driver import run_extract
+    from raypd.config.load import load_config
 
     set_clock()
     module, _, name = sys.argv[2].partition(":")

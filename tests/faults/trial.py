@@ -16,8 +16,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from raypd.cluster import commit, storage
+from raypd import storage
 from raypd.config import RunConfig
+from raypd.dataset import writer
 from tests.processes import ROOT, ended, start, wait_for
 
 
@@ -68,7 +69,7 @@ class Trial:
         return ended(self.start(build, **environment))
 
     def committed(self) -> int:
-        return len(commit.committed(self.output))
+        return len(writer.committed(self.output))
 
     def wait(self, units: int) -> None:
         """Until so many units are committed."""
@@ -86,7 +87,7 @@ class Trial:
     def rows(self) -> list[dict[str, Any]]:
         """All rows of the output."""
         found: list[dict[str, Any]] = []
-        for _, path in commit.objects(self.output):
+        for _, path in writer.objects(self.output):
             with storage.open_file(path) as file:
                 found += pq.read_table(file).to_pylist()
         return found

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from raypd.cluster.cost.metrics import COUNTERS, GAUGES
+from raypd.cluster.metrics import COUNTERS, GAUGES
 from tests.infra.filled import INFRA
 
 promql = pytest.importorskip("promql_parser", reason="needs promql-parser: pip install -e '.[dev]'")

@@ -137,7 +137,7 @@ def test_rayjob_calls_what_exists():
 
 def _check_overrides(overrides):
     """Every key=value against raypd's own reading of a configuration."""
-    from raypd.config_file import load_config
+    from raypd.config.load import load_config
 
     values = dict(o.split("=", 1) for o in overrides)
     assert values["output.path"].startswith("/shared/")

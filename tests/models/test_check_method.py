@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from raypd.cli import app
+from raypd.cli.main import app
 from raypd.config import RunConfig
 from raypd.errors import ModelError
 from raypd.models.check_method import check_method

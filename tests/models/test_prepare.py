@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from raypd.cli import app
+from raypd.cli.main import app
 from raypd.config import ModelConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt

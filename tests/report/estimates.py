@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from raypd.cluster.forecast.estimate_options import Options
-from raypd.cluster.forecast.estimate_result import FILE
-from raypd.cluster.forecast.estimation import Mean, Speed
-from raypd.cluster.forecast.machines import assemble
+from raypd.estimate.estimate_options import Options
+from raypd.estimate.estimate_result import FILE
+from raypd.estimate.estimation import Mean, Speed
+from raypd.estimate.machines import assemble
 
 FINGERPRINT = "0123456789ab"  # of builder's runs
 

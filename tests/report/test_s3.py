@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raypd.cluster import storage
+from raypd import storage
 from raypd.config import StorageConfig
 from raypd.report import data, page
 from raypd.report.status import Watch

@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from raypd.cluster import storage
+from raypd import storage
 from raypd.errors import ConfigError
 from raypd.report import data, status, terminal
 from raypd.report.status import Watch

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raypd.cluster import storage
+from raypd import storage
 from raypd.errors import InputError
 
 

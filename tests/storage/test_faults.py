@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raypd.cluster import storage
+from raypd import storage
 from raypd.config import StorageConfig
 from tests import fault_proxy, s3
 from tests.fault_proxy import Faults, Proxy
@@ -21,7 +21,7 @@ MIB = 1 << 20
 def proxy(s3_server: s3.Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """raypd's storage behind a proxy that does nothing yet; waits between tries are short."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.01)
-    monkeypatch.setattr("raypd.cluster.storage.s3_read._LONGEST_WAIT", 0.05)
+    monkeypatch.setattr("raypd.storage.s3_read._LONGEST_WAIT", 0.05)
     with fault_proxy.proxy(s3_server.url) as made:
         use(made)
         yield made
@@ -84,7 +84,7 @@ def test_an_object_replaced_while_its_body_broke_off_is_not_mixed(proxy, bucket,
         real(0)
         storage.put(f"{bucket}/x", b"b" * MIB)
 
-    monkeypatch.setattr("raypd.cluster.storage.s3_read.time.sleep", replace)
+    monkeypatch.setattr("raypd.storage.s3_read.time.sleep", replace)
     proxy.faults = Faults(share=1.0, kinds=("cut",), most=1, only=lambda method, path: method == "GET")
     with pytest.raises(storage.Changed):
         file.read()
@@ -107,8 +107,8 @@ def test_the_answer_to_our_own_conditional_write_is_lost(proxy, bucket) -> None:
 
 
 def test_objects_in_parts_under_faults(proxy, bucket, monkeypatch) -> None:
-    monkeypatch.setattr("raypd.cluster.storage.s3.MULTIPART_BYTES", 6 * MIB)
-    monkeypatch.setattr("raypd.cluster.storage.s3.PART_BYTES", 5 * MIB)
+    monkeypatch.setattr("raypd.storage.s3.MULTIPART_BYTES", 6 * MIB)
+    monkeypatch.setattr("raypd.storage.s3.PART_BYTES", 5 * MIB)
     data = os.urandom(17 * MIB)
     proxy.faults = Faults(share=0.3, seed=3)
     assert storage.put_new(f"{bucket}/big", data)
@@ -118,7 +118,7 @@ def test_objects_in_parts_under_faults(proxy, bucket, monkeypatch) -> None:
     name = bucket.removeprefix("s3://")
     assert storage.version(f"{bucket}/big").endswith("-4")
     with pytest.MonkeyPatch.context() as patch:  # a part that cannot be sent leaves no parts behind
-        patch.setattr("raypd.cluster.storage.s3.PART_BYTES", 1000)
+        patch.setattr("raypd.storage.s3.PART_BYTES", 1000)
         proxy.faults = Faults(share=1.0, kinds=("500",), only=lambda method, path: "partNumber=3" in path)
         with pytest.raises(storage.StorageError, match="InternalError"):
             storage.put(f"{bucket}/never", data)
@@ -164,7 +164,7 @@ def test_of_many_writers_at_once_one_wins(connected, bucket) -> None:
 
 
 def test_an_object_in_parts_does_not_replace_one_that_came_meanwhile(proxy, bucket, monkeypatch, s3_server) -> None:
-    monkeypatch.setattr("raypd.cluster.storage.s3.MULTIPART_BYTES", 6 * MIB)
+    monkeypatch.setattr("raypd.storage.s3.MULTIPART_BYTES", 6 * MIB)
 
     def come_between(method: str, path: str) -> bool:
         if method == "POST" and "uploadId=" in path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raypd.cluster import storage
+from raypd import storage
 
 # In a mount namespace of its own, a file system of 256 KiB.
 TMPFS = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=256k tmpfs "$1" && exec "$2" -c "$3" "$1"', "-"]  # fmt: skip  # noqa: E501

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from raypd.cluster import commit, storage
+from raypd import storage
 from raypd.config import OutputConfig
+from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
@@ -36,10 +37,10 @@ SCHEMAS = {
 def write(output: str, number: int, records: Callable[[int], Record], schema: pa.Schema, **partition: str) -> None:
     """Commits a unit of four documents."""
     documents = [Document(row, f"{number}-{row}", {}, source="a.jsonl", place=4 * number + row) for row in range(4)]
-    table = commit.make_table(documents, [records(row) for row in range(4)], schema, 1)
-    ok, failed = commit.count_documents(table)
-    summary = commit.UnitSummary(f"u-{number}", "f" * 12, "s", "a.jsonl", 4 * number, 4, ok, failed, 0.1)
-    assert commit.commit(output, table, summary, partition)
+    table = writer.make_table(documents, [records(row) for row in range(4)], schema, 1)
+    ok, failed = writer.count_documents(table)
+    summary = writer.UnitSummary(f"u-{number}", "f" * 12, "s", "a.jsonl", 4 * number, 4, ok, failed, 0.1)
+    assert writer.commit(output, table, summary, partition)
 
 
 def fill(output: str, kind: str, **partition: str) -> None:
@@ -55,7 +56,7 @@ def fill(output: str, kind: str, **partition: str) -> None:
 def test_units_of_nulls_and_of_errors_have_the_schema_of_all(tmp_path: Path, kind: str) -> None:
     fill(str(tmp_path), kind)
     schemas = [pq.read_schema(path).remove_metadata() for path in sorted((tmp_path / "units").iterdir())]
-    assert schemas == [commit.output_schema(SCHEMAS[kind])] * 3
+    assert schemas == [writer.output_schema(SCHEMAS[kind])] * 3
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
@@ -109,11 +110,11 @@ def test_units_in_partitions_are_found_without_knowing_which(tmp_path: Path) -> 
     output = str(tmp_path)
     fill(output, "generation", date="2026-11-21")
     write(output, 3, lambda row: Record(row, {}), columns.GENERATION)
-    assert commit.committed(output) == {"u-0", "u-1", "u-2", "u-3"}
-    assert commit.read_summary(output, "u-2").failed == 4
-    assert commit.read_rows(output, "u-0", 1)[0]["text"] == "words"
-    assert commit.is_committed(output, "u-0", {"date": "2026-11-21"})
-    assert not commit.is_committed(output, "u-3", {"date": "2026-11-21"})
+    assert writer.committed(output) == {"u-0", "u-1", "u-2", "u-3"}
+    assert writer.read_summary(output, "u-2").failed == 4
+    assert writer.read_rows(output, "u-0", 1)[0]["text"] == "words"
+    assert writer.is_committed(output, "u-0", {"date": "2026-11-21"})
+    assert not writer.is_committed(output, "u-3", {"date": "2026-11-21"})
 
 
 def test_partitions_that_cannot_be_are_refused() -> None:
@@ -125,7 +126,7 @@ def test_partitions_that_cannot_be_are_refused() -> None:
         with pytest.raises(ValidationError, match=message):
             OutputConfig(path="x", partition=wrong)
     with pytest.raises(ConfigError, match=r"output.partition: 'status' is a column of the output"):
-        commit.output_schema(columns.GENERATION, {"status": "x"})
+        writer.output_schema(columns.GENERATION, {"status": "x"})
 
 
 def test_out_of_reach_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +141,7 @@ def test_out_of_reach_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(storage, "open_file", opened)
         with pytest.raises(RunError) as caught:
-            commit.read_summary(str(tmp_path), "u-0")
+            writer.read_summary(str(tmp_path), "u-0")
         return str(caught.value)
 
     for error in (storage.StorageError("s3://b/x: the store is overloaded"), OSError(5, "Input/output error")):

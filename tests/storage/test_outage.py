@@ -17,15 +17,17 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from raypd import runs
-from raypd.cluster import commit, manifest, pipeline, storage
-from raypd.cluster.attempts import Attempt
-from raypd.cluster.audit.verification import verify
-from raypd.cluster.input.units import plan
+from raypd import storage
+from raypd.cluster import driver
 from raypd.cluster.summary import print_summary
 from raypd.cluster.worker import DecodeWorker, Order
 from raypd.config import RunConfig
+from raypd.dataset import writer
+from raypd.dataset.planner import plan
 from raypd.errors import ConfigError, InputError, RunError
+from raypd.run import load, manifest
+from raypd.run.retry_policy import Attempt
+from raypd.verify.verification import verify
 from tests import fault_proxy, s3
 from tests.cluster import fakes
 from tests.fault_proxy import Faults, Proxy
@@ -38,7 +40,7 @@ ERRNOS = ("EIO", "ESTALE", "EMFILE", "ENOSPC", "ETIMEDOUT")
 def proxy(s3_server: s3.Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A proxy before the server; waits between tries are short."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.01)
-    monkeypatch.setattr("raypd.cluster.storage.s3_read._LONGEST_WAIT", 0.05)
+    monkeypatch.setattr("raypd.storage.s3_read._LONGEST_WAIT", 0.05)
     with fault_proxy.proxy(s3_server.url) as made:
         yield made
 
@@ -101,7 +103,7 @@ def test_a_store_that_stops_answering_ends_planning_and_nothing_is_called_damage
     proxy.faults = Faults(share=1.0, kinds=(kind,), only=after(10))
     said = r"/in/\d\d\.\w+: .*; planning ended there.*; the same command resumes$"
     with pytest.raises(RunError, match=said) as caught:
-        pipeline.run_extract(run, build=fakes.build)
+        driver.run_extract(run, build=fakes.build)
     assert not isinstance(caught.value, InputError)
     assert "\n" not in str(caught.value)
     assert proxy.failed[kind]
@@ -122,7 +124,7 @@ def test_the_command_ends_with_one_line_and_exit_code_1(proxy, corpus, tmp_path)
     run = corpus()
     (tmp_path / "run.yaml").write_text(run.model_dump_json())
     proxy.faults = Faults(share=1.0, kinds=("503",), only=after(10))
-    command = [sys.executable, "-m", "raypd.cli", "extract", str(tmp_path / "run.yaml"), "model=fake"]
+    command = [sys.executable, "-m", "raypd", "extract", str(tmp_path / "run.yaml"), "model=fake"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done
     assert done.stdout == ""
@@ -161,7 +163,7 @@ def test_an_object_that_is_forbidden_is_left_out_and_listed(proxy, corpus) -> No
 def test_a_bucket_whose_every_object_is_forbidden_is_refused(proxy, corpus, on_damaged) -> None:
     proxy.faults = Faults(share=1.0, kinds=("403",), only=after(0))
     with pytest.raises(InputError, match=rf"(?s)forbidden: .*none of the {OBJECTS} objects can be read"):
-        pipeline.run_extract(corpus(on_damaged), build=fakes.build)
+        driver.run_extract(corpus(on_damaged), build=fakes.build)
 
 
 def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -> None:
@@ -171,7 +173,7 @@ def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -
     for unit in made:
         unreadable.add(unit, f"{unit.path}: cannot be read: gone")
     with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 3 units of it:\n  s3://.*on_damaged"):
-        pipeline.finish(run, run.output.path, made, unreadable)
+        driver.finish(run, run.output.path, made, unreadable)
 
 
 def test_an_output_that_is_forbidden_is_refused_before_anything_starts(proxy, corpus, bucket) -> None:
@@ -180,12 +182,12 @@ def test_an_output_that_is_forbidden_is_refused_before_anything_starts(proxy, co
         share=1.0, kinds=("403",), only=lambda method, path: "/out" in path and "list-type" not in path
     )
     with pytest.raises(ConfigError, match=rf"output.path: {bucket}/out.*: forbidden: .*need s3:PutObject"):
-        pipeline.run_extract(run, build=fakes.build)
+        driver.run_extract(run, build=fakes.build)
     proxy.faults = Faults(share=1.0, kinds=("503",), only=lambda method, path: "/out" in path)
     with pytest.raises(storage.Unavailable, match="overloaded"):
-        pipeline.run_extract(run, build=fakes.build)
+        driver.run_extract(run, build=fakes.build)
     with pytest.raises(storage.Unavailable, match="overloaded"):
-        runs.load_record(run.output.path, [f"storage.endpoint_url={proxy.url}", "storage.max_attempts=2"])
+        load.load_record(run.output.path, [f"storage.endpoint_url={proxy.url}", "storage.max_attempts=2"])
 
 
 def test_the_summary_says_what_was_left_out_and_where_the_rows_are(proxy, corpus, bucket) -> None:
@@ -197,7 +199,7 @@ def test_the_summary_says_what_was_left_out_and_where_the_rows_are(proxy, corpus
     worker.run_unit(next(iter(made)))
     worker.close()
     said = io.StringIO()
-    print_summary(pipeline.finish(run, run.output.path, made), Console(file=said, width=100))
+    print_summary(driver.finish(run, run.output.path, made), Console(file=said, width=100))
     assert "left out: 1 unit of the input that cannot be read" in said.getvalue()
     assert f"rows:     {bucket}/out/units/*.parquet" in said.getvalue()
 
@@ -234,7 +236,7 @@ def test_verify_does_not_call_damaged_what_it_cannot_reach(proxy, corpus, bucket
         with pytest.raises(RunError, match="overloaded"):
             verify(run.output.path, run)
         proxy.faults = Faults()
-    storage.put(next(commit.objects(run.output.path))[1], b"PAR1")
+    storage.put(next(writer.objects(run.output.path))[1], b"PAR1")
     assert verify(run.output.path, run).damaged.units == 1
 
 

@@ -20,8 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from raypd.cluster import commit, pipeline, storage
+from raypd import storage
+from raypd.cluster import driver
 from raypd.config import RunConfig
+from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
 from tests import fault_proxy, s3
 from tests.cluster import fakes
@@ -64,7 +66,7 @@ def fill(bucket: str, jsonl: int = 40, gz: int = 25, parquet: int = 35, title: s
 def ids(output: str) -> Counter[str]:
     """How often each id stands in the output."""
     found: Counter[str] = Counter()
-    for _, path in commit.objects(output):
+    for _, path in writer.objects(output):
         with storage.open_file(path) as file:
             found.update(pq.read_table(file)["id"].to_pylist())
     return found
@@ -77,29 +79,29 @@ def exactly_once(output: str, count: int) -> bool:
 def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected, bucket, ray_here) -> None:
     count = fill(bucket)
     run = config(bucket, connected.url, partition={"date": "2026-11-20"})
-    made = pipeline.run_extract(run, build=fakes.build)
+    made = driver.run_extract(run, build=fakes.build)
     assert (made.documents, made.ok, made.units, made.units_planned) == (count, count, 11, 11)
     assert exactly_once(run.output.path, count)
 
     line = json.dumps({"id": str(count), "title": "new"}).encode()
     storage.put(f"{bucket}/in/text/d.jsonl", line)
     later = config(bucket, connected.url, partition={"date": "2026-11-21"})
-    assert pipeline.run_extract(later, build=fakes.build).units == 12
+    assert driver.run_extract(later, build=fakes.build).units == 12
     assert exactly_once(run.output.path, count + 1)
     folder = f"{run.output.path}/units"
     assert storage.folders(folder) == ["date=2026-11-20", "date=2026-11-21"]
     assert len(storage.names(f"{folder}/date=2026-11-21")) == 1
     unit = storage.names(f"{folder}/date=2026-11-21")[0].removesuffix(".parquet")
-    assert commit.read_summary(run.output.path, unit).documents == 1
+    assert writer.read_summary(run.output.path, unit).documents == 1
 
     def never(config, threads):
         raise AssertionError("a worker was built")
 
-    again = pipeline.run_extract(later, build=never)
+    again = driver.run_extract(later, build=never)
     assert json.loads(storage.read(f"{run.output.path}/manifest.json"))["documents"] == again.documents == count + 1
     assert again.output == run.output.path
     with pytest.raises(ConfigError, match=r"one/?: holds the run of another configuration.*input\.id_column"):
-        pipeline.run_extract(RunConfig.model_validate(run.model_dump() | {
+        driver.run_extract(RunConfig.model_validate(run.model_dump() | {
             "input": run.input.model_dump() | {"id_column": None}}))  # fmt: skip
 
     # As others read it: pyarrow through its own S3, with the partition as a column.
@@ -117,7 +119,7 @@ def test_one_call_in_twenty_fails_and_bodies_are_cut(connected, bucket, proxy, r
     count = fill(bucket)
     proxy.faults = Faults(share=0.05, seed=11, latency=0.002)
     run = config(bucket, proxy.url, unit_documents=3)
-    made = pipeline.run_extract(run, build=fakes.build)
+    made = driver.run_extract(run, build=fakes.build)
     proxy.faults = Faults()
     assert (made.documents, made.failed) == (count, 0)
     assert exactly_once(run.output.path, count)
@@ -128,7 +130,7 @@ def test_one_call_in_twenty_fails_and_bodies_are_cut(connected, bucket, proxy, r
     storage.put(
         f"{bucket}/in/text/e.jsonl", b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, b"t" * 9000) for i in range(99))
     )
-    made = pipeline.run_extract(run, build=fakes.build)
+    made = driver.run_extract(run, build=fakes.build)
     proxy.faults = Faults()
     assert made.documents == count + 99
     assert ids(run.output.path) == Counter({**{str(i): 1 for i in range(count)}, **{f"x{i}": 1 for i in range(99)}})
@@ -140,16 +142,16 @@ def test_an_object_replaced_after_the_plan_fails_its_units_and_no_others(
 ) -> None:
     fill(bucket)
     run = config(bucket, connected.url)
-    plan = pipeline.units.plan
+    plan = driver.units.plan
 
     def plan_then_replace(config: RunConfig, output: str) -> Any:
         planned = plan(config, output)
         storage.put(f"{bucket}/in/text/a.jsonl", json.dumps({"id": "other", "title": "other"}).encode() * 40)
         return planned
 
-    monkeypatch.setattr(pipeline.units, "plan", plan_then_replace)
+    monkeypatch.setattr(driver.units, "plan", plan_then_replace)
     with pytest.raises(RunError, match=r"(?s)4 units of the input cannot.*a.jsonl: has changed since it was planned"):
-        pipeline.run_extract(run, build=fakes.build)
+        driver.run_extract(run, build=fakes.build)
     assert ids(run.output.path) == Counter({str(i): 1 for i in range(40, 100)})
 
 
@@ -175,10 +177,10 @@ def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucke
         cluster = run.cluster.model_copy(update={"address": ray.get_runtime_context().gcs_address})
         run = run.model_copy(update={"cluster": cluster})
         first = begin(run, tmp_path)
-        wait_for(lambda: first.poll() is not None or commit.committed(run.output.path))
+        wait_for(lambda: first.poll() is not None or writer.committed(run.output.path))
         first.send_signal(signal.SIGKILL)
         said += "".join(first.communicate())
-        assert len(commit.committed(run.output.path)) == 1, said
+        assert len(writer.committed(run.output.path)) == 1, said
         (tmp_path / "go").touch()
         said += ended(begin(run, tmp_path))
         assert f"documents={count + 10} ok={count + 10} failed=0" in said

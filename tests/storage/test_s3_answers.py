@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
-from raypd.cluster import storage
-from raypd.cluster.storage import s3, s3_client
+from raypd import storage
 from raypd.config import StorageConfig
 from raypd.errors import InputError, UserError
+from raypd.storage import s3, s3_client
 
 SECRET = "raypd-distinctive-s3cr3t"
 Answer = tuple[int, dict[str, str], bytes]
@@ -67,7 +67,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Store]:
     ):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0)
-    monkeypatch.setattr("raypd.cluster.storage.s3.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("raypd.storage.s3.time.sleep", lambda seconds: None)
     s3._probed.clear()
     storage.configure(StorageConfig(max_attempts=9))  # a client of an earlier test is not taken again
     made = Store()

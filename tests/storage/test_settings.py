@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from raypd.config import RunConfig, StorageConfig
-from raypd.config_file import load_config, make_config
+from raypd.config.load import load_config, make_config
 from raypd.errors import ConfigError
 
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"

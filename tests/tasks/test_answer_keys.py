@@ -1,6 +1,6 @@
 """ANSWER_KEYS against what the tasks do: a key that it leaves out changes no output row, and one that it names arrives.
 
-Real tasks and engines over tiny models; what the fingerprint makes of the table is tests/cli/test_fingerprint.py.
+Real tasks and engines over tiny models; what the fingerprint makes of the table is tests/config/test_fingerprint.py.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from raypd.cluster.input import units
-from raypd.cluster.input.reading import read_unit
 from raypd.cluster.parts import Parts, build
 from raypd.config import METHODS, ModelConfig, RunConfig
-from raypd.config_file import make_config
+from raypd.config.load import make_config
+from raypd.dataset import planner
+from raypd.dataset.reader import read_unit
 from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.load import LoadedModel
 from raypd.models.medusa_heads import save_heads
 from raypd.tasks import extraction, question_answering, writers
 from raypd.tasks.base import Document, Record, Work
-from tests.cli.test_fingerprint import decoding_keys, others
+from tests.config.test_fingerprint import decoding_keys, others
 from tests.tasks import test_extraction, test_question_answering
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -196,6 +196,6 @@ def test_other_tasks_read_the_same_documents_whatever_extraction_would_read(kind
     for changes in ([], ["input.text_columns=[other, nowhere]", "input.category=shoes"]):
         config = make_config(tree, changes)
         columns = [name for key, name in config.wanted_columns().items() if key.startswith("task.")]
-        read.append([(unit.id, read_unit(unit, config, columns)) for unit in units.plan(config)])
+        read.append([(unit.id, read_unit(unit, config, columns)) for unit in planner.plan(config)])
     assert read[0] == read[1]
     assert sum(len(documents) for _, documents in read[0]) == 6

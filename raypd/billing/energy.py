@@ -1,0 +1,103 @@
+"""What the GPUs of a run took from the wall: NVIDIA's own counter where there is one, else watts that you give.
+
+Only the GPUs count; the rest of the machine (processors, memory, fans, the building) is not in the figure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from raypd.billing.meter import Report
+
+_SAMPLE_SECONDS = 1.0
+_JOULES_PER_KWH = 3.6e6
+
+
+def meter(gpus: float) -> Callable[[], float | None]:
+    """A function that says how many joules this process's GPUs took since now; None where that is not measured.
+
+    gpus: how many of them are this worker's; of a GPU that several workers share it takes that fraction.
+    """
+    if not gpus:
+        return lambda: None
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = _handles(pynvml)
+    except Exception:  # no driver, no right: NVML has an exception for each
+        return lambda: None
+    if not handles:
+        return lambda: None
+    fraction = min(1.0, gpus / len(handles))
+    try:
+        before = [pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles]
+    except pynvml.NVMLError:  # GPUs before Volta count nothing: sample their power
+        return _Sampler(pynvml, handles, fraction)
+
+    def joules() -> float | None:
+        try:
+            now = [pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles]
+        except pynvml.NVMLError:
+            return None
+        return fraction * sum(b - a for a, b in zip(before, now, strict=True)) / 1000  # it counts millijoules
+
+    return joules
+
+
+def _handles(pynvml: Any) -> list[Any]:
+    """The GPUs that this process sees, as CUDA_VISIBLE_DEVICES says."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    names = [name.strip() for name in shown.split(",") if name.strip() and name.strip() != "-1"]
+    by_index, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+    return [by_index(int(name)) if name.isdigit() else by_name(name) for name in names]
+
+
+class _Sampler:
+    """Power added up every second."""
+
+    def __init__(self, pynvml: Any, handles: list[Any], fraction: float) -> None:
+        self._pynvml, self._handles, self._fraction = pynvml, handles, fraction
+        self._joules = 0.0
+        self._measured = False
+        threading.Thread(target=self._run, name="power", daemon=True).start()
+
+    def __call__(self) -> float | None:
+        return self._joules if self._measured else None
+
+    def _run(self) -> None:
+        at = time.monotonic()
+        while True:
+            time.sleep(_SAMPLE_SECONDS)
+            now = time.monotonic()
+            with contextlib.suppress(self._pynvml.NVMLError):
+                watts = sum(self._pynvml.nvmlDeviceGetPowerUsage(handle) for handle in self._handles) / 1000
+                self._joules += self._fraction * watts * (now - at)
+                self._measured = True
+            at = now
+
+
+def of(reports: Iterable[Report], watts_per_gpu: float | None, co2e_grams_per_kwh: float | None) -> dict[str, Any]:
+    """{"kwh", "co2e_kg", "source"} of workers; kwh is None where a GPU was neither measured nor given watts."""
+    joules, sources = 0.0, set()
+    for report in reports:
+        if report.joules is not None:
+            joules += report.joules
+            sources.add("NVML")
+        elif report.gpus and watts_per_gpu is not None:
+            joules += report.gpus * watts_per_gpu * report.seconds.total()
+            sources.add("cost.watts_per_gpu")
+        elif report.gpus:
+            sources.add("unknown")
+    if not sources or "unknown" in sources:
+        return {"kwh": None, "co2e_kg": None, "source": None}
+    kwh = joules / _JOULES_PER_KWH
+    co2e = None if co2e_grams_per_kwh is None else round(kwh * co2e_grams_per_kwh / 1000, 6)
+    return {"kwh": round(kwh, 6), "co2e_kg": co2e, "source": " and ".join(sorted(sources))}

@@ -1,0 +1,317 @@
+"""What a worker does with its time: measured in the worker, told to the ledger.
+
+A report holds all that the worker did since it began, not what came since the last report, under a number that grows.
+So a report that is lost, comes twice or comes late does no harm: the one with the highest number is the truth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raypd.billing.bill import Seconds, Spans
+
+REPORT_SECONDS = 2.0
+_JOIN_SECONDS = 0.05  # a pause between two steps that is shorter belongs to them
+_MOST_SPANS = 120  # of one worker
+_REPORTED_SECONDS = 5.0
+_MOST_PENDING = 4  # reports on their way: the ledger is away, and the next one will say it all
+COUNTS = ("documents", "prefill_tokens", "shared_tokens", "decode_tokens")
+
+
+def zero() -> dict[str, float]:
+    """Counts of a category: documents, tokens, and the busy seconds behind them."""
+    return {**dict.fromkeys(COUNTS, 0), "seconds": 0.0}
+
+
+@dataclass
+class Report:
+    """All that a worker did since it began. Times are unix seconds, money is not its business."""
+
+    worker: str
+    node: str
+    pid: int
+    sequence: int
+    began: float
+    heard: float
+    seconds: Seconds
+    open: dict[str, tuple[float, float]]
+    spans: Spans
+    categories: dict[str, dict[str, float]]
+    method: str
+    ok: int
+    failed: int
+    gpus: float = 0.0
+    joules: float | None = None
+
+
+@dataclass
+class Unit:
+    """The busy seconds of an attempt at a unit, and what it counted by category."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    categories: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def share(self) -> None:
+        """Gives every category its share of the seconds: those of prefill and decode each by the tokens."""
+        for spent, count in ((self.prefill, "prefill_tokens"), (self.decode, "decode_tokens")):
+            weights = {name: own[count] for name, own in self.categories.items()}
+            if not sum(weights.values()):
+                weights = {name: own["documents"] for name, own in self.categories.items()}
+            whole = sum(weights.values()) or 1
+            for name, own in self.categories.items():
+                own["seconds"] += spent * weights[name] / whole
+
+
+class Meter:
+    """One worker's time, as a row of spans without gaps: startup, busy, idle, lost.
+
+    Safe in threads. clock: unix seconds. power: joules that its GPUs took since it began, None where nobody knows.
+    """
+
+    def __init__(
+        self,
+        node: str = "",
+        method: str = "",
+        gpus: float = 0.0,
+        clock: Callable[[], float] = time.time,
+        power: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self.id = uuid.uuid4().hex[:12]
+        self._node, self._method, self._gpus, self._clock, self._power = node, method, gpus, clock, power
+        self._lock = threading.Lock()
+        self._began = self._at = clock()  # up to _at the spans reach
+        self._state = "startup"
+        self._seconds = Seconds()
+        self._spans: Spans = []
+        self._units: dict[str, Unit] = {}
+        self._categories: dict[str, dict[str, float]] = {}
+        self._ok = self._failed = 0
+        self._sequence = -1
+        self._fed = (0, 0)  # tokens of ended programs
+        self._last = (0, 0)  # the same and those of running ones, after the last step
+        self._ratio = 1.0  # share of prefill in the last step that fed anything
+        self._work: dict[str, int] = {}  # programs by unit in the step that runs or ran last
+
+    # --------------------------------------------------------------------------------------------------------- units
+
+    def ready(self) -> None:
+        """The model is loaded: from here on the worker is idle or busy."""
+        with self._lock:
+            self._go_on(self._clock(), None)
+            self._state = "idle"
+
+    def begin(self, unit: str) -> None:
+        with self._lock:
+            self._units[unit] = Unit()
+
+    def documents(self, unit: str, categories: Iterable[str]) -> None:
+        """The category of every document of a unit."""
+        with self._lock:
+            for name in categories:
+                self._unit(unit).categories.setdefault(name, zero())["documents"] += 1
+
+    def tokens(self, unit: str, category: str, counts: Any) -> None:
+        """What a program of a unit has counted."""
+        with self._lock:
+            own = self._unit(unit).categories.setdefault(category, zero())
+            for name in COUNTS[1:]:
+                own[name] += getattr(counts, name, 0)
+
+    def end(self, unit: str) -> Unit:
+        """An attempt's seconds and counts, shared by category; it stays open until `commit` or `lose`."""
+        with self._lock:
+            own = self._unit(unit)
+            done = Unit(own.prefill, own.decode, {name: dict(counts) for name, counts in own.categories.items()})
+        done.share()
+        return done
+
+    def commit(self, unit: str, done: Unit, ok: int, failed: int) -> None:
+        """The unit is in the output by this attempt."""
+        with self._lock:
+            self._units.pop(unit, None)
+            self._ok += ok
+            self._failed += failed
+            for name, counts in done.categories.items():
+                total = self._categories.setdefault(name, zero())
+                for key, value in counts.items():
+                    total[key] += value
+
+    def hand_over(self, unit: str) -> Unit:
+        """The seconds and tokens of a share that was borrowed of another worker's unit go on this worker's bill.
+
+        Without its documents, which are that worker's to count when it commits the unit. Should that worker die before
+        it does, these seconds stay busy time and are not lost time; the tokens are put right at the session's end
+        (`book.reconcile`).
+        """
+        done = self.end(unit)
+        for counts in done.categories.values():
+            counts["documents"] = 0
+        self.commit(unit, done, 0, 0)
+        return done
+
+    def lose(self, unit: str) -> None:
+        """An attempt that came to nothing; no-op for one that has ended."""
+        with self._lock:
+            own = self._units.pop(unit, None)
+            if own is not None:
+                self._seconds.lose(own.prefill, own.decode)
+
+    def _unit(self, unit: str) -> Unit:
+        return self._units.setdefault(unit, Unit())
+
+    # --------------------------------------------------------------------------------------------------------- steps
+
+    def step(self, engine: Any, work: Mapping[str, int]) -> list[Any]:
+        """Runs one step of the engine and returns what it does. work: programs in it by unit."""
+        with self._lock:
+            now = self._clock()
+            if now - self._at > _JOIN_SECONDS:
+                self._go_on(now, None)
+            self._state, self._work = "busy", dict(work)
+        finished: list[Any] = engine.step()
+        with self._lock:
+            self._count(finished, getattr(engine, "rows", ()))
+            spent = self._go_on(self._clock(), next(iter(work), None))
+            self._state = "idle"
+            for unit, (prefill, decode) in self._shares(spent).items():
+                self._units[unit].prefill += prefill
+                self._units[unit].decode += decode
+        return finished
+
+    def _shares(self, spent: float) -> dict[str, tuple[float, float]]:
+        """Seconds of a step, (prefill, decode), by unit: as many as each had programs in it."""
+        programs = sum(self._work.values()) or 1
+        return {
+            unit: (spent * self._ratio * count / programs, spent * (1 - self._ratio) * count / programs)
+            for unit, count in self._work.items()
+            if unit in self._units
+        }
+
+    def _count(self, finished: Sequence[Any], rows: Sequence[Any]) -> None:
+        """Splits the step's time by the tokens that it put in: those of prompts and those of answers."""
+        for done in finished:
+            self._fed = _plus(self._fed, done.counts)
+        now = self._fed
+        for row in rows:
+            now = _plus(now, row.counts)
+        prefill, decode = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
+        self._last = now
+        if prefill + decode:
+            self._ratio = prefill / (prefill + decode)
+
+    def _go_on(self, now: float, unit: str | None) -> float:
+        """Books the time since the last booking to the state; how much it was."""
+        spent = max(0.0, now - self._at)
+        if self._state == "busy":
+            self._seconds.prefill += spent * self._ratio
+            self._seconds.decode += spent * (1 - self._ratio)
+        else:
+            setattr(self._seconds, self._state, getattr(self._seconds, self._state) + spent)
+        if spent > 0:
+            self._spans = joined(self._spans, (self._at, now, self._state, unit))
+        self._at = max(self._at, now)
+        return spent
+
+    # ------------------------------------------------------------------------------------------------------- reports
+
+    def report(self) -> Report:
+        """All so far, under the next number."""
+        with self._lock:
+            now = self._clock()
+            if self._state != "busy" and now - self._at > 1.0:  # a long load or wait goes on the bill as it goes
+                self._go_on(now, None)
+            self._sequence += 1
+            seconds, spans = Seconds(**vars(self._seconds)), list(self._spans)
+            held = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
+            if self._state == "busy":  # a step that runs is told as far as it is, and counted when it has ended
+                running = max(0.0, now - self._at)
+                seconds.prefill += running * self._ratio
+                seconds.decode += running * (1 - self._ratio)
+                for name, (prefill, decode) in self._shares(running).items():
+                    held[name] = held[name][0] + prefill, held[name][1] + decode
+                spans = joined(spans, (self._at, now, "busy", next(iter(self._work), None)))
+            return Report(
+                worker=self.id,
+                node=self._node,
+                pid=os.getpid(),
+                sequence=self._sequence,
+                began=self._began,
+                heard=now,
+                seconds=seconds,
+                open=held,
+                spans=spans,
+                categories={name: dict(counts) for name, counts in self._categories.items()},
+                method=self._method,
+                ok=self._ok,
+                failed=self._failed,
+                gpus=self._gpus,
+                joules=self._power(),
+            )
+
+
+def _plus(fed: tuple[int, int], counts: Any) -> tuple[int, int]:
+    return fed[0] + getattr(counts, "prefill_tokens", 0), fed[1] + getattr(counts, "decode_tokens", 0)
+
+
+def joined(spans: Spans, span: tuple[float, float, str, str | None]) -> Spans:
+    """Spans with one more at the end: joined to the last where that goes on, coarser when there are many."""
+    if spans and spans[-1][2:] == span[2:] and span[0] - spans[-1][1] < _JOIN_SECONDS:
+        return [*spans[:-1], (spans[-1][0], span[1], span[2], span[3])]
+    spans = [*spans, span]
+    return spans if len(spans) <= _MOST_SPANS else coarser(spans)
+
+
+def coarser(spans: Spans) -> Spans:
+    """Half as many spans: two neighbours become one with the name of the longer."""
+    halves = []
+    for first, second in zip(spans[::2], [*spans[1::2], None], strict=False):
+        if second is None:
+            halves.append(first)
+            continue
+        longer = max(first, second, key=lambda span: span[1] - span[0])
+        halves.append((first[0], second[1], longer[2], longer[3]))
+    return halves
+
+
+class Reporter:
+    """A thread that tells the ledger, every two seconds and when it is asked to; a ledger that is away is no harm."""
+
+    def __init__(self, meter: Meter, ledger: Any) -> None:
+        self._meter, self._ledger = meter, ledger
+        self._pending: list[Any] = []
+        self._sending = threading.Lock()
+        threading.Thread(target=self._run, name="ledger", daemon=True).start()
+
+    def now(self) -> None:
+        """Sends a report at once and waits until the ledger has it, so that no bill is closed before; 5 s at most."""
+        import ray
+
+        self._send(always=True)
+        with self._sending, contextlib.suppress(Exception):  # the worker's work is worth more than its bill
+            ray.wait(self._pending, num_returns=len(self._pending), timeout=_REPORTED_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            self._send(always=False)
+            time.sleep(REPORT_SECONDS)
+
+    def _send(self, always: bool) -> None:
+        import ray
+
+        try:
+            with self._sending:
+                if self._pending:
+                    _, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=0)
+                if always or len(self._pending) < _MOST_PENDING:
+                    self._pending.append(self._ledger.report.remote(self._meter.report()))
+        except Exception as error:  # the worker's work is worth more than its bill
+            print(f"raypd: no report to the ledger: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

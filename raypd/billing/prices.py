@@ -1,0 +1,214 @@
+"""What a machine costs an hour, and what is in it: AWS instance types with GPUs, in USD.
+
+Three places are asked, in this order:
+1. `cost.prices` of the configuration: `g6e.48xlarge: 20.5`, or for one market `g6e.48xlarge/spot: 9.1`.
+2. The file that `raypd prices refresh` writes (AWS's own price list and spot prices of the day).
+3. The tables that come with raypd, `price_lists/*.csv`: on-demand, Linux, shared tenancy. They hold no spot prices,
+   which change by the hour. A newer row of these wins over an older one of the file.
+A price that stands in none of them is an error and never a guess.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from raypd.config import CostConfig
+from raypd.errors import ConfigError
+
+Market = Literal["on-demand", "spot", "local"]
+DEFAULT_REGION = "us-east-1"
+LOCAL = "local"  # the key in cost.prices for a machine that has no instance type
+
+
+class PriceUnknown(ConfigError):
+    """No table has the price."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An EC2 instance type. gpu_memory_gib: of one GPU; gpu is "" where there is none."""
+
+    type: str
+    gpus: int
+    gpu: str
+    gpu_memory_gib: float
+    vcpus: int
+    memory_gib: float
+
+
+@dataclass(frozen=True)
+class Price:
+    """source: where it is from, in words; date: when it was read there, YYYY-MM[-DD] ("" for the configuration's)."""
+
+    usd_per_hour: float
+    source: str
+    date: str = ""
+
+
+# (instance type, region or availability zone, market) -> price
+Table = dict[tuple[str, str, str], Price]
+
+_SOURCES = {
+    "price-list": "AWS price list",
+    "catalogue": "a public catalogue of AWS's price list, not before this date",
+    "as-us-east-1": "AWS price list of us-east-1, which this region shared wherever it was compared",
+}
+
+
+def _csv(name: str) -> list[dict[str, str]]:
+    text = resources.files("raypd.billing").joinpath("price_lists", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def _instances() -> dict[str, Instance]:
+    return {
+        row["instance_type"]: Instance(
+            row["instance_type"],
+            int(row["gpus"]),
+            row["gpu"],
+            float(row["gpu_memory_gib"]),
+            int(row["vcpus"]),
+            float(row["memory_gib"]),
+        )
+        for row in _csv("instances.csv")
+    }
+
+
+INSTANCES = _instances()
+
+
+@cache
+def shipped() -> Table:
+    """The table that comes with raypd."""
+    table: Table = {}
+    for row in _csv("on_demand.csv"):
+        mark = "" if row["verified"] == "yes" else ", one source only"
+        source = f"raypd's table: {_SOURCES[row['source']]}{mark}"
+        key = (row["instance_type"], row["region"], "on-demand")
+        table[key] = Price(float(row["usd_per_hour"]), source, row["date"])
+    return table
+
+
+# ------------------------------------------------------------------------------------------------- the refreshed file
+
+
+def refreshed_path() -> Path:
+    """The file of `raypd prices refresh`; the environment variable RAYPD_PRICES names another."""
+    from platformdirs import user_cache_path
+
+    named = os.environ.get("RAYPD_PRICES")
+    return Path(named) if named else user_cache_path("raypd") / "prices.json"
+
+
+def refreshed() -> Table:
+    """What `raypd prices refresh` has written; nothing where it never ran. Raises ConfigError at a damaged file."""
+    path = refreshed_path()
+    try:
+        rows = json.loads(path.read_bytes())["prices"]
+        return {(r["type"], r["region"], r["market"]): Price(**r["price"]) for r in rows}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: not a price file of raypd ({error}); `raypd prices refresh` writes it anew"
+        ) from None
+
+
+def write_refreshed(table: Table) -> Path:
+    """Adds prices to the refreshed file, in place of those it has for the same keys; the file. Raises ConfigError."""
+    from raypd import storage
+
+    try:
+        kept = refreshed()
+    except ConfigError:
+        kept = {}
+    rows = [
+        {"type": type, "region": region, "market": market, "price": asdict(price)}
+        for (type, region, market), price in sorted({**kept, **table}.items())
+    ]
+    path = refreshed_path()
+    try:
+        storage.put(str(path), (json.dumps({"prices": rows}, indent=1) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}); RAYPD_PRICES names another file") from None
+    return path
+
+
+def table() -> Table:
+    """Shipped and refreshed prices; of two for one key the newer. Raises ConfigError at a damaged refreshed file."""
+    merged = dict(shipped())
+    for key, price in refreshed().items():
+        if key not in merged or price.date >= merged[key].date:
+            merged[key] = price
+    return merged
+
+
+# ---------------------------------------------------------------------------------------------------------- one price
+
+
+def price(
+    instance_type: str | None,
+    region: str | None,
+    market: Market | None,
+    cost: CostConfig,
+    *,
+    zone: str | None = None,
+    known: Table | None = None,
+) -> Price:
+    """The price of one machine for one hour.
+
+    instance_type None: a machine of your own, whose price is cost.prices.local or 0. region None: cost.region, else
+    us-east-1. market None: cost.market, else on-demand. zone: its spot price counts before the region's. known: in
+    place of `table()`. Raises PriceUnknown, with what to do.
+    """
+    if instance_type is None:
+        own = cost.prices.get(LOCAL)
+        if own is None:
+            return Price(0.0, "a machine of your own; cost.prices.local gives it a price")
+        return Price(own, f"cost.prices.{LOCAL}")
+    market = market or cost.market or "on-demand"
+    for key in (f"{instance_type}/{market}", instance_type):
+        if key in cost.prices:
+            return Price(cost.prices[key], f"cost.prices.{key}")
+    region = region or cost.region or DEFAULT_REGION
+    known = table() if known is None else known
+    for place in (zone, region):
+        if place is not None and (instance_type, place, market) in known:
+            return known[instance_type, place, market]
+    raise PriceUnknown(
+        f"no {market} price is known for {instance_type} in {region}: `raypd prices refresh --region {region}` asks "
+        f"AWS for it, or set cost.prices.{instance_type} (or cost.prices.{instance_type}/{market}) in USD per hour"
+    )
+
+
+def price_or_bound(
+    instance_type: str | None,
+    region: str | None,
+    market: Market | None,
+    cost: CostConfig,
+    *,
+    zone: str | None = None,
+    known: Table | None = None,
+) -> Price | None:
+    """As `price`; for a spot machine without a known spot price the on-demand price, which it cannot pass.
+
+    None where neither is known.
+    """
+    known = table() if known is None else known
+    try:
+        return price(instance_type, region, market, cost, zone=zone, known=known)
+    except PriceUnknown:
+        if (market or cost.market) != "spot":
+            return None
+    try:
+        bound = price(instance_type, region, "on-demand", cost, known=known)
+    except PriceUnknown:
+        return None
+    return Price(bound.usd_per_hour, f"on-demand price, as no spot price is known ({bound.source})", bound.date)

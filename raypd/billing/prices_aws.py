@@ -1,0 +1,159 @@
+"""`raypd prices refresh` and `raypd prices show`: prices from AWS itself, and what raypd knows of them.
+
+Needs credentials that may call pricing:GetProducts and ec2:DescribeSpotPriceHistory; boto3 finds them where it always
+does, and nothing of them is printed or kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as Grid
+
+from raypd.billing import prices as pricing
+from raypd.billing.prices import INSTANCES, Price, Table
+from raypd.errors import ConfigError
+
+SHIPPED_REGIONS = ("us-east-1", "us-west-2", "eu-west-1")
+_PRICE_LIST_REGION = "us-east-1"  # AWS's price list is served from few regions, this one among them
+_SPOT_PAGE = 20  # instance types asked for at once
+
+
+def refresh(regions: Sequence[str] = SHIPPED_REGIONS, say: Callable[[str], None] = print) -> Path:
+    """Asks AWS for the on-demand and spot prices of all instance types that raypd knows; the file it writes.
+
+    Raises ConfigError without credentials, without the right to ask, or without a connection.
+    """
+    found: Table = {}
+    for region in regions:
+        on_demand, spot = _on_demand(region), _spot(region)
+        if not on_demand and not spot:
+            raise ConfigError(f"--region {region}: AWS lists no price of any instance type there; is it a region?")
+        say(f"{region}: {len(on_demand)} on-demand prices, {len({key[0] for key in spot})} types with a spot price")
+        found |= on_demand | spot
+    return pricing.write_refreshed(found)
+
+
+def _client(service: str, region: str) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(service, region_name=region, config=Config(retries={"mode": "standard", "max_attempts": 5}))
+
+
+def _asked(action: str, call: Callable[[], Any]) -> Any:
+    """The answer of AWS, or a ConfigError in the user's terms."""
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+    try:
+        return call()
+    except NoCredentialsError:
+        raise ConfigError(
+            "no AWS credentials found: `aws configure`, a role, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or "
+            "set cost.prices yourself"
+        ) from None
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "an error")
+        raise ConfigError(f"AWS refuses {action}: {code}; the credentials in use need that right") from None
+    except BotoCoreError as error:
+        raise ConfigError(f"AWS does not answer {action}: {type(error).__name__}: {error}") from None
+
+
+def _today() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d")
+
+
+def _on_demand(region: str) -> Table:
+    """Linux without further software, on shared hardware."""
+    client = _client("pricing", _PRICE_LIST_REGION)
+    fixed = {
+        "regionCode": region,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+        "marketoption": "OnDemand",
+    }
+    found: Table = {}
+    for instance_type in INSTANCES:
+        wanted = {**fixed, "instanceType": instance_type}
+        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+        answer = _asked("pricing:GetProducts", partial(client.get_products, ServiceCode="AmazonEC2", Filters=filters))
+        prices = {usd for text in answer["PriceList"] for usd in _hourly(json.loads(text))}
+        if prices:  # an offer of 0 stands for hardware that is paid elsewhere; the filters leave one above it
+            found[instance_type, region, "on-demand"] = Price(max(prices), "AWS price list", _today())
+    return found
+
+
+def _hourly(product: dict[str, Any]) -> list[float]:
+    """USD an hour of the on-demand terms of one product."""
+    terms = product.get("terms", {}).get("OnDemand", {}).values()
+    dimensions = [d for term in terms for d in term["priceDimensions"].values() if d.get("unit") == "Hrs"]
+    return [float(d["pricePerUnit"]["USD"]) for d in dimensions if float(d["pricePerUnit"].get("USD", 0)) > 0]
+
+
+def _spot(region: str) -> Table:
+    """The present spot prices: of every zone, and of the region as the mean of its zones."""
+    client = _client("ec2", region)
+    names = list(INSTANCES)
+    newest: dict[tuple[str, str], tuple[Any, float]] = {}
+    for start in range(0, len(names), _SPOT_PAGE):
+        pages = client.get_paginator("describe_spot_price_history").paginate(
+            InstanceTypes=names[start : start + _SPOT_PAGE],
+            ProductDescriptions=["Linux/UNIX"],
+            StartTime=datetime.now(UTC),  # the price that holds now is the last one before it
+        )
+        for page in _asked("ec2:DescribeSpotPriceHistory", partial(list, pages)):
+            for row in page["SpotPriceHistory"]:
+                key = (row["InstanceType"], row["AvailabilityZone"])
+                if key not in newest or row["Timestamp"] > newest[key][0]:
+                    newest[key] = (row["Timestamp"], float(row["SpotPrice"]))
+    found: Table = {}
+    zones: dict[str, list[float]] = {}
+    for (instance_type, zone), (_, usd) in newest.items():
+        found[instance_type, zone, "spot"] = Price(usd, f"AWS spot price in {zone}", _today())
+        zones.setdefault(instance_type, []).append(usd)
+    for instance_type, prices in zones.items():
+        mean = round(sum(prices) / len(prices), 6)
+        found[instance_type, region, "spot"] = Price(mean, f"AWS spot price, mean of {len(prices)} zones", _today())
+    return found
+
+
+def show(
+    region: str = pricing.DEFAULT_REGION, instance_type: str | None = None, console: Console | None = None
+) -> None:
+    """Prints what is known of a region. Raises ConfigError where that is nothing."""
+    console = console or Console(highlight=False)
+    known = {key: price for key, price in pricing.table().items() if key[1] == region}
+    types = [t for t in INSTANCES if instance_type is None or t == instance_type]
+    if not types:
+        raise ConfigError(f"{instance_type}: raypd does not know this instance type; cost.prices can give its price")
+    if not any(key[0] in types for key in known):
+        raise ConfigError(
+            f"no price is known for {instance_type or 'any instance type'} in {region}: `raypd prices refresh --region "
+            f"{region}` asks AWS"
+        )
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for head in ("instance", "GPUs", "on-demand $/h", "spot $/h"):
+        grid.add_column(head, justify="left" if head in ("instance", "GPUs") else "right", no_wrap=True)
+    grid.add_column("from", overflow="fold")
+    for name in types:
+        own, there = INSTANCES[name], known.get((name, region, "on-demand"))
+        spot = known.get((name, region, "spot"))
+        gpus = f"{own.gpus} x {own.gpu} {own.gpu_memory_gib:g} GiB" if own.gpus else "none"
+        source = there or spot
+        grid.add_row(
+            name,
+            gpus,
+            f"{there.usd_per_hour:.4f}" if there else "unknown",
+            f"{spot.usd_per_hour:.4f}" if spot else "unknown",
+            f"{source.date} {source.source}" if source else "",
+        )
+    console.print(grid)

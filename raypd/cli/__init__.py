@@ -1,0 +1,1 @@
+"""What is typed: the commands, their options, and what they print and return."""

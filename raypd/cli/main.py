@@ -1,0 +1,343 @@
+"""The command line: `raypd extract CONFIG [key=value ...]` and the other commands, thin ones all.
+
+What their options are called and mean stands in `options`; what takes long to import is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+import raypd
+from raypd.cli import options as o
+from raypd.cli.run import config_of, retry_of, run_job
+from raypd.config.load import load_config
+from raypd.errors import RunError, UserError
+
+app = typer.Typer(
+    help="Structured answers out of very large document collections.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+model_app = typer.Typer(help="Make a model ready for a decoding method; it must then be trained.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
+prices_app = typer.Typer(help="What machines cost an hour.", no_args_is_help=True)
+app.add_typer(prices_app, name="prices")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"raypd {raypd.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it")] = False,
+) -> None:
+    """Structured answers out of very large document collections."""
+
+
+@app.command()
+def extract(
+    config: o.Config,
+    overrides: o.Overrides = None,
+    retry_errors: o.RetryErrors = False,
+    all_errors: o.AllErrors = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Extract attributes from every document. A second run with the same output.path resumes."""
+    run_job(load_config(config, overrides or []), "extraction", verbose, retry_of(retry_errors, all_errors))
+
+
+@app.command()
+def answer(
+    source: o.Source,
+    overrides: o.Overrides = None,
+    method: o.Method = None,
+    model: o.Model = None,
+    output: o.Output = None,
+    retry_errors: o.RetryErrors = False,
+    all_errors: o.AllErrors = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Answer the questions of every context: raypd answer questions.jsonl, or a YAML with more to say."""
+    made = config_of(source, "question_answering", overrides, method, model, output)
+    run_job(made, "question_answering", verbose, retry_of(retry_errors, all_errors))
+
+
+@app.command()
+def generate(
+    source: o.Source,
+    overrides: o.Overrides = None,
+    method: o.Method = None,
+    model: o.Model = None,
+    output: o.Output = None,
+    retry_errors: o.RetryErrors = False,
+    all_errors: o.AllErrors = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Write an answer to every prompt: raypd generate prompts.jsonl --method space, or a YAML with more to say."""
+    made = config_of(source, "generation", overrides, method, model, output)
+    run_job(made, "generation", verbose, retry_of(retry_errors, all_errors))
+
+
+@app.command()
+def nightly(
+    config: o.Nights,
+    overrides: o.Overrides = None,
+    full: o.Full = False,
+    retry_errors: o.AlsoErrors = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Bring a table up to tonight's input: extract only what is new or changed since the last good night.
+
+    The same command goes on where a night was cut off; of two at once, one says that the other is at work.
+    """
+    from raypd.nightly.nightly import run_night
+
+    made = load_config(config, overrides or [])
+    print(run_night(made, full=full, retry_errors=retry_errors, verbose=verbose).describe())
+
+
+@app.command()
+def verify(
+    run: o.Run,
+    overrides: o.Overrides = None,
+    threads: o.Threads = 8,
+    as_json: o.AsJson = False,
+) -> None:
+    """Prove that a run has lost and doubled no document: read its input again and compare. Exit code 1 when it has.
+
+    RUN knows its configuration; input.path=... says where the input lies now, if it was moved. Of a nightly folder the
+    table of the last good night is compared.
+    """
+    from raypd.nightly import table_check
+    from raypd.run import load
+    from raypd.verify import findings, verification
+
+    config = load.load_run(run, overrides or [])
+    check = table_check.verify_table if load.is_nightly(run) else verification.verify
+    result = check(run, config, threads)
+    print(result.to_json() if as_json else findings.describe(result))
+    if not result.well:
+        raise typer.Exit(1)
+
+
+@app.command()
+def errors(
+    run: o.Run,
+    overrides: o.Overrides = None,
+    everything: o.Everything = False,
+    as_json: o.AsJson = False,
+    output: o.LettersTo = None,
+) -> None:
+    """List the dead letters of a run: documents without an answer, grouped by reason, and units that failed."""
+    import json
+
+    from raypd.run import load
+    from raypd.verify import dead_letters, findings
+
+    load.load_record(run, overrides or [])
+    if output is not None:
+        print(f"{findings.write_letters(run, output):,} failed documents: {output}")
+    elif everything:
+        findings.print_letters(run)
+    else:
+        summary = dead_letters.summarize(run)
+        tree = json.dumps(summary.to_tree(), indent=2, ensure_ascii=False)
+        print(tree if as_json else findings.describe_errors(summary))
+
+
+@app.command()
+def estimate(
+    config: o.MaybeConfig = None,
+    overrides: o.Overrides = None,
+    sample: o.Sample = 64,
+    minutes: o.Minutes = None,
+    no_baseline: o.NoBaseline = False,
+    run: o.EarlierRun = None,
+    throughput: o.Throughput = None,
+    baseline: o.Baseline = None,
+    documents: o.Documents = None,
+    instance: o.Instances = None,
+    nodes: o.Nodes = 8,
+    head: o.Head = "m7i.2xlarge",
+    as_json: o.AsJson = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Say what a run will take and cost, from a sample that is decoded, an earlier run, or given throughputs."""
+    from raypd.estimate import estimate_command
+
+    estimate_command.run(
+        load_config(config, overrides or []) if config is not None else None,
+        estimate_command.options(
+            sample=sample,
+            minutes=minutes,
+            baseline=not no_baseline,
+            run=run,
+            throughput=throughput,
+            baseline_throughput=baseline,
+            documents=documents,
+            instances=instance,
+            nodes=nodes,
+            head=head,
+        ),
+        as_json,
+        verbose,
+    )
+
+
+@app.command()
+def tune(
+    config: o.Config,
+    overrides: o.Overrides = None,
+    output: o.TunedTo = None,
+    sample: o.Sample = 32,
+    minutes: o.Minutes = None,
+    budget_usd: o.BudgetUsd = None,
+    agreement: o.Agreement = 0.9,
+    judge: o.Judge = "low",
+    reference: o.Reference = "auto",
+    instance: o.PricedAs = None,
+    fresh: o.Fresh = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Measure settings on a sample and write the cheapest configuration that still answers alike."""
+    from raypd.cli import tune as tune_command
+
+    limits = tune_command.Options(sample, minutes, budget_usd, agreement, judge, reference, instance, fresh)
+    tune_command.run(config, overrides or [], output, limits, verbose)
+
+
+@app.command()
+def report(
+    run: o.Run,
+    overrides: o.Overrides = None,
+    output: o.PageTo = None,
+) -> None:
+    """Write what a run did and cost as one HTML page that loads nothing, for any browser, phone or printer."""
+    from raypd import storage
+    from raypd.report import data, page
+
+    run = storage.absolute(run)
+    where = storage.absolute(output) if output is not None else None
+    print(page.write(data.load(run, overrides or []), where))
+
+
+@app.command()
+def status(
+    run: o.Run,
+    overrides: o.Overrides = None,
+    watch: o.Watch = False,
+    every: o.Every = 5.0,
+    as_json: o.AsJson = False,
+) -> None:
+    """Show how a run stands: progress, speed, cost, workers, errors. Reads its folder, so it runs on any machine."""
+    from raypd import storage
+    from raypd.report import terminal
+    from raypd.report.status import Watch
+
+    looking = Watch(storage.absolute(run), overrides or [])
+    terminal.show(looking, again=every if watch else None, as_json=as_json)
+
+
+@config_app.command()
+def show(
+    config: o.Shown = None,
+    overrides: o.Overrides = None,
+) -> None:
+    """Print the whole configuration with its defaults; every key with what it means."""
+    from raypd.config.render import render
+
+    if config is not None and "=" in config and not os.path.exists(config):
+        raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
+    print(render(load_config(config, overrides or []) if config is not None else None), end="")
+
+
+@model_app.command("add-tokens")
+def add_tokens(
+    model: o.BaseModel,
+    output: o.NewModel,
+    method: o.ForMethods,
+    seed: o.Seed = 0,
+) -> None:
+    """Write a copy of a model that has the control tokens of a decoding method."""
+    from raypd.models import prepare
+
+    ids = prepare.add_tokens(model, output, method, seed)
+    print(f"{output}: {model} with " + ", ".join(f"{token} ({id})" for token, id in ids.items()))
+    print("Train it before you decode with it: it has not learnt to write them.")
+
+
+@model_app.command("add-heads")
+def add_heads(
+    model: o.BaseModel,
+    output: o.NewHeads,
+    heads: o.Heads = 2,
+    layers: o.Layers = 2,
+) -> None:
+    """Write untrained Medusa heads for a model: 2 heads of 2 layers, as APAR's (table 6), unless told otherwise."""
+    from raypd.models import prepare
+
+    made = prepare.add_heads(model, output, heads, layers)
+    shape = f"{made.count} Medusa heads x {made.layers} layers"
+    print(f"{output}: {shape} for {model}, which draft a tree of {len(made.tree.paths)} tokens")
+    print("Train them before you decode with them: the text is right with any heads, and faster with trained ones.")
+
+
+@prices_app.command("refresh")
+def prices_refresh(
+    region: o.Regions = None,
+) -> None:
+    """Ask AWS for today's on-demand and spot prices (needs credentials) and keep them for the next runs."""
+    from raypd.billing import prices_aws
+
+    print(f"written: {prices_aws.refresh(region or prices_aws.SHIPPED_REGIONS)}")
+
+
+@prices_app.command("show")
+def prices_show(
+    instance_type: o.InstanceType = None,
+    region: o.Region = "us-east-1",
+) -> None:
+    """Print the prices that a bill would be made with, and where each is from."""
+    from raypd.billing import prices_aws
+
+    prices_aws.show(region, instance_type)
+
+
+@contextlib.contextmanager
+def report_errors() -> Iterator[None]:
+    """Ends the process at an error that a user can act on with its text and no traceback.
+
+    Exit codes: 2 for the configuration, the input and the model; 1 for a run that could not go on; 130 interrupted.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+    except UserError as error:
+        _leave(str(error), getattr(error, "exit_code", 1 if isinstance(error, RunError) else 2))
+
+
+def _leave(message: str, code: int) -> None:
+    print(message if code == 130 else f"error: {message}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    # Not sys.exit: threads of Ray that are in the middle of something would hold the process or print a traceback.
+    os._exit(code)
+
+
+def main() -> None:
+    """The entry point of `raypd`."""
+    with report_errors():
+        app()

@@ -1,0 +1,43 @@
+"""The command `raypd tune`: reads its options, prints what was tried, and writes the new configuration."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from raypd.cli.run import COMMANDS
+from raypd.cluster.driver import Interrupted
+from raypd.config import rewrite
+from raypd.config.load import load_config
+from raypd.errors import ConfigError
+from raypd.estimate.tune import Options, describe, tune
+from raypd.estimate.tune_view import show, why
+
+
+def run(path: str, overrides: list[str], output: str | None, options: Options, verbose: bool) -> None:
+    """Tunes and writes. Raises ConfigError before anything is measured where the result could not be written."""
+    config = load_config(path, overrides)
+    source = Path(path)
+    target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
+    rewrite.check_target(target, source)
+    if not 0 <= options.agreement <= 1:
+        raise ConfigError(f"--agreement {options.agreement:g}: a share of values, from 0 to 1")
+    measurements = target.with_suffix(".jsonl")
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    try:
+        result = tune(config, options, measurements, verbose=verbose, say=say)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted: what was measured stands in {measurements}; the same command goes on from there"
+        ) from None
+    assert result.best is not None
+    show(result)
+    changed = f"changed: {describe(result.best.changes)}" if result.best.changes else "nothing had to be changed"
+    rewrite.write(source, overrides, result.best.changes, target, f"{changed}\n{why(result)}")
+    print(f"configuration: {target}")
+    print(f"measurements:  {measurements}")
+    run_it = f"raypd {COMMANDS[config.task.kind]} {target}"
+    print(f"next: `raypd estimate {target}` says what a run with it takes, `{run_it}` runs it")

@@ -1,0 +1,172 @@
+"""The driver's side of a session's money and time: starts the ledger, holds the budget, works towards the deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from raypd.billing import book, budget
+from raypd.billing.budget import BudgetReached, Hand, Need, Pace
+from raypd.cluster import ledger_actor
+from raypd.cluster.ledger_actor import Standing
+from raypd.config import RunConfig
+from raypd.dataset.planner import Unit
+
+if TYPE_CHECKING:
+    from raypd.cluster.ray_session import Share
+
+_ASK_SECONDS = 1.0
+_SLACK = 0.9  # of the time to the deadline that is planned with: workers also read, write and wait
+_RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
+
+
+class Accounts:
+    """One session's. documents: of the run; done: of these, committed when the session began.
+
+    say: tells the user a line. Raises ConfigError for a deadline that cannot be read, and for a budget on machines
+    without a price.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        output: str,
+        session: str,
+        began: float,
+        share: Share,
+        documents: int,
+        done: int,
+        say: Callable[[str], None],
+        exact: bool = True,
+    ) -> None:
+        self.config, self.output, self.session = config, output, session
+        self.documents, self.done, self.exact, self._say = documents, done, exact, say
+        cost = config.cost
+        self.deadline = None if cost.deadline is None else budget.parse_deadline(cost.deadline, began)
+        earlier = book.bills(output)
+        self.earlier = sum(tree["usd"] for tree in earlier)
+        self.sessions = len(earlier) + 1
+        self._done_before = done
+        self._check_before(began)
+        self.ledger = ledger_actor.start(config, output, session, began, share.cpus, share.gpus)
+        self.held = False
+        self._hands: dict[str, Hand] = {}
+        self._pace = Pace()
+        self._asked = 0.0
+        self._answer: Any = None
+        self._standing = Standing(began, 0.0, 0.0, 0, 0.0, 0.0, None)
+        self._thought = 0.0
+        self._told: set[str] = set()
+
+    def _check_before(self, now: float) -> None:
+        cap = self.config.cost.budget_usd
+        if cap is not None and self.earlier >= cap:
+            raise self.reached(self.earlier)
+        if self.deadline is not None and self.deadline <= now:
+            self._say(f"the deadline, {budget.clock(self.deadline)}, has passed: the run goes on without one")
+            self.deadline = None
+
+    # ---------------------------------------------------------------------------------------------------------- units
+
+    def admit(self, unit: Unit, beside: int) -> bool:
+        """Whether a unit may be begun, on a worker that has `beside` others in hand; once not, never again."""
+        now = time.time()
+        hand = Hand(now, unit.expected)
+        if self.config.cost.budget_usd is not None:
+            others = [own for name, own in self._hands.items() if name != unit.id]
+            if self._pace.mean() is None and beside and others:
+                return False  # nobody knows yet how long one takes: a second one can wait
+            seconds = budget.ends(now, [*others, hand], self._pace) - now + self.config.cost.reserve_seconds
+            if not self._holds(seconds):
+                self.held = True
+                return False
+        self._hands[unit.id] = hand
+        return True
+
+    def ended(self, unit: Unit, documents: int | None) -> None:
+        """A unit is not in hand any more. documents: of one that was committed; None: it failed."""
+        hand = self._hands.pop(unit.id, None)
+        if documents is not None:
+            self.done += documents
+            if hand is not None:
+                self._pace.ended(time.time() - hand.began, documents)
+
+    def _holds(self, seconds: float) -> bool:
+        own = self._standing
+        spent = own.usd + own.usd_per_second * max(0.0, time.time() - own.at)
+        return budget.holds((self.config.cost.budget_usd or 0.0) - self.earlier, spent, own.usd_per_second, seconds)
+
+    # ----------------------------------------------------------------------------------------------------------- time
+
+    def look(self, running: int) -> int | None:
+        """To be called often. How many workers are wanted from now on; None: as before.
+
+        running: workers that have loaded. Raises BudgetReached when the money is spent but for the reserve.
+        """
+        self._ask()
+        own = self._standing
+        if own.unpriced is not None and own.unpriced not in self._told:
+            self._told.add(own.unpriced)
+            self._say(f"price {own.unpriced}: it stands on the bill with $0; set cost.prices")
+        if self.config.cost.budget_usd is not None and not self._holds(self.config.cost.reserve_seconds):
+            self.held = True
+            raise self.reached()
+        return self._towards_deadline(running)
+
+    def _ask(self) -> None:
+        """Takes the ledger's answer when there is one, and asks again every second."""
+        import ray
+
+        if self._answer is not None:
+            there, _ = ray.wait([self._answer], timeout=0)
+            if there:
+                self._answer = None
+                with contextlib.suppress(ray.exceptions.RayError):  # restarting: the last standing goes on by the clock
+                    self._standing = ray.get(there[0])
+        if self._answer is None and time.monotonic() - self._asked >= _ASK_SECONDS:
+            self._asked = time.monotonic()
+            self._answer = self.ledger.standing.remote()
+
+    def _towards_deadline(self, running: int) -> int | None:
+        own, now = self._standing, time.time()
+        most = self.config.cluster.max_workers
+        if self.deadline is None or self._pace.mean() is None or not own.documents or not own.busy_seconds:
+            return None
+        if self._thought and now - self._thought < _RETHINK_SECONDS:
+            return None
+        self._thought = now
+        left = max(0, self.documents - self.done)
+        seconds, per_worker = _SLACK * (self.deadline - now), own.documents / own.busy_seconds
+        need = budget.need(left, seconds, per_worker, own.startup_seconds, running, most, now)
+        self._tell(need, left, per_worker)
+        return min(max(need.workers, self.config.cluster.min_workers, 1), most)
+
+    def _tell(self, need: Need, left: int, per_worker: float) -> None:
+        assert self.deadline is not None
+        late = need.done_at - self.deadline
+        if need.workers <= need.most or late <= 0:
+            return
+        if "late" in self._told:
+            return
+        self._told.add("late")
+        more = f"{need.workers:,} workers would do" if need.workers < budget.NEVER else "no number of workers would do"
+        self._say(
+            f"the deadline, {budget.clock(self.deadline)}, cannot be met: {left:,} documents are left, and "
+            f"{need.most} workers (cluster.max_workers) do {per_worker * need.most:.3g} documents/s, so it is done at "
+            f"about {budget.clock(need.done_at)}, {budget.length(late)} late; {more}"
+        )
+
+    # ------------------------------------------------------------------------------------------------------------ end
+
+    def reached(self, spent: float | None = None) -> BudgetReached:
+        """What to raise at the end of the money."""
+        own = self._standing if spent is None else None
+        total = spent if own is None else self.earlier + own.usd + own.usd_per_second * max(0.0, time.time() - own.at)
+        cap = self.config.cost.budget_usd or 0.0
+        return BudgetReached(budget.reached(cap, total or 0.0, self.done, self.documents, self.exact))
+
+    def close(self) -> dict[str, Any] | None:
+        """Ends the bill; it, as its file holds it."""
+        return ledger_actor.close(self.ledger, self.output, self.session)

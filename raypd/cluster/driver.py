@@ -1,0 +1,309 @@
+"""The main job: plan, skip what is committed, stream the rest through decode workers, add up what is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raypd import storage
+from raypd.billing.budget import BudgetReached
+from raypd.cluster import progress, ray_session
+from raypd.config import RunConfig
+from raypd.dataset import planner, writer
+from raypd.dataset.plan import Plan, take_apart
+from raypd.dataset.unit import Unit
+from raypd.errors import ConfigError, RunError
+from raypd.run import lease, manifest
+from raypd.run.manifest import Manifest, Unreadable
+
+if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
+    from raypd.cluster.accounts import Accounts
+    from raypd.cluster.parts import Build
+    from raypd.cluster.scheduler import Ended, Pool
+
+_CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
+_MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
+
+
+class Interrupted(RunError):
+    """The user or the system asked the run to stop."""
+
+    exit_code = 130
+
+
+def output_folder(config: RunConfig) -> str:
+    """The run's folder, absolute. A relative path in a job's copy of its working folder would vanish with the copy."""
+    path = config.output.path
+    if "://" not in path and not Path(path).expanduser().is_absolute() and in_working_copy(os.getcwd()):
+        path = str(Path.home() / "raypd" / path)
+    return storage.absolute(path)
+
+
+def in_working_copy(folder: str) -> bool:
+    """Whether a folder is the copy that `ray job submit --working-dir` makes."""
+    return "runtime_resources/working_dir_files" in folder or "_ray_pkg_" in folder
+
+
+def run_extract(
+    config: RunConfig,
+    *,
+    verbose: bool = False,
+    build: Build | None = None,
+    planned: Plan | None = None,
+) -> Manifest:
+    """Runs or resumes an extraction until every unit is committed; writes the manifest and returns it.
+
+    verbose: let Ray print what it has to say. build: what a worker is made of; None: model and task.
+    planned: what to do; None: all of the input.
+    Raises ConfigError, InputError and ModelError before anything runs; RunError when it cannot go on; Interrupted at
+    SIGINT or SIGTERM. What is committed by then is whole, and the same call resumes.
+    """
+    storage.configure(config.storage)
+    output = output_folder(config)
+    if output != storage.absolute(config.output.path):
+        say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")
+    manifest.check(config, output)
+    planned = planned or planner.plan(config, output)
+    done = writer.committed(output)
+    _check_known(planned, done, output)
+    if len(done) == planned.units:
+        return finish(config, output, planned)
+    if build is None:
+        from raypd.cluster import worker
+
+        build = worker.build
+        if not config.model.is_fake:
+            from raypd.models.check_method import check_method
+            from raypd.models.load import check_model_config
+
+            check_model_config(config.model)
+            check_method(config)
+    manifest.claim(config, output)
+    own = lease.Session(output, say)
+    if own.took_over:  # and that one may have gone on while this one looked
+        done = writer.committed(output)
+    storage.clean_temporary(writer.units_folder(output))
+    run = _Run(config, output, planned, done, own, verbose, build)
+    how = "failed"
+    try:
+        with _signals():
+            planned.keep(output)
+            run.stream()
+        how = "complete"
+    except BudgetReached:
+        how = "budget"
+        raise
+    except KeyboardInterrupt:
+        how = "interrupted"
+        raise Interrupted(f"interrupted: {run.state()}; the same command resumes") from None
+    finally:
+        with contextlib.suppress(OSError):  # a full disk must not hide why the run ended
+            own.end(how)
+    return finish(config, output, planned, run.unreadable)
+
+
+def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> Manifest:
+    """Writes the manifest.
+
+    Raises RunError where units could not be read and input.on_damaged is fail, and where nothing at all could be read:
+    what stands in the way then is more than damage (a right that was taken away, a mount that is empty).
+    """
+    unreadable = unreadable or Unreadable()
+    for unit in planned.damaged():
+        unreadable.add(unit, unit.damaged or "")
+    result = manifest.make(config, output, planned, unreadable)
+    path = manifest.write(result)
+    if unreadable.units and not result.documents:
+        raise RunError(
+            f"nothing could be read of the input, {unreadable.units} units of it:\n{unreadable.shown()}"
+            f"{path} lists them. Such a run does not end well, whatever input.on_damaged says; the same command tries "
+            "them again"
+        )
+    if unreadable.units and config.input.on_damaged == "fail":
+        raise RunError(
+            f"{unreadable.units} units of the input cannot be read; all that can is done:\n{unreadable.shown()}"
+            f"{path} lists them. The same command tries them again, when the objects are put right or removed; with "
+            "input.on_damaged=skip it leaves them out and ends well"
+        )
+    return result
+
+
+def _check_known(planned: Plan, done: set[str], output: str) -> None:
+    """A committed unit that this plan does not have would leave its documents in the output twice."""
+    unknown = set(done)
+    for unit in planned:
+        unknown.discard(unit.id)
+    foreign = sorted(unknown)
+    if foreign:
+        raise ConfigError(
+            f"output.path {output}: holds {len(foreign)} units that this run would not make (for instance "
+            f"{foreign[0]}): {planned.changes or _CHANGED}. Documents would stand in the output twice; give a new "
+            "output.path, or go back to the input as it was"
+        )
+
+
+def say(line: str) -> None:
+    """A line for the user, beside the progress on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        for number in before:  # a second Ctrl-C must not tear the way out
+            signal.signal(number, signal.SIG_IGN)
+        raise
+    finally:
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class _Run:
+    """One session on a cluster."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        output: str,
+        planned: Plan,
+        done: set[str],
+        own: lease.Session,
+        verbose: bool,
+        build: Build,
+    ) -> None:
+        self.config, self.output, self.planned, self.done = config, output, planned, done
+        self.own, self.verbose, self.build = own, verbose, build
+        self.done_documents = sum(unit.expected for unit in planned if unit.id in done)
+        self.done_units = len(done)
+        self.failed_documents = 0
+        self.unit_errors: dict[str, str] = {}
+        self.unreadable = Unreadable()
+        self.units = planned.units
+        self._apart: list[Unit] = []  # of several objects, one of which cannot be read
+
+    def state(self) -> str:
+        return f"{self.done_units} of {self.units} units committed"
+
+    def stream(self) -> None:
+        """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
+        from raypd.cluster import worker
+        from raypd.cluster.accounts import Accounts
+        from raypd.cluster.scheduler import Pool
+
+        connected = ray_session.connect(self.config.cluster, self.verbose)
+        pool: Pool | None = None
+        accounts: Accounts | None = None
+        try:
+            with progress.Display(self.planned.documents, self.done_documents, 0) as display:
+                ray_session.hush(display.say, self.verbose)
+                share = ray_session.share(self.config)
+                accounts = Accounts(
+                    self.config,
+                    self.output,
+                    self.own.id,
+                    self.own.began,
+                    share,
+                    self.planned.documents,
+                    self.done_documents,
+                    display.say,
+                    self.planned.exact,
+                )
+                order = worker.Order(
+                    self.config, self.output, self.own.id, share.threads, self.build, accounts.ledger, share.gpus
+                )
+                pool = Pool(order, share, self.config.cluster, display.say)
+                pool.admit = accounts.admit
+                if accounts.deadline is not None:  # how many it takes is known after the first unit
+                    pool.wanted = max(1, self.config.cluster.min_workers)
+                self._run(pool, accounts, self.planned.left(self.done), self.units - self.done_units, display)
+                if self._apart and not accounts.held:
+                    singles = take_apart(self.output, self._apart, self.config.fingerprint())
+                    self.units += len(singles) - len(self._apart)
+                    self._run(pool, accounts, iter(singles), len(singles), display)
+                display.update(self.done_documents, self.failed_documents)
+                if accounts.held:
+                    raise accounts.reached()
+        except BudgetReached:
+            raise
+        except RunError as error:
+            raise self._error(str(error)) from None
+        finally:
+            if accounts is not None:
+                accounts.close()
+            if connected:
+                _disconnect()
+            elif pool is not None:
+                pool.close()
+        if self.unit_errors:
+            unit, reason = next(iter(self.unit_errors.items()))
+            raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")
+
+    def _run(self, pool: Pool, accounts: Accounts, left: Iterator[Unit], count: int, display: progress.Display) -> None:
+        """Runs units until none is left."""
+        from raypd.cluster.scheduler import Ended
+
+        for event in pool.run(left, count):
+            if self.own.lost is not None:
+                raise RunError(self.own.lost)
+            if isinstance(event, Ended):
+                accounts.ended(event.unit, event.ok + event.failed if event.error is None else None)
+                self._take(event, display)
+                continue
+            pool.wanted = accounts.look(event.workers) or pool.wanted
+            pool.closing = accounts.held
+            if event.workers:
+                display.begin()
+            answered, failed = event.working
+            display.update(self.done_documents + answered, self.failed_documents + failed)
+
+    def _error(self, what: str) -> RunError:
+        return RunError(f"{what}\n{self.state()}; the same command resumes")
+
+    def _take(self, event: Ended, display: progress.Display) -> None:
+        """A unit has ended."""
+        if event.error is None:
+            self.done_units += 1
+            self.done_documents += event.ok + event.failed
+            self.failed_documents += event.failed
+            return
+        if event.unreadable and len(event.unit.parts) > 1:
+            self._apart.append(event.unit)
+            return
+        if event.unreadable:
+            self.unreadable.add(event.unit, event.error)
+            display.say(f"unit {event.unit.id} cannot be read: {_last_line(event.error)}")
+            return
+        self.unit_errors[event.unit.id] = event.error
+        display.say(f"unit {event.unit.id} failed: {_last_line(event.error)}")
+        if len(self.unit_errors) > _MOST_LOST_UNITS:
+            raise RunError(f"more than {_MOST_LOST_UNITS} units failed, the last one because: {event.error}")
+
+
+def _last_line(error: Any) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _disconnect() -> None:
+    import ray
+
+    with contextlib.suppress(Exception):
+        ray.shutdown()

@@ -1,0 +1,104 @@
+"""What Ray knows of the machines of a cluster, as the bill needs it.
+
+Ray's control service says of every node when it came and went, what it has, and the labels and names that it was
+started with; infra/docker/node-environment.sh sets these on EC2 (RAY_NODE_MARKET_TYPE, RAY_NODE_REGION, RAY_NODE_ZONE,
+RAY_CLOUD_INSTANCE_TYPE_NAME), Kubernetes sets them in the pod. What a node does not say the section `cost` can.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from raypd.billing import prices
+from raypd.billing.bill import Node
+from raypd.config import CostConfig
+
+NAMESPACE = "raypd"
+LEDGER = "ledger-"  # the names of ledgers begin with this
+UNKNOWN = "unknown"  # how the source of a price that nobody knows begins
+_MARKETS = {"spot": "spot", "on-demand": "on-demand", "ondemand": "on-demand", "on_demand": "on-demand"}
+
+
+def look(cost: CostConfig, known: prices.Table, cpus: float, gpus: float, worked: set[str]) -> list[Node]:
+    """The nodes of the connected cluster, the dead ones too, with their prices.
+
+    cpus, gpus: of one worker. worked: nodes where a worker was. The head stays out where it is not to be billed.
+    """
+    return [
+        node
+        for info in _infos()
+        if (node := _node(info, cost, known, cpus, gpus)) and (cost.bill_head or not node.head or node.node in worked)
+    ]
+
+
+def _infos() -> list[dict[str, Any]]:
+    from ray._private.worker import global_worker
+
+    try:
+        return [_plain(info) for info in global_worker.gcs_client.get_all_node_info().values()]
+    except (AttributeError, TypeError, ValueError):  # another Ray: its public list says less
+        import ray
+
+        return [
+            {
+                "node": own["NodeID"],
+                "labels": own.get("Labels") or {},
+                "type": None,
+                "head": "node:__internal_head__" in own["Resources"],
+                "resources": own["Resources"],
+                "began": time.time(),
+                "ended": None if own["Alive"] else time.time(),
+            }
+            for own in ray.nodes()
+        ]
+
+
+def _plain(info: Any) -> dict[str, Any]:
+    return {
+        "node": info.node_id.hex(),
+        "labels": dict(info.labels),
+        "type": info.instance_type_name or None,
+        "head": info.is_head_node,
+        "resources": dict(info.resources_total),
+        "began": info.start_time_ms / 1000,
+        "ended": info.end_time_ms / 1000 if info.end_time_ms else None,
+    }
+
+
+def _node(info: dict[str, Any], cost: CostConfig, known: prices.Table, cpus: float, gpus: float) -> Node:
+    labels, resources = info["labels"], info["resources"]
+    instance_type = info["type"] or labels.get("node.kubernetes.io/instance-type") or cost.instance_type
+    region = labels.get("ray.io/availability-region") or cost.region
+    zone = labels.get("ray.io/availability-zone")
+    market = _MARKETS.get(labels.get("ray.io/market-type", "").lower()) or cost.market or "on-demand"
+    price = prices.price_or_bound(instance_type, region, market, cost, zone=zone, known=known)  # type: ignore[arg-type]
+    source = price.source if price else f"{UNKNOWN}: no {market} price of {instance_type} in {region or 'its region'}"
+    return Node(
+        node=info["node"],
+        began=info["began"],
+        head=info["head"],
+        instance_type=instance_type,
+        market=market if instance_type else "local",
+        region=(region or prices.DEFAULT_REGION) if instance_type else None,
+        usd_per_hour=price.usd_per_hour if price else 0.0,
+        price_source=f"{source} ({price.date})" if price and price.date else source,
+        ended=info["ended"],
+        gpus=resources.get("GPU", 0.0),
+        slots=_slots(resources, cpus, gpus),
+    )
+
+
+def _slots(resources: dict[str, float], cpus: float, gpus: float) -> int:
+    """Workers that fit."""
+    fits = [resources.get(name, 0.0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0]
+    return math.floor(min(fits, default=0.0) + 1e-6)
+
+
+def runs() -> int:
+    """How many runs of raypd are on the cluster now, this one among them."""
+    from ray.util import list_named_actors
+
+    names = [own["name"] for own in list_named_actors(all_namespaces=True) if own["namespace"] == NAMESPACE]
+    return max(1, sum(name.startswith(LEDGER) for name in names))

@@ -1,0 +1,102 @@
+"""The input's objects as a stream: which there are, what format each has, and under which name it is known."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from raypd import storage
+from raypd.config import InputConfig
+from raypd.errors import InputError
+
+COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
+_MAGIC = re.compile(r"[*?[]")
+FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+
+
+class Found(NamedTuple):
+    """An object of the input. `name` differs from all others' and is the same wherever the input lies."""
+
+    path: str
+    name: str
+    size: int
+    stamp: str  # what tells cheaply that it is the object of an earlier listing
+    format: str
+    compression: str | None
+
+
+def objects(source: InputConfig) -> Iterator[Found]:
+    """The input's objects, each once, in the order of the roots and of the names below each.
+
+    Raises InputError where a root (an entry of input.path) does not exist or holds nothing that raypd reads.
+    """
+    roots = [source.path] if isinstance(source.path, str) else source.path
+    seen: set[int] = set()  # hashes of paths, kept only where one root can hold what another does
+    for number, root in enumerate(roots):
+        before, after = _overlaps(root, roots[:number]), _overlaps(root, roots[number + 1 :])
+        found = 0
+        skipped: storage.Object | None = None
+        for item in storage.find(root):
+            format, compression = _format(item.name, source.format)
+            if format is None:
+                if _MAGIC.search(root):
+                    raise InputError(_unsupported(item.path))
+                skipped = skipped or item
+                continue
+            found += 1
+            if not item.name.isprintable() and not _is_text(item.name):
+                raise InputError(f"{item.path!a}: the name is not UTF-8; rename the file")
+            if before and hash(item.path) in seen:
+                continue
+            if after:
+                seen.add(hash(item.path))
+            try:
+                stamp = storage.stamp(item)
+            except FileNotFoundError:  # a local file that is gone since it was listed
+                continue
+            yield Found(item.path, _unique(item.name, number), item.size, stamp, format, compression)
+        if not found and skipped is not None:
+            where = "" if skipped.path.endswith(root) else f"{root}: nothing to read in this folder; "
+            raise InputError(where + _unsupported(skipped.path))
+
+
+def _unique(name: str, root: int) -> str:
+    """The name, with the root's number where another root may hold the same one."""
+    return f"{name}#{root + 1}" if root or re.search(r"#\d+$", name) else name
+
+
+def _is_text(name: str) -> bool:
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _overlaps(root: str, others: list[str]) -> bool:
+    own = _literal(root)
+    return any(own.startswith(other) or other.startswith(own) for other in map(_literal, others))
+
+
+def _literal(root: str) -> str:
+    """The part of a root that every path below it begins with."""
+    root = storage.absolute(root)
+    magic = _MAGIC.search(root)
+    return root[: magic.start()] if magic else root
+
+
+def _format(name: str, wanted: str) -> tuple[str | None, str | None]:
+    stem, suffix = os.path.splitext(name.lower())
+    compression = COMPRESSIONS.get(suffix)
+    if wanted != "auto":
+        return wanted, compression if wanted == "jsonl" else None
+    format = FORMATS.get(os.path.splitext(stem)[1] if compression else suffix)
+    return (None, None) if format == "parquet" and compression else (format, compression)
+
+
+def _unsupported(path: str) -> str:
+    return (
+        f"{path}: raypd reads .jsonl, .jsonl.gz, .jsonl.zst and .parquet; if it is one of these under another "
+        "name, set input.format"
+    )

@@ -1,0 +1,229 @@
+"""A plan: all units of a run, in chunks on disk or in the run's folder, read as a stream and never held as a whole.
+
+<output>/plan/plan.json: totals, what the plan was made from, and the folder of its chunks; written last.
+<output>/plan/<id>/<number>.parquet: the units.
+<output>/plan/alone.json: objects that share no unit, where a unit of several could not be read.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import uuid
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raypd import storage
+from raypd.dataset.unit import Part, Unit, make_unit
+from raypd.errors import RunError
+
+_CHUNK_PARTS = 20_000  # parts of a chunk: some tens of megabytes while it is made or read
+_BATCH_UNITS = 64
+_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("damaged", pa.string()),
+        ("only", pa.list_(pa.int32())),
+        (
+            "parts",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("path", pa.string()),
+                        ("name", pa.string()),
+                        ("version", pa.string()),
+                        ("stamp", pa.string()),
+                        ("size", pa.int64()),
+                        ("format", pa.string()),
+                        ("compression", pa.string()),
+                        ("start", pa.int64()),
+                        ("end", pa.int64()),
+                        ("expected", pa.int64()),
+                        ("exact", pa.bool_()),
+                        ("bytes", pa.int64()),
+                    ]
+                )
+            ),
+        ),
+    ]
+)
+
+
+@dataclass
+class Totals:
+    """What plan.json tells.
+
+    documents: of the units that can be read, counted where `exact`, else partly estimated. bytes: stored ones.
+    damaged: units that cannot be read (each is one object), and their bytes. listing: digest of the objects' names,
+    sizes and versions. alone: how many objects share no unit because one of their unit could not be read. cut: the
+    keys of the configuration that decide how objects are cut.
+    """
+
+    id: str
+    units: int = 0
+    documents: int = 0
+    bytes: int = 0
+    exact: bool = True
+    objects: int = 0
+    damaged: int = 0
+    damaged_bytes: int = 0
+    chunks: int = 0
+    listing: str = ""
+    alone: int = 0
+    cut: dict[str, Any] = field(default_factory=dict)
+
+
+class Plan:
+    """Iterates over its units in the order of the input; `units`, `documents`, `bytes` leave damaged ones out."""
+
+    def __init__(self, totals: Totals, folder: str, spool: tempfile.TemporaryDirectory[str] | None = None) -> None:
+        self.totals = totals
+        self._folder = folder  # of the chunks
+        self._spool = spool  # the local folder that goes with this object
+        self.changes = ""  # objects that are not what they were in the last session's plan
+
+    @property
+    def units(self) -> int:
+        return self.totals.units
+
+    @property
+    def documents(self) -> int:
+        return self.totals.documents
+
+    @property
+    def bytes(self) -> int:
+        return self.totals.bytes
+
+    @property
+    def exact(self) -> bool:
+        """Whether `documents` is a count, or an estimate from the first lines of JSONL objects."""
+        return self.totals.exact
+
+    def __iter__(self) -> Iterator[Unit]:
+        """The units that can be read. Raises RunError when a chunk is damaged; storage.Unavailable."""
+        return (unit for unit in self.all() if unit.damaged is None)
+
+    def left(self, done: Container[str]) -> Iterator[Unit]:
+        """The units whose ids are not in `done`."""
+        return (unit for unit in self if unit.id not in done)
+
+    def damaged(self) -> Iterator[Unit]:
+        """The units that cannot be read, each with its reason in `damaged`."""
+        return (unit for unit in self.all() if unit.damaged is not None) if self.totals.damaged else iter(())
+
+    def all(self) -> Iterator[Unit]:
+        """Every unit, damaged ones too."""
+        for number in range(self.totals.chunks):
+            path = _chunk(self._folder, number)
+            try:
+                with storage.open_file(path) as file:
+                    for batch in pq.ParquetFile(file).iter_batches(batch_size=_BATCH_UNITS):
+                        for row in batch.to_pylist():
+                            parts = tuple(Part(**part) for part in row["parts"])
+                            only = None if row["only"] is None else tuple(row["only"])
+                            yield Unit(row["id"], parts, row["damaged"], only)
+            except (pa.ArrowException, OSError, TypeError) as error:
+                if outage := storage.outage(error, path):
+                    raise outage from None
+                raise RunError(
+                    f"{path}: a part of the plan cannot be read: {error}; delete {self._folder} and plan.json beside "
+                    "it, and the same command plans again"
+                ) from None
+
+    def keep(self, output: str) -> None:
+        """Stores the plan in the run's folder, for the sessions that come after. Raises OSError."""
+        if self._spool is None:
+            return
+        before = stored(output)
+        folder = storage.join(output, "plan", self.totals.id)
+        for number in range(self.totals.chunks):
+            storage.put(_chunk(folder, number), storage.read(_chunk(self._folder, number)))
+        head = asdict(self.totals)
+        storage.put(_head(output), (json.dumps(head, indent=2) + "\n").encode())
+        self._folder, self._spool = folder, None
+        if before is not None:
+            for number in range(before.totals.chunks):
+                storage.delete(_chunk(before._folder, number))
+
+
+def stored(output: str) -> Plan | None:
+    """The plan that a session before has stored in a run's folder; None where there is none that can be read."""
+    try:
+        totals = Totals(**json.loads(storage.read(_head(output))))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        return None  # of another version of raypd, or torn: it is made again
+    return Plan(totals, storage.join(output, "plan", totals.id))
+
+
+def alone(output: str) -> set[str]:
+    """Names of the objects that are to share no unit, so that an unreadable one keeps no other from being done."""
+    try:
+        return set(json.loads(storage.read(_alone(output))))
+    except (FileNotFoundError, ValueError):
+        return set()
+
+
+def take_apart(output: str, taken: Iterable[Unit], fingerprint: str) -> list[Unit]:
+    """Units of one object each in place of these, now and in later sessions. Raises OSError."""
+    units = list(taken)
+    names = alone(output) | {part.name for unit in units for part in unit.parts}
+    storage.put(_alone(output), json.dumps(sorted(names)).encode())
+    return [make_unit([part], fingerprint) for unit in units for part in unit.parts]
+
+
+def _alone(output: str) -> str:
+    return storage.join(output, "plan", "alone.json")
+
+
+def _head(output: str) -> str:
+    return storage.join(output, "plan", "plan.json")
+
+
+def _chunk(folder: str, number: int) -> str:
+    return storage.join(folder, f"{number:06d}.parquet")
+
+
+class Writer:
+    """Takes units one by one and makes a plan of them, in a folder of its own on this machine."""
+
+    def __init__(self) -> None:
+        self._spool = tempfile.TemporaryDirectory(prefix="raypd-plan-")
+        self._waiting: list[Unit] = []
+        self._parts = 0
+        self._totals = Totals(uuid.uuid4().hex[:12])
+
+    def add(self, unit: Unit) -> None:
+        """Appends a unit."""
+        totals = self._totals
+        if unit.damaged is not None:
+            totals.damaged += 1
+            totals.damaged_bytes += unit.bytes
+        else:
+            totals.units += 1
+            totals.documents += unit.expected
+            totals.bytes += unit.bytes
+            totals.exact &= unit.rows is not None
+        self._waiting.append(unit)
+        self._parts += len(unit.parts)
+        if self._parts >= _CHUNK_PARTS:
+            self._flush()
+
+    def _flush(self) -> None:
+        rows = [{**vars(unit), "parts": [vars(part) for part in unit.parts]} for unit in self._waiting]
+        path = _chunk(self._spool.name, self._totals.chunks)
+        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), path, compression="zstd")
+        self._totals.chunks += 1
+        self._waiting, self._parts = [], 0
+
+    def finish(self, objects: int, listing: str, alone: int, cut: dict[str, Any]) -> Plan:
+        """The plan of all units that were added; see Totals."""
+        if self._waiting:
+            self._flush()
+        totals = replace(self._totals, objects=objects, listing=listing, alone=alone, cut=cut)
+        return Plan(totals, self._spool.name, self._spool)

@@ -1,0 +1,152 @@
+"""A stored plan and the input as it is now: what is the same is kept as it was cut, the rest is to be planned.
+
+The listing lies in a small database on this machine's disk, so that memory does not grow with the number of objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from raypd import storage
+from raypd.dataset.listing import Found
+from raypd.dataset.plan import Plan
+from raypd.dataset.unit import Part, Unit
+
+_BATCH = 1000
+_EXAMPLES = 5
+
+
+class Changes:
+    """Objects of a plan that are not what they were: how many, and the first of them in words."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._examples: list[str] = []
+        self._last = ""
+
+    def note(self, name: str, gone: bool) -> None:
+        """Takes up an object; again for each of its parts, which follow on each other."""
+        if name == self._last:
+            return
+        self._last = name
+        self.count += 1
+        if self.count <= _EXAMPLES:
+            self._examples.append(f"{name} {'is gone' if gone else 'was replaced'}")
+
+    def __str__(self) -> str:
+        more = f", and {self.count - _EXAMPLES} more" if self.count > _EXAMPLES else ""
+        return ", ".join(self._examples) + more
+
+
+class Listing:
+    """The input's objects of now, by name.
+
+    digest: of names, sizes, versions and paths; of two listings with the same one nothing differs. objects: how many.
+    """
+
+    def __init__(self, found: Iterable[Found]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="raypd-listing-")
+        self._base = sqlite3.connect(Path(self._folder.name) / "listing.db")
+        self._base.executescript(
+            "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -32768;"
+            "CREATE TABLE now (number INTEGER PRIMARY KEY, kept INTEGER NOT NULL DEFAULT 0, "
+            "path TEXT, name TEXT, size INTEGER, stamp TEXT, format TEXT, compression TEXT);"
+        )
+        digest = hashlib.sha256()
+        insert = "INSERT INTO now (path, name, size, stamp, format, compression) VALUES (?, ?, ?, ?, ?, ?)"
+        self._base.executemany(insert, digested(found, digest))
+        self._base.execute("CREATE UNIQUE INDEX by_name ON now (name)")
+        self.digest = digest.hexdigest()
+        self.objects: int = self._base.execute("SELECT count(*) FROM now").fetchone()[0]
+        self._last: tuple[Part, Found | None] | None = None
+
+    def __enter__(self) -> Listing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._base.close()
+        self._folder.cleanup()
+
+    def find(self, part: Part) -> Found | None:
+        """The object of a part as it is now, or None where it is gone or another."""
+        if self._last is not None and self._last[0].name == part.name:
+            return self._last[1]  # an object's parts follow on each other
+        found = self._named(part.name)
+        if found is not None and not _same(part, found):
+            found = None
+        self._last = part, found
+        return found
+
+    def is_gone(self, name: str) -> bool:
+        return self._named(name) is None
+
+    def _named(self, name: str) -> Found | None:
+        row = self._base.execute(
+            "SELECT path, name, size, stamp, format, compression FROM now WHERE name = ?", (name,)
+        ).fetchone()
+        return Found(*row) if row is not None else None
+
+    def keep(self, name: str) -> None:
+        """Marks an object as planned."""
+        self._base.execute("UPDATE now SET kept = 1 WHERE name = ?", (name,))
+
+    def left(self) -> Iterator[Found]:
+        """The objects that are not marked, in the order of the input."""
+        rows = self._base.execute(
+            "SELECT path, name, size, stamp, format, compression FROM now WHERE kept = 0 ORDER BY number"
+        )
+        while batch := rows.fetchmany(_BATCH):
+            yield from (Found(*row) for row in batch)
+
+
+def _same(part: Part, found: Found) -> bool:
+    if part.size != found.size:
+        return False
+    if part.stamp == found.stamp or storage.is_remote(found.path):
+        return part.stamp == found.stamp
+    try:  # a copied or touched local file has another stamp, and may be the same all the same
+        return part.version == storage.version(found.path)
+    except OSError as error:
+        if outage := storage.outage(error, found.path):
+            raise outage from None
+        return False  # looking into it tells why
+
+
+def digested(found: Iterable[Found], digest: hashlib._Hash) -> Iterator[Found]:
+    """The objects, while the digest takes them up."""
+    for item in found:
+        digest.update("\0".join(map(str, item)).encode() + b"\n")
+        yield item
+
+
+def kept(before: Plan, now: Listing, alone: set[str], changes: Changes) -> Iterator[Unit]:
+    """The units whose objects are all as they were, and marks these. Damaged ones are looked into again.
+
+    alone: objects that share no unit. changes: takes up what is not as it was.
+    """
+    last = ""
+    for unit in before.all():
+        found = [now.find(part) for part in unit.parts]
+        for part, item in zip(unit.parts, found, strict=True):
+            if item is None:
+                changes.note(part.name, now.is_gone(part.name))
+        shared = len(unit.parts) > 1 and not alone.isdisjoint(part.name for part in unit.parts)
+        if unit.damaged is not None or shared or None in found:
+            continue
+        for part in unit.parts:
+            if part.name != last:
+                now.keep(part.name)
+            last = part.name
+        yield Unit(unit.id, tuple(_moved(p, f) for p, f in zip(unit.parts, found, strict=True) if f is not None))
+
+
+def _moved(part: Part, found: Found) -> Part:
+    """The part where its object lies now: the folder of the input may have another place than in the last session."""
+    if part.path == found.path and part.stamp == found.stamp:
+        return part
+    return replace(part, path=found.path, stamp=found.stamp)

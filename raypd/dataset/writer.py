@@ -1,0 +1,228 @@
+"""Commits: one Parquet object a unit. That it exists is the commit; it is written whole and never overwritten."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raypd import storage
+from raypd.errors import ConfigError, Damaged, RunError
+
+if TYPE_CHECKING:  # tasks and torch behind them take seconds to import, which the command line need not wait for
+    from raypd.tasks.base import Document, Record
+
+COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
+_KEY = b"raypd"
+_OWN = [
+    pa.field("id", pa.string(), nullable=False),
+    pa.field("status", pa.string(), nullable=False),
+    pa.field("error", pa.string()),
+    pa.field("source", pa.string(), nullable=False),
+    pa.field("row", pa.int64(), nullable=False),
+    pa.field("attempts", pa.int32(), nullable=False),
+]
+
+
+@dataclass
+class UnitSummary:
+    """What a committed unit holds and cost; it stands in the metadata of its object."""
+
+    unit: str
+    fingerprint: str
+    session: str
+    source: str
+    start: int
+    documents: int
+    ok: int
+    failed: int
+    seconds: float
+    committed_at: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    worker: str = ""  # who did it, as the ledger names it
+    began: float = 0.0
+    busy_seconds: float = 0.0  # of the engine, for this unit
+    categories: dict[str, dict[str, float]] = field(default_factory=dict)  # documents, tokens and seconds of each
+    retries: int = 0  # number of the last retry whose rows are among its rows; 0: none
+
+
+def units_folder(output: str) -> str:
+    return storage.join(output, "units")
+
+
+def unit_path(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> str:
+    """Where a unit's object stands: units/<id>.parquet, or units/key=value/<id>.parquet."""
+    folders = [f"{key}={value}" for key, value in (partition or {}).items()]
+    return storage.join(units_folder(output), *folders, f"{unit_id}.parquet")
+
+
+def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.Schema:
+    """The columns of every committed object, whatever is in it: a unit of nothing but nulls or errors has them too.
+
+    Raises ConfigError when a key of the partition is one of them, ValueError when a task's column hides one of raypd's.
+    """
+    twice = {f.name for f in _OWN} & set(task_columns.names)
+    if twice:
+        raise ValueError(f"the task's columns {sorted(twice)} are names that every output has already")
+    schema = pa.schema([*_OWN, *task_columns])
+    for key in partition:
+        if key in schema.names:
+            raise ConfigError(f"output.partition: {key!r} is a column of the output: {', '.join(schema.names)}")
+    return schema
+
+
+def make_table(
+    documents: Sequence[Document], records: Sequence[Record], task_columns: pa.Schema, attempts: int
+) -> pa.Table:
+    """The rows of a unit in the order of its documents: one or more a document, an error row where it has no record."""
+    from raypd.tasks.base import Record
+
+    schema = output_schema(task_columns)
+    by_row: dict[int, list[Record]] = {}
+    for record in records:
+        by_row.setdefault(record.row, []).append(record)
+    rows: list[dict[str, Any]] = []
+    for document in documents:
+        for record in by_row.get(document.row) or [Record(document.row, error=document.error or "it got no answer")]:
+            own = {
+                "id": document.id,
+                "status": "ok" if record.error is None else "error",
+                "error": None if record.error is None else _printable(record.error),
+                "source": document.source,
+                "row": document.place,
+                "attempts": attempts,
+            }
+            rows.append({**own, **record.columns})
+    try:
+        return pa.Table.from_pylist(rows, schema)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return pa.Table.from_pylist([_writable(row, schema) for row in rows], schema)
+
+
+def _writable(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
+    """The row, or an error row in its place when a value does not fit its column."""
+    try:
+        pa.Table.from_pylist([row], schema)
+        return row
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        own = {f.name: row[f.name] for f in _OWN}
+        return {**own, "status": "error", "error": _printable(f"the answer cannot be written: {error}")}
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode().replace("\0", "\\0")
+
+
+def count_documents(table: pa.Table) -> tuple[int, int]:
+    """(ok, failed) documents of a unit's rows; a document with any error row counts as failed."""
+    places = list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
+    failed = {place for place, status in zip(places, table["status"].to_pylist(), strict=True) if status != "ok"}
+    return len(set(places)) - len(failed), len(failed)
+
+
+def commit(output: str, table: pa.Table, summary: UnitSummary, partition: Mapping[str, str] | None = None) -> bool:
+    """Writes a unit's object; False when it was committed before (what is there stays). Raises OSError.
+
+    partition: output.partition of the configuration, in whose folder it goes.
+    """
+    summary.committed_at = time.time()
+    return storage.put_new(unit_path(output, summary.unit, partition), _encoded(table, summary))
+
+
+def replace_rows(path: str, table: pa.Table, summary: UnitSummary, version: str) -> bool:
+    """Writes an object in place of exactly this version of it; False when it is another by now. Raises OSError.
+
+    A retry alone may do so: for all others what is committed stays as it is.
+    """
+    return storage.put_if(path, _encoded(table, summary), version)
+
+
+def _encoded(table: pa.Table, summary: UnitSummary) -> bytes:
+    sink = pa.BufferOutputStream()
+    # With checksums `raypd verify` sees a flipped bit in any column.
+    table = table.replace_schema_metadata({_KEY: json.dumps(asdict(summary))})
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def objects(output: str) -> Iterator[tuple[str, str]]:
+    """(unit id, path) of every committed unit, in all partitions."""
+    for item in storage.walk(units_folder(output)):
+        name = item.name.rpartition("/")[2]
+        if name.endswith(".parquet") and not name.startswith((".", "_")):
+            yield name.removesuffix(".parquet"), item.path
+
+
+def committed(output: str) -> set[str]:
+    """The ids of the units that are done."""
+    return {unit for unit, _ in objects(output)}
+
+
+def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> bool:
+    """Whether one unit is done in a partition."""
+    return storage.exists(unit_path(output, unit_id, partition))
+
+
+def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSummary:
+    """What a committed unit holds. Raises Damaged (a RunError) when its object is, or is not from raypd; RunError.
+
+    path: of its object, where `objects` has told it; else partitions are searched for it.
+    """
+    path = path or _locate(output, unit_id)
+    with _readable(path):
+        with storage.open_file(path) as file:
+            metadata = pq.ParquetFile(file).schema_arrow.metadata
+        return UnitSummary(**json.loads(metadata[_KEY]))
+
+
+def read_table(
+    output: str, unit_id: str, columns: Sequence[str] | None = None, path: str | None = None
+) -> tuple[UnitSummary, pa.Table]:
+    """A committed unit: its summary and its rows, or some of their columns. Raises as `read_summary` does."""
+    path = path or _locate(output, unit_id)
+    summary = read_summary(output, unit_id, path)
+    with _readable(path), storage.open_file(path) as file:
+        parquet = pq.ParquetFile(file, page_checksum_verification=True)
+        return summary, parquet.read(columns=None if columns is None else list(columns))
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Raises Damaged where an object is, RunError where it is out of reach or refused and must not be deleted."""
+    try:
+        yield
+    except storage.StorageError as error:
+        raise RunError(f"{error}; the same command resumes") from None
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):  # pyarrow's own have no number
+            raise RunError(f"{path}: cannot be read: {error}") from None
+        raise Damaged(
+            f"{path}: damaged, not a whole unit of raypd ({error}); delete it and the same command redoes it"
+        ) from None
+
+
+def _locate(output: str, unit_id: str) -> str:
+    """The path of a unit's object, in whichever partition; the plain one where there is none."""
+    folders = [units_folder(output)]
+    while folders:
+        folder = folders.pop()
+        path = storage.join(folder, f"{unit_id}.parquet")
+        if storage.exists(path):
+            return path
+        folders += [storage.join(folder, name) for name in storage.folders(folder)]
+    return unit_path(output, unit_id)
+
+
+def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
+    """The first rows of a committed unit, for a look at them."""
+    with storage.open_file(_locate(output, unit_id)) as file:
+        for batch in pq.ParquetFile(file).iter_batches(batch_size=limit):
+            return batch.to_pylist()
+    return []

@@ -1,0 +1,153 @@
+"""How far two ways to decode give the same values: value by value, after normalisation.
+
+A value that was cut at its limit, is ambiguous or not valid counts as different from anything, even where what there
+is of it is the same: a setting must not look good because it cuts. Where the reference itself has no whole value there
+is nothing to agree with, and the value is left out and counted as such.
+
+A share of a few values says little: every share has an interval, and a floor is reached when its low end is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from raypd.estimate.clock import Cost
+from raypd.estimate.estimation import ratio
+
+_Z = 1.96  # 95%, both sides
+Judge = Literal["low", "share"]
+
+
+@dataclass(frozen=True)
+class Said:
+    """One value of one document, normalised; None is a value, too: the document does not say. whole: not cut,
+    ambiguous or invalid."""
+
+    text: str | None
+    whole: bool
+
+
+Answers = Sequence[Mapping[str, Said] | None]  # for each document {what was asked: what was said}; None: no answer
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """agree of `of` values; left_out: values, or documents without any, of which the reference says nothing whole.
+
+    alike: how many values count as one, since those of the same document are right or wrong together (Kish's design
+    effect, 1 where they are independent).
+    """
+
+    agree: int
+    of: int
+    left_out: int = 0
+    alike: float = field(default=1.0, compare=False)
+
+    @property
+    def share(self) -> float:
+        return self.agree / self.of if self.of else math.nan
+
+    def interval(self) -> tuple[float, float]:
+        """95% of the share (Wilson); 0 to 1 where there is nothing to go by."""
+        if not self.of:
+            return 0.0, 1.0
+        count = self.of / self.alike
+        middle, by = self.share + _Z**2 / (2 * count), 1 + _Z**2 / count
+        half = _Z * math.sqrt(self.share * (1 - self.share) / count + _Z**2 / (4 * count**2))
+        return max(0.0, (middle - half) / by), min(1.0, (middle + half) / by)
+
+    def __str__(self) -> str:
+        """94.4% [90-97%] of 180 values"""
+        if not self.of:
+            return "no value to compare"
+        low, high = self.interval()
+        return f"{self.share:.1%} [{100 * low:.0f}-{high:.0%}] of {self.of} values"
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least share of values that must agree. by: what must reach it, the low end of the interval or the share."""
+
+    share: float
+    by: Judge = "low"
+
+    def reached(self, agreement: Agreement) -> bool:
+        if self.by == "low":
+            return agreement.interval()[0] >= self.share
+        return agreement.of > 0 and agreement.share >= self.share
+
+    @property
+    def needed(self) -> float:
+        """Values that must be compared, and all agree, before the floor can be reached; inf where none suffice."""
+        if self.by == "share":
+            return 1
+        return math.inf if self.share >= 1 else math.ceil(_Z**2 * self.share / (1 - self.share) - 1e-9)
+
+    def judged(self, reference: Agreement) -> bool:
+        """Whether a reference (against itself) has values enough to tell whether the floor is reached."""
+        return self.share <= 0 or reference.of >= self.needed
+
+
+def compare(reference: Answers, other: Answers) -> Agreement:
+    """The values of `other` against those of `reference`, document by document."""
+    left_out = 0
+    counts: list[tuple[int, int]] = []  # of each document: (values that agree, values)
+    for wanted, found in zip(reference, other, strict=True):
+        if wanted is None:
+            left_out += 1
+            continue
+        agree = of = 0
+        for name, said in wanted.items():
+            if not said.whole:
+                left_out += 1
+                continue
+            of += 1
+            theirs = found.get(name) if found is not None else None
+            agree += theirs is not None and theirs.whole and theirs.text == said.text
+        counts.append((agree, of))
+    agree, of = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    return Agreement(agree, of, left_out, _alike(counts, agree, of))
+
+
+def _alike(counts: Sequence[tuple[int, int]], agree: int, of: int) -> float:
+    """How much more the share scatters than that of independent values; 1 at least, and where it does not scatter."""
+    if not 0 < agree < of:
+        return 1.0
+    scatter = ratio([a for a, _ in counts], [n for _, n in counts]).error ** 2
+    independent = agree / of * (1 - agree / of) / of
+    return 1.0 if math.isnan(scatter) else max(1.0, scatter / independent)
+
+
+def said_of(cost: Cost | None) -> dict[str, Said] | None:
+    """What a measured document answered; None where it failed or was not done."""
+    if cost is None or cost.error is not None or not cost.rows:
+        return None
+    found: dict[str, Said] = {}
+    for row in cost.rows:
+        if "values" in row:  # extraction
+            for value in row["values"]:
+                found[value["name"]] = Said(normal(value["value"]), value["status"] in ("ok", "null"))
+        elif "question" in row:
+            found[str(row["question_id"])] = Said(normal(row["answer"]), row["answer_status"] in ("ok", "null"))
+        else:
+            name = f"sample {row['sample']}, turn {row['turn']}"
+            found[name] = Said(normal(row["text"]), row["finish_reason"] == "stop")
+    return found
+
+
+_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?$")
+
+
+def normal(value: Any) -> str | None:
+    """Case, width and runs of spaces do not count, nor does punctuation around a value; 1,200.0 is 1200."""
+    if value is None:
+        return None
+    text = " ".join(unicodedata.normalize("NFKC", str(value)).casefold().split()).strip(" \"'.,;:!?()[]")
+    if _NUMBER.match(text):
+        return f"{float(text.replace(',', '')):.12g}"
+    return text

@@ -1,0 +1,365 @@
+"""Every night the same command: answers for what is new or changed in the input, and a table of all of it.
+
+<root>/state.json: the last good night. Written last, on condition that it is still the one that was read.
+<root>/nights/<night>/: an ordinary run over what is new or changed; added/ beside it after a change of the schema.
+<root>/nights/<night>/table/, index/, files.txt: objects of the table that were written anew; what is known of every
+document; the list of all objects of the table.
+<root>/current/files.txt: the list that readers follow.
+<root>/holder.json, sessions/: who is at work, and who was.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from raypd import storage
+from raypd.cluster import driver
+from raypd.config import ExtractionConfig, OutputConfig, RunConfig
+from raypd.dataset import planner
+from raypd.dataset.plan import Plan, Writer
+from raypd.dataset.planner import Unit
+from raypd.errors import ConfigError, RunError
+from raypd.nightly import changes, schema_change, table
+from raypd.nightly.changes import Input
+from raypd.nightly.schema_change import Change
+from raypd.run import manifest
+from raypd.run.lease import Session, held
+from raypd.run.manifest import Unreadable
+from raypd.verify.scratch import Scratch
+
+if TYPE_CHECKING:
+    from raypd.cluster.parts import Build
+
+_STATE = "state.json"
+
+
+@dataclass
+class Night:
+    """What a night brought. Counts are documents; failed: of the table, with tonight's among them.
+
+    damaged: objects of the input that cannot be read; stale: documents that the table has of these from before.
+    """
+
+    name: str
+    root: str
+    documents: int = 0
+    new: int = 0
+    changed: int = 0
+    removed: int = 0
+    unchanged: int = 0
+    shadowed: int = 0
+    failed: int = 0
+    extracted: int = 0
+    added_attributes: str = ""
+    stale: int = 0
+    damaged: Unreadable = field(default_factory=Unreadable)
+    nothing_new: bool = False
+
+    def describe(self) -> str:
+        """In words, for the user."""
+        where = storage.join(self.root, "current", "files.txt")
+        left_out = (
+            f"{_objects(self.damaged.units)} of the input cannot be read; all that can is done:\n{self.damaged.shown()}"
+            if self.damaged.units
+            else ""
+        )
+        if self.nothing_new:
+            return f"{left_out}nothing new since the night {self.name}: {self.documents:,} documents in {where}"
+        lines = [
+            f"night {self.name}: {self.new:,} new, {self.changed:,} changed, {self.removed:,} removed, "
+            f"{self.unchanged:,} as they were; {self.extracted:,} extracted"
+        ]
+        if self.added_attributes:
+            lines.append(f"added attributes: {self.added_attributes}")
+        if self.shadowed:
+            lines.append(
+                f"{self.shadowed:,} documents have an id that a later one has too: the later one is in the table"
+            )
+        if self.stale:
+            lines.append(f"{self.stale:,} documents of objects that cannot be read stay as an earlier night had them")
+        failed = f", {self.failed:,} of them failed (raypd errors {self.root})" if self.failed else ""
+        lines.append(f"table: {self.documents:,} documents{failed}; its objects: {where}")
+        return left_out + "\n".join(lines)
+
+
+def run_night(
+    config: RunConfig,
+    *,
+    full: bool = False,
+    retry_errors: bool = False,
+    verbose: bool = False,
+    build: Build | None = None,
+) -> Night:
+    """Brings the table under output.path up to tonight's input; the same call goes on where one was cut off.
+
+    full: extract everything anew. retry_errors: also what failed before.
+    Raises what `pipeline.run_extract` raises, and RunError when another session that is alive is at it, or, after all
+    that can be done is done, when objects cannot be read and input.on_damaged is fail.
+    """
+    storage.configure(config.storage)
+    root = driver.output_folder(config)
+    if storage.exists(storage.join(root, "run.json")):
+        raise ConfigError(f"output.path {root}: holds an ordinary run; give nightly runs a folder of their own")
+    with held(root, driver.say) as own, Scratch() as scratch:
+        night = _Run(config, root, own, scratch, full, retry_errors, verbose, build).do()
+    if night.damaged.units and config.input.on_damaged == "fail":
+        raise RunError(
+            f"{night.describe()}\nEvery night tries the objects again, until they are put right or removed; with "
+            "input.on_damaged=skip it leaves them out and ends well"
+        )
+    return night
+
+
+class _State:
+    """The last good night, as state.json has it; `version` is what a new one replaces."""
+
+    def __init__(self, root: str) -> None:
+        self.path = storage.join(root, _STATE)
+        self.version: str | None = None
+        self.record: dict[str, Any] = {}
+        try:
+            self.version = storage.version(self.path)
+            self.record = json.loads(storage.read(self.path))
+        except FileNotFoundError:
+            return
+        except (ValueError, OSError) as error:
+            raise RunError(f"{self.path}: cannot be read: {error}") from None
+
+    @property
+    def night(self) -> str | None:
+        return self.record.get("night")
+
+    def replace(self, record: dict[str, Any]) -> None:
+        """Raises RunError when somebody else was first."""
+        data = json.dumps(record, indent=2, ensure_ascii=False).encode()
+        done = storage.put_if(self.path, data, self.version) if self.version else storage.put_new(self.path, data)
+        if not done:
+            raise RunError(f"{self.path}: another process has ended a night meanwhile; the same command looks again")
+        self.record = record
+
+
+class _Run:
+    """One call of the command."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        root: str,
+        own: Session,
+        scratch: Scratch,
+        full: bool,
+        retry_errors: bool,
+        verbose: bool,
+        build: Build | None,
+    ) -> None:
+        self.config, self.root, self.own, self.scratch = config, root, own, scratch
+        self.full, self.retry_errors, self.verbose, self.build = full, retry_errors, verbose, build
+        self.state = _State(root)
+        self.change = self._schema_change()
+
+    # ------------------------------------------------------------------------------------------------- what may differ
+
+    def _schema_change(self) -> Change | None:
+        """What changed in the categories since the last good night.
+
+        Raises ConfigError for a change of anything else.
+        """
+        record = self.state.record
+        if self.full or not record or record["fingerprint"] == self.config.fingerprint():
+            self._check_hash()
+            return None
+        if record["base"] != schema_change.answers_base(self.config):
+            changed = manifest.differences(record["config"], self.config)
+            keys = [key for key in changed if not key.startswith("task.categories")]
+            raise ConfigError(
+                f"since the night {self.state.night} more has changed than attributes "
+                f"({', '.join(keys[:6]) or manifest.NO_KEY}): old and new answers would not go "
+                "together. --full extracts everything anew; or go back to that configuration"
+            )
+        self._check_hash()
+        assert isinstance(self.config.task, ExtractionConfig)
+        return schema_change.compare(record["config"]["task"]["categories"], self.config.task.categories)
+
+    def _check_hash(self) -> None:
+        record = self.state.record
+        if record and not self.full and record["hash_column"] != self.config.nightly.hash_column:
+            raise ConfigError(
+                f"nightly.hash_column was {record['hash_column']} in the night {self.state.night}: no document could "
+                "be recognised. Go back to it, or extract everything anew with --full"
+            )
+
+    def _usable(self) -> str:
+        """SQL over `o`: whether an old answer can stand."""
+        conditions = ["o.ok"] if self.retry_errors or self.change is not None else []
+        if self.change is not None and self.change.anew:
+            listed = ", ".join("'" + name.replace("'", "''") + "'" for name in sorted(self.change.anew))
+            conditions.append(f"o.category NOT IN ({listed})")
+        return "(" + (" AND ".join(conditions) or "TRUE") + ")"
+
+    # ------------------------------------------------------------------------------------------------------- the night
+
+    def do(self) -> Night:
+        scratch = self.scratch
+        self._repair_list()
+        changes.load_index(scratch, self.root, [] if self.full else self.state.record.get("index", []))
+        plan = planner.plan(self.config)
+        tonight = changes.read_input(scratch, plan, self.config)
+        if not tonight.units:
+            raise RunError(
+                f"nothing could be read of the input, {_objects(tonight.damaged.units)}:\n{tonight.damaged.shown()}"
+                "The table stays as it is, whatever input.on_damaged says; the same command tries them again"
+            )
+        same = changes.units_are_the_same(scratch) and self.state.record.get("hidden", "") == tonight.hidden
+        same = same and self.change is None and not self.full
+        if same and not (self.retry_errors and self.state.record["failed"]):
+            record = self.state.record
+            return Night(
+                str(self.state.night), self.root, record["documents"], damaged=tonight.damaged, nothing_new=True
+            )
+        name = self._name(tonight.digest)
+        night = Night(name, self.root, damaged=tonight.damaged)
+        changes.decide(scratch, name, self._usable(), self.config.nightly.removed == "keep")
+        for key, value in changes.counts(scratch).items():
+            setattr(night, key, value)
+        self._extract(plan, tonight, night)
+        self._publish(night, tonight)
+        return night
+
+    def _name(self, digest: str) -> str:
+        """Tonight's name: of the night with the same work that was cut off, else the date, with a number if need be."""
+        mine: dict[str, Any] = {"digest": digest, "after": self.state.night, "fingerprint": self.config.fingerprint()}
+        mine |= {"full": self.full, "retry_errors": self.retry_errors}
+        nights = storage.folders(storage.join(self.root, "nights"))
+        for name in sorted(nights, reverse=True)[:10]:
+            if name != self.state.night and self._note(name) == mine:
+                driver.say(f"going on with the night {name}, which was cut off")
+                return name
+        today = datetime.now(UTC).strftime("%Y-%m-%d")
+        number, name = 1, today
+        while name in nights or not storage.put_new(self._at(name, "night.json"), json.dumps(mine).encode()):
+            number += 1
+            name = f"{today}-{number}"
+        return name
+
+    def _check_held(self) -> None:
+        if self.own.lost is not None:
+            raise RunError(f"{self.own.lost}; the same command goes on")
+
+    def _note(self, night: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads(storage.read(self._at(night, "night.json")))
+        except (FileNotFoundError, ValueError):
+            return None
+        return found
+
+    def _at(self, night: str, *parts: str) -> str:
+        return storage.join(self.root, "nights", night, *parts)
+
+    # ------------------------------------------------------------------------------------------------------ extraction
+
+    def _extract(self, plan: Plan, tonight: Input, night: Night) -> None:
+        """Runs what is to be extracted, and makes `answered` and `added` of it."""
+        folder = f"nights/{night.name}"
+        night.extracted = self._stream(plan, tonight, "answered", folder, self.config, "file IS NULL")
+        condition, config = "FALSE", self.config
+        if self.change is not None and self.change.added:
+            listed = ", ".join("'" + name.replace("'", "''") + "'" for name in self.change.added)
+            condition = f"file IS NOT NULL AND category IN ({listed})"
+            config = schema_change.only_added(self.config, self.change)
+        if self.change is not None:
+            night.added_attributes = self.change.describe()
+        night.extracted += self._stream(plan, tonight, "added", f"{folder}/added", config, condition)
+
+    def _stream(
+        self,
+        plan: Plan,
+        tonight: Input,
+        name: str,
+        folder: str,
+        config: RunConfig,
+        condition: str,
+    ) -> int:
+        """One run over the documents of a condition; how many they are."""
+        path = table.path_of(self.root, folder)
+        writer = Writer()
+        keys: dict[str, str] = {}
+        documents = 0
+        planned = changes.placed(plan, self.config, tonight.apart)
+        for unit, positions in _subsets(planned, changes.to_extract(self.scratch, condition)):
+            subset = unit.subset(positions)
+            writer.add(subset)
+            keys[subset.id] = changes.unit_key(unit)
+            documents += len(positions)
+        if keys:
+            own = config.model_copy(update={"output": OutputConfig(path=path)})
+            driver.run_extract(own, verbose=self.verbose, build=self.build, planned=writer.finish(0, "", 0, {}))
+            self._check_held()
+        objects = ((key, f"{folder}/units/{unit}.parquet") for unit, key in keys.items())
+        table.add_answers(self.scratch, name, self.root, objects)
+        return documents
+
+    # -------------------------------------------------------------------------------------------------------- the table
+
+    def _publish(self, night: Night, tonight: Input) -> None:
+        """Writes the table's new objects, the index and the list; state.json makes them count."""
+        scratch, folder = self.scratch, f"nights/{night.name}"
+        again = self.change is not None
+        table.settle(scratch, folder, again)
+        table.compose(scratch, self.root, self.config, self.change)
+        index = changes.write_index(scratch, table.index_query(again), self.root, f"{folder}/index")
+        files = [table.path_of(self.root, file) for file in table.files_of(scratch)]
+        (night.failed,) = (int(n) for n in scratch.one("SELECT count(*) FROM final WHERE winner AND NOT ok"))
+        storage.put(self._at(night.name, "files.txt"), _listed(files))
+        self._check_held()
+        self.state.replace(
+            {
+                "night": night.name,
+                "ended": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
+                "documents": night.documents,
+                "failed": night.failed,
+                "objects": len(files),
+                "fingerprint": self.config.fingerprint(),
+                "base": schema_change.answers_base(self.config),
+                "hash_column": self.config.nightly.hash_column,
+                "hidden": tonight.hidden,
+                "index": index,
+                "versions": manifest.versions(),
+                "config": manifest.recorded(self.config),
+            }
+        )
+        self._repair_list()
+
+    def _repair_list(self) -> None:
+        """Makes the readers' list that of the last good night, also where a night was cut off in between."""
+        if self.state.night is None:
+            return
+        path = storage.join(self.root, "current", "files.txt")
+        wanted = storage.read(self._at(self.state.night, "files.txt"))
+        if not storage.exists(path) or storage.read(path) != wanted:
+            storage.put(path, wanted)
+
+
+def _subsets(
+    planned: Iterable[tuple[int, Unit]], wanted: Iterator[tuple[int, list[int]]]
+) -> Iterator[tuple[Unit, list[int]]]:
+    """The units of the plan of which documents are wanted, with their positions; both come in the order of the plan."""
+    at = next(wanted, None)
+    for ordinal, unit in planned:
+        if at is None:
+            return
+        if at[0] == ordinal:
+            yield unit, at[1]
+            at = next(wanted, None)
+
+
+def _listed(files: list[str]) -> bytes:
+    return "".join(f"{file}\n" for file in files).encode()
+
+
+def _objects(count: int) -> str:
+    return f"{count:,} object{'' if count == 1 else 's'}"

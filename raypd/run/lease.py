@@ -1,0 +1,189 @@
+"""Who works on a run: one session at a time, which shows that it is alive by a heartbeat.
+
+<output>/holder.json names the session that holds the run. The holder replaces it every few seconds by a conditional
+write; whoever else wants the run watches whether it changes, by its own clock that only goes forward, and takes over
+when it does not. No two clocks are ever compared, and of several that take over one wins.
+
+<output>/sessions/<id>.json: when each session began, was last alive and ended, for people and reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from raypd import storage
+from raypd.errors import RunError
+
+BEAT_SECONDS = 10.0
+STALE_SECONDS = 45.0  # without a beat: the holder is dead
+
+
+class Session:
+    """One run of the command on an output folder, from the moment at which it holds the folder.
+
+    Raises RunError when another session that is alive holds it; OSError when it cannot be written.
+    """
+
+    def __init__(self, output: str, say: Callable[[str], None] = lambda line: None) -> None:
+        self.began = time.time()
+        stamp = datetime.fromtimestamp(self.began, UTC).strftime("%Y%m%dT%H%M%S")
+        self.id = f"{stamp}-{uuid.uuid4().hex[:6]}"
+        self.took_over = False  # from a session that had died
+        self.lost: str | None = None  # why this session does not hold the run any more
+        self._output, self._say = output, say
+        self._holder = storage.join(output, "holder.json")
+        self._path = storage.join(output, "sessions", f"{self.id}.json")
+        self._clock = time.monotonic()
+        self._beats = 0
+        self._ended = threading.Event()
+        self._version = self._take()
+        self._write(None)
+        self._thread = threading.Thread(target=self._live, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def end(self, how: str) -> None:
+        """how: complete, interrupted, failed, ... Gives the run free. Raises OSError."""
+        self._ended.set()
+        self._thread.join()
+        if self.lost is None:
+            self._beat(ended=True)
+        self._write(how)
+
+    # ------------------------------------------------------------------------------------------------------ the holder
+
+    def _take(self) -> str:
+        """Becomes the holder; the version of the file that says so."""
+        while True:
+            mine = self._mark()
+            if storage.put_new(self._holder, mine):
+                return storage.version(self._holder)
+            version, theirs = self._theirs()
+            if theirs is None:
+                continue  # it was just deleted
+            if not theirs.get("ended"):
+                self._check_dead(version, theirs)
+                self.took_over = True
+            if storage.put_if(self._holder, mine, version):
+                return storage.version(self._holder)
+            # Somebody was faster: look again.
+
+    def _theirs(self) -> tuple[str, dict[str, Any] | None]:
+        try:
+            version = storage.version(self._holder)
+            return version, json.loads(storage.read(self._holder))
+        except FileNotFoundError:
+            return "", None
+        except ValueError:
+            return version, {"ended": True}  # torn by hand: nobody's
+
+    def _check_dead(self, version: str, theirs: dict[str, Any]) -> None:
+        """Returns when the holder is dead. Raises RunError as soon as it is seen to be alive."""
+        alive = _runs_here(theirs)
+        if alive is False:
+            self._say(f"session {theirs.get('session')} was killed: taking its place")
+            return
+        if alive is None:
+            self._say(
+                f"session {theirs.get('session')} on {theirs.get('host')} holds this run: looking for its heartbeat"
+            )
+            ends = time.monotonic() + STALE_SECONDS
+            while time.monotonic() < ends and storage.version(self._holder) == version:
+                time.sleep(min(1.0, STALE_SECONDS / 10))
+            now, latest = self._theirs()
+            if now == version:
+                self._say(f"session {theirs.get('session')} gives no sign of life: taking its place")
+                return
+            theirs = latest or theirs
+            if theirs.get("ended"):
+                return
+        raise RunError(
+            f"output.path {self._output}: session {theirs.get('session')} has been at work on it since "
+            f"{theirs.get('since')}, as process {theirs.get('pid')} on {theirs.get('host')}. Stop that one, or wait "
+            "for it; once it is dead, the same command takes its place"
+        )
+
+    def _mark(self, ended: bool = False) -> bytes:
+        self._beats += 1
+        since = datetime.fromtimestamp(self.began, UTC).isoformat(timespec="seconds")
+        tree = {"session": self.id, "since": since, "beat": self._beats, "ended": ended, **_process()}
+        return json.dumps(tree, indent=2).encode()
+
+    # --------------------------------------------------------------------------------------------------------- alive
+
+    def _live(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS) and self.lost is None:
+            with contextlib.suppress(OSError):  # storage that is away for a moment must not end a run
+                self._beat()
+                self._write(None)
+
+    def _beat(self, ended: bool = False) -> None:
+        if storage.put_if(self._holder, self._mark(ended), self._version):
+            self._version = storage.version(self._holder)
+            return
+        version, theirs = self._theirs()
+        if theirs is not None and theirs.get("session") == self.id:
+            self._version = version  # written after all, though the store had not said so
+        else:
+            by = f"session {theirs.get('session')} took it over" if theirs else "its holder.json was deleted"
+            self.lost = f"this session was out of reach for too long, and {by}"
+
+    def _write(self, how: str | None) -> None:
+        seconds = round(time.monotonic() - self._clock, 3)
+        # Ends and heartbeats are reckoned from the beginning: a clock that is set in between does not move them.
+        now = self.began + seconds
+        tree = {"id": self.id, "began": self.began, "heartbeat": now, "ended": now if how else None}
+        tree |= {"seconds": seconds if how else None, "how": how}
+        storage.put(self._path, (json.dumps(tree, indent=2) + "\n").encode())
+
+
+@contextlib.contextmanager
+def held(output: str, say: Callable[[str], None]) -> Iterator[Session]:
+    """Holds a folder for the length of a block, whose end it tells as complete or failed."""
+    own, how = Session(output, say), "failed"
+    try:
+        yield own
+        how = "complete"
+    finally:
+        with contextlib.suppress(OSError):  # a full disk must not hide why the block ended
+            own.end(how)
+
+
+def _process() -> dict[str, Any]:
+    """This process, so that another on the same machine can tell whether it still runs."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid()), "machine": _machine()}
+
+
+def _machine() -> str | None:
+    """The boot of this machine and the space in which its process ids are counted; None where that is not known."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> str | None:
+    """When a process was started, in ticks since boot; None where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+def _runs_here(theirs: dict[str, Any]) -> bool | None:
+    """Whether the holder's process is alive, or None where this machine cannot know."""
+    machine = _machine()
+    if machine is None or theirs.get("machine") != machine:
+        return None
+    return theirs.get("started") is not None and _started(int(theirs["pid"])) == theirs["started"]

@@ -1,0 +1,80 @@
+"""A run that was made before: its configuration, out of the run.json in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from raypd import storage
+from raypd.config import RunConfig, StorageConfig
+from raypd.config.load import make_config
+from raypd.errors import ConfigError
+from raypd.estimate.estimate_result import FILE as ESTIMATE
+
+
+class NoRun(ConfigError):
+    """There is no run in the folder."""
+
+
+def is_nightly(output: str) -> bool:
+    """Whether a folder holds nights (`raypd nightly`), and at least one good one."""
+    return not storage.exists(storage.join(output, "run.json")) and storage.exists(storage.join(output, "state.json"))
+
+
+def load_record(output: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A run's run.json, or the state.json of nightly runs. Raises NoRun or ConfigError when there is none to be read.
+
+    From here on this process reaches S3 as the run did, but for what the overrides of section `storage` say.
+    """
+    own = [o.removeprefix("storage.").split("=", 1) for o in overrides if o.startswith("storage.") and "=" in o]
+    keys = {key: yaml.safe_load(value) for key, value in own}
+    path = storage.join(output, "run.json")
+    try:
+        storage.configure(StorageConfig.model_validate(keys))
+        if is_nightly(output):
+            path = storage.join(output, "state.json")
+        record = json.loads(storage.read(path))
+        if not isinstance(record["config"], dict) or not isinstance(record["fingerprint"], str):
+            raise ValueError("it has no configuration and fingerprint")
+        storage.configure(StorageConfig.model_validate({**(record["config"].get("storage") or {}), **keys}))
+    except FileNotFoundError:
+        raise NoRun(_no_run(output)) from None
+    except storage.Unavailable:
+        raise
+    except storage.StorageError as error:  # which names the path
+        raise ConfigError(str(error)) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return record
+
+
+def _no_run(output: str) -> str:
+    if storage.exists(storage.join(output, ESTIMATE)):
+        return f"{output}: no run here yet, only an estimate: start the run, or `raypd report {output}` shows it"
+    return f"{output}: no run here (it has no run.json); give the output.path of a run"
+
+
+def load_run(output: str, overrides: list[str]) -> RunConfig:
+    """The configuration of a run, out of its run.json; overrides (key=value) say what has moved since.
+
+    Raises ConfigError when there is no run, or when what its answers depend on is not what it was.
+    """
+    record = load_record(output, overrides)
+    tree = record["config"]
+    if isinstance(tree.get("task"), dict):
+        tree["task"].pop("categories_file", None)  # the categories themselves stand there
+    try:
+        config = make_config(tree, overrides)
+        found = config.fingerprint()
+    except OSError as error:
+        raise ConfigError(f"{output}: a file that the run's prompts come from cannot be read: {error}") from None
+    if found != record["fingerprint"]:
+        raise ConfigError(
+            f"{output}: its configuration makes the fingerprint {found}, and the run has {record['fingerprint']}: an "
+            "override or a file that prompts come from (task.template, task.few_shot) has changed it, or the run is of "
+            f"another version of raypd ({(record.get('versions') or {}).get('raypd', 'unknown')})"
+        )
+    return config

@@ -1,0 +1,267 @@
+"""The records of a run beside its rows: run.json at the start, one file a session, manifest.json at the end.
+
+<output>/run.json: the configuration and its fingerprint; an output folder belongs to one fingerprint.
+<output>/manifest.json: totals over all committed units, read from their objects and not from memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import raypd
+from raypd import storage
+from raypd.billing import book
+from raypd.config import RunConfig
+from raypd.dataset import writer
+from raypd.dataset.plan import Plan
+from raypd.dataset.unit import Unit
+from raypd.errors import ConfigError, RunError
+
+_UNREADABLE_LISTED = 100
+_UNREADABLE_SHOWN = 10
+NO_KEY = "a file that prompts come from, or raypd itself"  # what makes another fingerprint beside the keys
+
+
+@dataclass
+class Unreadable:
+    """Units of the input that cannot be read: how many, and what is known of the first of them."""
+
+    units: int = 0
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, unit: Unit, error: str) -> None:
+        self.units += 1
+        if len(self.entries) < _UNREADABLE_LISTED:
+            self.entries.append({"source": unit.name, "bytes": unit.bytes, "error": error})
+
+    def shown(self) -> str:
+        """The first reasons on lines of their own, for a message."""
+        lines = "".join(f"  {entry['error']}\n" for entry in self.entries[:_UNREADABLE_SHOWN])
+        more = self.units - _UNREADABLE_SHOWN
+        return lines + (f"  and {more:,} more\n" if more > 0 else "")
+
+
+@dataclass
+class Manifest:
+    """A run's totals. Times are seconds; `documents_per_second` is over the time of all sessions.
+
+    fake: `model: fake` made the answers up.
+    """
+
+    fingerprint: str
+    fake: bool
+    documents: int
+    ok: int
+    failed: int
+    units: int
+    units_planned: int
+    units_unreadable: int  # because of the input; `unreadable` tells of the first hundred: source, bytes, error
+    prefill_tokens: int
+    shared_tokens: int
+    decode_tokens: int
+    seconds: float
+    documents_per_second: float
+    started: str | None
+    ended: str | None
+    sessions: list[dict[str, Any]]
+    unreadable: list[dict[str, Any]]
+    versions: dict[str, str]
+    config: dict[str, Any] = field(default_factory=dict)
+    output: str = ""
+    cost: dict[str, Any] | None = None  # the bill of all sessions (book.summed); None where no ledger ran
+
+
+def versions() -> dict[str, str]:
+    """Of what an answer may depend on."""
+    found = {"raypd": raypd.__version__, "python": platform.python_version()}
+    for name in ("torch", "transformers", "ray", "pyarrow"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _dump(tree: Any) -> bytes:
+    return (json.dumps(tree, indent=2, ensure_ascii=False, default=str) + "\n").encode()
+
+
+# ------------------------------------------------------------------------------------------------------------- run.json
+
+
+def claim(config: RunConfig, output: str) -> None:
+    """Makes the output folder this run's, or checks that it is.
+
+    Raises ConfigError when it belongs to another configuration, or cannot be written.
+    """
+    path = storage.join(output, "run.json")
+    mine: dict[str, Any] = {"fingerprint": config.fingerprint(), "created": _iso(time.time()), "versions": versions()}
+    mine["config"] = recorded(config)
+    check(config, output)
+    try:
+        storage.put_new(path, _dump(mine))
+    except storage.Unavailable:
+        raise
+    except storage.StorageError as error:
+        raise ConfigError(f"output.path: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"output.path {output}: cannot be written: {error}") from None
+
+
+def recorded(config: RunConfig) -> dict[str, Any]:
+    """The configuration with absolute paths, so that it means the same files from any folder."""
+    tree = config.model_dump(mode="json")
+    given = tree["input"]["path"]
+    tree["input"]["path"] = [storage.absolute(p) for p in given] if isinstance(given, list) else storage.absolute(given)
+    for key in ("template", "few_shot"):
+        if tree["task"].get(key):
+            tree["task"][key] = storage.absolute(tree["task"][key])
+    return tree
+
+
+def check(config: RunConfig, output: str) -> None:
+    """Raises ConfigError when the output folder belongs to another configuration."""
+    path = storage.join(output, "run.json")
+    try:
+        if storage.exists(output) and not storage.is_folder(output):
+            raise ConfigError(f"output.path {output}: is a file; give a folder")
+        theirs = json.loads(storage.read(path))
+        found = theirs["fingerprint"]
+    except FileNotFoundError:
+        if next(writer.objects(output), None) is not None:
+            raise ConfigError(f"output.path {output}: has units but no run.json; give a new output.path") from None
+        return
+    except storage.Unavailable:
+        raise
+    except storage.StorageError as error:
+        raise ConfigError(f"output.path: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); give a new output.path") from None
+    if found != config.fingerprint():
+        changed = differences(theirs.get("config") or {}, config) or [NO_KEY]
+        raise ConfigError(
+            f"output.path {output}: holds the run of another configuration, {found}; this one is "
+            f"{config.fingerprint()} (changed: {', '.join(changed[:6])}). Give a new output.path, or go back to that "
+            "configuration"
+        )
+
+
+def differences(old: dict[str, Any], config: RunConfig) -> list[str]:
+    """Keys, dotted, in which a recorded configuration differs from this one, of those that count in the fingerprint.
+
+    None where a file that prompts come from has another text, or the record is of a raypd that answers otherwise.
+    """
+    idle = config.idle_keys()
+    with contextlib.suppress(ValueError):  # of a version with other keys: it is compared as it stands
+        was = RunConfig.model_validate(old)
+        old, idle = was.model_dump(mode="json"), idle & was.idle_keys()
+    return _differing(old, recorded(config), idle)
+
+
+def _differing(old: Any, new: Any, idle: set[str], at: str = "") -> list[str]:
+    if at in idle:
+        return []
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(k for k in new if k not in old)]
+        return [d for k in keys for d in _differing(old.get(k), new.get(k), idle, f"{at}.{k}" if at else str(k))]
+    return [] if old == new else [at]
+
+
+# ------------------------------------------------------------------------------------------------------------- sessions
+
+
+def _sessions(output: str) -> list[dict[str, Any]]:
+    folder = storage.join(output, "sessions")
+    return [json.loads(storage.read(storage.join(folder, n))) for n in storage.names(folder) if n.endswith(".json")]
+
+
+# ------------------------------------------------------------------------------------------------------------- manifest
+
+
+def totals(output: str) -> list[writer.UnitSummary]:
+    """What the committed units hold, in the order of their ids, read from their objects.
+
+    Raises RunError when one is damaged.
+    """
+    found = sorted(writer.objects(output))
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(lambda item: writer.read_summary(output, *item), found))
+
+
+def make(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable) -> Manifest:
+    """Adds up what is committed. Raises RunError when an object is damaged or of another configuration."""
+    units = totals(output)
+    for unit in units:
+        if unit.fingerprint != config.fingerprint():
+            raise RunError(f"{output}: unit {unit.unit} is of another configuration, {unit.fingerprint}")
+    sessions = []
+    for tree in _sessions(output):
+        own = [u for u in units if u.session == tree["id"]]
+        # A session that was killed left no end: its last commit is what is known.
+        ended = tree["ended"] or max((u.committed_at for u in own), default=tree["began"])
+        sessions.append(
+            {
+                "id": tree["id"],
+                "started": _iso(tree["began"]),
+                "ended": _iso(ended),
+                "how": tree["how"] or "killed",
+                "seconds": round(max(0.0, tree["seconds"] or ended - tree["began"]), 3),
+                "units": len(own),
+                "documents": sum(u.documents for u in own),
+            }
+        )
+    documents, seconds = sum(u.documents for u in units), sum(s["seconds"] for s in sessions)
+    return Manifest(
+        fingerprint=config.fingerprint(),
+        fake=config.model.is_fake,
+        documents=documents,
+        ok=sum(u.ok for u in units),
+        failed=sum(u.failed for u in units),
+        units=len(units),
+        units_planned=planned.units,
+        units_unreadable=unreadable.units,
+        prefill_tokens=sum(u.counts.get("prefill_tokens", 0) for u in units),
+        shared_tokens=sum(u.counts.get("shared_tokens", 0) for u in units),
+        decode_tokens=sum(u.counts.get("decode_tokens", 0) for u in units),
+        seconds=round(seconds, 3),
+        documents_per_second=round(documents / seconds, 3) if seconds else 0.0,
+        started=sessions[0]["started"] if sessions else None,
+        ended=sessions[-1]["ended"] if sessions else None,
+        sessions=sessions,
+        unreadable=unreadable.entries,
+        versions=versions(),
+        config=config.model_dump(mode="json"),
+        output=output,
+        cost=book.summed(_bills(output, units)),
+    )
+
+
+def _bills(output: str, units: list[writer.UnitSummary]) -> list[dict[str, Any]]:
+    """The bills of all sessions; their documents and tokens are those that the committed objects hold."""
+    own: dict[str, list[writer.UnitSummary]] = {}
+    for unit in units:
+        own.setdefault(unit.session, []).append(unit)
+    bills = book.bills(output, time.time())
+    for bill in bills:
+        if bill["final"] and book.reconcile(bill, own.get(bill["session"], [])):
+            book.write(output, bill)
+    return bills
+
+
+def write(manifest: Manifest) -> str:
+    """Writes manifest.json; its path."""
+    path = storage.join(manifest.output, "manifest.json")
+    storage.put(path, _dump(asdict(manifest)))
+    return path

@@ -1,0 +1,164 @@
+"""Reading one version of an S3 object by ranges: for text from front to back, for Parquet anywhere."""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+from typing import Any
+
+from raypd.storage import s3_client
+from raypd.storage.common import Changed, StorageError, Unavailable
+
+_FIRST = 1 << 20  # bytes of the first range read in sequence; each further one is twice as long, up to _MOST
+_MOST = 8 << 20
+_LEAST_RANDOM = 64 << 10
+_CHUNK = 64 << 10  # what of a body is lost at most when it breaks off
+_LONGEST_WAIT = 20.0
+
+
+class S3Reader(io.RawIOBase):
+    """A file-like view of an object that never mixes two versions of it: every request carries If-Match.
+
+    version: the ETag to insist on; None: the one that the first answer brings. size: bytes, where it is known.
+    ahead: read ahead, for reading in sequence. Raises Changed when the object is another by now, FileNotFoundError,
+    StorageError.
+    """
+
+    def __init__(self, path: str, version: str | None, size: int | None, ahead: bool) -> None:
+        self.path = path
+        self._bucket, self._key = s3_client.split(path)
+        self._pinned, self.version = version is not None, version
+        self._size = size
+        self._position = 0
+        self._window = b""
+        self._begin = 0  # of the window
+        self._ahead = _FIRST if ahead else 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def size(self) -> int:
+        """Bytes of the object."""
+        if self._size is None:
+            from raypd.storage import s3
+
+            head = s3.head(self.path, self.version if self._pinned else None)
+            self._size, self.version = head.size, head.version
+        return self._size
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: 0}[whence]
+        self._position = (self.size() if whence == io.SEEK_END else base) + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills the buffer; less than all of it at the end of the object alone, as pyarrow takes it."""
+        view, filled = memoryview(buffer).cast("B"), 0
+        while filled < len(view) and (self._size is None or self._position < self._size):
+            at = self._position - self._begin
+            if not 0 <= at < len(self._window):
+                self._load(len(view) - filled)
+                at = 0
+            count = min(len(view) - filled, len(self._window) - at)
+            if not count:
+                break
+            view[filled : filled + count] = memoryview(self._window)[at : at + count]
+            self._position += count
+            filled += count
+        return filled
+
+    def _load(self, wanted: int) -> None:
+        length = max(wanted, self._ahead or _LEAST_RANDOM)
+        self._begin = self._position
+        self._window = self._fetch(self._position, length)
+        if self._ahead:
+            self._ahead = min(2 * self._ahead, _MOST)
+
+    def _fetch(self, begin: int, length: int) -> bytes:
+        """Bytes [begin, begin + length) as far as the object has them; a cut body is taken up where it broke off."""
+        if self._size is not None:
+            length = min(length, self._size - begin)
+        data = bytearray()
+        attempts = s3_client.settings().max_attempts
+        for attempt in range(1, attempts + 1):
+            response = self._get(begin + len(data), begin + length)
+            if response is None:
+                break
+            length = min(length, self._size - begin) if self._size is not None else length
+            reason = _drain(response["Body"], data, length)
+            if reason is None and len(data) >= length:
+                break
+            if attempt == attempts:
+                raise Unavailable(
+                    f"{self.path}: the body broke off {attempts} times, the last time at byte {begin + len(data)} "
+                    f"({reason or 'the answer was too short'})"
+                )
+            time.sleep(random.random() * min(_LONGEST_WAIT, 0.1 * 2**attempt))
+        return bytes(data)
+
+    def _get(self, begin: int, end: int) -> Any:
+        """The answer to one ranged GET; None where the range lies behind the end."""
+        from botocore.exceptions import ClientError
+
+        condition = {"IfMatch": f'"{self.version}"'} if self.version else {}
+        try:
+            with s3_client.translated(self.path, "s3:GetObject"):
+                try:
+                    response = s3_client.client().get_object(
+                        Bucket=self._bucket,
+                        Key=self._key,
+                        Range=f"bytes={begin}-{end - 1}",
+                        **condition,
+                        **s3_client.extra(),
+                    )
+                except ClientError as error:
+                    code = s3_client.code_of(error)
+                    if code in ("InvalidRange", "416", "RequestedRangeNotSatisfiable"):
+                        self._size = begin if self._size is None else self._size
+                        return None
+                    if code in s3_client.UNMET:
+                        raise Changed(self.path) from None
+                    raise
+        except FileNotFoundError:
+            if self._pinned:
+                raise Changed(self.path) from None
+            raise
+        version = response["ETag"].strip('"')
+        if self.version is not None and version != self.version:  # a store that does not know If-Match
+            response["Body"].close()
+            raise Changed(self.path)
+        self.version = version
+        _, _, total = response.get("ContentRange", "").rpartition("/")
+        if total.isdigit():
+            self._size = int(total)
+        elif begin == 0:  # a store that sends the whole of a small object without a range
+            self._size = int(response["ContentLength"])
+        else:
+            response["Body"].close()
+            raise StorageError(f"{self.path}: the store does not answer requests for a range of bytes")
+        return response
+
+
+def _drain(body: Any, data: bytearray, length: int) -> str | None:
+    """Appends a body to the data up to a length; why it broke off, or None where it came whole."""
+    from botocore.exceptions import BotoCoreError
+    from urllib3.exceptions import HTTPError
+
+    try:
+        for chunk in body.iter_chunks(_CHUNK):
+            data += chunk
+            if len(data) >= length:
+                del data[length:]
+                return None
+        return None
+    except (BotoCoreError, HTTPError, OSError) as error:
+        return type(error).__name__
+    finally:
+        body.close()

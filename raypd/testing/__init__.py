@@ -1,0 +1,1 @@
+"""What stands in for real weights in tests and simulations."""

@@ -1,0 +1,138 @@
+"""Dead letters: documents of a run that have no answer and units that could not be done, with their reasons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raypd import storage
+from raypd.dataset import writer
+from raypd.nightly.table import read_object
+
+EXAMPLES = 3
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("row", pa.int64()),
+        ("attempts", pa.int32()),
+        ("reason", pa.string()),
+        ("unit", pa.string()),
+    ]
+)
+_MOST_REASONS = 10_000  # kinds that are told apart; the rest is counted together
+
+
+@dataclass
+class Reason:
+    """Dead letters whose reasons are the same but for numbers and places. `can_change`: whether a retry may help."""
+
+    reason: str
+    documents: int = 0
+    can_change: bool = True
+    examples: list[dict[str, object]] = field(default_factory=list)
+
+
+@dataclass
+class FailedUnit:
+    """A unit that is not committed and whose worker left word of why."""
+
+    unit: str
+    reason: str
+
+
+@dataclass
+class Summary:
+    """All dead letters of a run, grouped; the most frequent reason first."""
+
+    run: str
+    documents: int
+    reasons: list[Reason]
+    units: list[FailedUnit]
+
+    def to_tree(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def letters(output: str) -> Iterator[pa.Table]:
+    """The error rows of a run or of a nightly table, with the columns of SCHEMA; one table a unit that has any.
+
+    Of units without failures the footer alone is read. Raises RunError at an object that is damaged.
+    """
+    columns = ["id", "status", "error", "source", "row", "attempts"]
+    if storage.exists(storage.join(output, "state.json")):  # nights: the objects of the table, which have no summaries
+        for path in storage.read(storage.join(output, "current", "files.txt")).decode().splitlines():
+            found = of_table(read_object(path, columns), path.rpartition("/")[2].removesuffix(".parquet"))
+            if len(found):
+                yield found
+        return
+    for unit_id, path in sorted(writer.objects(output)):
+        if writer.read_summary(output, unit_id, path).failed:
+            _, table = writer.read_table(output, unit_id, columns, path)
+            yield of_table(table, unit_id)
+
+
+def of_table(table: pa.Table, unit_id: str) -> pa.Table:
+    """The error rows among a unit's rows, with the columns of SCHEMA."""
+    bad = table.filter(pc.not_equal(table["status"], "ok"))
+    names = {"reason": "error"}
+    found = [bad[names.get(f.name, f.name)] for f in SCHEMA if f.name != "unit"]
+    return pa.table([*found, pa.array([unit_id] * len(bad), pa.string())], schema=SCHEMA)
+
+
+def summarize(output: str) -> Summary:
+    """Groups a run's dead letters by reason. Memory grows with the number of kinds of reasons, not of documents."""
+    reasons: dict[str, Reason] = {}
+    for table in letters(output):
+        for row in table.to_pylist():
+            own = of_input(row["source"], row["reason"])
+            kind = normalize(row["source"], row["reason"])
+            if kind not in reasons and len(reasons) >= _MOST_REASONS:
+                kind, own = "(other reasons)", False
+            group = reasons.setdefault(kind, Reason(kind, can_change=not own))
+            group.documents += 1
+            if len(group.examples) < EXAMPLES:
+                group.examples.append(row)
+    ordered = sorted(reasons.values(), key=lambda r: (-r.documents, r.reason))
+    return Summary(output, sum(r.documents for r in ordered), ordered, list(failed_units(output)))
+
+
+def failed_units(output: str) -> Iterator[FailedUnit]:
+    """Units whose workers died and left word, and which nobody has finished since."""
+    folder = storage.join(output, "failures")
+    left = [name for name in storage.names(folder) if name.endswith(".txt")]
+    done = writer.committed(output) if left else set()
+    for name in left:
+        unit = name.removesuffix(".txt")
+        if unit not in done:
+            text = storage.read(storage.join(folder, name)).decode(errors="replace").strip()
+            yield FailedUnit(unit, text.splitlines()[-1] if text else "its worker left no reason")
+
+
+def of_input(source: str, reason: str | None) -> bool:
+    """Whether a document failed because of how it stands in the input, which no second attempt changes.
+
+    Such reasons begin with the place, as reading writes them: `name:13: what is wrong`, `name, row 13: ...`.
+    """
+    return _place(source).match(reason or "") is not None
+
+
+def _place(source: str) -> re.Pattern[str]:
+    return re.compile("^" + re.escape(source) + r"(?::|, line |, row |, byte )\d+: ")
+
+
+def normalize(source: str, reason: str | None) -> str:
+    """A reason without its place, its numbers and the names in it, so that alike reasons are one.
+
+    >>> normalize("a.jsonl", "a.jsonl:13: not JSON: Expecting ',' delimiter: line 1 column 30 (char 29)")
+    "not JSON: Expecting ',' delimiter: line N column N (char N)"
+    """
+    text = _place(source).sub("", (reason or "no reason").strip())
+    lines = [line for line in text.splitlines() if line.strip()]
+    text = lines[-1] if lines and text.startswith("Traceback") else (lines[0] if lines else "no reason")
+    text = re.sub(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b", "X", text)
+    return re.sub(r"\d+(?:[.,]\d+)*", "N", text)[:300]

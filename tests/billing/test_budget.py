@@ -1,0 +1,218 @@
+"""A budget is held to the cent over several runs, a deadline asks for the workers it takes or says that it is lost."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypd.billing import budget
+from raypd.billing.budget import Hand, Pace
+from raypd.cluster import accounts as accounts_module
+from raypd.cluster.accounts import Accounts
+from raypd.cluster.driver import run_extract
+from raypd.cluster.ledger_actor import Standing
+from raypd.config import RunConfig
+from raypd.config.load import load_config
+from raypd.errors import ConfigError
+from tests.cluster.test_ledger_actor import begin, check_rows, check_sums, files, write_run
+from tests.processes import LONG, ended
+
+# --------------------------------------------------------------------------------------------------------- arithmetic
+
+
+def test_the_end_of_what_is_in_hand_is_that_of_the_slowest_pace() -> None:
+    pace = Pace()
+    assert budget.ends(100.0, [Hand(90.0, 10)], pace) == 100.0  # nobody knows
+    pace.ended(20.0, 10)
+    pace.ended(10.0, 10)
+    assert budget.ends(100.0, [Hand(90.0, 10), Hand(98.0, 4)], pace) == 90.0 + 1.25 * 20
+    assert pace.mean() == 1.5
+    pace.ended(5.0, 0)  # an empty unit says nothing
+    assert pace.mean() == 1.5
+
+
+def test_what_can_be_paid() -> None:
+    assert budget.holds(10.0, 8.0, 0.1, 19.9)
+    assert not budget.holds(10.0, 8.0, 0.1, 20.0)
+
+
+def test_the_word_at_the_end_says_how_to_go_on() -> None:
+    said = budget.reached(20.0, 19.5, 1500, 5000)
+    assert "cost.budget_usd $20.00 is reached: 1,500 of 5,000 documents are done for $19.50 ($13.00 per 1,000)" in said
+    assert "takes about $45.50" in said
+    wanted = float(re.findall(r"cost\.budget_usd=([\d.]+)", said)[0])
+    assert 19.5 + 45.5 < wanted < 80
+    assert "raise cost.budget_usd" in budget.reached(0.1, 0.09, 0, 5000)
+    assert "about 5,000" in budget.reached(20.0, 19.5, 1500, 5000, exact=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("8h", 28800), ("1h30m", 5400), ("90m", 5400), ("2d", 172800), ("45s", 45), ("0.5h", 1800)]
+)
+def test_a_deadline_is_a_duration(text, seconds) -> None:
+    assert budget.parse_deadline(text, 1000.0) == 1000.0 + seconds
+
+
+def test_or_a_time() -> None:
+    assert budget.parse_deadline("2026-11-30T18:00:00+00:00", 0.0) == 1796061600
+    assert budget.parse_deadline("2026-11-30T18:00", 0.0) == datetime(2026, 11, 30, 18).timestamp()
+    for text in ("", "soon", "8 hours", "25:00"):
+        with pytest.raises(ConfigError, match=r"cost\.deadline"):
+            budget.parse_deadline(text, 0.0)
+
+
+def test_workers_for_a_deadline() -> None:
+    # 10 documents/s each, no startup: 10,000 in 100 s takes ten.
+    assert budget.need(10_000, 100.0, 10.0, 0.0, 1, 20, 0.0).workers == 10
+    one = budget.need(900, 100.0, 10.0, 50.0, 1, 20, 0.0)
+    assert (one.workers, one.done_at, one.late) == (1, 90.0, 0.0)
+    # New ones lose their startup: one worker does 1,000 of 10,000 in 100 s, each new one 500.
+    assert budget.need(10_000, 100.0, 10.0, 50.0, 1, 40, 0.0).workers in (19, 20)
+    few = budget.need(10_000, 100.0, 10.0, 0.0, 1, 4, 0.0)
+    assert (few.workers, few.done_at, few.late) == (10, 250.0, 150.0)
+    none = budget.need(10_000, 10.0, 10.0, 50.0, 1, 4, 0.0)
+    assert none.workers == budget.NEVER
+    assert none.late > 0
+
+
+@given(st.integers(1, 10**6), st.floats(1, 1e5), st.floats(0.1, 1e3), st.floats(0, 600), st.integers(0, 50))
+def test_so_many_workers_are_enough_and_few_less_are_not(documents, seconds, rate, startup, running) -> None:
+    need = budget.need(documents, seconds, rate, startup, running, budget.NEVER, 0.0)
+    if need.workers < budget.NEVER:
+        assert need.late <= 1e-6 * seconds
+        if need.workers > max(2, running):
+            fewer = int(need.workers * 0.95) - 1
+            assert budget.need(documents, seconds, rate, startup, running, max(1, fewer), 0.0).late > 0
+
+
+def test_durations_in_words() -> None:
+    assert [budget.length(s) for s in (5, 60, 3700, 90_000)] == ["5 s", "1 min", "1 h 2 min", "1 d 1 h"]
+
+
+# --------------------------------------------------------------------------------------------------- the driver's side
+
+
+def session(tmp_path, monkeypatch, standing: Standing, **cost: Any) -> tuple[Accounts, list[str]]:
+    """Accounts whose ledger always says the same."""
+    tree = {
+        "input": {"path": "x.jsonl"},
+        "output": {"path": str(tmp_path)},
+        "task": {"categories": {"a": {"attributes": [{"name": "x"}]}}},
+        "cluster": {"max_workers": 8},
+        "cost": cost,
+    }
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(accounts_module.ledger, "start", lambda *_: None)
+    monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
+    said: list[str] = []
+    share = SimpleNamespace(cpus=1, gpus=0)
+    own = Accounts(RunConfig.model_validate(tree), str(tmp_path), "s", 1000.0, share, 1000, 0, said.append)  # type: ignore[arg-type]
+    own._ask = lambda: None  # type: ignore[method-assign]
+    own._standing = standing
+    own.clock = clock  # type: ignore[attr-defined]
+    return own, said
+
+
+def unit(name: str, documents: int = 10) -> Any:
+    return SimpleNamespace(id=name, expected=documents)
+
+
+def test_units_are_begun_while_their_end_can_be_paid(tmp_path, monkeypatch) -> None:
+    standing = Standing(1000.0, 5.0, 0.1, 0, 0.0, 0.0, None)
+    own, _ = session(tmp_path, monkeypatch, standing, budget_usd=10.0, reserve_seconds=10.0)
+    assert own.admit(unit("a"), 0)
+    assert not own.admit(unit("b"), 1)  # its pace is not known: one a worker
+    assert not own.held
+    assert own.admit(unit("c"), 0)
+    own.clock.now += 16.0  # type: ignore[attr-defined]
+    own.ended(unit("a"), 10)  # 1.6 s a document; with caution a unit takes 20 s
+    # 6.60 spent by now, 1.00 in reserve, 2.00 for the unit: 0.40 to spare.
+    assert own.admit(unit("d"), 1)
+    own.clock.now += 4.1  # type: ignore[attr-defined]
+    assert not own.admit(unit("e"), 0)
+    assert own.held
+    assert own.look(2) is None  # what is in hand goes on ...
+    own.clock.now += 20.0  # type: ignore[attr-defined]
+    with pytest.raises(budget.BudgetReached, match="10 of 1,000"):  # ... until only the reserve is left
+        own.look(2)
+
+
+def test_without_a_budget_everything_is_begun(tmp_path, monkeypatch) -> None:
+    own, _ = session(tmp_path, monkeypatch, Standing(1000.0, 1e9, 1e6, 0, 0.0, 0.0, None))
+    assert own.admit(unit("a"), 5)
+    assert own.look(1) is None
+
+
+def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(tmp_path, monkeypatch) -> None:
+    standing = Standing(1000.0, 0.0, 0.0, 50, 50.0, 5.0, None)  # one document a second and worker
+    own, said = session(tmp_path, monkeypatch, standing, deadline="300s")
+    assert own.look(1) is None  # no unit has ended
+    own.admit(unit("a"), 0)
+    own.ended(unit("a"), 50)
+    assert own.look(1) == 4  # 950 in 270 s
+    assert said == []
+    assert own.look(1) is None  # not again at once
+    own.clock.now += 240  # type: ignore[attr-defined]
+    assert own.look(4) == 8
+    (line,) = said
+    for part in ("cannot be met: 950 documents are left", "8 workers (cluster.max_workers)", "8 documents/s", "late;"):
+        assert part in line
+    own.clock.now += 40  # type: ignore[attr-defined]
+    own.look(8)
+    assert len(said) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ real runs
+
+
+@pytest.mark.slow
+def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
+    """Ten cents a second: every session that is cut stays below its cap with all sessions before it."""
+    run = write_run(tmp_path, documents=400, prices={"local": 360.0}, reserve_seconds=10.0)
+    cap, step, sessions = 0.0, 2.5, 0
+    while True:
+        cap, step = round(cap + step, 2), 1.3 * step  # on a busy machine the start alone may take the first ones
+        sessions += 1
+        assert sessions < 20, "no end"
+        process = begin(run, f"cost.budget_usd={cap}")
+        out, err = process.communicate(timeout=LONG)
+        trees = files(tmp_path)
+        assert sum(tree["usd"] for tree in trees) <= cap
+        for tree in trees:
+            check_sums(tree)
+            assert tree["final"]
+        if process.returncode == 0:
+            break
+        assert process.returncode == 3, err
+        assert f"cost.budget_usd ${cap:.2f} is reached" in err
+    assert sessions > 1
+    check_rows(tmp_path, 400)
+    assert len(trees) == sessions
+    assert sum(tree["totals"]["documents"] for tree in trees) == 400
+    assert "cost:   $" in out
+
+
+@pytest.mark.slow
+def test_a_run_that_misjudged_is_stopped_and_the_work_in_hand_is_lost(tmp_path) -> None:
+    """Units that take minutes: nobody knows it before the first has ended."""
+    run = write_run(tmp_path, documents=40, prices={"local": 360.0}, reserve_seconds=10.0, budget_usd=6.0)
+    err = ended(begin(run, "model.fake.step_seconds=8"), code=3)
+    assert "0 of 40 documents are done" in err
+    (tree,) = files(tmp_path)
+    check_sums(tree)
+    assert 4.5 < tree["usd"] <= 6.0
+    assert tree["parts"]["lost"] > 0.2
+    assert "is reached" in ended(begin(run, f"cost.budget_usd={tree['usd']}"), code=3)  # not a cent more
+    assert files(tmp_path) == [tree]
+
+
+def test_a_budget_needs_a_price(tmp_path, ray_here) -> None:
+    config = load_config(write_run(tmp_path, documents=10, prices={}), ["cost.budget_usd=5"])
+    with pytest.raises(ConfigError, match=r"set cost\.prices\.local in USD per hour"):
+        run_extract(config)

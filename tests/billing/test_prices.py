@@ -1,0 +1,207 @@
+"""Prices: which of the three places wins, what is said where none knows, and what AWS answers."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+from moto import mock_aws
+from rich.console import Console
+
+from raypd.billing import prices, prices_aws
+from raypd.billing.prices import INSTANCES, Price, PriceUnknown
+from raypd.config import CostConfig
+from raypd.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def own_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYPD_PRICES", str(tmp_path / "prices.json"))
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def test_the_paper_s_machine() -> None:
+    found = prices.price("g6e.48xlarge", "us-east-1", "on-demand", CostConfig())
+    assert found.usd_per_hour == 30.13118
+    assert found.date == "2026-09-24"
+    assert "price list" in found.source
+    assert INSTANCES["g6e.48xlarge"] == prices.Instance("g6e.48xlarge", 8, "L40S", 44, 192, 1536)
+
+
+def test_every_shipped_price_is_of_a_known_instance_with_date_and_source() -> None:
+    table = prices.shipped()
+    assert len(table) > 70
+    for (instance_type, region, market), price in table.items():
+        assert instance_type in INSTANCES
+        assert region in prices_aws.SHIPPED_REGIONS
+        assert market == "on-demand"
+        assert 0.05 < price.usd_per_hour < 150
+        assert len(price.date) in (7, 10)
+        assert price.source
+    # GPUs of one family cost about the same each, or a digit is wrong.
+    for family in ("g5", "g6", "g6e"):
+        each = [table[t, "us-east-1", "on-demand"].usd_per_hour / i.gpus for t, i in INSTANCES.items()
+                if t.startswith(family + ".") and i.gpus > 1]  # fmt: skip
+        assert max(each) < 1.6 * min(each)
+    assert {t.split(".")[0] for t, _, _ in table} >= {"g5", "g6", "g6e", "p4d", "p4de", "p5", "p5en", "p6-b200"}
+
+
+def test_the_configuration_wins_and_a_market_before_a_type() -> None:
+    cost = CostConfig(prices={"g6e.48xlarge": 20.0, "g6e.48xlarge/spot": 9.0, "local": 0.4})
+    assert prices.price("g6e.48xlarge", None, "spot", cost).usd_per_hour == 9.0
+    assert prices.price("g6e.48xlarge", None, None, cost) == Price(20.0, "cost.prices.g6e.48xlarge")
+    assert prices.price(None, None, None, cost).usd_per_hour == 0.4
+    assert prices.price(None, None, None, CostConfig()).usd_per_hour == 0.0
+
+
+def test_an_unknown_price_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(PriceUnknown) as caught:
+        prices.price("g6e.48xlarge", "eu-west-1", "on-demand", CostConfig())
+    for part in ("g6e.48xlarge", "eu-west-1", "raypd prices refresh --region eu-west-1", "cost.prices.g6e.48xlarge"):
+        assert part in str(caught.value)
+    with pytest.raises(PriceUnknown, match="no spot price"):
+        prices.price("g6e.48xlarge", "us-east-1", "spot", CostConfig())
+
+
+def test_spot_without_a_price_is_bounded_by_on_demand() -> None:
+    bound = prices.price_or_bound("g6e.48xlarge", None, "spot", CostConfig())
+    assert bound is not None
+    assert bound.usd_per_hour == 30.13118
+    assert "no spot price" in bound.source
+    assert prices.price_or_bound("x9.huge", None, "on-demand", CostConfig()) is None
+    assert prices.price_or_bound("x9.huge", None, "spot", CostConfig()) is None
+
+
+def test_of_two_tables_the_newer_row_wins() -> None:
+    key, spot = ("g6e.48xlarge", "us-east-1", "on-demand"), ("g6e.48xlarge", "us-east-1", "spot")
+    prices.write_refreshed({key: Price(29.0, "AWS", "2026-01-01"), spot: Price(9.0, "AWS", "2026-01-01")})
+    assert prices.table()[key].usd_per_hour == 30.13118
+    assert prices.table()[spot].usd_per_hour == 9.0
+    prices.write_refreshed({key: Price(28.0, "AWS", "2026-12-01")})
+    assert prices.table()[key].usd_per_hour == 28.0
+    assert prices.table()[spot].usd_per_hour == 9.0  # what was asked before stays
+
+
+def test_a_zone_s_spot_price_counts_before_the_region_s() -> None:
+    known = {
+        ("g5.xlarge", "us-east-1", "spot"): Price(0.5, "mean"),
+        ("g5.xlarge", "us-east-1a", "spot"): Price(0.4, "zone"),
+    }
+    ask = {"known": known}
+    assert prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone="us-east-1a", **ask).source == "zone"
+    assert prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone="us-east-1b", **ask).source == "mean"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"prices": [1]}', '{"prices": [{"type": "g"}]}'])
+def test_a_damaged_file_is_named(text) -> None:
+    prices.refreshed_path().write_text(text)
+    with pytest.raises(ConfigError, match=r"prices\.json: not a price file .*prices refresh"):
+        prices.table()
+    prices.write_refreshed({})
+    assert prices.table() == prices.shipped()
+
+
+@pytest.mark.parametrize(("key", "usd"), [("g5.xlarge", -1), ("g5.xlarge", float("inf")), ("g5.xlarge/sport", 1)])
+def test_the_configuration_s_prices_are_checked(key, usd) -> None:
+    with pytest.raises(ValueError, match=r"g5\.xlarge"):
+        CostConfig(prices={key: usd})
+
+
+# ------------------------------------------------------------------------------------------------------------- refresh
+
+
+def product(usd: str, unit: str = "Hrs") -> str:
+    dimension = {"unit": unit, "pricePerUnit": {"USD": usd}}
+    return json.dumps({"terms": {"OnDemand": {"t": {"priceDimensions": {"d": dimension}}}}})
+
+
+def stubbed_prices(monkeypatch, answers: dict[str, list[str]]) -> Stubber:
+    """AWS's price list, which moto does not have: one answer for each instance type that raypd knows."""
+    client = boto3.client(
+        "pricing", region_name="us-east-1", aws_access_key_id="testing", aws_secret_access_key="testing"
+    )
+    stub = Stubber(client)
+    for name in INSTANCES:
+        fields = {"regionCode": "us-east-1", "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA",
+                  "capacitystatus": "Used", "marketoption": "OnDemand", "instanceType": name}  # fmt: skip
+        filters = [{"Type": "TERM_MATCH", "Field": f, "Value": v} for f, v in fields.items()]
+        stub.add_response(
+            "get_products", {"PriceList": answers.get(name, [])}, {"ServiceCode": "AmazonEC2", "Filters": filters}
+        )
+    stub.activate()
+    real = prices_aws._client
+    monkeypatch.setattr(prices_aws, "_client", lambda s, r: client if s == "pricing" else real(s, r))
+    return stub
+
+
+@mock_aws
+def test_refresh_asks_the_price_list_and_the_spot_history(monkeypatch, capsys) -> None:
+    stub = stubbed_prices(
+        monkeypatch, {"g6e.48xlarge": [product("31.5"), product("0.0"), product("9", "Quantity")], "g5.xlarge": []}
+    )
+    path = prices_aws.refresh(["us-east-1"])
+    stub.assert_no_pending_responses()
+    today = datetime.now(UTC).strftime("%Y-%m-%d")
+    found = prices.table()[("g6e.48xlarge", "us-east-1", "on-demand")]
+    assert (found.usd_per_hour, found.date) == (31.5, today)
+    spot = prices.price("g5.xlarge", "us-east-1", "spot", CostConfig())  # moto invents prices for all types
+    zones = [p.usd_per_hour for k, p in prices.table().items() if k[0] == "g5.xlarge" and k[1].startswith("us-east-1")
+             and k[1] != "us-east-1"]  # fmt: skip
+    assert spot.usd_per_hour == pytest.approx(sum(zones) / len(zones), abs=1e-6)
+    assert "us-east-1: 1 on-demand price" in capsys.readouterr().out
+    assert "testing" not in path.read_text()
+
+
+def test_of_a_history_the_newest_price_of_a_zone_counts(monkeypatch) -> None:
+    client = boto3.client("ec2", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
+    stub = Stubber(client)
+    rows = [
+        {"InstanceType": "g5.xlarge", "AvailabilityZone": zone, "SpotPrice": usd,
+         "Timestamp": datetime(2026, 1, day, tzinfo=UTC)}
+        for zone, usd, day in (("us-east-1a", "0.9", 1), ("us-east-1a", "0.4", 3), ("us-east-1a", "0.8", 2),
+                               ("us-east-1b", "0.6", 1))
+    ]  # fmt: skip
+    for answer in (rows, [])[: -(-len(INSTANCES) // prices_aws._SPOT_PAGE)]:
+        stub.add_response("describe_spot_price_history", {"SpotPriceHistory": answer})
+    stub.activate()
+    monkeypatch.setattr(prices_aws, "_client", lambda service, region: client)
+    found = prices_aws._spot("us-east-1")
+    assert found["g5.xlarge", "us-east-1a", "spot"].usd_per_hour == 0.4
+    assert found["g5.xlarge", "us-east-1", "spot"].usd_per_hour == 0.5
+
+
+def test_without_credentials_or_rights_the_user_learns_which() -> None:
+    with pytest.raises(ConfigError, match="no AWS credentials found"):
+        prices_aws.refresh(["us-east-1"])
+    assert not prices.refreshed_path().exists()
+
+
+def test_a_refusal_names_the_right_and_no_secret(monkeypatch) -> None:
+    client = boto3.client("pricing", region_name="us-east-1", aws_access_key_id="AKIAXX", aws_secret_access_key="hush")
+    stub = Stubber(client)
+    stub.add_client_error("get_products", "AccessDeniedException", "user AKIAXX may not")
+    stub.activate()
+    monkeypatch.setattr(prices_aws, "_client", lambda service, region: client)
+    with pytest.raises(ConfigError, match="pricing:GetProducts: AccessDeniedException") as caught:
+        prices_aws.refresh(["us-east-1"])
+    assert "AKIAXX" not in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_show_prints_prices_and_where_they_are_from(capsys) -> None:
+    prices_aws.show("us-west-2", console=Console(width=160))
+    out = capsys.readouterr().out
+    assert "8 x L40S 44 GiB" in out
+    assert "30.1312" in out
+    assert "unknown" in out
+    with pytest.raises(ConfigError, match="raypd prices refresh --region mars-1"):
+        prices_aws.show("mars-1")
+    with pytest.raises(ConfigError, match=r"x9\.huge"):
+        prices_aws.show("us-east-1", "x9.huge")

@@ -1,0 +1,33 @@
+"""A bucket for every test, on the one real S3 server of the session."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests import s3
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def connected(s3_server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.Server]:
+    """raypd's storage in this process set to the server, and to nothing afterwards."""
+    from raypd import storage
+    from raypd.config import StorageConfig
+
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    storage.configure(StorageConfig(endpoint_url=s3_server.url, max_attempts=3))
+    yield s3_server
+    storage.configure(StorageConfig())
+
+
+@pytest.fixture
+def bucket(connected: s3.Server) -> str:
+    """The URI of a new bucket."""
+    name = f"bucket-{next(_numbers)}"
+    connected.client().create_bucket(Bucket=name)
+    return f"s3://{name}"

@@ -1,0 +1,208 @@
+"""What decides whether a finished document is done again: for the same answers the same digits, in every raypd."""
+
+from __future__ import annotations
+
+import itertools
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from raypd.config import ANSWER_KEYS, METHODS, SAMPLING_KEYS, DecodingConfig, RunConfig
+from raypd.config.load import make_config
+from raypd.errors import ConfigError
+from raypd.run import manifest
+
+EXTRACTION = {
+    "input": {"path": "in.jsonl"},
+    "output": {"path": "out"},
+    "task": {"categories": {"shoes": {"attributes": [{"name": "Brand"}, {"name": "Size", "type": "number"}]}}},
+}
+QUESTIONS = {"input": {"path": "in.jsonl"}, "output": {"path": "out"}, "task": {"kind": "question_answering"}}
+
+
+def test_it_is_what_it_was() -> None:
+    """A change here makes every user's next nightly do its whole corpus again: is that meant? Then raise _ANSWERS."""
+    assert make_config(EXTRACTION).fingerprint() == "33f11613f47a"
+    assert make_config(QUESTIONS).fingerprint() == "5c7a84dd8070"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "decoding.method=hyper_parallel",
+        "model.dtype=auto",
+        "task.categories.shoes.attributes=[{name: Brand, type: text}, {name: Size, type: number}]",
+    ],
+)
+def test_a_default_that_is_written_out_changes_nothing(key: str) -> None:
+    assert make_config(EXTRACTION, [key]).fingerprint() == make_config(EXTRACTION).fingerprint()
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["decoding.method=autoregressive", "decoding.max_value_tokens=7", "model.dtype=float32", "model.name=other",
+     "input.text_columns=[title]", "task.categories.shoes.attributes=[{name: Brand}, {name: Size}]"],
+)  # fmt: skip
+def test_what_changes_answers_changes_it(key: str) -> None:
+    assert make_config(EXTRACTION, [key]).fingerprint() != make_config(EXTRACTION).fingerprint()
+
+
+@pytest.mark.parametrize(
+    "key", ["output.path=elsewhere", "engine.batch=3", "cluster.max_workers=9", "input.path=b.jsonl"]
+)
+def test_what_does_not_does_not(key: str) -> None:
+    assert make_config(EXTRACTION, [key]).fingerprint() == make_config(EXTRACTION).fingerprint()
+
+
+# ------------------------------------------------------------------------------------------------- keys of `decoding`
+
+
+def decoding_keys(model: type[BaseModel] = DecodingConfig, at: str = "") -> Iterator[str]:
+    """All keys of `decoding`, dotted, as the class has them."""
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from decoding_keys(info.annotation, f"{at}{name}.")
+        else:
+            yield f"{at}{name}"
+
+
+def others(config: RunConfig, key: str) -> list[Any]:
+    """Other values that a key of `decoding` may have."""
+    model: Any = DecodingConfig
+    value: Any = config.decoding
+    for name in key.split("."):
+        annotation = model.model_fields[name].annotation
+        model, value = annotation, getattr(value, name)
+    if key == "method":
+        return [method for method in METHODS[config.task.kind] if method != value]
+    if typing.get_origin(annotation) is typing.Literal:
+        return [choice for choice in typing.get_args(annotation) if choice != value]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1]
+    if isinstance(value, float):
+        return [value / 2 or 0.5]
+    assert str in (annotation, *typing.get_args(annotation)), f"decoding.{key}: give this test another value for it"
+    return ["another"]
+
+
+def uses() -> list[Any]:
+    """(kind, method, isolate, temperature): everything that decides which keys of `decoding` count."""
+    ways = [(kind, method) for kind, methods in METHODS.items() for method in methods]
+    product = itertools.product(ways, ["none", "documents", "values"], [0.0, 0.7])
+    return [(*way, isolate, temperature) for way, isolate, temperature in product]
+
+
+def expected_keys(kind: str, method: str, isolate: str, temperature: float) -> set[str]:
+    """The keys that ANSWER_KEYS says count."""
+    keys = {"method", *ANSWER_KEYS[kind][method], *SAMPLING_KEYS}  # type: ignore[index]
+    if isolate != "none":
+        keys -= {"stacked_documents"}
+    if not temperature:
+        keys -= {"contexts_per_prompt", "sampling.top_k", "sampling.top_p", "sampling.seed"}
+    return keys
+
+
+def test_every_key_of_decoding_is_in_the_table() -> None:
+    listed = {"method", *SAMPLING_KEYS} | {k for own in ANSWER_KEYS.values() for keys in own.values() for k in keys}
+    known = set(decoding_keys())
+    assert known <= listed, (
+        f"decoding.{', decoding.'.join(sorted(known - listed))}: changes every run's fingerprint. Say in ANSWER_KEYS "
+        "(raypd/config/model.py) of which methods it can change an answer; and where only for some values of other "
+        "keys, in _ONLY_WHERE and in expected_keys here"
+    )
+    assert listed <= known, f"ANSWER_KEYS names {', '.join(sorted(listed - known))}, and decoding has no such key"
+
+
+@pytest.mark.parametrize(("kind", "method", "isolate", "temperature"), uses())
+def test_a_key_counts_where_the_table_says(kind: str, method: str, isolate: str, temperature: float) -> None:
+    task = EXTRACTION["task"] if kind == "extraction" else {"kind": kind}
+    decoding = {"method": method, "isolate": isolate, "heads": "heads", "draft_model": "draft"}
+
+    def config_with(key: str, value: Any) -> RunConfig:
+        tree: dict[str, Any] = {**decoding, "sampling": {"temperature": temperature}}
+        *above, last = key.split(".")
+        (tree[above[0]] if above else tree)[last] = value
+        return RunConfig.model_validate({**EXTRACTION, "task": task, "decoding": tree})
+
+    config = config_with("method", method)
+    own = config.fingerprint()
+    counting = set()
+    for key in decoding_keys():
+        prints = {config_with(key, value).fingerprint() for value in others(config, key)}
+        assert own not in prints or prints == {own}, f"decoding.{key}: counts for some values"
+        if own not in prints:
+            counting.add(key)
+    assert counting == expected_keys(kind, method, isolate, temperature)
+
+
+# --------------------------------------------------------------------------------------------------- other sections
+
+
+@pytest.mark.parametrize("key", ["input.text_columns=[x]", "input.category=shoes"])
+def test_what_only_extraction_reads_counts_for_it_alone(key: str) -> None:
+    assert make_config(EXTRACTION, [key]).fingerprint() != make_config(EXTRACTION).fingerprint()
+    for task in (QUESTIONS, {**QUESTIONS, "task": {"kind": "generation"}}):
+        assert make_config(task, [key]).fingerprint() == make_config(task).fingerprint()
+
+
+def test_every_key_counts_unless_it_is_known_that_it_cannot() -> None:
+    """A new section or key is in the fingerprint until somebody says that it changes no answer."""
+    idle = make_config(EXTRACTION).idle_keys()
+    for section, info in RunConfig.model_fields.items():
+        if section in idle or section in ("task", "decoding"):
+            continue
+        names = set(info.annotation.model_fields)  # type: ignore[union-attr]
+        left = names - {key.partition(".")[2] for key in idle if key.startswith(f"{section}.")}
+        assert left == {
+            "input": {"format", "id_column", "text_columns", "category_column", "category", "max_document_bytes"},
+            "model": {"name", "revision", "dtype", "adapter", "quantization", "trust_remote_code"},
+        }.get(section), f"{section}: say in RunConfig.idle_keys which of its keys cannot change an answer, or here"
+
+
+# --------------------------------------------------------------------------------------- what a stored run differs in
+
+
+def test_a_difference_is_one_that_counts() -> None:
+    stored = manifest.recorded(make_config(EXTRACTION))
+    idle = ["decoding.stacked_documents=3", "decoding.max_new_tokens=9", "engine.batch=3", "nightly.removed=keep"]
+    assert manifest.differences(stored, make_config(EXTRACTION, idle)) == []
+    assert make_config(EXTRACTION, idle).fingerprint() == make_config(EXTRACTION).fingerprint()
+    for key in ("decoding.max_value_tokens=9", "model.dtype=float32", "input.id_column=null"):
+        assert manifest.differences(stored, make_config(EXTRACTION, [key, *idle])) == [key.partition("=")[0]]
+
+
+def test_a_key_that_counted_in_the_stored_run_is_a_difference() -> None:
+    stored = manifest.recorded(make_config(EXTRACTION, ["decoding.isolate=none", "decoding.stacked_documents=3"]))
+    found = manifest.differences(stored, make_config(EXTRACTION))
+    assert sorted(found) == ["decoding.isolate", "decoding.stacked_documents"]
+
+
+def test_a_stored_run_of_a_raypd_with_fewer_keys_differs_in_none_of_the_new_ones() -> None:
+    stored = manifest.recorded(make_config(EXTRACTION))
+    for section, key in (("decoding", "max_value_tokens"), ("model", "adapter"), ("input", "max_document_bytes")):
+        del stored[section][key]
+    assert manifest.differences(stored, make_config(EXTRACTION)) == []
+
+
+def test_a_stored_run_with_a_key_that_is_gone_is_compared_all_the_same() -> None:
+    stored = manifest.recorded(make_config(EXTRACTION))
+    stored["decoding"]["retired"] = 1
+    assert manifest.differences(stored, make_config(EXTRACTION, ["model.dtype=float32"])) == [
+        "model.dtype",
+        "decoding.retired",
+    ]
+
+
+def test_a_run_of_a_raypd_that_answers_otherwise_is_told_from_a_changed_key(tmp_path: Path, monkeypatch: Any) -> None:
+    config = make_config(EXTRACTION, [f"output.path={tmp_path}"])
+    manifest.claim(config, str(tmp_path))
+    manifest.claim(config, str(tmp_path))
+    monkeypatch.setattr("raypd.config.run._ANSWERS", 99)
+    with pytest.raises(ConfigError, match=r"changed: a file that prompts come from, or raypd itself"):
+        manifest.check(config, str(tmp_path))

@@ -1,0 +1,92 @@
+"""`raypd config show`: every key stands there with what it takes, in words that a writer of YAML knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from raypd.config import KINDS, RunConfig
+from raypd.config.render import render
+
+WORDS = {"text", "integer", "number", "true", "false", "null", "list", "mapping"}
+TREE = {"input": {"path": "in"}, "output": {"path": "out"}}
+TASKS = {
+    "extraction": {"categories": {"shoes": {"attributes": [{"name": "Brand"}]}}},
+    "question_answering": {},
+    "generation": {},
+}
+
+
+def keys(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, str]]:
+    """All keys, dotted, as the classes have them, and how Python writes what they take."""
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from keys(info.annotation, f"{at}{name}.")
+        elif name != "task":
+            yield f"{at}{name}", str(info.annotation)
+
+
+def notes(shown: str) -> dict[str, str]:
+    """Key, dotted -> what stands behind it; of several tasks, all keys."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in shown.splitlines():
+        match = re.match(r"( *)(\w+):.*?  # (.*)", line.removeprefix("# "))
+        if match:
+            above = [*above[: len(match[1]) // 2], match[2]]
+            found[".".join(above)] = match[3]
+    return found
+
+
+def type_of(note: str) -> str:
+    return note.partition(". ")[0]
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> None:
+    config = RunConfig.model_validate({**TREE, "task": {"kind": kind, **TASKS[kind]}}) if kind else None
+    shown = render(config)
+    for word in ("typing.", "<class", "Optional", "NoneType", "Literal", "Union"):
+        assert word not in shown
+    found = notes(shown)
+    tasks = [key for one in ([kind] if kind else KINDS) for key in keys(KINDS[one], "task.")]
+    for key, written in [*keys(RunConfig), *tasks]:
+        choices = set(re.findall(r"'([^']+)'", written)) if "Literal" in written else set()
+        choices = set(KINDS) if key == "task.kind" else choices
+        parts = set(re.split(r" \| | of | to ", type_of(found[key])))
+        assert choices <= parts <= choices | WORDS, f"{key}: {found[key]}"
+
+
+@pytest.mark.parametrize(
+    ("key", "takes"),
+    [
+        ("cost.market", "on-demand | spot | null"),
+        ("input.path", "text | list of text"),
+        ("input.text_columns", "list of text"),
+        ("input.category", "text | null"),
+        ("output.partition", "mapping of text to text"),
+        ("task.kind", "extraction | question_answering | generation"),
+        ("task.categories", "mapping of text to mapping"),
+        ("task.max_document_tokens", "integer | null"),
+        ("model.trust_remote_code", "true | false"),
+        ("decoding.isolate", "none | documents | values"),
+        ("decoding.sampling.top_p", "number"),
+        ("cluster.gpus_per_worker", "number | null"),
+        ("cost.prices", "mapping of text to number"),
+        ("engine.batch", "integer"),
+        ("storage.sse", "none | AES256 | aws:kms"),
+    ],
+)
+def test_some_of_them(key: str, takes: str) -> None:
+    config = RunConfig.model_validate({**TREE, "task": TASKS["extraction"]})
+    assert type_of(notes(render(config))[key]) == takes
+
+
+def test_what_is_shown_reads_back() -> None:
+    for kind, task in TASKS.items():
+        config = RunConfig.model_validate({**TREE, "task": {"kind": kind, **task}})
+        assert RunConfig.model_validate(yaml.safe_load(render(config))) == config

@@ -1,0 +1,222 @@
+"""Bad input: each kind has one outcome, is named, and costs no other document anything."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from raypd import storage
+from raypd.cluster import driver
+from raypd.config import RunConfig
+from raypd.dataset import planner, writer
+from raypd.dataset.planner import plan
+from raypd.dataset.reader import read_unit
+from raypd.errors import InputError, RunError
+from tests.cluster import fakes
+from tests.cluster.test_driver import ids
+from tests.runs import write_jsonl
+from tests.verify.test_verify import do
+
+LINES = b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, os.urandom(60).hex().encode()) for i in range(400))
+
+
+def parquet(**columns: list) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue().to_pybytes()
+
+
+WHOLE = parquet(id=["p"] * 50, title=[os.urandom(30).hex() for _ in range(50)])
+DAMAGED = {
+    "m.jsonl.gz": (gzip.compress(LINES)[:-500], "m.jsonl.gz: cannot be read as gz after line "),
+    "m.ndjson.gz": (b"\x1f\x8b\x08\x00", "m.ndjson.gz: cannot be read as gz after line 0"),
+    "mm.jsonl.gz": (LINES, "mm.jsonl.gz: cannot be read as gz after line 0: Not a gzipped file"),
+    "m.jsonl.zst": (zstandard.compress(LINES)[:-9], "m.jsonl.zst: cannot be read as zst after line "),
+    "mm.jsonl.zst": (LINES, "mm.jsonl.zst: cannot be read as zst after line 0"),
+    "m.parquet": (WHOLE[:-4], "m.parquet: cannot be read as Parquet: "),
+    "mm.parquet": (b"", "mm.parquet: cannot be read as Parquet: "),
+    "footer.parquet": (WHOLE[:-60] + b"\xff" * 52 + WHOLE[-8:], "footer.parquet: cannot be read as Parquet: "),
+    "schema.parquet": (parquet(id=["q"], name=["x"]), "schema.parquet: no column 'title' (input.text_columns"),
+    "keys.jsonl": (b'{"id": 1, "headline": "x"}\n' * 3, "keys.jsonl: no column 'title' (input.text_columns"),
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, config) -> RunConfig:
+    """Good files around what a test puts between them: 30 documents with ids 0 to 29."""
+    for name, first in (("a", 0), ("k", 10), ("z", 20)):
+        path = tmp_path / f"in/{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps({"id": str(first + i), "title": "t"}) + "\n" for i in range(10)))
+    return config(str(tmp_path / "in"))
+
+
+def good(run: RunConfig) -> Counter[str]:
+    return Counter(d.id for unit in plan(run) for d in read_unit(unit, run))
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_object_is_listed_and_nothing_else_is_lost(tmp_path, corpus, name) -> None:
+    data, reason = DAMAGED[name]
+    (tmp_path / "in" / name).write_bytes(data)
+    made = plan(corpus)
+    (bad,) = made.damaged()
+    assert bad.damaged is not None
+    assert reason in bad.damaged
+    assert (bad.name, bad.bytes) == (name, len(data))
+    assert (made.documents, made.totals.damaged, made.totals.damaged_bytes) == (30, 1, len(data))
+    assert good(corpus) == Counter(map(str, range(30)))
+    with pytest.raises(InputError, match=name):
+        read_unit(bad, corpus)
+
+
+def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_path, corpus, ray_here) -> None:
+    run = corpus
+    (tmp_path / "in/m.jsonl.gz").write_bytes(gzip.compress(LINES)[:-500])
+    (tmp_path / "in/m.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RunError) as caught:
+        driver.run_extract(run, build=fakes.build)
+    said = str(caught.value)
+    for part in ("2 units of the input cannot be read", "m.jsonl.gz: ", "m.parquet: ", "manifest.json", "same command"):
+        assert part in said
+    assert getattr(caught.value, "exit_code", 1) == 1
+    assert ids(run) == Counter(map(str, range(30)))
+    tree = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert (tree["documents"], tree["units_unreadable"]) == (30, 2)
+    assert [entry["source"] for entry in tree["unreadable"]] == ["m.jsonl.gz", "m.parquet"]
+    assert all(entry["error"] and entry["bytes"] for entry in tree["unreadable"])
+
+    skip = run.model_copy(update={"input": run.input.model_copy(update={"on_damaged": "skip"})})
+    assert skip.fingerprint() == run.fingerprint()
+    assert driver.run_extract(skip, build=fakes.build).units_unreadable == 2  # and it ends well
+
+    (tmp_path / "in/m.jsonl.gz").write_bytes(gzip.compress(LINES))
+    (tmp_path / "in/m.parquet").unlink()
+    made = driver.run_extract(run, build=fakes.build)
+    assert (made.documents, made.units_unreadable) == (430, 0)
+    assert ids(run) == Counter([*map(str, range(30)), *(f"x{i}" for i in range(400))])
+
+
+def test_many_units_that_cannot_be_read_do_not_end_a_run(tmp_path, config, ray_here, monkeypatch) -> None:
+    for i in range(20):
+        write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["t"] * 10)
+    run = config(str(tmp_path / "in"))
+    real = planner.plan
+
+    def plan_then_lose(*given):
+        made = real(*given)
+        for i in range(0, 20, 2):
+            (tmp_path / f"in/{i:02d}.jsonl").unlink()
+        for i in range(1, 8, 2):
+            write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["other"] * 10)
+        return made
+
+    monkeypatch.setattr(driver.units, "plan", plan_then_lose)
+    with pytest.raises(RunError, match=r"(?s)14 units of the input cannot be read.*and 4 more"):
+        driver.run_extract(run, build=fakes.build)
+    assert sum(ids(run).values()) == 60
+
+
+def test_a_page_that_is_damaged_costs_the_units_that_touch_it(tmp_path, config) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"id": [str(i) for i in range(30)], "title": [os.urandom(40).hex() for _ in range(30)]})
+    pq.write_table(table, path, row_group_size=10, compression="zstd")
+    chunk = pq.ParquetFile(path).metadata.row_group(1).column(1)
+    run = config(str(path))
+    data = bytearray(path.read_bytes())
+    begin = chunk.dictionary_page_offset or chunk.data_page_offset
+    for at in range(begin, begin + chunk.total_compressed_size):
+        data[at] ^= 0x5A
+    path.write_bytes(data)
+    first, second, third = plan(run)
+    assert [d.id for unit in (first, third) for d in read_unit(unit, run)] == [
+        str(i) for i in (*range(10), *range(20, 30))
+    ]
+    with pytest.raises(InputError, match=r"a\.parquet: cannot be read"):
+        read_unit(second, run)
+
+
+def test_a_column_that_is_missing_everywhere_is_the_configurations_fault(tmp_path, config) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.parquet").write_bytes(parquet(id=["1"], titles=["x"]))
+    with pytest.raises(InputError, match=r"(?s)a.parquet: no column 'title'.*did you mean 'titles'.*none of the 3 obj"):
+        plan(config(str(tmp_path / "*.parquet")))
+    for i in range(120):
+        (tmp_path / f"b{i:03d}.parquet").write_bytes(b"no parquet")
+    with pytest.raises(InputError, match=r"so it is with the first 100 objects"):
+        plan(config(str(tmp_path / "*.parquet")))
+
+
+def test_columns_of_another_type_are_read_as_they_are(tmp_path, config) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.parquet").write_bytes(parquet(id=["1"], title=["text"]))
+    (tmp_path / "in/b.parquet").write_bytes(parquet(id=[2], title=[3.5], extra=[1]))
+    (tmp_path / "in/c.parquet").write_bytes(parquet(title=[{"a": 1}, None], id=[3, 4]))
+    run = config(str(tmp_path / "in"))
+    documents = [d for unit in plan(run) for d in read_unit(unit, run)]
+    assert [(d.source, d.id, d.fields.get("title")) for d in documents[:2]] == [
+        ("a.parquet", "1", "text"),
+        ("b.parquet", "2", "3.5"),
+    ]
+    assert "holds an object, not text" in (documents[2].error or "")
+    assert "no text in title" in (documents[3].error or "")
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([7, None]), ["7", "a.parquet:1"]),
+        (pa.array([7.5, 1e300]), ["7.5", "1e+300"]),
+        (pa.array([True, False]), ["True", "False"]),
+        (pa.array([b"k1", b"k2"]), ["k1", "k2"]),
+        (
+            pa.array([1, 1_000_000_001], pa.timestamp("ns")),
+            ["1970-01-01 00:00:00.000000001", "1970-01-01 00:00:01.000000001"],
+        ),
+        (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
+        (pa.array([["x"], ["y"]]), ["a.parquet:0", "a.parquet:1"]),
+    ],
+)
+def test_ids_that_are_not_strings(tmp_path, config, column, expected) -> None:
+    pq.write_table(pa.table({"id": column, "title": ["t", "t"]}), tmp_path / "a.parquet")
+    run = config(str(tmp_path / "a.parquet"))
+    assert [d.id for unit in plan(run) for d in read_unit(unit, run)] == expected
+
+
+def test_ids_that_repeat_keep_a_row_each(tmp_path, config) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": "same", "title": "t"}\n' * 25)
+    run = config(str(path))
+    do(run)
+    rows = [row for unit in plan(run) for row in writer.read_rows(run.output.path, unit.id, 100)]
+    assert {row["id"] for row in rows} == {"same"}
+    assert len({(row["source"], row["row"]) for row in rows}) == 25
+
+
+def test_an_object_that_may_not_be_read_is_listed(corpus, monkeypatch) -> None:
+    real = storage.open_read
+
+    def refuse(path: str, *rest, **keys):
+        if path.endswith("k.jsonl"):
+            raise storage.StorageError(f"{path}: AccessDenied")
+        return real(path, *rest, **keys)
+
+    monkeypatch.setattr(storage, "open_read", refuse)
+    made = plan(corpus)
+    assert made.documents == 20
+    assert [u.damaged.rpartition(": ")[2] for u in made.damaged() if u.damaged] == ["AccessDenied"]
+
+
+def test_a_bucket_that_does_not_exist_is_refused(connected, bucket, config) -> None:
+    with pytest.raises(InputError, match="no-such-bucket-here"):
+        plan(config("s3://no-such-bucket-here/in/"))
+    with pytest.raises(InputError, match=f"{bucket}/nothing"):
+        plan(config(f"{bucket}/nothing/"))

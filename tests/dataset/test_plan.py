@@ -1,0 +1,207 @@
+"""The stored plan: used again without reading the input, kept for what is the same, and honest about what is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from raypd import storage
+from raypd.config import RunConfig
+from raypd.dataset import planner, split
+from raypd.dataset.plan import Plan, stored, take_apart
+from raypd.dataset.planner import plan
+from raypd.dataset.reader import read_unit
+from raypd.errors import InputError, RunError
+from tests.runs import write_jsonl
+
+
+def kept(run: RunConfig) -> Plan:
+    """Plans as a session does."""
+    made = plan(run, run.output.path)
+    made.keep(run.output.path)
+    return made
+
+
+def shape(planned: Plan) -> list[list[str]]:
+    return [[part.name for part in unit.parts] for unit in planned]
+
+
+@pytest.fixture
+def run(tmp_path: Path, config) -> RunConfig:
+    """Five files: small ones of 3, 4, 2 documents, one of 25, another small one; units of 10."""
+    for name, count in (("a", 3), ("b", 4), ("c", 2), ("d", 25), ("e", 2)):
+        write_jsonl(tmp_path / f"in/{name}.jsonl", [f"{name}{i}" for i in range(count)])
+    return config(str(tmp_path / "in"))
+
+
+@pytest.fixture
+def inspected(monkeypatch) -> list[str]:
+    """The names of the objects that planning reads."""
+    names: list[str] = []
+
+    def noted(found, *rest):
+        names.append(found.name)
+        return split.inspect(found, *rest)
+
+    monkeypatch.setattr(planner, "inspect", noted)
+    return names
+
+
+def test_small_files_share_units_and_large_ones_are_split(run) -> None:
+    made = plan(run)
+    assert shape(made) == [["d.jsonl"]] * 3 + [["a.jsonl", "b.jsonl", "c.jsonl"], ["e.jsonl"]]
+    assert (made.units, made.documents, made.exact) == (5, 36, True)
+    assert made.bytes == sum(p.stat().st_size for p in Path(run.input.path).iterdir())  # type: ignore[arg-type]
+    documents = [(d.source, d.fields["title"]) for unit in made for d in read_unit(unit, run)]
+    assert len(set(documents)) == 36
+
+
+def test_the_same_input_is_not_read_again(run, inspected) -> None:
+    first = kept(run)
+    assert len(inspected) == 5
+    again = plan(run, run.output.path)
+    assert len(inspected) == 5
+    assert [u.id for u in again] == [u.id for u in first]
+    assert (again.units, again.documents, again.bytes, again.exact) == (5, 36, first.bytes, True)
+    assert list(plan(run)) == list(again)  # and it is what a fresh one would be
+
+
+def test_what_is_new_becomes_units_of_its_own(run, tmp_path, inspected) -> None:
+    first = {u.id for u in kept(run)}
+    write_jsonl(tmp_path / "in/aa.jsonl", ["new"] * 2)
+    write_jsonl(tmp_path / "in/f.jsonl", ["new"])
+    inspected.clear()
+    made = kept(run)
+    assert inspected == ["aa.jsonl", "f.jsonl"]
+    assert first < {u.id for u in made}
+    assert [parts for parts in shape(made) if "aa.jsonl" in parts] == [["aa.jsonl", "f.jsonl"]]
+    assert (made.documents, made.changes) == (39, "")
+    folders = [p for p in (tmp_path / "out/plan").iterdir() if p.is_dir() and any(p.iterdir())]
+    assert [p.name for p in folders] == [made.totals.id]
+
+
+def test_what_was_replaced_or_is_gone_is_named_and_the_rest_kept(run, tmp_path, inspected) -> None:
+    first = {u.id: u for u in kept(run)}
+    write_jsonl(tmp_path / "in/b.jsonl", ["other"] * 4)
+    (tmp_path / "in/e.jsonl").unlink()
+    inspected.clear()
+    made = plan(run, run.output.path)
+    assert made.changes == "b.jsonl was replaced, e.jsonl is gone"
+    assert inspected == ["a.jsonl", "b.jsonl", "c.jsonl"]  # they shared a unit
+    assert {u.id for u in made} & set(first) == {i for i, u in first.items() if u.name == "d.jsonl"}
+    assert made.documents == 34
+
+
+def test_a_touched_or_moved_input_is_the_same(run, tmp_path, config, inspected) -> None:
+    first = kept(run)
+    for file in (tmp_path / "in").iterdir():
+        os.utime(file, (1, 1))
+    shutil.move(tmp_path / "in", tmp_path / "moved")
+    inspected.clear()
+    made = plan(config(str(tmp_path / "moved")), run.output.path)
+    assert inspected == []
+    assert sorted(u.id for u in made) == sorted(u.id for u in first)
+    assert sum(len(read_unit(u, run)) for u in made) == 36
+
+
+def test_objects_that_were_damaged_are_looked_into_again(run, tmp_path, inspected) -> None:
+    bad = tmp_path / "in/cc.parquet"
+    bad.write_bytes(b"PAR1")
+    first = kept(run)
+    assert [u.name for u in first.damaged()] == ["cc.parquet"]
+    assert (first.units, first.totals.damaged, first.documents) == (5, 1, 36)
+    inspected.clear()
+    assert plan(run, run.output.path).totals.damaged == 1
+    assert inspected == ["cc.parquet"]
+
+
+def test_units_that_were_taken_apart_stay_apart(run) -> None:
+    (shared,) = [u for u in kept(run) if len(u.parts) > 1]
+    singles = take_apart(run.output.path, [shared], run.fingerprint())
+    made = kept(run)
+    assert {u.id for u in singles} < {u.id for u in made}
+    assert all(len(parts) == 1 for parts in shape(made))
+    assert made.documents == 36
+    assert list(plan(run, run.output.path)) == list(made)
+
+
+def test_other_sizes_of_units_cut_anew(run, tmp_path, config, inspected) -> None:
+    kept(run)
+    inspected.clear()
+    assert plan(config(str(tmp_path / "in"), unit_documents=5), run.output.path).units == 8
+    assert len(inspected) == 5
+
+
+def test_a_plan_that_is_torn_is_made_again_and_a_chunk_that_is_gone_is_named(run, tmp_path) -> None:
+    made = kept(run)
+    chunk = tmp_path / "out/plan" / made.totals.id / "000000.parquet"
+    chunk.write_bytes(chunk.read_bytes()[:50])
+    with pytest.raises(RunError, match=r"000000.parquet: a part of the plan cannot be read.*delete"):
+        list(plan(run, run.output.path))
+    (tmp_path / "out/plan/plan.json").write_text("{")
+    assert stored(run.output.path) is None
+    assert plan(run, run.output.path).units == 5
+
+
+def test_a_plan_of_many_chunks_is_read_in_its_order(run, monkeypatch) -> None:
+    monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 2)
+    made = kept(run)
+    assert made.totals.chunks == 3
+    found = stored(run.output.path)
+    assert found is not None
+    assert list(found) == list(made) == list(plan(run))
+    assert [u.id for u in found.left({next(iter(found)).id})] == [u.id for u in found][1:]
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path, config) -> None:
+    write_jsonl(tmp_path / "in/a.jsonl", ["a"])
+    with open(os.fsencode(tmp_path / "in") + b"/\xff.jsonl", "wb") as file:
+        file.write(b'{"id": 1, "title": "x"}')
+    with pytest.raises(InputError, match="name is not UTF-8; rename"):
+        plan(config(str(tmp_path / "in")))
+
+
+def test_a_listing_tells_names_of_two_roots_apart(tmp_path, config) -> None:
+    for name in ("f/a.jsonl", "g/a.jsonl", "f/a.jsonl#2.jsonl"):
+        write_jsonl(tmp_path / name, ["a"])
+    made = list(plan(config([str(tmp_path / "f"), str(tmp_path / "g")])))
+    names = [part.name for unit in made for part in unit.parts]
+    assert names == ["a.jsonl", "a.jsonl#2.jsonl", "a.jsonl#2"]
+    assert storage.exists(made[0].path)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monkeypatch) -> None:
+    import io
+    import tracemalloc
+
+    line = b'{"id": "1", "title": "t"}\n'
+    opened = storage.open_read
+    monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 200)
+    monkeypatch.setattr(
+        storage, "open_read", lambda p, *rest, **keys: io.BytesIO(line) if "://" in p else opened(p, *rest, **keys)
+    )
+
+    def peaks(count: int) -> list[int]:
+        """Bytes at most while so many objects are planned, and while they are compared with the stored plan."""
+        names = (f"{i:09d}.jsonl" for i in range(count))
+        again = (f"{i:09d}.jsonl" for i in range(1, count + 1))
+        run, found = config("s3://generated/in", f"out{count}"), []
+        for listed in (names, again):
+            objects = (storage.Object(f"s3://generated/in/{n}", n, len(line), n) for n in listed)
+            monkeypatch.setattr(storage, "find", lambda path, objects=objects: objects)
+            tracemalloc.start()
+            made = plan(run, run.output.path)
+            found.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+            assert sum(len(unit.parts) for unit in made) == made.documents == count
+            made.keep(run.output.path)
+        return found
+
+    peaks(500)  # imports and caches
+    few, many = peaks(1000), peaks(6_000)
+    assert many[0] < 1.3 * few[0], (few, many)
+    assert many[1] < 1.3 * few[1], (few, many)

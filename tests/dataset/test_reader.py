@@ -1,0 +1,107 @@
+"""Reading: one document for every row, whatever stands in it."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raypd.dataset.planner import plan
+from raypd.dataset.reader import read_unit
+from raypd.errors import InputError
+from tests.runs import write_jsonl
+
+BAD = [
+    (b"{not json", "a.jsonl, byte {}: not JSON"),
+    (b"[1, 2]", "a.jsonl, byte {}: expected a JSON object, found a list"),
+    (b"null", "a.jsonl, byte {}: expected a JSON object, found null"),
+    (b'{"id": 1, "title": "\xff\xfe"}', "a.jsonl, byte {}: not UTF-8"),
+    (b'{"id": 1, "title": "a\x00b"}', "a.jsonl, byte {}: not JSON"),
+    (b'{"id": 1, "title": "a\\u0000b"}', "a.jsonl, byte {}: column 'title' holds NUL"),
+    (b'{"id": 1, "title": "\\ud800"}', "a.jsonl, byte {}: column 'title' holds half a surrogate"),
+    (b'{"id": 1, "title": "  "}', "a.jsonl, byte {}: no text in title"),
+    (b'{"id": 1}', "a.jsonl, byte {}: no text in title"),
+    (b'{"id": 1, "title": {"a": 1}}', "a.jsonl, byte {}: column 'title' holds an object"),
+    (b'{"id": 1, "title": "' + b"x" * 3000 + b'"}', "a.jsonl, byte {}: the document has 3000 bytes"),
+    (b'{"id": 1, "title": "' + b"x" * 200_000 + b'"}', "a.jsonl, byte {}: the line has 2000"),
+    (b"[" * 60_000, "a.jsonl, byte {}: not JSON that can be read: nested too deeply"),
+    (b'{"id": 1, "title": ' + b"[" * 3000 + b"]" * 3000 + b"}", "a.jsonl, byte {}: "),
+    (b"9" * 5000, "a.jsonl, byte {}: not JSON"),
+]
+
+
+def test_every_kind_of_bad_line_is_a_document_with_an_error(tmp_path, config) -> None:
+    good = b'{"id": "good", "title": "text"}'
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(part for bad, _ in BAD for part in (bad, good)))
+    places = [0]
+    for bad, _ in BAD:
+        places.append(places[-1] + len(bad) + len(good) + 2)
+    run = config(str(path), max_document_bytes=2000)
+    documents = [d for u in plan(run) for d in read_unit(u, run)]
+    assert len(documents) == 2 * len(BAD)
+    for i, (_, message) in enumerate(BAD):
+        assert message.format(places[i]) in (documents[2 * i].error or ""), documents[2 * i]
+        assert (documents[2 * i + 1].id, documents[2 * i + 1].error) == ("good", None)
+
+
+def test_ids_are_text_and_made_where_they_are_missing(tmp_path, config) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [{"id": 7}, {"id": "x"}, {}, {"id": None}, {"id": "x"}, {"id": ["no"]}, {"id": "\ud800"}]
+    texts = [json.dumps({**row, "title": "t"}) + "\n" for row in rows]
+    path.write_text("".join(texts))
+    places = [sum(map(len, texts[:i])) for i in range(len(texts))]
+    run = config(str(path))
+    (unit,) = list(plan(run))
+    documents = read_unit(unit, run)
+    assert [d.id for d in documents] == [
+        "7",
+        "x",
+        f"a.jsonl:{places[2]}",
+        f"a.jsonl:{places[3]}",
+        "x",
+        f"a.jsonl:{places[5]}",
+        "?",
+    ]
+    assert not any(d.error for d in documents)
+    run = config(str(path), id_column=None)
+    assert [d.id for d in read_unit(next(iter(plan(run))), run)][:2] == ["a.jsonl:0", f"a.jsonl:{places[1]}"]
+
+
+def test_parquet_values_become_text_and_bad_ones_errors(tmp_path, config) -> None:
+    path = tmp_path / "a.parquet"
+    raw = pa.array([b"fine", b"\xff", None, b"a\x00"], pa.binary())
+    title = pa.Array.from_buffers(pa.string(), 4, raw.buffers())
+    pq.write_table(pa.table({"id": [1, 2, 3, 4], "title": title, "other": [1, 2, 3, 4]}), path)
+    run = config(str(path))
+    (unit,) = list(plan(run))
+    documents = read_unit(unit, run)
+    assert [d.error for d in documents] == [
+        None,
+        "a.parquet, row 1: column 'title' is not UTF-8",
+        "a.parquet, row 2: no text in title",
+        "a.parquet, row 3: column 'title' holds NUL characters",
+    ]
+    assert documents[0].fields == {"id": 1, "title": "fine"}
+    assert read_unit(unit, run, ["other"])[0].fields["other"] == 1
+
+
+def test_lists_and_numbers_count_as_text(tmp_path, config) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": 1, "title": ["a", "b"]}\n{"id": 2, "title": 3.5}\n')
+    run = config(str(path))
+    assert [d.fields["title"] for d in read_unit(next(iter(plan(run))), run)] == ["a\nb", "3.5"]
+
+
+def test_a_file_that_changed_since_the_plan_is_refused(tmp_path, config) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["a", "b"])
+    run = config(str(path))
+    (unit,) = list(plan(run))
+    write_jsonl(path, ["a", "c"])
+    with pytest.raises(InputError, match="has changed since"):
+        read_unit(unit, run)
+    path.unlink()
+    with pytest.raises(InputError, match="is gone since"):
+        read_unit(unit, run)

@@ -1,0 +1,140 @@
+"""Cutting JSONL by bytes: whatever the file holds and wherever it is cut, every line is read exactly once."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from raypd.config import RunConfig
+from raypd.dataset import split
+from raypd.dataset.jsonl import BOM, lines, lines_of_range
+from raypd.dataset.planner import plan
+from raypd.dataset.reader import read_unit
+from raypd.dataset.split import cut_rows
+
+LINE = st.one_of(
+    st.sampled_from([b"", b" ", b"\t ", b'{"id": 1}', b"\xff\xfe", b"\x00", b"\r", b"{" * 30, b"x" * 70, BOM]),
+    st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"n")),
+)
+END = st.sampled_from([b"\n", b"\r\n", b"\n\n"])
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> bytes:
+    """A file of odd lines, with or without a byte order mark and a last line break."""
+    parts = draw(st.lists(st.tuples(LINE, END), max_size=12))
+    text = b"".join(line + end for line, end in parts) + draw(st.one_of(st.just(b""), LINE))
+    return draw(st.sampled_from([b"", BOM])) + text
+
+
+def naive(text: bytes) -> list[tuple[int, bytes]]:
+    """(offset, line without its end) of every line that is not blank, by splitting the whole."""
+    found, offset = [], 0
+    for line in text.split(b"\n"):
+        bare = line.removeprefix(BOM) if offset == 0 else line
+        if bare.strip():
+            found.append((offset, line.rstrip(b"\r")))
+        offset += len(line) + 1
+    return found
+
+
+@given(texts(), st.lists(st.integers(0, 400), max_size=8), st.integers(1, 100))
+@example(b"a\nb", [2], 10)  # a line begins right at the border
+@example(b"a\r\nb\r\n", [2], 10)  # the border lies between CR and LF
+@example(b"x" * 300 + b"\ny", [10, 20, 300, 301], 5)  # ranges within one line
+@settings(max_examples=400, deadline=None)
+def test_every_line_is_in_exactly_one_range(text: bytes, cuts: list[int], limit: int) -> None:
+    bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    found = []
+    for start, end in itertools.pairwise(bounds):
+        file = io.BytesIO(text)
+        file.seek(max(0, start - 1))
+        ranged = list(lines_of_range(file, limit, start, end))
+        assert all(start <= line.offset < end for line in ranged)
+        found += ranged
+    expected = naive(text)
+    assert [line.offset for line in found] == [offset for offset, _ in expected]
+    for line, (_, bare) in zip(found, expected, strict=True):
+        assert line.data is None or line.data.rstrip(b"\r\n") == bare.rstrip(b"\r\n")
+        assert (line.data is None) == (len(bare.rstrip(b"\r\n")) > limit)
+    whole = list(lines(io.BytesIO(text), limit))
+    assert [line._replace(number=0) for line in found] == [line._replace(number=0) for line in whole]
+
+
+def make(path: Path, unit_documents: int, unit_bytes: int) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "input": {"path": str(path), "text_columns": ["id"], "category_column": None, "id_column": None},
+            "output": {"path": str(path.parent / "out")},
+            "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
+            "cluster": {"unit_documents": unit_documents, "unit_bytes": unit_bytes},
+        }
+    )
+
+
+@given(texts(), st.integers(1, 9), st.integers(1, 200), st.sampled_from([4, 64, 1 << 20]))
+@settings(max_examples=150, deadline=None)
+def test_plan_and_read_together_lose_and_double_nothing(text: bytes, documents: int, size: int, head: int) -> None:
+    text = b'{"id": "first"}\n' + text
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(split, "HEAD_BYTES", head)
+        path = Path(folder) / "a.jsonl"
+        path.write_bytes(text)
+        run = make(path, documents, size)
+        planned = plan(run)
+        found = [(unit, read_unit(unit, run)) for unit in planned]
+    assert [d.place for _, part in found for d in part] == [offset for offset, _ in naive(text)]
+    assert all(unit.rows in (None, len(part)) for unit, part in found)
+    assert planned.exact == (len(text) <= head)
+    if planned.exact:
+        assert planned.documents == len(naive(text))
+        assert all(len(part) <= documents for _, part in found)
+
+
+@pytest.mark.slow
+def test_a_line_of_30_mb_among_ranges_is_read_once_in_bounded_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    path = tmp_path / "a.jsonl"
+    with path.open("wb") as file:
+        for i in range(200):
+            file.write(b'{"id": "%d"}\n' % i)
+        file.write(b'{"id": "' + b"x" * (30 << 20) + b'"}\n')
+        for i in range(200, 400):
+            file.write(b'{"id": "%d"}\n' % i)
+    run = make(path, 256, 8 << 20)
+    tracemalloc.start()
+    try:
+        planned = plan(run)
+        found = [d for unit in planned for d in read_unit(unit, run)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found) == 401
+    assert [d.fields.get("id") for d in found if d.error is None] == [str(i) for i in range(400)]
+    (bad,) = [d for d in found if d.error is not None]
+    assert "the line has 31457" in (bad.error or "")
+    assert peak < 24 << 20, peak
+    assert not planned.exact
+    assert planned.units >= 6
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4000)), max_size=6), st.integers(1, 30), st.integers(1, 900)
+)
+@example([(1, 2), (1, 0)], 2, 1)
+def test_rows_are_cut_without_gap_and_within_the_limits(groups: list, rows: int, size: int) -> None:
+    cut = list(cut_rows(groups, rows, size))
+    total = sum(count for count, _ in groups)
+    assert [start for start, _ in cut] == [0, *(end for _, end in cut)][: len(cut)]
+    assert (cut[-1][1] if cut else 0) == total
+    each = [length / count for count, length in groups for _ in range(count)]
+    for start, end in cut:
+        assert 1 <= end - start <= rows
+        assert end - start == 1 or sum(each[start:end]) <= size + 1e-6

@@ -1,0 +1,115 @@
+"""Commits: written once, whole, with one schema; and the folder that they live in."""
+
+from __future__ import annotations
+
+import os
+import time
+from multiprocessing import get_context
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raypd import storage
+from raypd.dataset import writer
+from raypd.errors import RunError
+from raypd.tasks.base import Document, Record
+
+COLUMNS = pa.schema([("answer", pa.string()), ("price", pa.float64())])
+DOCUMENTS = [
+    Document(0, "a", source="a.jsonl", place=10),
+    Document(1, "b", source="a.jsonl", place=11),
+    Document(2, "c", error="a.jsonl, byte 12: not JSON", source="a.jsonl", place=12),
+]
+
+
+def summary(unit: str = "u-1", ok: int = 2) -> writer.UnitSummary:
+    return writer.UnitSummary(unit, "f" * 12, "s", "a.jsonl", 10, 3, ok, 3 - ok, 1.5, counts={"steps": 7})
+
+
+def table(records: list[Record]) -> pa.Table:
+    return writer.make_table(DOCUMENTS, records, COLUMNS, 1)
+
+
+def test_rows_stand_in_the_order_of_the_input_and_none_is_missing() -> None:
+    made = table([Record(1, {"answer": "B"}), Record(0, {"answer": "A", "price": 2.5}), Record(1, {"answer": "B2"})])
+    rows = made.to_pylist()
+    assert [(r["id"], r["row"], r["status"], r["answer"]) for r in rows] == [
+        ("a", 10, "ok", "A"),
+        ("b", 11, "ok", "B"),
+        ("b", 11, "ok", "B2"),
+        ("c", 12, "error", None),
+    ]
+    assert rows[3]["error"] == "a.jsonl, byte 12: not JSON"
+    assert writer.count_documents(made) == (2, 1)
+    assert [r["error"] for r in table([]).to_pylist()][:2] == ["it got no answer"] * 2
+    assert table([]).schema == made.schema  # errors alone: the same schema
+
+
+def test_a_value_that_cannot_be_written_is_an_error_row() -> None:
+    rows = table([Record(0, {"answer": "A", "price": "cheap"}), Record(1, {"answer": "\ud800"})]).to_pylist()
+    assert [r["status"] for r in rows] == ["error"] * 3
+    assert "cannot be written" in rows[0]["error"]
+
+
+def test_a_task_may_not_hide_columns() -> None:
+    with pytest.raises(ValueError, match="'status'"):
+        writer.output_schema(pa.schema([("status", pa.string())]))
+
+
+def test_the_second_commit_changes_nothing(tmp_path: Path) -> None:
+    assert writer.commit(str(tmp_path), table([Record(0, {"answer": "first"})]), summary(ok=1))
+    assert not writer.commit(str(tmp_path), table([Record(0, {"answer": "second"})]), summary(ok=2))
+    assert writer.committed(str(tmp_path)) == {"u-1"}
+    assert writer.is_committed(str(tmp_path), "u-1")
+    assert writer.read_summary(str(tmp_path), "u-1").ok == 1
+    assert writer.read_summary(str(tmp_path), "u-1").counts == {"steps": 7}
+    assert writer.read_rows(str(tmp_path), "u-1", 1)[0]["answer"] == "first"
+    assert os.listdir(tmp_path / "units") == ["u-1.parquet"]
+
+
+def _put(path: str, text: bytes) -> bool:
+    return storage.put_new(path, text * 100_000)
+
+
+def test_of_many_writers_at_once_one_wins(tmp_path: Path) -> None:
+    path = str(tmp_path / "x")
+    with get_context("spawn").Pool(4) as pool:  # a fork of a process with threads, as Ray's, can hang
+        won = pool.starmap(_put, [(path, bytes([65 + i])) for i in range(12)])
+    assert sum(won) == 1
+    assert storage.read(path) == bytes([65 + won.index(True)]) * 100_000
+
+
+def test_torn_writes_are_no_commits_and_are_cleaned_when_their_writer_is_gone(tmp_path: Path) -> None:
+    units = tmp_path / "units"
+    units.mkdir()
+    host = os.uname().nodename
+    mine, dead = units / f".tmp-{host}-{os.getpid()}-1", units / f".tmp-{host}-99999999-1"
+    foreign, old = units / ".tmp-other-host-5-1", units / ".tmp-other-host-6-1"
+    for path in (mine, dead, foreign, old):
+        path.write_bytes(b"PAR1 torn")
+    os.utime(old, (time.time() - 2 * 86400,) * 2)
+    assert writer.committed(str(tmp_path)) == set()
+    assert storage.clean_temporary(str(units)) == 2
+    assert sorted(p.name for p in units.iterdir()) == sorted([mine.name, foreign.name])
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        writer.commit(str(tmp_path), table([]), summary())
+    assert os.listdir(tmp_path / "units") == []
+
+
+def test_a_damaged_object_is_named(tmp_path: Path) -> None:
+    (tmp_path / "units").mkdir()
+    (tmp_path / "units/u.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RunError, match=r"u.parquet: damaged, not a whole unit .* delete it"):
+        writer.read_summary(str(tmp_path), "u")
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "units/v.parquet")
+    with pytest.raises(RunError, match=r"v.parquet"):
+        writer.read_summary(str(tmp_path), "v")

@@ -1,0 +1,111 @@
+"""Speculative decoding, the baseline, where a run, an estimate and a tuning meet it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from raypd.cluster.parts import build
+from raypd.config import ModelConfig, RunConfig
+from raypd.decoding.assisted import AssistedEngine
+from raypd.errors import ModelError
+from raypd.estimate import bench, sampling
+from raypd.estimate.estimate import estimate, with_method
+from raypd.estimate.estimate_options import Options
+from raypd.estimate.measuring import Bench, in_flight
+from raypd.estimate.tune import Options as TuneOptions
+from raypd.estimate.tune import tune
+from raypd.models.check_method import check_method
+from raypd.models.load import LoadedModel, load_model
+from tests.tiny import nearly, save_tiny, tiny_model, tiny_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model, a draft model for it, and documents."""
+    save_tiny(tmp_path / "model")
+    nearly(tiny_model("llama"), 0.1).save_pretrained(tmp_path / "draft")
+    tiny_tokenizer().save_pretrained(tmp_path / "draft")
+    lines = [json.dumps({"id": str(n), "title": f"title {n} " * (n + 1)}) for n in range(5)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def make(folder: Path, draft: str = "draft", **decoding: object) -> RunConfig:
+    """Extraction from the documents; decoding={...}."""
+    return RunConfig.model_validate(
+        {
+            "input": {"path": str(folder / "in.jsonl"), "text_columns": ["title"], "category": "c", "id_column": "id"},
+            "output": {"path": str(folder / "out")},
+            "task": {"categories": {"c": {"attributes": [{"name": "a"}, {"name": "b", "type": "number"}]}}},
+            "model": {"name": str(folder / "model"), "dtype": "float32"},
+            "decoding": {
+                "method": "speculative",
+                "draft_model": str(folder / draft),
+                "draft_tokens": 7,
+                "max_new_tokens": 30,
+                **decoding,
+            },
+        }
+    )
+
+
+def test_a_worker_has_the_two_models_and_the_numbers_of_the_configuration(folder: Path) -> None:
+    engine = build(make(folder), 1).engine
+    assert isinstance(engine, AssistedEngine)
+    draft = engine.draft_model.generation_config
+    assert (draft.num_assistant_tokens, draft.num_assistant_tokens_schedule) == (7, "constant")
+    assert draft.assistant_confidence_threshold == 0
+    assert engine.max_new_tokens == 30
+    (theirs, ours) = (next(model.parameters()) for model in (engine.draft_model, engine.model))
+    assert not theirs.equal(ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["draft", "model"])
+def test_a_measurement_takes_it_and_its_records_are_those_of_autoregressive_decoding(folder: Path, draft: str) -> None:
+    """The model itself as draft model is a second copy of it, in a measurement too, which keeps models."""
+    config = make(folder, draft)
+    documents = sampling.draw(config, 5).documents
+    assert in_flight(config) == 1
+    measured = Bench(1)
+    ours = measured.measure(config, documents)
+    theirs = measured.measure(with_method(config, "autoregressive"), documents)
+    assert (ours.method, ours.complete, theirs.complete) == ("speculative", True, True)
+    assert [cost.error for cost in ours.costs if cost] == [None] * 5
+    for one, other in zip(ours.costs, theirs.costs, strict=True):
+        assert one is not None
+        assert other is not None
+        assert one.decode_tokens == other.decode_tokens + 1  # the engine does not feed the last token
+        for said, wanted in zip(one.rows, other.rows, strict=True):
+            values = [[value | {"confidence": None} for value in row["values"]] for row in (said, wanted)]
+            assert values[0] == values[1]
+            assert said["record"] == wanted["record"]
+
+
+@pytest.mark.parametrize("forecast", [lambda c, p: estimate(c, Options()), lambda c, p: tune(c, TuneOptions(), p)])
+def test_a_draft_model_that_is_missing_is_told_before_anything_is_measured(folder, monkeypatch, forecast) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(bench.Workbench, "__enter__", never)
+    with pytest.raises(ModelError, match="no folder"):
+        forecast(make(folder, "nowhere/"), folder / "measurements.jsonl")
+
+
+def test_a_revision_belongs_to_the_model_alone(folder: Path) -> None:
+    config = make(folder)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"revision": "v1"})})
+    with pytest.raises(ModelError, match="is local") as caught:  # a folder has none
+        check_method(config)
+    assert f"'{folder}/model'" in str(caught.value)
+    asked = []
+
+    def load(model: ModelConfig) -> LoadedModel:
+        asked.append((model.name, model.revision))
+        return load_model(model.model_copy(update={"revision": None}))
+
+    build(config, 1, load)
+    assert asked == [(str(folder / "model"), "v1"), (str(folder / "draft"), None)]

@@ -1,0 +1,177 @@
+"""One session at a time on a run: whoever is alive keeps it, whoever is dead loses it, whatever the clocks say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from raypd.errors import RunError
+from raypd.run import lease
+from tests.processes import LONG, wait_for
+
+STALE = 45.0  # seconds of `Clock`
+
+
+class Clock:
+    """Time that passes only while somebody waits for a session that is dead; real sleep while it is alive."""
+
+    def __init__(self, folder: Path) -> None:
+        self.holder, self.dead = folder / "holder.json", set[str]()
+        self.now, self.shift, self.slept = 1000.0, 0.0, 0.0
+
+    def time(self) -> float:
+        return time.time() + self.shift
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        if json.loads(self.holder.read_text())["session"] in self.dead:
+            self.slept += seconds
+            self.now += seconds
+        else:
+            time.sleep(0.01)  # its heart beats
+
+    def silence(self, session: lease.Session) -> None:
+        """As if the session's process were gone."""
+        session._ended.set()
+        session._thread.join()
+        self.dead.add(session.id)
+
+
+@pytest.fixture(autouse=True)
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock(tmp_path)
+    monkeypatch.setattr(lease, "time", made)
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(lease, "STALE_SECONDS", STALE)
+    return made
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions know nothing of each other's machine."""
+    monkeypatch.setattr(lease, "_machine", lambda: None)
+
+
+def test_a_live_session_on_this_machine_is_named_at_once(tmp_path: Path, clock: Clock) -> None:
+    first = lease.Session(str(tmp_path))
+    with pytest.raises(RunError) as caught:
+        lease.Session(str(tmp_path))
+    assert clock.slept == 0
+    since = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(first.began))
+    for part in (first.id, f"since {since}", f"process {os.getpid()}"):
+        assert part in str(caught.value)
+    first.end("complete")
+    assert [path.name for path in (tmp_path / "sessions").iterdir()] == [f"{first.id}.json"]
+
+
+def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(tmp_path: Path, clock: Clock) -> None:
+    lease.Session(str(tmp_path)).end("interrupted")
+    second = lease.Session(str(tmp_path))
+    assert not second.took_over
+    second.end("complete")
+    code = f"import os; from raypd.cluster import holding; holding.Session({str(tmp_path)!r}); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
+    lines: list[str] = []
+    third = lease.Session(str(tmp_path), lines.append)
+    assert clock.slept == 0
+    assert third.took_over
+    assert "was killed: taking its place" in lines[0]
+    third.end("complete")
+
+
+@pytest.mark.parametrize("shift", [-86400.0, 0.0, 86400.0])
+def test_a_heartbeat_from_another_machine_is_watched_not_compared(
+    tmp_path: Path, monkeypatch, clock: Clock, shift: float
+) -> None:
+    """The second machine's clock is a day behind or ahead."""
+    elsewhere(monkeypatch)
+    first = lease.Session(str(tmp_path))
+    clock.shift = shift
+    with pytest.raises(RunError, match=first.id):
+        lease.Session(str(tmp_path))
+    clock.silence(first)
+    lines: list[str] = []
+    second = lease.Session(str(tmp_path), lines.append)
+    assert clock.slept >= STALE
+    assert second.took_over
+    assert "no sign of life" in lines[-1]
+    second.end("complete")
+
+
+def test_a_clock_that_is_set_back_during_a_session_does_not_move_its_heartbeat(tmp_path: Path, clock: Clock) -> None:
+    session = lease.Session(str(tmp_path))
+    clock.shift = -3600
+    clock.now += 25
+    session.end("complete")
+    tree = json.loads((tmp_path / "sessions" / f"{session.id}.json").read_text())
+    assert tree["began"] == session.began
+    assert tree["heartbeat"] == tree["ended"] == session.began + 25
+    assert tree["seconds"] == 25
+
+
+def test_a_session_that_was_silent_for_too_long_learns_that_it_lost_the_run(
+    tmp_path: Path, monkeypatch, clock: Clock
+) -> None:
+    elsewhere(monkeypatch)
+    first = lease.Session(str(tmp_path))
+    clock.silence(first)
+    second = lease.Session(str(tmp_path))
+    first._beat()  # it wakes up
+    assert first.lost is not None
+    assert second.id in first.lost
+    first.end("failed")
+    assert second.lost is None
+    beats = second._beats
+    wait_for(lambda: second._beats > beats + 2)
+    assert second.lost is None
+    second.end("complete")
+
+
+def test_of_many_that_start_at_once_one_wins(tmp_path: Path, monkeypatch, clock: Clock) -> None:
+    elsewhere(monkeypatch)
+    dead = lease.Session(str(tmp_path))
+    clock.silence(dead)
+    won: list[lease.Session] = []
+    refused: list[str] = []
+
+    def go() -> None:
+        try:
+            won.append(lease.Session(str(tmp_path)))
+        except RunError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=go) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+    assert len(won) == 1
+    assert len(refused) == 5
+    assert all(won[0].id in line for line in refused)
+    won[0].end("complete")
+
+
+def test_storage_that_is_away_for_a_moment_ends_nothing(tmp_path: Path, monkeypatch) -> None:
+    session = lease.Session(str(tmp_path))
+    put_if = lease.storage.put_if
+    calls: list[int] = []
+
+    def fails(*arguments):
+        calls.append(1)
+        if len(calls) < 4:
+            raise OSError("503 SlowDown")
+        return put_if(*arguments)
+
+    monkeypatch.setattr(lease.storage, "put_if", fails)
+    wait_for(lambda: len(calls) > 5)
+    assert session.lost is None
+    session.end("complete")
+    assert json.loads((tmp_path / "holder.json").read_text())["ended"] is True

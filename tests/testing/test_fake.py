@@ -1,0 +1,171 @@
+"""`model: fake`: the columns, tokens and seconds of a real run, no weights, and nobody takes its answers for real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from raypd.cli.main import app
+from raypd.cluster.worker import build
+from raypd.config import RunConfig
+from raypd.config.load import load_config, make_config
+from raypd.dataset.planner import plan
+from raypd.dataset.reader import read_unit
+from raypd.tasks import columns
+from raypd.tasks.base import Document, Record, Work
+from raypd.testing import fake
+from tests.processes import ROOT
+
+QUICKSTART = ROOT / "configs/quickstart/extract.yaml"
+FAST = ["model=fake", "model.fake.load_seconds=0", "model.fake.step_seconds=0"]
+
+
+def answer(config: RunConfig, documents: list[Document]) -> tuple[list[Record], list[fake.Counts]]:
+    """Runs a fake engine and task until every work has ended."""
+    parts = build(config, None)
+    records: list[Record] = []
+    counts = []
+
+    def take(items) -> None:
+        for item in items:
+            if isinstance(item, Work):
+                parts.engine.submit(item.program, tag=item, sampling=None, seed=item.seed)
+            else:
+                records.append(item)
+
+    take(parts.task.plan(documents))
+    while parts.engine.pending:
+        for done in parts.engine.step():
+            counts.append(done.counts)
+            take(done.tag.finish(done.answer))
+    return records, counts
+
+
+def test_the_quickstart_costs_about_the_tokens_of_the_real_run() -> None:
+    """Of the shape of the real run; what the lengths of texts give is within a third of it."""
+    config = load_config(QUICKSTART, FAST)
+    documents = [d for unit in plan(config) for d in read_unit(unit, config)]
+    records, counts = answer(config, documents)
+    assert len(records) == 130
+    assert {r.error for r in records} == {None}
+    assert set(records[0].columns) == set(columns.EXTRACTION.names)
+    assert json.loads(records[0].columns["record"])["Brand"] == "fake"
+    decoded = sum(c.decode_tokens for c in counts)
+    assert 2500 < decoded < 4500
+    assert sum(c.shared_tokens > 0 for c in counts) == 125  # the first of each of 5 categories brings its instruction
+
+
+def test_autoregressive_decoding_takes_as_many_steps_as_tokens() -> None:
+    made = {}
+    for method in ("hyper_parallel", "autoregressive", "speculative"):
+        keys = [f"decoding.method={method}", "decoding.draft_model=fake", "engine.batch=1"]
+        config = load_config(QUICKSTART, [*FAST, *keys])
+        document = Document(0, "x", {"category": "coffee", "title": "a" * 400})
+        _, (counts,) = answer(config, [document])
+        made[method] = counts
+    assert made["autoregressive"].steps == made["autoregressive"].decode_tokens + 1
+    assert made["speculative"] == made["autoregressive"]  # no draft is simulated
+    assert made["hyper_parallel"].steps <= 2 * 4 + 1
+    assert made["hyper_parallel"].prefill_tokens > made["autoregressive"].prefill_tokens  # the skeleton of keys
+
+
+class Clock:
+    """Time that passes only while somebody sleeps, each time a millisecond too long."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds + 0.001
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_a_step_takes_its_time_whatever_is_in_it(batch: int, monkeypatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(fake, "time", clock)
+    costs = fake.FakeConfig(step_seconds=0.005, prefill_tokens_per_second=1e9, decode_tokens_per_second=1000)
+    engine = fake.FakeEngine(costs, batch, 2048)
+    for number in range(16):
+        engine.submit(fake.Program("p", 10, 10, [5]), tag=number)
+    ended = []
+    steps = 0
+    while engine.pending:
+        ended += [done.tag for done in engine.step()]
+        steps += 1
+    assert sorted(ended) == list(range(16))
+    assert steps == 6 * 16 / batch  # a prefill and 5 tokens each
+    expected = 0.005 * steps + 80 / 1000
+    assert clock.now == pytest.approx(expected, rel=0.1, abs=0.01)
+
+
+def test_a_long_prompt_goes_in_chunks_and_the_budget_holds() -> None:
+    engine = fake.FakeEngine(fake.FakeConfig(step_seconds=0), 4, 100)
+    engine.submit(fake.Program("p", 50, 200, [2, 3]), tag="a")
+    steps = 0
+    while engine.pending:
+        ended = engine.step()
+        steps += 1
+    assert steps == 3 + 3
+    assert (ended[0].counts.prefill_tokens, ended[0].counts.decode_tokens) == (250, 5)
+
+
+def test_questions_and_conversations() -> None:
+    tree = {"input": {"path": "x"}, "output": {"path": "y"}, "task": {"kind": "question_answering"}}
+    row = {"context": "c" * 400, "questions": ["Who?", {"id": "k", "question": "Why?", "choices": ["a", "b"]}]}
+    for method in ("intra_prompt", "autoregressive"):
+        config = make_config(tree, [*FAST, f"decoding.method={method}"])
+        records, counts = answer(config, [Document(0, "1", row), Document(1, "2", {"context": "c", "questions": 3})])
+        assert sorted(r.columns.get("question_id", "-") for r in records) == ["-", "0", "k"]
+        assert all(set(r.columns) <= set(columns.QUESTION_ANSWERING.names) for r in records)
+        assert [r.error for r in records if r.row == 1] == ["column 'questions' holds no list of questions"]
+        assert len(counts) == (1 if method == "intra_prompt" else 2)
+    tree["task"] = {"kind": "generation", "samples": 2}
+    config = make_config(tree, [*FAST, "decoding.sampling.temperature=1"])
+    records, _ = answer(config, [Document(0, "1", {"prompt": ["Hello", "And then?"]})])
+    assert sorted((r.columns["sample"], r.columns["turn"]) for r in records) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all(set(r.columns) <= set(columns.GENERATION.names) for r in records)
+
+
+def test_the_short_form_and_what_does_not_change_an_answer(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "input: {path: a}\noutput: {path: b}\ntask: {categories: {c: {attributes: [{name: a}]}}}\nmodel: fake\n"
+    )
+    config = load_config(file)
+    assert config.model.is_fake
+    slower = load_config(file, ["model.fake.step_seconds=3"])
+    assert slower.model.fake.step_seconds == 3
+    assert slower.fingerprint() == config.fingerprint()
+    assert config.fingerprint() != load_config(file, ["model.name=other"]).fingerprint()
+
+
+def test_a_worker_without_weights_does_without_torch() -> None:
+    """64 of them must fit one machine."""
+    code = f"""
+import sys
+from raypd.config.load import load_config
+from raypd.cluster import pipeline
+from raypd.cluster.worker import DecodeWorker, build
+build(load_config({str(QUICKSTART)!r}, {FAST!r}), None)
+assert not {{"torch", "transformers"}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_as_a_user_types_it_says_that_its_answers_are_not_real(tmp_path: Path, ray_here) -> None:
+    words = ["extract", str(QUICKSTART), *FAST, f"output.path={tmp_path}/out", "cluster.address=local"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "130 documents: 130 ok" in done.stdout
+    assert "THESE ANSWERS ARE MADE UP" in done.stdout
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["fake"] is True

@@ -1,0 +1,296 @@
+"""--retry-errors: failed documents are tried again, and their new rows stand in place of the old ones."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from raypd import storage
+from raypd.cluster import driver
+from raypd.cluster.worker import DecodeWorker, Order, Parts
+from raypd.config import OutputConfig, RunConfig, StorageConfig
+from raypd.dataset import plan, planner
+from raypd.dataset import writer as commit
+from raypd.dataset.reader import read_unit
+from raypd.errors import ConfigError, RunError
+from raypd.run import manifest
+from raypd.run.lease import Session
+from raypd.verify import retry
+from raypd.verify.retry import merged, retry_errors
+from raypd.verify.verification import verify
+from tests.cluster import fakes
+from tests.runs import write_jsonl
+
+
+class Task(fakes.FakeTask):
+    """Documents of title `program` fail until `Task.mended`; answers are told in `Task.asked`."""
+
+    mended = False
+    asked: ClassVar[list[str]] = []
+
+    def plan(self, documents: Any) -> Any:
+        for document in documents:
+            Task.asked.append(document.id)
+            if document.error is None and document.fields["title"] == "program" and not Task.mended:
+                yield fakes.Record(document.row, error="ValueError: the program failed")
+            else:
+                yield from super().plan([document])
+
+
+def build(config: RunConfig, threads: int | None) -> Parts:
+    if Task.mended:
+        engine = fakes.FakeEngine(config.engine.batch)
+        submit = engine.submit
+        engine.submit = lambda p, **k: submit(["mended" if t == "program" else t for t in p], **k)  # type: ignore[method-assign]
+        return Parts(engine, Task(), None)
+    return Parts(fakes.FakeEngine(config.engine.batch), Task(), None)
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch) -> Callable[[int | None], None]:
+    """Runs without Ray: the worker, in this process. Returns a function that makes the next runs stop after n units."""
+    limit: list[int | None] = [None]
+
+    def run_extract(config, *, verbose=False, build=None, planned=None):
+        output = config.output.path
+        manifest.claim(config, output)
+        own = Session(output)
+        planned = planned or planner.plan(config, output)
+        worker = DecodeWorker(Order(config, output, own.id, build=build))
+        for number, unit in enumerate(planned):
+            if limit[0] is not None and number >= limit[0]:
+                own.end("failed")
+                raise RunError("cut off")
+            worker.run_unit(unit)
+        own.end("complete")
+        return driver.finish(config, output, planned)
+
+    monkeypatch.setattr(driver, "run_extract", run_extract)
+    Task.mended, Task.asked = False, []
+
+    def stop_after(count: int | None) -> None:
+        limit[0] = count
+
+    return stop_after
+
+
+@pytest.fixture
+def run(tmp_path: Path, config) -> RunConfig:
+    """30 documents in 3 units: three programs fail, in two units, and one document has no text."""
+    titles = [f"t{i}" for i in range(30)]
+    titles[3] = ""
+    for i in (4, 12, 13):
+        titles[i] = "program"
+    made = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=10)
+    driver.run_extract(made, build=build)
+    Task.asked.clear()
+    return made
+
+
+def again(run: RunConfig, **keys: Any) -> retry.Retried:
+    return retry_errors(run, build=build, **keys)
+
+
+def rows(run: RunConfig) -> dict[str, dict[str, Any]]:
+    """id -> row; every id once."""
+    found = [row for unit in commit.committed(run.output.path) for row in commit.read_rows(run.output.path, unit, 999)]
+    assert len({row["id"] for row in found}) == len(found)
+    return {row["id"]: row for row in found}
+
+
+def test_failed_documents_alone_are_asked_again_and_their_rows_replaced(run) -> None:
+    before = rows(run)
+    Task.mended = True
+    made = again(run)
+    assert (made.tried, made.ok, made.failed, made.left_out, made.waiting) == (3, 3, 0, 1, 0)
+    assert sorted(Task.asked) == ["12", "13", "4"]
+    after = rows(run)
+    assert {id for id in after if after[id] != before[id]} == {"4", "12", "13"}
+    assert after["12"]["answer"] == "MENDED"
+    assert (after["12"]["status"], after["12"]["attempts"]) == ("ok", 2)
+    assert after["3"]["error"] == before["3"]["error"]
+    assert "1 left as they are" in made.describe()
+    assert verify(run.output.path, run).well
+    summaries = [commit.read_summary(run.output.path, unit) for unit in sorted(commit.committed(run.output.path))]
+    assert [s.retries for s in summaries] == [1, 1, 0]
+    tree = json.loads(Path(run.output.path, "manifest.json").read_text())
+    assert (tree["ok"], tree["failed"]) == (29, 1)
+    assert [s["how"] for s in tree["sessions"]] == ["complete", "complete"]  # the retry's time is the run's
+    assert again(run).tried == 0
+
+
+def test_what_fails_again_counts_its_attempts(run) -> None:
+    assert again(run).failed == 3
+    made = again(run)
+    assert (made.number, made.failed) == (2, 3)
+    found = rows(run)
+    assert [found[id]["attempts"] for id in ("4", "12", "3", "5")] == [3, 3, 1, 1]
+    assert verify(run.output.path, run).well
+
+
+def test_what_the_input_itself_makes_fail_is_tried_on_request(run) -> None:
+    made = again(run, everything=True)
+    assert (made.tried, made.left_out) == (4, 0)
+    assert rows(run)["3"]["attempts"] == 2
+
+
+def test_units_that_are_not_done_are_left_to_a_plain_run(run) -> None:
+    gone = sorted(commit.committed(run.output.path))[0]
+    Path(run.output.path, "units", f"{gone}.parquet").unlink()
+    Task.mended = True
+    made = again(run)
+    assert (made.tried, made.waiting) == (2, 1)
+    assert "1 unit is not done yet" in made.describe()
+    assert len(rows(run)) == 20
+
+
+def test_nothing_to_retry_and_no_run(run, tmp_path, config) -> None:
+    Task.mended = True
+    again(run, everything=True)
+    assert "cannot be read as they stand" in again(run).describe()
+    with pytest.raises(ConfigError, match="no run here"):
+        again(config(str(tmp_path / "a.jsonl"), "nowhere"))
+
+
+@pytest.mark.parametrize("units_done", [0, 1])
+def test_a_retry_that_is_cut_off_in_decoding_goes_on(run, in_process, units_done) -> None:
+    Task.mended = True
+    before = rows(run)
+    in_process(units_done)
+    with pytest.raises(RunError, match="cut off"):
+        again(run)
+    assert rows(run) == before
+    in_process(None)
+    asked = len(Task.asked)
+    made = again(run)
+    assert (made.number, made.ok) == (1, 3)
+    assert asked == units_done  # the first unit has one failed document, and it was not asked twice
+    assert len(Task.asked) == 3
+
+
+def test_a_retry_that_is_cut_off_between_two_objects_goes_on(run, monkeypatch) -> None:
+    Task.mended = True
+    real, calls = storage.put_if, []
+
+    def crash(path: str, data: bytes, version: str) -> bool:
+        if path.endswith(".parquet"):
+            calls.append(path)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+        return real(path, data, version)
+
+    monkeypatch.setattr(retry, "_THREADS", 1)
+    monkeypatch.setattr(storage, "put_if", crash)
+    with pytest.raises(KeyboardInterrupt):
+        again(run)
+    assert len(rows(run)) == 30
+    assert sum(row["status"] != "ok" for row in rows(run).values()) in (2, 3)
+    made = again(run)
+    assert (made.number, made.ok) == (1, 3)
+    assert {row["attempts"] for row in rows(run).values() if row["answer"] == "MENDED"} == {2}  # added once
+    assert verify(run.output.path, run).well
+
+
+def test_what_somebody_else_changes_at_the_same_moment_is_kept(run, monkeypatch) -> None:
+    Task.mended = True
+    real, calls = commit.read_table, []
+
+    def interfere(output: str, unit: str, columns: Any = None, path: str | None = None) -> Any:
+        found = real(output, unit, columns, path)
+        if columns is None and path is not None and not calls:  # a whole object, just before it is replaced
+            calls.append(path)
+            table = found[1]
+            answers = [f"{answer} of theirs" if answer else answer for answer in table["answer"].to_pylist()]
+            at = table.schema.get_field_index("answer")
+            changed = table.set_column(at, table.schema.field(at), pa.array(answers, pa.string()))
+            assert commit.replace_rows(path, changed, found[0], storage.version(path))
+        return found
+
+    monkeypatch.setattr(commit, "read_table", interfere)
+    assert again(run).ok == 3
+    assert len(calls) == 1
+    found = rows(run)
+    assert sum(str(row["answer"]).endswith("of theirs") for row in found.values()) in (8, 9)
+    assert [found[id]["answer"] for id in ("4", "12", "13")] == ["MENDED"] * 3
+
+
+def test_started_twice_one_says_so(run) -> None:
+    first = Session(storage.join(run.output.path, "retries"))
+    with pytest.raises(RunError, match=f"session {first.id} has been at work"):
+        again(run)
+    first.end("complete")
+    assert again(run).tried == 3
+
+
+def test_readers_see_every_document_exactly_once_at_each_instant(run) -> None:
+    Task.mended = True
+    stop, seen = threading.Event(), []
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.append(len(rows(run)))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    again(run)
+    stop.set()
+    reader.join()
+    assert set(seen) == {30}
+    assert len(seen) > 2
+
+
+def table(*documents: tuple[int, str, int]) -> pa.Table:
+    """Rows (row, status, attempts) of one source; the answer tells where a row comes from."""
+    return pa.table(
+        {
+            "source": ["a"] * len(documents),
+            "row": [row for row, _, _ in documents],
+            "status": [status for _, status, _ in documents],
+            "attempts": pa.array([attempts for _, _, attempts in documents], pa.int32()),
+            "answer": [f"{row}/{status}/{attempts}" for row, status, attempts in documents],
+        }
+    )
+
+
+def test_documents_of_several_rows_are_replaced_whole_unless_more_of_them_failed() -> None:
+    old = table((1, "ok", 1), (2, "ok", 1), (2, "error", 1), (3, "error", 1), (3, "ok", 1), (4, "ok", 1))
+    fresh = table((2, "ok", 2), (2, "ok", 2), (2, "ok", 2), (3, "error", 1), (3, "error", 1))
+    found = merged(old, fresh)
+    assert found["row"].to_pylist() == [1, 2, 2, 2, 3, 3, 4]
+    assert found["answer"].to_pylist()[1:6] == ["2/ok/2"] * 3 + ["3/error/1", "3/ok/1"]
+    assert found["attempts"].to_pylist() == [1, 3, 3, 3, 2, 2, 1]
+
+
+def test_a_subset_of_a_unit_is_a_unit(run, tmp_path) -> None:
+    unit = next(iter(planner.plan(run)))
+    some = unit.subset([1, 4])
+    assert some.id != unit.id
+    assert some.whole == unit.id
+    assert (some.rows, some.expected, unit.whole) == (2, 2, unit.id)
+    assert some != unit.subset([1, 5])
+    assert planner.Unit.from_json(some.to_json()) == some
+    assert [(d.row, d.id) for d in read_unit(some, run)] == [(1, "1"), (4, "4")]
+    writer = plan.Writer()
+    writer.add(some)
+    made = writer.finish(0, "", 0, {})
+    made.keep(str(tmp_path / "kept"))
+    assert list(plan.stored(str(tmp_path / "kept"))) == [some]
+
+
+def test_on_s3(bucket, config, connected) -> None:
+    lines = "".join(json.dumps({"id": str(i), "title": "program" if i == 7 else "a"}) + "\n" for i in range(25))
+    storage.put(f"{bucket}/in/a.jsonl", lines.encode())
+    made = config(f"{bucket}/in", unit_documents=10).model_copy(
+        update={"output": OutputConfig(path=f"{bucket}/out"), "storage": StorageConfig(endpoint_url=connected.url)}
+    )
+    driver.run_extract(made, build=build)
+    Task.mended = True
+    assert again(made).ok == 1
+    assert verify(made.output.path, made).well
+    assert rows(made)["7"]["answer"] == "MENDED"
