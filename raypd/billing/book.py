@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,9 @@ from raypd import storage
 from raypd.billing import bill as billing
 from raypd.billing import energy
 from raypd.billing.bill import Node, Seconds, Worker
-from raypd.billing.meter import COUNTS, Report, zero
+from raypd.billing.meter import COUNTS, Report, coarser, zero
+from raypd.run import layout
+from raypd.run.records import UnitSummary
 
 CURRENCY = "USD"
 _MOST_POINTS = 2000  # of the series
@@ -25,7 +28,7 @@ _STALE_SECONDS = 60.0  # a file that is not final and so old has lost its sessio
 
 
 def folder(output: str) -> str:
-    return storage.join(output, "ledger")
+    return storage.join(output, layout.LEDGER)
 
 
 def path(output: str, session: str) -> str:
@@ -183,8 +186,6 @@ class Book:
         worker, report = self.workers[name], self.reports[name]
         spans = worker.spans
         while len(spans) > max(8, _MOST_SPANS // len(self.workers)):
-            from raypd.billing.meter import coarser
-
             spans = coarser(spans)
         ended = worker.left(self.until, self.final)
         spans = _until(spans, worker, ended)
@@ -301,11 +302,11 @@ def settled(tree: dict[str, Any], now: float) -> dict[str, Any]:
     return {**book.tree(book.until), "energy": tree["energy"]}
 
 
-def reconcile(tree: dict[str, Any], units: Iterable[Any]) -> bool:
+def reconcile(tree: dict[str, Any], units: Iterable[UnitSummary]) -> bool:
     """Brings the documents and tokens of a closed bill up to those of the session's committed units; whether it had to.
 
     A worker that dies between a commit and its report leaves the bill without that unit's counts. units: summaries
-    (commit.UnitSummary); those of a raypd that did not count by category leave the bill as it is.
+    (UnitSummary); those of a raypd that did not count by category leave the bill as it is.
     """
     units = list(units)
     if not all(unit.categories for unit in units if unit.documents):
@@ -332,6 +333,18 @@ def reconcile(tree: dict[str, Any], units: Iterable[Any]) -> bool:
         method = next(iter(tree["methods"]), "")
         tree["methods"] = billing.shared_out(total, {method: _whole(whole)}) if method else {}
     return True
+
+
+def of_run(output: str, units: Iterable[UnitSummary]) -> dict[str, Any] | None:
+    """The bills of all sessions, summed; their documents and tokens are those that the committed objects hold."""
+    own: dict[str, list[UnitSummary]] = {}
+    for unit in units:
+        own.setdefault(unit.session, []).append(unit)
+    found = bills(output, time.time())
+    for tree in found:
+        if tree["final"] and reconcile(tree, own.get(tree["session"], [])):
+            write(output, tree)
+    return summed(found)
 
 
 def spent(output: str, but: str | None = None) -> float:

@@ -6,9 +6,7 @@ So a report that is lost, comes twice or comes late does no harm: the one with t
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import threading
 import time
 import uuid
@@ -18,11 +16,8 @@ from typing import Any
 
 from raypd.billing.bill import Seconds, Spans
 
-REPORT_SECONDS = 2.0
 _JOIN_SECONDS = 0.05  # a pause between two steps that is shorter belongs to them
 _MOST_SPANS = 120  # of one worker
-_REPORTED_SECONDS = 5.0
-_MOST_PENDING = 4  # reports on their way: the ledger is away, and the next one will say it all
 COUNTS = ("documents", "prefill_tokens", "shared_tokens", "decode_tokens")
 
 
@@ -280,38 +275,3 @@ def coarser(spans: Spans) -> Spans:
         longer = max(first, second, key=lambda span: span[1] - span[0])
         halves.append((first[0], second[1], longer[2], longer[3]))
     return halves
-
-
-class Reporter:
-    """A thread that tells the ledger, every two seconds and when it is asked to; a ledger that is away is no harm."""
-
-    def __init__(self, meter: Meter, ledger: Any) -> None:
-        self._meter, self._ledger = meter, ledger
-        self._pending: list[Any] = []
-        self._sending = threading.Lock()
-        threading.Thread(target=self._run, name="ledger", daemon=True).start()
-
-    def now(self) -> None:
-        """Sends a report at once and waits until the ledger has it, so that no bill is closed before; 5 s at most."""
-        import ray
-
-        self._send(always=True)
-        with self._sending, contextlib.suppress(Exception):  # the worker's work is worth more than its bill
-            ray.wait(self._pending, num_returns=len(self._pending), timeout=_REPORTED_SECONDS)
-
-    def _run(self) -> None:
-        while True:
-            self._send(always=False)
-            time.sleep(REPORT_SECONDS)
-
-    def _send(self, always: bool) -> None:
-        import ray
-
-        try:
-            with self._sending:
-                if self._pending:
-                    _, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=0)
-                if always or len(self._pending) < _MOST_PENDING:
-                    self._pending.append(self._ledger.report.remote(self._meter.report()))
-        except Exception as error:  # the worker's work is worth more than its bill
-            print(f"raypd: no report to the ledger: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

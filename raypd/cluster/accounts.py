@@ -12,7 +12,7 @@ from raypd.billing.budget import BudgetReached, Hand, Need, Pace
 from raypd.cluster import ledger_actor
 from raypd.cluster.ledger_actor import Standing
 from raypd.config import RunConfig
-from raypd.dataset.planner import Unit
+from raypd.run.unit import Unit
 
 if TYPE_CHECKING:
     from raypd.cluster.ray_session import Share

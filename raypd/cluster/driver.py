@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypd import storage
+from raypd.billing import book
 from raypd.billing.budget import BudgetReached
 from raypd.cluster import progress, ray_session
 from raypd.config import RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.plan import Plan, take_apart
-from raypd.dataset.unit import Unit
 from raypd.errors import ConfigError, RunError
 from raypd.run import lease, manifest
 from raypd.run.manifest import Manifest, Unreadable
+from raypd.run.unit import Unit
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster.accounts import Accounts
@@ -111,13 +112,18 @@ def run_extract(
 def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> Manifest:
     """Writes the manifest.
 
-    Raises RunError where units could not be read and input.on_damaged is fail, and where nothing at all could be read:
-    what stands in the way then is more than damage (a right that was taken away, a mount that is empty).
+    Raises RunError when an object is damaged or of another configuration, where units could not be read and
+    input.on_damaged is fail, and where nothing at all could be read: what stands in the way then is more than damage
+    (a right that was taken away, a mount that is empty).
     """
     unreadable = unreadable or Unreadable()
     for unit in planned.damaged():
         unreadable.add(unit, unit.damaged or "")
-    result = manifest.make(config, output, planned, unreadable)
+    units = writer.summaries(output)
+    for done in units:
+        if done.fingerprint != config.fingerprint():
+            raise RunError(f"{output}: unit {done.unit} is of another configuration, {done.fingerprint}")
+    result = manifest.make(config, output, planned.units, units, unreadable, book.of_run(output, units))
     path = manifest.write(result)
     if unreadable.units and not result.documents:
         raise RunError(

@@ -23,10 +23,10 @@ from raypd.cluster.nodes import Nodes, is_alive
 from raypd.cluster.shares import Progress
 from raypd.cluster.work_stealing import Lending
 from raypd.config import ClusterConfig
-from raypd.dataset.planner import Unit
 from raypd.errors import RunError
 from raypd.run import retry_policy
 from raypd.run.retry_policy import Attempt
+from raypd.run.unit import Unit
 
 if TYPE_CHECKING:
     from raypd.cluster.ray_session import Share

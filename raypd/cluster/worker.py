@@ -16,11 +16,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from raypd import storage
 from raypd.billing import energy
-from raypd.billing.meter import Meter, Reporter
+from raypd.billing.meter import Meter
 from raypd.billing.meter import Unit as Spent
 from raypd.cluster import shares
 from raypd.cluster.parts import Parts, build
@@ -28,13 +28,17 @@ from raypd.cluster.request_queue import EngineBroken, Feeder, HandedBack, Job, r
 from raypd.cluster.shares import Answer, Groups, Progress
 from raypd.config import RunConfig
 from raypd.dataset import writer
-from raypd.dataset.planner import Unit
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, UserError
-from raypd.run import retry_policy
+from raypd.run import layout, retry_policy
+from raypd.run.records import UnitSummary
 from raypd.run.retry_policy import Attempt
+from raypd.run.unit import Unit
 from raypd.tasks.base import Document, Record
 from raypd.tasks.documents import billed_as
+
+if TYPE_CHECKING:
+    from raypd.cluster.reporter import Reporter
 
 __all__ = ["DecodeWorker", "EngineBroken", "HandedBack", "Order", "Parts", "build"]
 
@@ -65,10 +69,14 @@ class DecodeWorker:
         self._fingerprint = order.config.fingerprint()
         self._unfit: str | None = None  # why this worker cannot work at all
         self.meter = Meter(_node(), order.config.decoding.method, order.gpus, power=energy.meter(order.gpus))
-        self._reporter = Reporter(self.meter, order.ledger) if order.ledger is not None else None
+        self._reporter: Reporter | None = None
+        if order.ledger is not None:
+            from raypd.cluster.reporter import Reporter
+
+            self._reporter = Reporter(self.meter, order.ledger)
         try:
             storage.configure(order.config.storage)
-            if not storage.exists(storage.join(order.output, "run.json")):
+            if not storage.exists(storage.join(order.output, layout.RUN)):
                 raise UserError(
                     f"{order.output}: a worker does not see the output folder; give output.path on storage that all "
                     "nodes of the cluster share"
@@ -160,7 +168,7 @@ class DecodeWorker:
 
     # ------------------------------------------------------------------------------------------------------ one unit
 
-    def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> writer.UnitSummary:
+    def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> UnitSummary:
         """Reads, decodes and commits one unit; what it holds when it is committed already.
 
         Raises InputError when the unit cannot be read, OSError when it cannot be written, EngineBroken, HandedBack.
@@ -182,7 +190,7 @@ class DecodeWorker:
             if self._reporter is not None:
                 self._reporter.now()
 
-    def _run_job(self, unit: Unit, attempt: Attempt, job: Job) -> writer.UnitSummary:
+    def _run_job(self, unit: Unit, attempt: Attempt, job: Job) -> UnitSummary:
         began, partition = time.time(), self.config.output.partition
         if writer.is_committed(self.order.output, unit.id, partition):
             return writer.read_summary(self.order.output, unit.id)
@@ -196,7 +204,7 @@ class DecodeWorker:
         whole = _together(job, spent)
         table = writer.make_table(documents, whole.records, self._schema, attempt.number)
         ok, failed = writer.count_documents(table)
-        summary = writer.UnitSummary(
+        summary = UnitSummary(
             unit=unit.id,
             fingerprint=self._fingerprint,
             session=self.order.session,

@@ -11,15 +11,17 @@ import json
 import tempfile
 import uuid
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd import storage
-from raypd.dataset.unit import Part, Unit, make_unit
 from raypd.errors import RunError
+from raypd.run import layout
+from raypd.run.records import PlanTotals
+from raypd.run.unit import Part, Unit, make_unit
 
 _CHUNK_PARTS = 20_000  # parts of a chunk: some tens of megabytes while it is made or read
 _BATCH_UNITS = 64
@@ -53,34 +55,10 @@ _SCHEMA = pa.schema(
 )
 
 
-@dataclass
-class Totals:
-    """What plan.json tells.
-
-    documents: of the units that can be read, counted where `exact`, else partly estimated. bytes: stored ones.
-    damaged: units that cannot be read (each is one object), and their bytes. listing: digest of the objects' names,
-    sizes and versions. alone: how many objects share no unit because one of their unit could not be read. cut: the
-    keys of the configuration that decide how objects are cut.
-    """
-
-    id: str
-    units: int = 0
-    documents: int = 0
-    bytes: int = 0
-    exact: bool = True
-    objects: int = 0
-    damaged: int = 0
-    damaged_bytes: int = 0
-    chunks: int = 0
-    listing: str = ""
-    alone: int = 0
-    cut: dict[str, Any] = field(default_factory=dict)
-
-
 class Plan:
     """Iterates over its units in the order of the input; `units`, `documents`, `bytes` leave damaged ones out."""
 
-    def __init__(self, totals: Totals, folder: str, spool: tempfile.TemporaryDirectory[str] | None = None) -> None:
+    def __init__(self, totals: PlanTotals, folder: str, spool: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.totals = totals
         self._folder = folder  # of the chunks
         self._spool = spool  # the local folder that goes with this object
@@ -139,7 +117,7 @@ class Plan:
         if self._spool is None:
             return
         before = stored(output)
-        folder = storage.join(output, "plan", self.totals.id)
+        folder = storage.join(output, layout.PLAN, self.totals.id)
         for number in range(self.totals.chunks):
             storage.put(_chunk(folder, number), storage.read(_chunk(self._folder, number)))
         head = asdict(self.totals)
@@ -153,12 +131,12 @@ class Plan:
 def stored(output: str) -> Plan | None:
     """The plan that a session before has stored in a run's folder; None where there is none that can be read."""
     try:
-        totals = Totals(**json.loads(storage.read(_head(output))))
+        totals = PlanTotals(**json.loads(storage.read(_head(output))))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
         return None  # of another version of raypd, or torn: it is made again
-    return Plan(totals, storage.join(output, "plan", totals.id))
+    return Plan(totals, storage.join(output, layout.PLAN, totals.id))
 
 
 def alone(output: str) -> set[str]:
@@ -178,11 +156,11 @@ def take_apart(output: str, taken: Iterable[Unit], fingerprint: str) -> list[Uni
 
 
 def _alone(output: str) -> str:
-    return storage.join(output, "plan", "alone.json")
+    return storage.join(output, layout.PLAN, "alone.json")
 
 
 def _head(output: str) -> str:
-    return storage.join(output, "plan", "plan.json")
+    return storage.join(output, layout.PLAN, "plan.json")
 
 
 def _chunk(folder: str, number: int) -> str:
@@ -196,7 +174,7 @@ class Writer:
         self._spool = tempfile.TemporaryDirectory(prefix="raypd-plan-")
         self._waiting: list[Unit] = []
         self._parts = 0
-        self._totals = Totals(uuid.uuid4().hex[:12])
+        self._totals = PlanTotals(uuid.uuid4().hex[:12])
 
     def add(self, unit: Unit) -> None:
         """Appends a unit."""
@@ -222,7 +200,7 @@ class Writer:
         self._waiting, self._parts = [], 0
 
     def finish(self, objects: int, listing: str, alone: int, cut: dict[str, Any]) -> Plan:
-        """The plan of all units that were added; see Totals."""
+        """The plan of all units that were added; see PlanTotals."""
         if self._waiting:
             self._flush()
         totals = replace(self._totals, objects=objects, listing=listing, alone=alone, cut=cut)

@@ -14,8 +14,8 @@ from raypd.dataset.plan import Plan, Writer, stored
 from raypd.dataset.plan import alone as stored_alone
 from raypd.dataset.refresh import Changes, Listing, digested, kept
 from raypd.dataset.split import Inspected, inspect, line_limit
-from raypd.dataset.unit import Part, Unit, make_unit
 from raypd.errors import InputError, RunError, UserError
+from raypd.run.unit import Part, Unit, make_unit
 from raypd.storage.threads import in_threads
 
 __all__ = ["Part", "Plan", "Unit", "line_limit", "plan"]

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset.jsonl import BOM, BROKEN_STREAM, Line, lines, lines_of_range, open_lines
-from raypd.dataset.planner import Part, Unit, line_limit
+from raypd.dataset.planner import line_limit
 from raypd.errors import InputError
+from raypd.run.unit import Part, Unit
 from raypd.tasks.base import Document
 
 

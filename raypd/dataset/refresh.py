@@ -15,7 +15,7 @@ from pathlib import Path
 from raypd import storage
 from raypd.dataset.listing import Found
 from raypd.dataset.plan import Plan
-from raypd.dataset.unit import Part, Unit
+from raypd.run.unit import Part, Unit
 
 _BATCH = 1000
 _EXAMPLES = 5

@@ -21,8 +21,8 @@ from raypd.config import RunConfig
 from raypd.dataset.columns import Columns, Seen
 from raypd.dataset.jsonl import BROKEN_STREAM, Line, lines, open_lines
 from raypd.dataset.listing import Found
-from raypd.dataset.unit import Part
 from raypd.errors import InputError
+from raypd.run.unit import Part
 
 HEAD_BYTES = 1 << 20  # of uncompressed JSONL, from which lines are counted and columns seen
 _SAMPLED_LINES = 100  # in which columns are looked for

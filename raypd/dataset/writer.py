@@ -7,7 +7,8 @@ import errno
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,6 +16,8 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.errors import ConfigError, Damaged, RunError
+from raypd.run import layout
+from raypd.run.records import UnitSummary
 
 if TYPE_CHECKING:  # tasks and torch behind them take seconds to import, which the command line need not wait for
     from raypd.tasks.base import Document, Record
@@ -31,30 +34,8 @@ _OWN = [
 ]
 
 
-@dataclass
-class UnitSummary:
-    """What a committed unit holds and cost; it stands in the metadata of its object."""
-
-    unit: str
-    fingerprint: str
-    session: str
-    source: str
-    start: int
-    documents: int
-    ok: int
-    failed: int
-    seconds: float
-    committed_at: float = 0.0
-    counts: dict[str, int] = field(default_factory=dict)
-    worker: str = ""  # who did it, as the ledger names it
-    began: float = 0.0
-    busy_seconds: float = 0.0  # of the engine, for this unit
-    categories: dict[str, dict[str, float]] = field(default_factory=dict)  # documents, tokens and seconds of each
-    retries: int = 0  # number of the last retry whose rows are among its rows; 0: none
-
-
 def units_folder(output: str) -> str:
-    return storage.join(output, "units")
+    return storage.join(output, layout.UNITS)
 
 
 def unit_path(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> str:
@@ -158,6 +139,16 @@ def objects(output: str) -> Iterator[tuple[str, str]]:
         name = item.name.rpartition("/")[2]
         if name.endswith(".parquet") and not name.startswith((".", "_")):
             yield name.removesuffix(".parquet"), item.path
+
+
+def summaries(output: str) -> list[UnitSummary]:
+    """What the committed units hold, in the order of their ids, read from their objects.
+
+    Raises RunError when one is damaged.
+    """
+    found = sorted(objects(output))
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(lambda item: read_summary(output, *item), found))
 
 
 def committed(output: str) -> set[str]:

@@ -11,13 +11,14 @@ from typing import Any
 from raypd import storage
 from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
+from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.estimate import sampling
 from raypd.estimate.estimate_options import Options
 from raypd.estimate.estimate_result import Estimate
 from raypd.estimate.estimation import Mean, Speed, ratio
 from raypd.estimate.machines import assemble, gpu_kind
-from raypd.run import manifest
+from raypd.run import layout
 
 
 def estimate_from(config: RunConfig, options: Options) -> Estimate:
@@ -28,7 +29,7 @@ def estimate_from(config: RunConfig, options: Options) -> Estimate:
     assert options.run is not None
     run = storage.absolute(options.run)
     theirs = _configuration(run)
-    units = manifest.totals(run)
+    units = writer.summaries(run)
     ledgers = _ledgers(run)
     if not units:
         raise ConfigError(f"--from {run}: no unit is committed there yet")
@@ -63,7 +64,7 @@ def estimate_from(config: RunConfig, options: Options) -> Estimate:
 
 def _configuration(run: str) -> dict[str, Any]:
     try:
-        tree = json.loads(storage.read(storage.join(run, "run.json")))
+        tree = json.loads(storage.read(storage.join(run, layout.RUN)))
         return dict(tree["config"])
     except FileNotFoundError:
         raise ConfigError(f"--from {run}: no run of raypd (it has no run.json)") from None
@@ -72,7 +73,7 @@ def _configuration(run: str) -> dict[str, Any]:
 
 
 def _ledgers(run: str) -> list[dict[str, Any]]:
-    folder = storage.join(run, "ledger")
+    folder = storage.join(run, layout.LEDGER)
     return [json.loads(storage.read(storage.join(folder, n))) for n in storage.names(folder) if n.endswith(".json")]
 
 

@@ -13,8 +13,7 @@ from raypd.config import RunConfig
 from raypd.errors import RunError
 from raypd.estimate import estimation
 from raypd.estimate.estimation import Bill, Machines, Mean, Speed
-
-FILE = "estimate.json"  # in the run's folder
+from raypd.run import layout
 
 
 @dataclass
@@ -98,14 +97,14 @@ def write(result: Estimate, config: RunConfig) -> str | None:
 
     output = output_folder(config)
     try:
-        theirs = json.loads(storage.read(storage.join(output, "run.json"))).get("fingerprint")
+        theirs = json.loads(storage.read(storage.join(output, layout.RUN))).get("fingerprint")
     except FileNotFoundError:
         theirs = None
     except (ValueError, AttributeError):
         return None
     if theirs not in (None, config.fingerprint()):
         return None
-    path = storage.join(output, FILE)
+    path = storage.join(output, layout.ESTIMATE)
     try:
         storage.put(path, (json.dumps(result.tree(), indent=2, allow_nan=False) + "\n").encode())
     except OSError as error:

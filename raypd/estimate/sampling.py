@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raypd.config import ExtractionConfig, QuestionAnsweringConfig, RunConfig
-from raypd.dataset.unit import Unit
 from raypd.errors import InputError
 from raypd.estimate.estimation import Mean, ratio
+from raypd.run.unit import Unit
 
 if TYPE_CHECKING:
     from raypd.dataset.plan import Plan

@@ -22,20 +22,19 @@ from raypd.cluster import driver
 from raypd.config import ExtractionConfig, OutputConfig, RunConfig
 from raypd.dataset import planner
 from raypd.dataset.plan import Plan, Writer
-from raypd.dataset.planner import Unit
 from raypd.errors import ConfigError, RunError
 from raypd.nightly import changes, schema_change, table
 from raypd.nightly.changes import Input
 from raypd.nightly.schema_change import Change
-from raypd.run import manifest
+from raypd.run import layout, manifest
 from raypd.run.lease import Session, held
 from raypd.run.manifest import Unreadable
+from raypd.run.unit import Unit
 from raypd.verify.scratch import Scratch
+from raypd.verify.table_object import path_of
 
 if TYPE_CHECKING:
     from raypd.cluster.parts import Build
-
-_STATE = "state.json"
 
 
 @dataclass
@@ -62,7 +61,7 @@ class Night:
 
     def describe(self) -> str:
         """In words, for the user."""
-        where = storage.join(self.root, "current", "files.txt")
+        where = storage.join(self.root, layout.CURRENT, "files.txt")
         left_out = (
             f"{_objects(self.damaged.units)} of the input cannot be read; all that can is done:\n{self.damaged.shown()}"
             if self.damaged.units
@@ -103,7 +102,7 @@ def run_night(
     """
     storage.configure(config.storage)
     root = driver.output_folder(config)
-    if storage.exists(storage.join(root, "run.json")):
+    if storage.exists(storage.join(root, layout.RUN)):
         raise ConfigError(f"output.path {root}: holds an ordinary run; give nightly runs a folder of their own")
     with held(root, driver.say) as own, Scratch() as scratch:
         night = _Run(config, root, own, scratch, full, retry_errors, verbose, build).do()
@@ -119,7 +118,7 @@ class _State:
     """The last good night, as state.json has it; `version` is what a new one replaces."""
 
     def __init__(self, root: str) -> None:
-        self.path = storage.join(root, _STATE)
+        self.path = storage.join(root, layout.STATE)
         self.version: str | None = None
         self.record: dict[str, Any] = {}
         try:
@@ -234,7 +233,7 @@ class _Run:
         """Tonight's name: of the night with the same work that was cut off, else the date, with a number if need be."""
         mine: dict[str, Any] = {"digest": digest, "after": self.state.night, "fingerprint": self.config.fingerprint()}
         mine |= {"full": self.full, "retry_errors": self.retry_errors}
-        nights = storage.folders(storage.join(self.root, "nights"))
+        nights = storage.folders(storage.join(self.root, layout.NIGHTS))
         for name in sorted(nights, reverse=True)[:10]:
             if name != self.state.night and self._note(name) == mine:
                 driver.say(f"going on with the night {name}, which was cut off")
@@ -258,7 +257,7 @@ class _Run:
         return found
 
     def _at(self, night: str, *parts: str) -> str:
-        return storage.join(self.root, "nights", night, *parts)
+        return storage.join(self.root, layout.NIGHTS, night, *parts)
 
     # ------------------------------------------------------------------------------------------------------ extraction
 
@@ -285,7 +284,7 @@ class _Run:
         condition: str,
     ) -> int:
         """One run over the documents of a condition; how many they are."""
-        path = table.path_of(self.root, folder)
+        path = path_of(self.root, folder)
         writer = Writer()
         keys: dict[str, str] = {}
         documents = 0
@@ -312,7 +311,7 @@ class _Run:
         table.settle(scratch, folder, again)
         table.compose(scratch, self.root, self.config, self.change)
         index = changes.write_index(scratch, table.index_query(again), self.root, f"{folder}/index")
-        files = [table.path_of(self.root, file) for file in table.files_of(scratch)]
+        files = [path_of(self.root, file) for file in table.files_of(scratch)]
         (night.failed,) = (int(n) for n in scratch.one("SELECT count(*) FROM final WHERE winner AND NOT ok"))
         storage.put(self._at(night.name, "files.txt"), _listed(files))
         self._check_held()
@@ -338,7 +337,7 @@ class _Run:
         """Makes the readers' list that of the last good night, also where a night was cut off in between."""
         if self.state.night is None:
             return
-        path = storage.join(self.root, "current", "files.txt")
+        path = storage.join(self.root, layout.CURRENT, "files.txt")
         wanted = storage.read(self._at(self.state.night, "files.txt"))
         if not storage.exists(path) or storage.read(path) != wanted:
             storage.put(path, wanted)

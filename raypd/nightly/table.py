@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.config import ExtractionConfig, RunConfig
-from raypd.errors import Damaged, RunError
+from raypd.errors import RunError
 from raypd.nightly import schema_change
 from raypd.nightly.schema_change import Change
 from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch
+from raypd.verify.table_object import path_of, read_object
 
 ANSWERED = pa.schema(
     [
@@ -32,22 +33,6 @@ ANSWERED = pa.schema(
     ]
 )
 _THREADS = 8
-
-
-def path_of(root: str, file: str) -> str:
-    """The path of an object that is named below the nightly root."""
-    return storage.join(root, *file.split("/"))
-
-
-def read_object(path: str, columns: list[str] | None = None) -> pa.Table:
-    """The rows of an object. Raises Damaged when it is damaged or gone, storage.Unavailable."""
-    try:
-        with storage.open_file(path) as file:
-            return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
-    except (pa.ArrowException, OSError) as error:
-        if outage := storage.outage(error, path):
-            raise outage from None
-        raise Damaged(f"{path}: a part of the table cannot be read: {error}; --full makes everything anew") from None
 
 
 def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[str, str]]) -> None:

@@ -7,12 +7,14 @@ import pyarrow as pa
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import planner
-from raypd.dataset.planner import Unit
 from raypd.dataset.reader import read_unit
 from raypd.errors import Damaged, InputError
-from raypd.nightly import changes, table
+from raypd.nightly import changes
+from raypd.run import layout
+from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch
+from raypd.verify.table_object import read_object
 from raypd.verify.verification import EXAMPLES, Finding, Verification
 
 _INPUT = pa.schema([("id", pa.string()), ("source", pa.string()), ("row", pa.int64())])
@@ -29,7 +31,7 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
     that cannot be read now. Changes nothing.
     """
     result = Verification(root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
-    files = storage.read(storage.join(root, "current", "files.txt")).decode().splitlines()
+    files = storage.read(storage.join(root, layout.CURRENT, "files.txt")).decode().splitlines()
     result.objects = len(files)
     with Scratch() as scratch:
         _read_input(result, scratch, config, threads)
@@ -78,7 +80,7 @@ def _read_table(result: Verification, scratch: Scratch, files: list[str], thread
 
     def read(path: str) -> str | None:
         try:
-            rows = table.read_object(path)
+            rows = read_object(path)
         except Damaged as error:
             return str(error)
         ok = [status == "ok" for status in rows["status"].to_pylist()]

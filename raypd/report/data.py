@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.estimate.estimate_result import FILE as ESTIMATE
 from raypd.report.forecast import Forecast, forecast_of
 from raypd.report.ledger import Bill, read_bill
 from raypd.report.sample import Sample, read_sample
 from raypd.report.secrets import redact
 from raypd.report.text import clean
+from raypd.run import layout
 from raypd.run.load import NoRun, load_record
 
 READ_UNITS = 20_000  # more units than this are read in part, evenly spread, and their figures scaled up
@@ -209,7 +209,7 @@ def _only_estimated(root: str) -> Run | None:
 
 def read_forecast(root: str) -> tuple[Forecast | None, list[str]]:
     """(the estimate in a run's folder or None, its path if it is there and cannot be read)."""
-    path = storage.join(root, ESTIMATE)
+    path = storage.join(root, layout.ESTIMATE)
     try:
         return forecast_of(json.loads(storage.read(path))), []
     except (FileNotFoundError, NotADirectoryError):
@@ -260,7 +260,7 @@ def state_of(sessions: list[Session], committed: int, planned: int | None) -> st
 
 def unit_objects(root: str) -> list[storage.Object]:
     """The objects of the committed units, in the order of their names."""
-    return [o for o in storage.walk(storage.join(root, "units")) if o.name.endswith(".parquet")]
+    return [o for o in storage.walk(storage.join(root, layout.UNITS)) if o.name.endswith(".parquet")]
 
 
 def read_units(root: str) -> Units:
@@ -317,7 +317,7 @@ def unit_of(summary: dict[str, Any], path: str) -> Unit:
 
 def session_trees(root: str) -> list[dict[str, Any]]:
     """The files of the sessions, oldest first; a torn one is left out."""
-    folder = storage.join(root, "sessions")
+    folder = storage.join(root, layout.SESSIONS)
     trees = []
     for name in storage.names(folder):
         try:
@@ -373,7 +373,7 @@ def read_plan(root: str) -> Plan | None:
         return Plan(
             int(tree["units"]), int(documents) if documents is not None else None, bool(tree.get("exact", True))
         )
-    manifest = read_json(root, "manifest.json")
+    manifest = read_json(root, layout.MANIFEST)
     if manifest is None or manifest.get("units_planned") is None:
         return None
     done = manifest.get("units") == manifest["units_planned"]
@@ -381,7 +381,7 @@ def read_plan(root: str) -> Plan | None:
 
 
 def _failures(root: str) -> list[Failure]:
-    folder = storage.join(root, "failures")
+    folder = storage.join(root, layout.FAILURES)
     found = []
     for name in storage.names(folder)[:_FAILURES]:
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raypd import storage
+from raypd.run import layout
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def read_bill(root: str) -> Bill | None:
     """
     torn: list[str] = []
     bill = add_up(_files(root, torn), torn)
-    folder = storage.join(root, "retries")
+    folder = storage.join(root, layout.RETRIES)
     for number in storage.folders(folder):
         for tree in _files(storage.join(folder, number), torn):
             _add_retry(bill, tree)
@@ -109,7 +110,7 @@ def read_bill(root: str) -> Bill | None:
 
 def _files(root: str, torn: list[str]) -> list[dict[str, Any]]:
     """The bills of a run's sessions; paths of those that cannot be read go to `torn`."""
-    folder = storage.join(root, "ledger")
+    folder = storage.join(root, layout.LEDGER)
     trees = []
     for name in storage.names(folder):
         if not name.endswith(".json"):

@@ -22,6 +22,7 @@ from typing import Any
 
 from raypd import storage
 from raypd.errors import RunError
+from raypd.run import layout
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 45.0  # without a beat: the holder is dead
@@ -40,8 +41,8 @@ class Session:
         self.took_over = False  # from a session that had died
         self.lost: str | None = None  # why this session does not hold the run any more
         self._output, self._say = output, say
-        self._holder = storage.join(output, "holder.json")
-        self._path = storage.join(output, "sessions", f"{self.id}.json")
+        self._holder = storage.join(output, layout.LEASE)
+        self._path = storage.join(output, layout.SESSIONS, f"{self.id}.json")
         self._clock = time.monotonic()
         self._beats = 0
         self._ended = threading.Event()

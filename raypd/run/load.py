@@ -12,7 +12,7 @@ from raypd import storage
 from raypd.config import RunConfig, StorageConfig
 from raypd.config.load import make_config
 from raypd.errors import ConfigError
-from raypd.estimate.estimate_result import FILE as ESTIMATE
+from raypd.run import layout
 
 
 class NoRun(ConfigError):
@@ -21,7 +21,7 @@ class NoRun(ConfigError):
 
 def is_nightly(output: str) -> bool:
     """Whether a folder holds nights (`raypd nightly`), and at least one good one."""
-    return not storage.exists(storage.join(output, "run.json")) and storage.exists(storage.join(output, "state.json"))
+    return not storage.exists(storage.join(output, layout.RUN)) and storage.exists(storage.join(output, layout.STATE))
 
 
 def load_record(output: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -31,11 +31,11 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """
     own = [o.removeprefix("storage.").split("=", 1) for o in overrides if o.startswith("storage.") and "=" in o]
     keys = {key: yaml.safe_load(value) for key, value in own}
-    path = storage.join(output, "run.json")
+    path = storage.join(output, layout.RUN)
     try:
         storage.configure(StorageConfig.model_validate(keys))
         if is_nightly(output):
-            path = storage.join(output, "state.json")
+            path = storage.join(output, layout.STATE)
         record = json.loads(storage.read(path))
         if not isinstance(record["config"], dict) or not isinstance(record["fingerprint"], str):
             raise ValueError("it has no configuration and fingerprint")
@@ -52,7 +52,7 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _no_run(output: str) -> str:
-    if storage.exists(storage.join(output, ESTIMATE)):
+    if storage.exists(storage.join(output, layout.ESTIMATE)):
         return f"{output}: no run here yet, only an estimate: start the run, or `raypd report {output}` shows it"
     return f"{output}: no run here (it has no run.json); give the output.path of a run"
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import platform
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,12 +18,11 @@ from typing import Any
 
 import raypd
 from raypd import storage
-from raypd.billing import book
 from raypd.config import RunConfig
-from raypd.dataset import writer
-from raypd.dataset.plan import Plan
-from raypd.dataset.unit import Unit
-from raypd.errors import ConfigError, RunError
+from raypd.errors import ConfigError
+from raypd.run import layout
+from raypd.run.records import UnitSummary
+from raypd.run.unit import Unit
 
 _UNREADABLE_LISTED = 100
 _UNREADABLE_SHOWN = 10
@@ -106,7 +105,7 @@ def claim(config: RunConfig, output: str) -> None:
 
     Raises ConfigError when it belongs to another configuration, or cannot be written.
     """
-    path = storage.join(output, "run.json")
+    path = storage.join(output, layout.RUN)
     mine: dict[str, Any] = {"fingerprint": config.fingerprint(), "created": _iso(time.time()), "versions": versions()}
     mine["config"] = recorded(config)
     check(config, output)
@@ -133,14 +132,14 @@ def recorded(config: RunConfig) -> dict[str, Any]:
 
 def check(config: RunConfig, output: str) -> None:
     """Raises ConfigError when the output folder belongs to another configuration."""
-    path = storage.join(output, "run.json")
+    path = storage.join(output, layout.RUN)
     try:
         if storage.exists(output) and not storage.is_folder(output):
             raise ConfigError(f"output.path {output}: is a file; give a folder")
         theirs = json.loads(storage.read(path))
         found = theirs["fingerprint"]
     except FileNotFoundError:
-        if next(writer.objects(output), None) is not None:
+        if next(storage.walk(storage.join(output, layout.UNITS)), None) is not None:
             raise ConfigError(f"output.path {output}: has units but no run.json; give a new output.path") from None
         return
     except storage.Unavailable:
@@ -183,29 +182,22 @@ def _differing(old: Any, new: Any, idle: set[str], at: str = "") -> list[str]:
 
 
 def _sessions(output: str) -> list[dict[str, Any]]:
-    folder = storage.join(output, "sessions")
+    folder = storage.join(output, layout.SESSIONS)
     return [json.loads(storage.read(storage.join(folder, n))) for n in storage.names(folder) if n.endswith(".json")]
 
 
 # ------------------------------------------------------------------------------------------------------------- manifest
 
 
-def totals(output: str) -> list[writer.UnitSummary]:
-    """What the committed units hold, in the order of their ids, read from their objects.
-
-    Raises RunError when one is damaged.
-    """
-    found = sorted(writer.objects(output))
-    with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(lambda item: writer.read_summary(output, *item), found))
-
-
-def make(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable) -> Manifest:
-    """Adds up what is committed. Raises RunError when an object is damaged or of another configuration."""
-    units = totals(output)
-    for unit in units:
-        if unit.fingerprint != config.fingerprint():
-            raise RunError(f"{output}: unit {unit.unit} is of another configuration, {unit.fingerprint}")
+def make(
+    config: RunConfig,
+    output: str,
+    units_planned: int,
+    units: Sequence[UnitSummary],
+    unreadable: Unreadable,
+    cost: dict[str, Any] | None,
+) -> Manifest:
+    """Adds up the committed units. cost: the bill of all sessions."""
     sessions = []
     for tree in _sessions(output):
         own = [u for u in units if u.session == tree["id"]]
@@ -230,7 +222,7 @@ def make(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable) 
         ok=sum(u.ok for u in units),
         failed=sum(u.failed for u in units),
         units=len(units),
-        units_planned=planned.units,
+        units_planned=units_planned,
         units_unreadable=unreadable.units,
         prefill_tokens=sum(u.counts.get("prefill_tokens", 0) for u in units),
         shared_tokens=sum(u.counts.get("shared_tokens", 0) for u in units),
@@ -244,24 +236,12 @@ def make(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable) 
         versions=versions(),
         config=config.model_dump(mode="json"),
         output=output,
-        cost=book.summed(_bills(output, units)),
+        cost=cost,
     )
-
-
-def _bills(output: str, units: list[writer.UnitSummary]) -> list[dict[str, Any]]:
-    """The bills of all sessions; their documents and tokens are those that the committed objects hold."""
-    own: dict[str, list[writer.UnitSummary]] = {}
-    for unit in units:
-        own.setdefault(unit.session, []).append(unit)
-    bills = book.bills(output, time.time())
-    for bill in bills:
-        if bill["final"] and book.reconcile(bill, own.get(bill["session"], [])):
-            book.write(output, bill)
-    return bills
 
 
 def write(manifest: Manifest) -> str:
     """Writes manifest.json; its path."""
-    path = storage.join(manifest.output, "manifest.json")
+    path = storage.join(manifest.output, layout.MANIFEST)
     storage.put(path, _dump(asdict(manifest)))
     return path

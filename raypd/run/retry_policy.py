@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from raypd import storage
-from raypd.dataset.planner import Unit
+from raypd.run import layout
+from raypd.run.unit import Unit
 
 _PARTS = 16  # groups that the suspect rows are divided into
 _LEAST_DEATHS = 3  # before a document is blamed: a process may be killed from outside once or twice
@@ -88,12 +89,12 @@ class Attempt:
 
 
 def _marker(output: str, unit: str) -> str:
-    return storage.join(output, "failures", f"{unit}.hand.json")
+    return storage.join(output, layout.FAILURES, f"{unit}.hand.json")
 
 
 def failure_path(output: str, unit: str) -> str:
     """Where a worker that ends itself with a unit leaves the reason."""
-    return storage.join(output, "failures", f"{unit}.txt")
+    return storage.join(output, layout.FAILURES, f"{unit}.txt")
 
 
 def mark(output: str, unit: str, rows: Sequence[int]) -> None:

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from raypd import storage
 from raypd.dataset import writer
-from raypd.nightly.table import read_object
+from raypd.run import layout
+from raypd.verify.table_object import read_object
 
 EXAMPLES = 3
 SCHEMA = pa.schema(
@@ -64,8 +65,8 @@ def letters(output: str) -> Iterator[pa.Table]:
     Of units without failures the footer alone is read. Raises RunError at an object that is damaged.
     """
     columns = ["id", "status", "error", "source", "row", "attempts"]
-    if storage.exists(storage.join(output, "state.json")):  # nights: the objects of the table, which have no summaries
-        for path in storage.read(storage.join(output, "current", "files.txt")).decode().splitlines():
+    if storage.exists(storage.join(output, layout.STATE)):  # nights: the objects of the table, which have no summaries
+        for path in storage.read(storage.join(output, layout.CURRENT, "files.txt")).decode().splitlines():
             found = of_table(read_object(path, columns), path.rpartition("/")[2].removesuffix(".parquet"))
             if len(found):
                 yield found
@@ -103,7 +104,7 @@ def summarize(output: str) -> Summary:
 
 def failed_units(output: str) -> Iterator[FailedUnit]:
     """Units whose workers died and left word, and which nobody has finished since."""
-    folder = storage.join(output, "failures")
+    folder = storage.join(output, layout.FAILURES)
     left = [name for name in storage.names(folder) if name.endswith(".txt")]
     done = writer.committed(output) if left else set()
     for name in left:

@@ -24,10 +24,10 @@ from raypd.dataset import plan as plans
 from raypd.dataset import planner as units
 from raypd.dataset import writer as commit
 from raypd.dataset.plan import Plan, Writer
-from raypd.dataset.planner import Unit
 from raypd.errors import ConfigError, RunError
-from raypd.run import manifest
+from raypd.run import layout, manifest
 from raypd.run.lease import Session, held
+from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters
 
@@ -84,10 +84,10 @@ def retry_errors(
     """
     storage.configure(config.storage)
     output = driver.output_folder(config)
-    if not storage.exists(storage.join(output, "run.json")):
+    if not storage.exists(storage.join(output, layout.RUN)):
         raise ConfigError(f"output.path {output}: no run here, so nothing to retry; run it without --retry-errors")
     manifest.check(config, output)
-    with held(storage.join(output, "retries"), driver.say) as own:
+    with held(storage.join(output, layout.RETRIES), driver.say) as own:
         result = _retry(config, output, own, everything, verbose, build)
     if result.tried:
         driver.finish(config, output, units.plan(config, output))
@@ -124,12 +124,12 @@ def _retry(
 
 
 def _folder(output: str, number: int) -> str:
-    return storage.join(output, "retries", f"{number:04d}")
+    return storage.join(output, layout.RETRIES, f"{number:04d}")
 
 
 def _number(output: str) -> tuple[int, bool]:
     """(number, whether it was begun): the retry that was cut off, or the next one."""
-    numbers = [int(name) for name in storage.folders(storage.join(output, "retries")) if name.isdigit()]
+    numbers = [int(name) for name in storage.folders(storage.join(output, layout.RETRIES)) if name.isdigit()]
     last = max(numbers, default=0)
     if last and not storage.exists(storage.join(_folder(output, last), "done.json")):
         return last, storage.exists(storage.join(_folder(output, last), "retry.json"))

@@ -17,9 +17,9 @@ from raypd import storage
 from raypd.config import ExtractionConfig, GenerationConfig, RunConfig
 from raypd.dataset import planner as units
 from raypd.dataset import writer
-from raypd.dataset.planner import Unit
 from raypd.dataset.reader import read_unit
 from raypd.errors import Damaged, InputError
+from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch
 

@@ -27,6 +27,7 @@ from raypd.billing.meter import Meter, Report, coarser, joined, zero
 from raypd.cluster import ledger_actor
 from raypd.config import RunConfig
 from raypd.dataset import writer
+from raypd.run.records import UnitSummary
 from tests.processes import LONG, end_all, ended, start, wait_for
 
 # ------------------------------------------------------------------------------------------------------------- meter
@@ -236,10 +237,10 @@ def test_a_session_that_died_is_closed_by_who_reads_it(tmp_path) -> None:
     assert book.spent(str(tmp_path), but="s") == 0
 
 
-def unit(documents: int, seconds: float = 1.0) -> writer.UnitSummary:
+def unit(documents: int, seconds: float = 1.0) -> UnitSummary:
     own = {**zero(), "documents": documents, "decode_tokens": 5 * documents, "seconds": seconds}
     tokens = {"prefill_tokens": 0, "shared_tokens": 0, "decode_tokens": 5 * documents}
-    return writer.UnitSummary("u", "f", "s", "x", 0, documents, documents, 0, 1.0, counts=tokens, categories={"a": own})
+    return UnitSummary("u", "f", "s", "x", 0, documents, documents, 0, 1.0, counts=tokens, categories={"a": own})
 
 
 def test_what_was_committed_counts_even_when_its_report_was_lost() -> None:

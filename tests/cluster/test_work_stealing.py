@@ -21,8 +21,8 @@ from raypd.cluster.shares import Progress
 from raypd.cluster.work_stealing import Lending
 from raypd.config import ClusterConfig, RunConfig
 from raypd.dataset import writer
-from raypd.dataset.planner import Unit
 from raypd.run.retry_policy import Attempt
+from raypd.run.unit import Unit
 from tests.cluster import fakes
 from tests.cluster.test_ledger_actor import check_sums
 from tests.processes import LONG, wait_for

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from raypd.dataset.planner import Unit, plan
+from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
+from raypd.run.unit import Unit
 from tests.runs import write_jsonl
 
 ROWS = [{"id": f"d{i}", "title": f"title {i} ü"} for i in range(25)]

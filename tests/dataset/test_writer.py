@@ -14,6 +14,7 @@ import pytest
 from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import RunError
+from raypd.run.records import UnitSummary
 from raypd.tasks.base import Document, Record
 
 COLUMNS = pa.schema([("answer", pa.string()), ("price", pa.float64())])
@@ -24,8 +25,8 @@ DOCUMENTS = [
 ]
 
 
-def summary(unit: str = "u-1", ok: int = 2) -> writer.UnitSummary:
-    return writer.UnitSummary(unit, "f" * 12, "s", "a.jsonl", 10, 3, ok, 3 - ok, 1.5, counts={"steps": 7})
+def summary(unit: str = "u-1", ok: int = 2) -> UnitSummary:
+    return UnitSummary(unit, "f" * 12, "s", "a.jsonl", 10, 3, ok, 3 - ok, 1.5, counts={"steps": 7})
 
 
 def table(records: list[Record]) -> pa.Table:

@@ -13,6 +13,7 @@ from raypd.dataset import writer
 from raypd.decoding.engine import Engine
 from raypd.evaluation import speedup
 from raypd.run import manifest
+from raypd.run.records import UnitSummary
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import GENERATION
@@ -36,7 +37,7 @@ def committed(folder: Path, config: RunConfig, documents: list[Document], record
         table = writer.make_table([document], own, GENERATION, 1)
         ok, failed = writer.count_documents(table)
         unit = f"unit-{document.row}"
-        summary = writer.UnitSummary(unit, config.fingerprint(), "s", "x.jsonl", document.row, 1, ok, failed, 1.0)
+        summary = UnitSummary(unit, config.fingerprint(), "s", "x.jsonl", document.row, 1, ok, failed, 1.0)
         assert writer.commit(str(folder), table, summary)
     return str(folder)
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from raypd.dataset.planner import Unit
 from raypd.run.retry_policy import Attempt
+from raypd.run.unit import Unit
 
 UNIT = Unit("u", ())
 

@@ -17,6 +17,7 @@ from raypd import storage
 from raypd.config import OutputConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError
+from raypd.run.records import UnitSummary
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
 from tests import s3
@@ -39,7 +40,7 @@ def write(output: str, number: int, records: Callable[[int], Record], schema: pa
     documents = [Document(row, f"{number}-{row}", {}, source="a.jsonl", place=4 * number + row) for row in range(4)]
     table = writer.make_table(documents, [records(row) for row in range(4)], schema, 1)
     ok, failed = writer.count_documents(table)
-    summary = writer.UnitSummary(f"u-{number}", "f" * 12, "s", "a.jsonl", 4 * number, 4, ok, failed, 0.1)
+    summary = UnitSummary(f"u-{number}", "f" * 12, "s", "a.jsonl", 4 * number, 4, ok, failed, 0.1)
     assert writer.commit(output, table, summary, partition)
 
 

@@ -1,0 +1,94 @@
+"""One process of the cluster in the place of a decode worker, with its cores and its GPU, for something else to run in.
+
+A head node often has no GPU and never the speed of a worker: what is measured is measured where the run will decode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+
+from raypd.cluster import ray_session
+from raypd.config import RunConfig
+from raypd.errors import RunError, UserError
+
+_WAIT_SECONDS = 1800.0  # for a worker on a cluster that may have to start a node first
+
+
+class OneWorker:
+    """An object in a process of its own. Use as a context: it connects to Ray and disconnects.
+
+    startup_seconds: from the connection until the process stood. share: what a worker takes of the cluster.
+    """
+
+    def __init__(self, config: RunConfig, verbose: bool, make: Callable[[ray_session.Share], tuple[type, Any]]) -> None:
+        """make: the object's class, which has `ready()`, and the arguments that it is made with."""
+        self.config, self.verbose, self._make = config, verbose, make
+        self.startup_seconds = 0.0
+        self._actor: Any = None
+
+    def __enter__(self) -> Self:
+        self._own = ray_session.connect(self.config.cluster, self.verbose)
+        began = time.monotonic()  # a bill begins with its nodes, and Ray on a machine of its own makes that one first
+        try:
+            self.share = ray_session.share(self.config)
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self.startup_seconds = time.monotonic() - began
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with contextlib.suppress(Exception):
+            if self._actor is not None:
+                ray.kill(self._actor)
+            if self._own:
+                ray.shutdown()
+
+    def _start(self) -> None:
+        kind, arguments = self._make(self.share)
+        actor: Any = ray.remote(kind)
+        self._actor = actor.options(
+            num_cpus=self.share.cpus, num_gpus=self.share.gpus, max_concurrency=2, max_restarts=0
+        ).remote(*arguments)
+        try:
+            ray.get(self._actor.ready.remote(), timeout=_WAIT_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            raise RunError(f"no worker of the cluster has started within {_WAIT_SECONDS / 60:.0f} minutes") from None
+        except ray.exceptions.RayError as error:
+            raise RunError(f"the worker to measure on does not start: {error}") from None
+
+    def call(self, label: str, method: str, *arguments: Any, progress: Callable[[tuple[int, int]], None]) -> Any:
+        """What a method says. progress: is told every half second what the object's `progress()` says.
+
+        Raises the UserError that the method raises; RunError where it fails otherwise or the process dies (another is
+        then started by the next call).
+        """
+        if self._actor is None:
+            self._start()
+        answer = getattr(self._actor, method).remote(*arguments)
+        while True:
+            try:
+                found, _ = ray.wait([answer], timeout=0.5)
+                if found:
+                    return ray.get(answer)
+                progress(ray.get(self._actor.progress.remote(), timeout=30))
+            except ray.exceptions.GetTimeoutError:
+                continue  # it is busy
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, UserError):
+                    raise error.cause from None
+                raise RunError(f"{label}: it failed: {error.cause}") from None
+            except ray.exceptions.RayError as error:
+                self._actor = None
+                raise RunError(f"{label}: the worker died (out of memory?): {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,48 @@
+"""A worker's reports on their way to the ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from typing import Any
+
+import ray
+
+from raypd.billing.meter import Meter
+
+_EVERY_SECONDS = 2.0
+_WAIT_SECONDS = 5.0  # for the last report
+_MOST_PENDING = 4  # reports on their way: the ledger is away, and the next one will say it all
+
+
+class Reporter:
+    """A thread that tells the ledger, every two seconds and when it is asked to; a ledger that is away is no harm."""
+
+    def __init__(self, meter: Meter, ledger: Any) -> None:
+        self._meter, self._ledger = meter, ledger
+        self._pending: list[Any] = []
+        self._sending = threading.Lock()
+        threading.Thread(target=self._run, name="ledger", daemon=True).start()
+
+    def now(self) -> None:
+        """Sends a report at once and waits until the ledger has it, so that no bill is closed before; 5 s at most."""
+        self._send(always=True)
+        with self._sending, contextlib.suppress(Exception):  # the worker's work is worth more than its bill
+            ray.wait(self._pending, num_returns=len(self._pending), timeout=_WAIT_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            self._send(always=False)
+            time.sleep(_EVERY_SECONDS)
+
+    def _send(self, always: bool) -> None:
+        try:
+            with self._sending:
+                if self._pending:
+                    _, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=0)
+                if always or len(self._pending) < _MOST_PENDING:
+                    self._pending.append(self._ledger.report.remote(self._meter.report()))
+        except Exception as error:  # the worker's work is worth more than its bill
+            print(f"raypd: no report to the ledger: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

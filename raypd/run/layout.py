@@ -1,0 +1,18 @@
+"""Where everything stands in the folder of a run, and in the folder of nightly runs."""
+
+from __future__ import annotations
+
+RUN = "run.json"  # the configuration, its fingerprint and versions
+LEASE = "holder.json"  # who works on the run
+SESSIONS = "sessions"  # <id>.json: when each session began and ended
+PLAN = "plan"  # plan.json, <id>/<number>.parquet, alone.json
+UNITS = "units"  # [key=value/]<unit>.parquet: the rows
+FAILURES = "failures"  # <unit>.txt: why a unit failed; <unit>.hand.json: what was in hand when its process died
+RETRIES = "retries"  # <number>/: a second chance for failed documents, laid out like a run
+LEDGER = "ledger"  # <session>.json: the bill
+MANIFEST = "manifest.json"  # totals, written at the end
+ESTIMATE = "estimate.json"  # what `raypd estimate` found, before the run
+
+STATE = "state.json"  # of nightly runs: the last good night
+NIGHTS = "nights"  # <night>/: a run over what is new or changed, table/, index/, files.txt
+CURRENT = "current"  # files.txt: the objects of the table, for readers

@@ -1,0 +1,52 @@
+"""What stands in the files of a run, as types: who writes a record and who reads it use the same one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class PlanTotals:
+    """What plan.json tells.
+
+    documents: of the units that can be read, counted where `exact`, else partly estimated. bytes: stored ones.
+    damaged: units that cannot be read (each is one object), and their bytes. listing: digest of the objects' names,
+    sizes and versions. alone: how many objects share no unit because one of their unit could not be read. cut: the
+    keys of the configuration that decide how objects are cut.
+    """
+
+    id: str
+    units: int = 0
+    documents: int = 0
+    bytes: int = 0
+    exact: bool = True
+    objects: int = 0
+    damaged: int = 0
+    damaged_bytes: int = 0
+    chunks: int = 0
+    listing: str = ""
+    alone: int = 0
+    cut: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class UnitSummary:
+    """What a committed unit holds and cost; it stands in the metadata of its object."""
+
+    unit: str
+    fingerprint: str
+    session: str
+    source: str
+    start: int
+    documents: int
+    ok: int
+    failed: int
+    seconds: float
+    committed_at: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    worker: str = ""  # who did it, as the ledger names it
+    began: float = 0.0
+    busy_seconds: float = 0.0  # of the engine, for this unit
+    categories: dict[str, dict[str, float]] = field(default_factory=dict)  # documents, tokens and seconds of each
+    retries: int = 0  # number of the last retry whose rows are among its rows; 0: none

@@ -1,0 +1,25 @@
+"""Reading one object of the table of nightly runs."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raypd import storage
+from raypd.errors import Damaged
+
+
+def path_of(root: str, file: str) -> str:
+    """The path of an object that is named below the nightly root."""
+    return storage.join(root, *file.split("/"))
+
+
+def read_object(path: str, columns: list[str] | None = None) -> pa.Table:
+    """The rows of an object. Raises Damaged when it is damaged or gone, storage.Unavailable."""
+    try:
+        with storage.open_file(path) as file:
+            return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
+    except (pa.ArrowException, OSError) as error:
+        if outage := storage.outage(error, path):
+            raise outage from None
+        raise Damaged(f"{path}: a part of the table cannot be read: {error}; --full makes everything anew") from None
