@@ -24,11 +24,11 @@ def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
     def make(path: Any, output: str = "out", **keys: Any) -> RunConfig:
         clusters = {"address": "local", "unit_documents": 10, "max_workers": 1}
         source: dict[str, Any] = {"path": path, "text_columns": ["title"], "category_column": None}
-        engine: dict[str, Any] = {"batch": 4}
+        engine: dict[str, Any] = {"max_num_seqs": 4}
         for key, value in keys.items():
             for part, names in (
                 (clusters, ("unit_documents", "units_in_flight", "min_workers", "max_workers")),
-                (engine, ("batch",)),
+                (engine, ("max_num_seqs",)),
             ):
                 if key in names:
                     part[key] = value

@@ -174,7 +174,7 @@ class Meter:
             self._state, self._work = "busy", dict(work)
         finished: list[Any] = engine.step()
         with self._lock:
-            self._count(finished, getattr(engine, "rows", ()))
+            self._count(finished, getattr(engine, "sequences", ()))
             spent = self._go_on(self._clock(), next(iter(work), None))
             self._state = "idle"
             for unit, (prefill, decode) in self._shares(spent).items():

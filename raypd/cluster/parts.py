@@ -84,7 +84,10 @@ def _build_real(config: RunConfig, threads: int | None, load: Callable[[ModelCon
             raise ModelError(f"decoding.draft_model: {error}") from None
     else:
         engine = decoding.Engine(
-            loaded.model, batch=sizes.batch, token_budget=sizes.token_budget, cache_tokens=sizes.cache_tokens
+            loaded.model,
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            cache_tokens=sizes.cache_tokens,
         )
     task = build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)
     return Parts(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))

@@ -91,7 +91,7 @@ class DecodeWorker:
             self._unfit = "the worker could not start:\n" + traceback.format_exc()
         else:
             self.meter.ready()
-            self.feeder = Feeder(self.parts, self.config.engine.batch, self.meter)
+            self.feeder = Feeder(self.parts, self.config.engine.max_num_seqs, self.meter)
 
     # ---------------------------------------------------------------------------------------------- what the pool asks
 

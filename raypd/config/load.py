@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig
+from raypd.config.renamed import RENAMED
 from raypd.errors import ConfigError
 
 
@@ -182,7 +183,9 @@ def _explain(error: ValidationError, source: _Yaml) -> str:
         at = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
         keys, at = at, tuple(part for i, part in enumerate(at) if not (i == 1 and at[0] == "task" and part in KINDS))
         key = ".".join(map(str, at))
-        if item["type"] == "extra_forbidden":
+        if key in RENAMED:
+            what = f"is called {RENAMED[key]} now"
+        elif item["type"] == "extra_forbidden":
             near = difflib.get_close_matches(str(at[-1]), _keys_of(keys[:-1]), 1, cutoff=0.5)
             what = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "; `raypd config show` lists all keys")
         elif item["type"] == "missing":

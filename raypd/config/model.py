@@ -27,7 +27,7 @@ Method = Literal[
 # What each kind of task can be decoded with, the default first; and for each method the keys of `decoding` that can
 # change an answer or another value of an output row (the counters too), beside the method and SAMPLING_KEYS. All other
 # keys listed here stay out of a run's fingerprint; a key that no method lists is in all of them. What merely rounds in
-# another order, as engine.batch does, changes no answer.
+# another order, as engine.max_num_seqs does, changes no answer.
 ANSWER_KEYS: dict[str, dict[Method, tuple[str, ...]]] = {
     "extraction": {
         "hyper_parallel": ("max_value_tokens", "isolate", "stacked_documents"),
@@ -172,9 +172,11 @@ class DecodingConfig(Section):
 class EngineConfig(Section):
     """How much one engine does at once."""
 
-    batch: int = Field(16, ge=1, description="b: prompts in decoding at the same time")
-    token_budget: int = Field(2048, ge=16, description="Most tokens of one forward pass; longer prompts go in chunks")
+    max_num_seqs: int = Field(16, ge=1, description="b: prompts in decoding at the same time")
+    max_num_batched_tokens: int = Field(
+        2048, ge=16, description="Most tokens of one forward pass; longer prompts go in chunks"
+    )
     cache_tokens: int | None = Field(
-        None, ge=256, description="Token slots of the cache; null: as batch and lengths ask"
+        None, ge=256, description="Token slots of the cache; null: as max_num_seqs and lengths ask"
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")

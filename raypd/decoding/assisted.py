@@ -29,8 +29,8 @@ from raypd.decoding.attention import sdpa
 from raypd.decoding.engine import Finished
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Feed, Predictions, Program
-from raypd.decoding.row import Counts, ProgramError
 from raypd.decoding.sampling import GREEDY, Sampling
+from raypd.decoding.sequence import ProgramError, TokenCounts
 
 
 @dataclass
@@ -157,7 +157,7 @@ class _Told(StoppingCriteria):
 
     def __init__(self, program: Program[Any]) -> None:
         self.program = program
-        self.counts = Counts()
+        self.counts = TokenCounts()
         self.length = self.drafted = self.accepted = 0
         self.ended = False
         self.answer: Any = None
@@ -190,8 +190,16 @@ class _Told(StoppingCriteria):
 
 def _check_feed(feed: Feed, token: int | None = None) -> None:
     """Raises ProgramError where a feed is not that of `autoregressive`: a prompt, or `token`, which came last."""
-    plain = feed.segments is None and feed.guess is None and not any(one is not None for one in feed.allow or ())
-    if not plain or list(feed.ask) != [len(feed.tokens) - 1] or (token is not None and list(feed.tokens) != [token]):
+    plain = (
+        feed.segments is None
+        and feed.guess is None
+        and not any(one is not None for one in feed.allowed_token_ids or ())
+    )
+    if (
+        not plain
+        or list(feed.sample_at) != [len(feed.tokens) - 1]
+        or (token is not None and list(feed.tokens) != [token])
+    ):
         raise ProgramError("assisted generation runs autoregressive programs alone, whose next token may be any")
 
 

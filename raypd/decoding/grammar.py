@@ -178,7 +178,7 @@ class Bounded:
     def __init__(self, grammar: Grammar, most: int) -> None:
         self.grammar, self.most = grammar, most
 
-    def allow(self, tokens: Sequence[int]) -> np.ndarray | None:
+    def allowed_token_ids(self, tokens: Sequence[int]) -> np.ndarray | None:
         """Ids that may come next; None: all."""
         return self.grammar.allowed(self._state(tokens), self.most - len(tokens))
 

@@ -3,7 +3,7 @@
 A method reads like its paper's pseudo-code and knows nothing of batches, devices or caches:
 
     def autoregressive(prompt, max_new_tokens, end) -> Program[list[int]]:
-        predictions = yield Feed(prompt, positions=range(len(prompt)), ask=[len(prompt) - 1])
+        predictions = yield Feed(prompt, positions=range(len(prompt)), sample_at=[len(prompt) - 1])
         ...
 
 The engine runs many programs at once and packs their feeds into one forward pass. Each program is one row: its tokens
@@ -32,7 +32,7 @@ class Heads(Protocol):
 
 
 @dataclass
-class Guess:
+class DraftRequest:
     """Asks `heads` what may follow behind some last hidden states, which came as `Predictions.hidden`.
 
     The engine runs heads once for all programs of a step that name the same heads and tree: their weights are large,
@@ -69,14 +69,14 @@ class Feed:
     positions: Sequence[int]
     segments: Sequence[int] | None = None
     reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
-    ask: Sequence[int] = ()
-    allow: Sequence[np.ndarray | None] | None = None
+    sample_at: Sequence[int] = ()
+    allowed_token_ids: Sequence[np.ndarray | None] | None = None
     shared: int = 0
     drop: Sequence[int] = ()
     move: dict[int, int] = field(default_factory=dict)
     want_logits: bool = False
     want_hidden: bool = False
-    guess: Guess | None = None
+    guess: DraftRequest | None = None
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Predictions:
     """What the model says after a feed, one entry an ask.
 
     tokens: [asks] the tokens picked by the row's sampling.
-    logprobs: [asks] their log-probabilities under the model (temperature 1, before `allow`).
+    logprobs: [asks] their log-probabilities under the model (temperature 1, before `allowed_token_ids`).
     logits: for each ask [vocabulary], on the model's device, where the feed wanted them.
     hidden: for each ask [hidden size], on the model's device, where the feed wanted them.
     guesses: for each hidden state of the feed's `guess` what the heads said.

@@ -30,7 +30,7 @@ class Ask:
 
     sampling: Sampling = GREEDY
     draw: float = 0.0
-    allow: np.ndarray | None = None
+    allowed_token_ids: np.ndarray | None = None
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -67,7 +67,9 @@ def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, asks: list[Ask]) -> tuple[list[int], list[float]]:
-    """Next tokens and their log-probabilities under the model (temperature 1, before `allow`): logits [asks, vocab].
+    """Next tokens and their log-probabilities under the model, at temperature 1 and before `allowed_token_ids`.
+
+    logits: [asks, vocabulary].
 
     A few rows at a time: their wide copies stay in the processor's caches, which is several times faster.
     """
@@ -84,13 +86,15 @@ def _sample(logits: torch.Tensor, asks: list[Ask]) -> tuple[torch.Tensor, torch.
     tokens = logits.argmax(-1)  # [asks]
     groups: dict[tuple[Sampling, bool], list[int]] = {}
     for i, ask in enumerate(asks):
-        if ask.sampling.temperature > 0 or ask.allow is not None:
-            groups.setdefault((ask.sampling, ask.allow is not None), []).append(i)
+        if ask.sampling.temperature > 0 or ask.allowed_token_ids is not None:
+            groups.setdefault((ask.sampling, ask.allowed_token_ids is not None), []).append(i)
     for (sampling, limited), members in groups.items():
         index = torch.tensor(members, device=logits.device)
         draws = torch.tensor([asks[i].draw for i in members], device=logits.device)
         if limited:
-            ids = _padded([asks[i].allow for i in members]).to(logits.device)  # [members, most allowed], -1 pads
+            ids = _padded([asks[i].allowed_token_ids for i in members]).to(
+                logits.device
+            )  # [members, most allowed], -1 pads
             scores = logits[index[:, None], ids.clamp_min(0)].masked_fill(ids < 0, -torch.inf)
             tokens[index] = ids.gather(1, _choose(scores, sampling, draws)[:, None])[:, 0]
         else:

@@ -16,7 +16,7 @@ from enum import IntEnum
 
 import numpy as np
 
-GONE = -1  # the segment of a cache slot that holds no token: nobody sees it
+NO_TOKEN = -1  # the segment of a cache slot that holds no token: nobody sees it
 
 
 class Reach(IntEnum):
@@ -38,14 +38,14 @@ def visible(
 ) -> np.ndarray:
     """Who sees whom: bool [queries, keys].
 
-    reach: [segments, segments] of Reach; the other arguments are [queries] or [keys]. Keys whose segment is GONE are
-    seen by nobody. Without steps the step condition is left out (inference).
+    reach: [segments, segments] of Reach; the other arguments are [queries] or [keys]. Keys whose segment is NO_TOKEN
+    are seen by nobody. Without steps the step condition is left out (inference).
     """
     rows = reach[query_segments][:, np.maximum(key_segments, 0)]  # [queries, keys]
     seen = rows == Reach.ALL
     causal = key_positions[None, :] <= query_positions[:, None]
     seen |= (rows == Reach.CAUSAL) & causal
-    seen &= (key_segments != GONE)[None, :]
+    seen &= (key_segments != NO_TOKEN)[None, :]
     if query_steps is not None and key_steps is not None:
         seen &= key_steps[None, :] <= query_steps[:, None]
     return seen

@@ -235,7 +235,7 @@ class _Engine:
             return [_Undone(tag) for tag, _ in held.values()]
         began = time.perf_counter()
         results = self._engine.step()
-        for row in getattr(self._engine, "rows", ()):  # what is in decoding
+        for row in getattr(self._engine, "sequences", ()):  # what is in decoding
             self._note(row)
         for result in results:
             self._note(result)

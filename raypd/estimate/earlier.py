@@ -11,6 +11,7 @@ from typing import Any
 from raypd import storage
 from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
+from raypd.config.renamed import with_new_names
 from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.estimate import sampling
@@ -65,7 +66,7 @@ def estimate_from(config: RunConfig, options: Options) -> Estimate:
 def _configuration(run: str) -> dict[str, Any]:
     try:
         tree = json.loads(storage.read(storage.join(run, layout.RUN)))
-        return dict(tree["config"])
+        return with_new_names(dict(tree["config"]))
     except FileNotFoundError:
         raise ConfigError(f"--from {run}: no run of raypd (it has no run.json)") from None
     except (OSError, ValueError, KeyError, TypeError) as error:

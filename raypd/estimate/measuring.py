@@ -180,7 +180,7 @@ def in_flight(config: RunConfig) -> int:
         stack = decoding.stacked_documents
     elif decoding.method == "intra_prompt":
         stack = decoding.contexts_per_prompt
-    return config.engine.batch * stack
+    return config.engine.max_num_seqs * stack
 
 
 def this_machine(config: RunConfig) -> tuple[str | None, float, str]:

@@ -125,7 +125,7 @@ class Search:
             own = self.config.decoding.method in ("hyper_parallel", "intra_prompt")
             for base in [{}] if own else [{}, *self._other_methods()]:
                 self._method(base)
-        for key, most in (("engine.batch", _MOST_BATCH), ("engine.token_budget", _MOST_BUDGET)):
+        for key, most in (("engine.max_num_seqs", _MOST_BATCH), ("engine.max_num_batched_tokens", _MOST_BUDGET)):
             if self._method_of(self._best_changes()) != "speculative":
                 self._climb(self._best_changes(), key, most)
         for dtype, quantization in self.types if self.judged else ():
@@ -185,9 +185,13 @@ class Search:
     def _stacks(self, base: Changes) -> list[Trial]:
         """Two documents in a prompt, four, ... as long as that is better, with as many documents at once as before."""
         found: list[Trial] = []
-        batch, stack = self.config.engine.batch, 2
+        batch, stack = self.config.engine.max_num_seqs, 2
         while stack <= min(_MOST_STACK, batch):
-            together = {"decoding.isolate": "none", "decoding.stacked_documents": stack, "engine.batch": batch // stack}
+            together = {
+                "decoding.isolate": "none",
+                "decoding.stacked_documents": stack,
+                "engine.max_num_seqs": batch // stack,
+            }
             trial = self._try({**base, **together})
             if not trial.usable or (found and self._rank(trial) <= self._rank(found[-1])):
                 break
@@ -248,7 +252,7 @@ _GUIDED = {"decoding.method": "guided"}
 
 def _engine_only(changes: Changes) -> bool:
     """Whether a setting asks the model just what the configuration asks it."""
-    return all(key in ("engine.batch", "engine.token_budget") for key in changes)
+    return all(key in ("engine.max_num_seqs", "engine.max_num_batched_tokens") for key in changes)
 
 
 def _doubled(value: int, most: int) -> Iterator[int]:

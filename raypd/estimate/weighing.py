@@ -25,7 +25,8 @@ def check_sample(measured: Measured, documents: Sequence[Any]) -> None:
     failed = [cost for cost in done if cost.error is not None]
     if not done or measured.seconds <= 0:
         raise RunError(
-            f"not one of {len(documents)} documents was done in the time given: raise --minutes or lower engine.batch"
+            f"not one of {len(documents)} documents was done in the time given: raise --minutes or lower "
+            "engine.max_num_seqs"
         )
     if len(failed) == len(done):
         raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")

@@ -74,7 +74,7 @@ def with_gaps(program: Program[Continuation]) -> Program[Reference]:
             predictions = yield feed
             assert predictions.logits is not None
             for n, logits in enumerate(predictions.logits):
-                allow = feed.allow[n] if feed.allow is not None else None
+                allow = feed.allowed_token_ids[n] if feed.allowed_token_ids is not None else None
                 kept = logits.double() if allow is None else logits.double()[torch.from_numpy(allow).to(logits.device)]
                 best = kept.topk(min(2, len(kept))).values
                 gaps.append(float(best[0] - best[-1]) if len(best) > 1 else float("inf"))
@@ -147,7 +147,7 @@ class Comparison:
         return [answer.tokens for answer in self._run(programs, batch)]
 
     def _run(self, programs: list[Program[Any]], batch: int) -> list[Any]:
-        return Engine(self.loaded.model, batch=batch).run(programs)
+        return Engine(self.loaded.model, max_num_seqs=batch).run(programs)
 
 
 def _works(task: Task, documents: Sequence[Document]) -> list[Work]:

@@ -136,7 +136,7 @@ def main(
             begun=tokenizer.decode(outline) + "\n", max_outline_tokens=new,
         ),
     }  # fmt: skip
-    engine = Engine(model, batch=batch)
+    engine = Engine(model, max_num_seqs=batch)
     if unknown := sorted(set(method or ()) - set(methods)):
         raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(methods)}", param_hint="--method")
     print(f"{loaded.dtype}, {threads} threads")

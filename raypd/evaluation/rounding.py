@@ -39,7 +39,7 @@ def first_logits(program: Program[Any], shared: bool = True) -> Program[Logits]:
         feed.shared = 0
     predictions = yield feed
     assert predictions.logits is not None
-    limits = feed.allow if feed.allow is not None else [None] * len(feed.ask)
+    limits = feed.allowed_token_ids if feed.allowed_token_ids is not None else [None] * len(feed.sample_at)
     return [
         (logits if allow is None else logits[torch.from_numpy(allow).to(logits.device)]).double().cpu()
         for logits, allow in zip(predictions.logits, limits, strict=True)
@@ -52,7 +52,7 @@ def layouts(loaded: LoadedModel, batch: int) -> dict[str, Callable[[Sequence[Doc
 
     def run(task: Any, documents: Sequence[Document], batch: int, shared: bool) -> Logits:
         works = [item for item in task.plan(documents) if isinstance(item, Work)]
-        answers = Engine(loaded.model, batch=batch).run([first_logits(work.program, shared) for work in works])
+        answers = Engine(loaded.model, max_num_seqs=batch).run([first_logits(work.program, shared) for work in works])
         return [logits for found in answers for logits in found]
 
     return {

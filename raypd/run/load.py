@@ -11,6 +11,7 @@ import yaml
 from raypd import storage
 from raypd.config import RunConfig, StorageConfig
 from raypd.config.load import make_config
+from raypd.config.renamed import with_new_names
 from raypd.errors import ConfigError
 from raypd.run import layout
 
@@ -39,6 +40,7 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         record = json.loads(storage.read(path))
         if not isinstance(record["config"], dict) or not isinstance(record["fingerprint"], str):
             raise ValueError("it has no configuration and fingerprint")
+        record["config"] = with_new_names(record["config"])
         storage.configure(StorageConfig.model_validate({**(record["config"].get("storage") or {}), **keys}))
     except FileNotFoundError:
         raise NoRun(_no_run(output)) from None

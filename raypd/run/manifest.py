@@ -19,6 +19,7 @@ from typing import Any
 import raypd
 from raypd import storage
 from raypd.config import RunConfig
+from raypd.config.renamed import with_new_names
 from raypd.errors import ConfigError
 from raypd.run import layout
 from raypd.run.records import UnitSummary
@@ -162,7 +163,7 @@ def differences(old: dict[str, Any], config: RunConfig) -> list[str]:
 
     None where a file that prompts come from has another text, or the record is of a raypd that answers otherwise.
     """
-    idle = config.idle_keys()
+    old, idle = with_new_names(old), config.idle_keys()
     with contextlib.suppress(ValueError):  # of a version with other keys: it is compared as it stands
         was = RunConfig.model_validate(old)
         old, idle = was.model_dump(mode="json"), idle & was.idle_keys()

@@ -180,7 +180,7 @@ class QuestionAnsweringTask:
             asked.rules = self._rules(len(asked.choices))
         piece = self._encode(shown) + self._behind
         if asked.rules is not None:
-            asked.question = Question(piece, asked.rules.stops, asked.rules.allow)
+            asked.question = Question(piece, asked.rules.stops, asked.rules.allowed_token_ids)
         else:
             asked.question = Question(piece, self._line_end)
         if self._room([asked]) < _LEAST_CONTEXT:
@@ -249,7 +249,7 @@ class QuestionAnsweringTask:
 
         def work(n: int, question: Question) -> Work:
             prompt = Prompt([*before, *question.tokens], shared=len(before))
-            program = autoregressive(prompt, self.task.max_answer_tokens, question.stops, question.allow)
+            program = autoregressive(prompt, self.task.max_answer_tokens, question.stops, question.allowed_token_ids)
             row, seed = page.document.row, self._seed([page.document.id, str(n)])
             return _Asking([row], program, lambda a: ended(n, a), seed, lambda reason: ended(n, reason))
 

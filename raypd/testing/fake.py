@@ -42,8 +42,8 @@ class Program:
 
 
 @dataclass
-class Counts:
-    """As raypd.decoding.row.Counts."""
+class TokenCounts:
+    """As raypd.decoding.row.TokenCounts."""
 
     prefill_tokens: int = 0
     shared_tokens: int = 0
@@ -58,7 +58,7 @@ class Finished:
     tag: Any
     answer: Any
     error: Exception | None
-    counts: Counts
+    counts: TokenCounts
 
 
 @dataclass
@@ -67,7 +67,7 @@ class _Row:
     lanes: list[int]
     prompt: int = 0  # tokens of it that are still to be put in
     depth: int = 0  # tokens of every lane that are decoded
-    counts: Counts = field(default_factory=Counts)
+    counts: TokenCounts = field(default_factory=TokenCounts)
 
     def live(self) -> int:
         return sum(length > self.depth for length in self.lanes)
@@ -76,16 +76,16 @@ class _Row:
 class FakeEngine:
     """Continuous batching by the clock: a step takes a fixed time and the time of the tokens in it."""
 
-    def __init__(self, costs: FakeConfig, batch: int, token_budget: int) -> None:
-        self.costs, self.batch, self.token_budget = costs, batch, token_budget
+    def __init__(self, costs: FakeConfig, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.costs, self.max_num_seqs, self.max_num_batched_tokens = costs, max_num_seqs, max_num_batched_tokens
         self.queue: deque[tuple[Program, Any]] = deque()
-        self.rows: list[_Row] = []
+        self.sequences: list[_Row] = []
         self._prefixes: OrderedDict[str, None] = OrderedDict()
         self._free = 0.0  # when the device is done with what it was given
 
     @property
     def pending(self) -> int:
-        return len(self.queue) + len(self.rows)
+        return len(self.queue) + len(self.sequences)
 
     def submit(self, program: Program, *, tag: Any, sampling: Any = None, seed: int = 0) -> None:
         self.queue.append((program, tag))
@@ -93,24 +93,24 @@ class FakeEngine:
     def step(self) -> list[Finished]:
         """One pass: takes its time, and returns the programs that ended with it."""
         began = time.monotonic()
-        while self.queue and len(self.rows) < self.batch:
-            self.rows.append(self._admit(*self.queue.popleft()))
-        room, prefill, decode = self.token_budget, 0, 0
-        for row in self.rows:  # decoding rows go before prefills, as in the real engine
+        while self.queue and len(self.sequences) < self.max_num_seqs:
+            self.sequences.append(self._admit(*self.queue.popleft()))
+        room, prefill, decode = self.max_num_batched_tokens, 0, 0
+        for row in self.sequences:  # decoding rows go before prefills, as in the real engine
             if not row.prompt and room > 0:
                 live = row.live()
                 row.counts.decode_tokens += live
                 row.depth += 1
                 decode, room = decode + live, room - live
-        for row in self.rows:
+        for row in self.sequences:
             if row.prompt and room > 0:
                 taken = min(room, row.prompt)
                 row.counts.prefill_tokens += taken
                 row.prompt -= taken
                 prefill, room = prefill + taken, room - taken
         self._spend(began, prefill, decode)
-        ended = [row for row in self.rows if not row.prompt and not row.live()]
-        self.rows = [row for row in self.rows if row.prompt or row.live()]
+        ended = [row for row in self.sequences if not row.prompt and not row.live()]
+        self.sequences = [row for row in self.sequences if row.prompt or row.live()]
         for row in ended:
             row.counts.steps = row.depth + 1
         return [Finished(row.tag, row.lanes, None, row.counts) for row in ended]
@@ -303,4 +303,4 @@ def make(config: RunConfig) -> tuple[FakeEngine, FakeTask]:
     """Engine and task of `model: fake`, after the seconds that a model would take to load."""
     time.sleep(config.model.fake.load_seconds)
     sizes = config.engine
-    return FakeEngine(config.model.fake, sizes.batch, sizes.token_budget), FakeTask(config)
+    return FakeEngine(config.model.fake, sizes.max_num_seqs, sizes.max_num_batched_tokens), FakeTask(config)

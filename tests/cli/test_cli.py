@@ -53,6 +53,7 @@ def raypd(folder: Path, *words: str, script: str | None = None) -> subprocess.Co
         (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
         (["run.yaml", "decoding.metod=autoregressive"], "decoding.metod: unknown key; did you mean 'method'?"),
         (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
+        (["run.yaml", "engine.batch=3"], "engine.batch: is called max_num_seqs now"),
         (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
         (["run.yaml", "input.text_columns=[titel]"], "a.jsonl: no column 'titel'"),
         (["run.yaml", "decoding.method=hyper_paralel"], "decoding.method: did you mean 'hyper_parallel'? choose from"),
@@ -87,11 +88,11 @@ def test_version_help_and_mistyped_commands(folder: Path) -> None:
 
 
 def test_config_show_is_yaml_that_reads_back(folder: Path) -> None:
-    shown = raypd(folder, "config", "show", "run.yaml", "engine.batch=3").stdout
+    shown = raypd(folder, "config", "show", "run.yaml", "engine.max_num_seqs=3").stdout
     assert "# integer. b: prompts in decoding at the same time" in shown
     tree = yaml.safe_load(shown)
     run = RunConfig.model_validate(tree)
-    assert run.engine.batch == 3
+    assert run.engine.max_num_seqs == 3
     assert run.task.categories["book"].attributes[0].name == "author"
     defaults = yaml.safe_load(raypd(folder, "config", "show").stdout)
     assert defaults["decoding"]["stacked_documents"] == 6

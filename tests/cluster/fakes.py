@@ -129,7 +129,7 @@ def _work(pair: list[Document]) -> Work:
 def build(config: RunConfig, threads: int | None) -> Parts:
     """What a test's worker is built from; it tells its process id in the output folder, if that is local."""
     if "://" in config.output.path:
-        return Parts(FakeEngine(config.engine.batch), FakeTask(), None)
+        return Parts(FakeEngine(config.engine.max_num_seqs), FakeTask(), None)
     folder = Path(config.output.path)
     (folder / f"worker-{os.getpid()}").touch()
-    return Parts(FakeEngine(config.engine.batch, folder), FakeTask(), None)
+    return Parts(FakeEngine(config.engine.max_num_seqs, folder), FakeTask(), None)

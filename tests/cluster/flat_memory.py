@@ -44,7 +44,7 @@ def configuration(folder: Path, unit_documents: int, workers: int) -> RunConfig:
             "output": {"path": str(folder / "out")},
             "task": {"categories": {"lamp": {"attributes": [{"name": "power"}, {"name": "colour"}]}}},
             "model": {"name": "fake", "fake": fast},
-            "engine": {"batch": 64},
+            "engine": {"max_num_seqs": 64},
             "cluster": {"address": "local", "unit_documents": unit_documents, "max_workers": workers},
         }
     )

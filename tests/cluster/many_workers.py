@@ -32,7 +32,7 @@ def configuration(folder: Path, workers: int, units: int, unit_documents: int, s
             "output": {"path": str(folder / "out")},
             "task": {"categories": {"c": {"attributes": [{"name": n} for n in "abcd"]}}},
             "model": {"name": "fake", "fake": {**costs, "decode_tokens_per_second": 1e9}},
-            "engine": {"batch": 8},
+            "engine": {"max_num_seqs": 8},
             "cluster": {"max_workers": workers, "gpus_per_worker": 1, "unit_documents": unit_documents},
         }
     )

@@ -45,12 +45,12 @@ class Engine:
     """Steps that take the seconds and feed the tokens that it is told."""
 
     def __init__(self, clock: Clock, steps: list[tuple[float, int, int]]) -> None:
-        self.clock, self.steps, self.rows = clock, steps, [SimpleNamespace(counts=counts())]
+        self.clock, self.steps, self.sequences = clock, steps, [SimpleNamespace(counts=counts())]
 
     def step(self) -> list[Any]:
         seconds, prefill, decode = self.steps.pop(0)
         self.clock.now += seconds
-        row = self.rows[0].counts
+        row = self.sequences[0].counts
         row.prefill_tokens += prefill
         row.decode_tokens += decode
         return []
@@ -286,7 +286,7 @@ def write_run(tmp_path: Path, documents: int = 160, titles: Sequence[str] = (), 
         "input": {"path": str(tmp_path / "d.jsonl"), "text_columns": ["title"]},
         "output": {"path": str(tmp_path / "out")},
         "model": {"name": "fake", "fake": {"load_seconds": 0.5, "step_seconds": 0.1}},
-        "engine": {"batch": 4},
+        "engine": {"max_num_seqs": 4},
         "task": {"categories": {c: {"attributes": [{"name": "x"}]} for c in "ab"}},
         "cluster": {"unit_documents": 10, "address": "local", "min_workers": 2, "max_workers": 2,
                     "cpus_per_worker": 0.5, "units_in_flight": 1},
@@ -365,9 +365,9 @@ def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
     try:
         began, output = time.time(), str(tmp_path / "out")
         handles = [ledger_actor.start(config, output, name, began, 1.0, 0.0) for name in ("one", "two")]
-        standings = [ledger_actor.ask(handle.standing) for handle in handles]
+        standings = [ledger_actor.sample_at(handle.standing) for handle in handles]
         halves = pytest.approx([30.13118 / 3600 / 2] * 2)  # when the first has looked again, and sees the second
-        wait_for(lambda: [ledger_actor.ask(handle.standing).usd_per_second for handle in handles] == halves)
+        wait_for(lambda: [ledger_actor.sample_at(handle.standing).usd_per_second for handle in handles] == halves)
         trees = [ledger_actor.close(handle, output, name) for handle, name in zip(handles, ("one", "two"), strict=True)]
     finally:
         ray.shutdown()

@@ -20,7 +20,7 @@ def test_a_worker_that_has_run_dry_gets_the_unit_that_waits_at_another(tmp_path:
     """Two workers with two units in flight each; the first unit stands still until the third has moved."""
     for name, title in (("a", "until c-moved"), ("b", "quick"), ("c", "quick"), ("d", "quick")):
         write_jsonl(tmp_path / f"in/{name}.jsonl", [title] * 10)
-    run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, batch=1)
+    run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, max_num_seqs=1)
     given: list[tuple[int, str]] = []
     import ray
 

@@ -158,7 +158,7 @@ def summary(run: RunConfig) -> writer.UnitSummary:
 
 
 def test_a_share_can_be_lent_on(tmp_path: Path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 80)), unit_documents=100, batch=2)
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 80)), unit_documents=100, max_num_seqs=2)
     bench = Bench(run)
     owner, middle, last = bench.worker(held=True), bench.worker(held=True), bench.worker()
     thread = bench.start(owner)
@@ -217,7 +217,7 @@ def test_a_share_that_is_wanted_back_is_lost_time_of_who_had_it(tmp_path: Path, 
 
 
 def test_a_careful_attempt_lends_nothing(tmp_path: Path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 60)), unit_documents=100, batch=1)
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 60)), unit_documents=100, max_num_seqs=1)
     bench = Bench(run)
     owner = bench.worker(held=True)
     thread = bench.start(owner, Attempt(bench.unit, number=2, deaths=1))
@@ -235,7 +235,7 @@ def test_a_document_of_which_a_question_was_begun_is_not_lent(tmp_path: Path) ->
         "model": {"name": "fake", "fake": {"load_seconds": 0.0, "step_seconds": 0.001}},
         "task": {"kind": "question_answering"},
         "decoding": {"method": "autoregressive"},
-        "engine": {"batch": 4},
+        "engine": {"max_num_seqs": 4},
     }
     bench = Bench(RunConfig.model_validate(tree), build)
     owner, other = bench.worker(held=True), bench.worker()
@@ -304,7 +304,7 @@ def test_the_answers_are_those_of_one_worker(tmp_path: Path, kind: str) -> None:
                 "input": {"path": str(tmp_path / "a.jsonl"), "text_columns": ["title"]},
                 "output": {"path": str(tmp_path / output)},
                 "model": {"name": str(model), "device": "cpu", "dtype": "float32"},
-                "engine": {"batch": 2},
+                "engine": {"max_num_seqs": 2},
                 "cluster": {"unit_documents": 100},
                 **_TASKS[kind],
             }

@@ -215,7 +215,7 @@ class Held(fakes.FakeEngine):
 
 def build(config: RunConfig, threads: int | None) -> Parts:
     folder = Path(config.output.path)
-    return Parts(Held(config.engine.batch, folder), fakes.FakeTask(), None)
+    return Parts(Held(config.engine.max_num_seqs, folder), fakes.FakeTask(), None)
 
 
 class Stage:
@@ -229,7 +229,7 @@ class Stage:
         write_jsonl(tmp_path / "in/a.jsonl", ["first"] * 8 + titles)
         for i in range(1, workers):
             write_jsonl(tmp_path / f"in/b{i}.jsonl", ["quick"] * self.count)
-        keys = {"max_workers": workers, "units_in_flight": 1, "batch": 4, "unit_documents": self.count}
+        keys = {"max_workers": workers, "units_in_flight": 1, "max_num_seqs": 4, "unit_documents": self.count}
         self.run = config(str(tmp_path / "in"), **keys)
         self.documents = self.count * workers
         self.borrowed: list[tuple[Worker, Worker]] = []

@@ -28,7 +28,7 @@ def rows(run, unit) -> list[dict]:
 
 
 def test_units_overlap_so_that_the_engine_does_not_drain(tmp_path: Path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 400)), unit_documents=50, batch=4)
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 400)), unit_documents=50, max_num_seqs=4)
     made = worker(run)
     units = list(plan(run))
     feeder, step = made.feeder, made.parts.engine.step
@@ -65,7 +65,7 @@ def test_units_overlap_so_that_the_engine_does_not_drain(tmp_path: Path, config)
 
 
 def test_work_is_planned_as_the_engine_has_room(tmp_path: Path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 200)), unit_documents=200, batch=4)
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 200)), unit_documents=200, max_num_seqs=4)
     made = worker(run)
     ahead = []
     work = fakes._work

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from raypd.config import ANSWER_KEYS, METHODS, SAMPLING_KEYS, DecodingConfig, RunConfig
 from raypd.config.load import make_config
+from raypd.config.renamed import RENAMED, with_new_names
 from raypd.errors import ConfigError
 from raypd.run import manifest
 
@@ -52,7 +53,7 @@ def test_what_changes_answers_changes_it(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["output.path=elsewhere", "engine.batch=3", "cluster.max_workers=9", "input.path=b.jsonl"]
+    "key", ["output.path=elsewhere", "engine.max_num_seqs=3", "cluster.max_workers=9", "input.path=b.jsonl"]
 )
 def test_what_does_not_does_not(key: str) -> None:
     assert make_config(EXTRACTION, [key]).fingerprint() == make_config(EXTRACTION).fingerprint()
@@ -170,7 +171,12 @@ def test_every_key_counts_unless_it_is_known_that_it_cannot() -> None:
 
 def test_a_difference_is_one_that_counts() -> None:
     stored = manifest.recorded(make_config(EXTRACTION))
-    idle = ["decoding.stacked_documents=3", "decoding.max_new_tokens=9", "engine.batch=3", "nightly.removed=keep"]
+    idle = [
+        "decoding.stacked_documents=3",
+        "decoding.max_new_tokens=9",
+        "engine.max_num_seqs=3",
+        "nightly.removed=keep",
+    ]
     assert manifest.differences(stored, make_config(EXTRACTION, idle)) == []
     assert make_config(EXTRACTION, idle).fingerprint() == make_config(EXTRACTION).fingerprint()
     for key in ("decoding.max_value_tokens=9", "model.dtype=float32", "input.id_column=null"):
@@ -206,3 +212,16 @@ def test_a_run_of_a_raypd_that_answers_otherwise_is_told_from_a_changed_key(tmp_
     monkeypatch.setattr("raypd.config.run._ANSWERS", 99)
     with pytest.raises(ConfigError, match=r"changed: a file that prompts come from, or raypd itself"):
         manifest.check(config, str(tmp_path))
+
+
+def test_the_record_of_an_older_run_has_keys_by_their_old_names():
+    stored = manifest.recorded(make_config(EXTRACTION))
+    assert RENAMED
+    for key, name in RENAMED.items():
+        section, _, old = key.partition(".")
+        stored[section][old] = stored[section].pop(name)
+    assert RunConfig.model_validate(with_new_names(stored)) == RunConfig.model_validate(
+        manifest.recorded(make_config(EXTRACTION))
+    )
+    assert manifest.differences(stored, make_config(EXTRACTION, ["engine.max_num_seqs=3"])) == []
+    assert manifest.differences(stored, make_config(EXTRACTION, ["model.dtype=float32"])) == ["model.dtype"]

@@ -77,7 +77,7 @@ def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> Non
         ("decoding.sampling.top_p", "number"),
         ("cluster.gpus_per_worker", "number | null"),
         ("cost.prices", "mapping of text to number"),
-        ("engine.batch", "integer"),
+        ("engine.max_num_seqs", "integer"),
         ("storage.sse", "none | AES256 | aws:kms"),
     ],
 )

@@ -51,7 +51,7 @@ class Script:
                 for index in range(first, len(self.rows)):
                     later = [k for k in self.visible(index) if k > index]
                     assert not later, "a token sees a later one of the same feed"
-                tokens = [self.next(first + index) for index in feed.ask]
+                tokens = [self.next(first + index) for index in feed.sample_at]
                 self.decoded += len(tokens)
                 feed = program.send(Predictions(tokens, [-1.0] * len(tokens)))
         except StopIteration as end:

@@ -47,10 +47,10 @@ def dense_output(
     return output.logits[0], output.hidden_states[-1][0]
 
 
-def greedy(logits: torch.Tensor, allow: Sequence[int] | None) -> tuple[int, float, float]:
+def greedy(logits: torch.Tensor, allowed_token_ids: Sequence[int] | None) -> tuple[int, float, float]:
     """(token, log-probability, gap to the runner-up) of the best allowed token."""
     scores = logits.double()
-    ids = torch.arange(len(scores)) if allow is None else torch.tensor(list(allow))
+    ids = torch.arange(len(scores)) if allowed_token_ids is None else torch.tensor(list(allowed_token_ids))
     best = scores[ids].topk(min(2, len(ids)))
     token = int(ids[best.indices[0]])
     gap = float(best.values[0] - best.values[-1]) if len(ids) > 1 else float("inf")
@@ -62,7 +62,7 @@ def autoregressive(
     prompt: Sequence[int],
     count: int,
     stop: Callable[[list[int]], bool],
-    allow: Callable[[list[int]], Sequence[int] | None] | None = None,
+    allowed_token_ids: Callable[[list[int]], Sequence[int] | None] | None = None,
 ) -> list[tuple[int, float, float]]:
     """(token, log-probability, gap) of each decoded token; `allow(tokens so far)` limits the next one."""
     answer: list[tuple[int, float, float]] = []
@@ -70,7 +70,9 @@ def autoregressive(
         tokens = [*prompt, *(t for t, _, _ in answer)]
         n = len(tokens)
         logits = dense_logits(model, tokens, range(n), torch.ones(n, n).tril().bool())
-        answer.append(greedy(logits[-1], allow([t for t, _, _ in answer]) if allow is not None else None))
+        answer.append(
+            greedy(logits[-1], allowed_token_ids([t for t, _, _ in answer]) if allowed_token_ids is not None else None)
+        )
         if stop([t for t, _, _ in answer]):
             break
     return answer
@@ -82,7 +84,7 @@ def hyper_parallel(
     ends: Sequence[int],
     k_max: int,
     isolate_values: bool,
-    allow: Callable[[int, list[int]], Sequence[int] | None],
+    allowed_token_ids: Callable[[int, list[int]], Sequence[int] | None],
     closed: Callable[[int, list[int]], bool],
 ) -> list[list[tuple[int, float, float]]]:
     """HPD by its definition: values grow together, one token a step, each seeing what the paper's mask lets it see.
@@ -109,7 +111,7 @@ def hyper_parallel(
         live = []
         for n, index in asked:
             so_far = [t for t, _, _ in values[n]]
-            values[n].append(greedy(logits[index], allow(n, so_far)))
+            values[n].append(greedy(logits[index], allowed_token_ids(n, so_far)))
             if not closed(n, [t for t, _, _ in values[n]]):
                 live.append(n)
         if not live or step == k_max:
@@ -167,13 +169,15 @@ class Replay:
                     mask[q, list(keys)] = True
                 logits, hidden = dense_output(self.model, self.tokens, self.positions, mask)
                 picked = []
-                for number, index in enumerate(feed.ask):
-                    allow = feed.allow[number] if feed.allow is not None else None
-                    token, logprob, gap = greedy(logits[first + index], None if allow is None else allow.tolist())
+                for number, index in enumerate(feed.sample_at):
+                    allowed_token_ids = feed.allowed_token_ids[number] if feed.allowed_token_ids is not None else None
+                    token, logprob, gap = greedy(
+                        logits[first + index], None if allowed_token_ids is None else allowed_token_ids.tolist()
+                    )
                     picked.append((token, logprob))
                     self.gaps.append(gap)
-                asked = [logits[first + index] for index in feed.ask] if feed.want_logits else None
-                states = [hidden[first + index] for index in feed.ask] if feed.want_hidden else None
+                asked = [logits[first + index] for index in feed.sample_at] if feed.want_logits else None
+                states = [hidden[first + index] for index in feed.sample_at] if feed.want_hidden else None
                 feed = program.send(Predictions([t for t, _ in picked], [p for _, p in picked], asked, states))
         except StopIteration as end:
             return end.value

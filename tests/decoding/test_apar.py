@@ -37,7 +37,7 @@ def steered(program, rule=steer):
     try:
         while True:
             predictions = yield feed
-            for number, index in enumerate(feed.ask):
+            for number, index in enumerate(feed.sample_at):
                 predictions.tokens[number] = rule(feed.tokens[index], feed.positions[index], predictions.tokens[number])
             feed = program.send(predictions)
     except StopIteration as end:
@@ -147,7 +147,7 @@ def test_threads_equal_threads_alone_beside_other_programs(kind):
     expected = [from_scratch(stock, p.tokens, 40) for p in prompts]
     programs = [steered(apar(p, 40, FORK, CHILD, ENDS)) for p in prompts]
     programs += [hyper_parallel(values, 5), autoregressive(prompts[0], 9, lambda t: False)]
-    *answers, filled, plain = Engine(model, batch=4, token_budget=24).run(programs)
+    *answers, filled, plain = Engine(model, max_num_seqs=4, max_num_batched_tokens=24).run(programs)
     for answer, want in zip(answers, expected, strict=True):
         compare(answer, want)
     for value, want in zip(filled, expected_values(stock, values, 5, False), strict=True):
@@ -161,7 +161,8 @@ def test_float64_and_the_independent_interpreter_of_feeds():
     model, stock = pair("qwen3")
     model, stock = in_float64(model), in_float64(stock)
     for prompt, answer in zip(
-        prompts_of(4, 2), Engine(model, batch=3).run(steered(apar(p, 40, FORK, CHILD, ENDS)) for p in prompts_of(4, 2)),
+        prompts_of(4, 2),
+        Engine(model, max_num_seqs=3).run(steered(apar(p, 40, FORK, CHILD, ENDS)) for p in prompts_of(4, 2)),
         strict=True,
     ):  # fmt: skip
         compare(answer, from_scratch(stock, prompt.tokens, 40), atol=1e-9)
@@ -173,7 +174,7 @@ def test_float64_and_the_independent_interpreter_of_feeds():
 def test_rows_fed_again_after_losing_their_cache():
     model, stock = pair("llama")
     prompts = prompts_of(5, 5)
-    engine = Engine(model, batch=5, token_budget=40, cache_tokens=320)
+    engine = Engine(model, max_num_seqs=5, max_num_batched_tokens=40, cache_tokens=320)
     for prompt, answer in zip(
         prompts, engine.run(steered(apar(p, 45, FORK, CHILD, ENDS)) for p in prompts), strict=True
     ):
@@ -197,7 +198,7 @@ def drive(program, said: dict[tuple[int, ...], int], prompt: list[int]):
             rows += zip(feed.tokens, feed.positions, segments, strict=True)
             alive |= set(range(first, len(rows)))
             tokens = []
-            for index in feed.ask:
+            for index in feed.sample_at:
                 _, position, segment = rows[first + index]
                 kinds = {i: reach.get((segment, rows[i][2]), 0) for i in alive}
                 seen = [i for i, kind in kinds.items() if kind == 1 or (kind == 2 and rows[i][1] <= position)]
@@ -268,7 +269,7 @@ def test_a_child_beyond_the_threads_waits_and_nothing_of_it_is_lost(max_threads)
     assert narrow.tokens == wide.tokens == [t for n in range(5) for t in (10 + n, 20 + n, 30 + n)]
     assert [p.tokens for p in restore(narrow.root)] == [p.tokens for p in restore(wide.root)]
     assert (narrow.stopped, narrow.threads, narrow.unstarted_threads) == (True, 6, 0)
-    assert max(len(feed.ask) for feed in feeds) == max_threads
+    assert max(len(feed.sample_at) for feed in feeds) == max_threads
 
 
 @pytest.mark.parametrize("max_threads", [1, 2, 3])
@@ -278,7 +279,9 @@ def test_waiting_children_equal_threads_alone(max_threads):
     model, stock = in_float64(model), in_float64(stock)
     prompts = prompts_of(6, 3)
     programs = [steered(apar(p, 60, FORK, CHILD, ENDS, max_threads)) for p in prompts]
-    for prompt, answer in zip(prompts, Engine(model, batch=2, token_budget=30).run(programs), strict=True):
+    for prompt, answer in zip(
+        prompts, Engine(model, max_num_seqs=2, max_num_batched_tokens=30).run(programs), strict=True
+    ):
         compare(answer, from_scratch(stock, prompt.tokens, 60, max_threads), atol=1e-9)
         replayed = Replay(stock).run(steered(apar(prompt, 60, FORK, CHILD, ENDS, max_threads)))
         assert (replayed.tokens, replayed.cost) == (answer.tokens, answer.cost)

@@ -18,8 +18,8 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.methods.space import space
-from raypd.decoding.row import Counts, ProgramError
 from raypd.decoding.sampling import GREEDY, Sampling
+from raypd.decoding.sequence import ProgramError, TokenCounts
 from tests.decoding import reference
 from tests.decoding.test_exactness import agree, pair, slotted, tokens_of
 from tests.decoding.test_space import chance_of_texts, chi_square, likely, never, rarely
@@ -93,7 +93,7 @@ def test_every_pass_has_the_drafts_that_were_asked_for(draft_tokens, sklearn, mo
         at, accepted = at + right + 1, accepted + right
     assert 0 < accepted == done.answer.accepted < done.answer.drafted
     assert done.answer.steps == len(given)
-    assert done.counts == Counts(prefill_tokens=9, decode_tokens=60, steps=len(given))
+    assert done.counts == TokenCounts(prefill_tokens=9, decode_tokens=60, steps=len(given))
     given.clear()
     decode(engine_of(model, draft, most=3, draft_tokens=draft_tokens), prompt, 3)
     assert len(given[0]) - len(prompt) == min(draft_tokens, 2)  # a draft of which more could not be taken is shorter
@@ -161,7 +161,7 @@ def test_the_generation_stops_where_the_program_ends():
         assert done.answer.tokens == full[:count]
         assert done.answer.stopped == (most == 200)
         assert len(given) == -(-count // 5)  # five tokens a pass, the draft being always right
-        assert done.counts == Counts(prefill_tokens=9, decode_tokens=count, steps=len(given))
+        assert done.counts == TokenCounts(prefill_tokens=9, decode_tokens=count, steps=len(given))
         assert done.answer.accepted == count - count // 5
         assert done.answer.drafted == 4 * len(given)
 
@@ -204,7 +204,7 @@ def test_programs_of_other_methods_and_their_errors_end_alone():
     for program, kind, words in (
         (hyper_parallel(slotted(random.Random(3), 2, shared=False), 5), ProgramError, alone),
         (space(prompt, 8, 2, 3), ProgramError, alone),
-        (autoregressive(prompt, 8, never, allow=lambda tokens: np.arange(9)), ProgramError, alone),
+        (autoregressive(prompt, 8, never, allowed_token_ids=lambda tokens: np.arange(9)), ProgramError, alone),
         (autoregressive(prompt, 8, never, lambda tokens: np.arange(9) if tokens else None), ProgramError, alone),
         (autoregressive(prompt, 9, never), ProgramError, "more tokens than assisted generation may decode"),
         (autoregressive(prompt, 8, fails), KeyError, "a stop that fails"),

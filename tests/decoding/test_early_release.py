@@ -14,8 +14,8 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.apar import apar
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.program import Feed
-from raypd.decoding.row import LEAST_REGION, Row
-from raypd.decoding.visibility import GONE
+from raypd.decoding.sequence import LEAST_REGION, Sequence
+from raypd.decoding.visibility import NO_TOKEN
 from tests.decoding import reference
 from tests.decoding.test_apar import CHILD, ENDS, EOS, FORK, steered
 from tests.decoding.test_exactness import INSTRUCTION, pair, tokens_of
@@ -33,22 +33,22 @@ def decode(model, programs, monkeypatch) -> tuple[list, Used]:
     """The programs' answers, all of them four at a time, and what that took."""
     used = Used()
 
-    def step(pool, groups, slots):
+    def step(cache, groups, slots):
         used.attended_keys += sum(
             (span.b - span.a) * (group.length + span.length) for group in groups for span in group.spans
         )
-        return real(pool, groups, slots)
+        return real(cache, groups, slots)
 
     real = engines.Step
     monkeypatch.setattr(engines, "Step", step)
-    engine, answers = Engine(model, batch=4), {}
+    engine, answers = Engine(model, max_num_seqs=4), {}
     for number, program in enumerate(programs):
         engine.submit(program, tag=number)
     while engine.pending:
         for done in engine.step():
             assert done.error is None
             answers[done.tag] = done.answer
-        used.most_slots = max(used.most_slots, engine.pool.regions.slots - engine.pool.regions.free)
+        used.most_slots = max(used.most_slots, engine.cache.allocator.slots - engine.cache.allocator.available)
     monkeypatch.setattr(engines, "Step", real)
     return [answers[number] for number in sorted(answers)], used
 
@@ -84,7 +84,7 @@ def test_a_batch_of_lists_takes_less_than_its_flattened_texts(monkeypatch):
     answers, released = decode(model, forked(), monkeypatch)
     assert all(answer.stopped and answer.threads == 4 + n % 4 for n, answer in enumerate(answers))
     with monkeypatch.context() as patch:
-        patch.setattr(Row, "_close_up", lambda self, coming, pool: None)
+        patch.setattr(Sequence, "_close_up", lambda self, coming, cache: None)
         again, kept = decode(model, forked(), monkeypatch)
     assert [answer.tokens for answer in again] == [answer.tokens for answer in answers]
     flat = (autoregressive(p, len(a.tokens), lambda t: False) for p, a in zip(prompts, answers, strict=True))
@@ -100,14 +100,14 @@ def shrinking(rng: random.Random):
     """A program that fills the cache, drops most of it in pieces, and asks what is seen of the rest after each."""
     tokens = tokens_of(rng, 260, 300)
     heard = []
-    predictions = yield Feed(tokens, range(len(tokens)), ask=[len(tokens) - 1])
+    predictions = yield Feed(tokens, range(len(tokens)), sample_at=[len(tokens) - 1])
     alive, total, at = list(range(len(tokens))), len(tokens), len(tokens)
     while len(alive) > 20:
         heard.append((predictions.tokens, predictions.logprobs))
         drop = rng.sample(alive, rng.randint(len(alive) // 8, len(alive) // 3))
         alive = [index for index in alive if index not in drop]
         count = rng.randint(1, 6)
-        predictions = yield Feed(tokens_of(rng, count, count), range(at, at + count), ask=range(count), drop=drop)
+        predictions = yield Feed(tokens_of(rng, count, count), range(at, at + count), sample_at=range(count), drop=drop)
         alive += range(total, total + count)
         total, at = total + count, at + count
     return heard
@@ -116,23 +116,23 @@ def shrinking(rng: random.Random):
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_that_close_up_see_the_same_and_hold_no_more_than_they_need(seed):
     model, stock = pair("llama")
-    engine = Engine(model, batch=3, token_budget=120)
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=120)
     for n in range(3):
         engine.submit(shrinking(random.Random(10 * seed + n)), tag=n)
     answers, sizes = {}, []
     while engine.pending:
         answers |= {done.tag: done.answer for done in engine.step()}
-        taken = engine.pool.regions.slots - engine.pool.regions.free
-        assert taken == sum(len(row.owner) for row in engine.rows)
-        for row in engine.rows:
-            live = np.flatnonzero(row.owner != GONE)
+        taken = engine.cache.allocator.slots - engine.cache.allocator.available
+        assert taken == sum(len(row.owner) for row in engine.sequences)
+        for row in engine.sequences:
+            live = np.flatnonzero(row.owner != NO_TOKEN)
             np.testing.assert_array_equal(row.place[row.owner[live]], live)
             waiting = row.size - row.cached
             sizes += [len(row.owner)] if len(row.owner) else []
             assert len(row.owner) <= (512 if row.steps < 2 else LEAST_REGION + 4 * (len(live) + waiting))
     assert max(sizes) == 512
     assert min(sizes) == LEAST_REGION
-    assert engine.pool.regions.free == engine.pool.regions.slots
+    assert engine.cache.allocator.available == engine.cache.allocator.slots
     for n, answer in answers.items():
         expected = reference.Replay(stock).run(shrinking(random.Random(10 * seed + n)))
         for (tokens, logprobs), (want, want_logprobs) in zip(answer, expected, strict=True):

@@ -84,12 +84,14 @@ def slotted(rng: random.Random, documents: int, shared: bool) -> SlottedPrompt:
 
 
 def expected_values(stock, prompt: SlottedPrompt, k_max: int, isolate: bool):
-    def allow(n, so_far):
+    def allowed_token_ids(n, so_far):
         ids = prompt.slots[n].grammar.allowed(0 if not so_far else so_far[-1], 9)
         return None if ids is None else ids.tolist()
 
     ends = [slot.end for slot in prompt.slots]
-    return reference.hyper_parallel(stock, prompt.tokens, ends, k_max, isolate, allow, lambda n, t: t[-1] % 7 == 0)
+    return reference.hyper_parallel(
+        stock, prompt.tokens, ends, k_max, isolate, allowed_token_ids, lambda n, t: t[-1] % 7 == 0
+    )
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -98,7 +100,7 @@ def test_autoregressive(kind):
     rng = random.Random(2)
     prompts = [Prompt(INSTRUCTION + tokens_of(rng, 1, 20), shared=23 if i % 2 else 0) for i in range(5)]
     stops = lambda tokens: tokens[-1] % 11 == 0  # noqa: E731
-    engine = Engine(model, batch=3, token_budget=16)
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=16)
     answers = engine.run(autoregressive(prompt, 12, stops) for prompt in prompts)
     for prompt, answer in zip(prompts, answers, strict=True):
         agree(reference.autoregressive(stock, prompt.tokens, 12, stops), answer.tokens, answer.logprobs)
@@ -112,7 +114,7 @@ def test_hyper_parallel_isolation(kind, isolate):
     rng = random.Random(3)
     stack = 3 if isolate == "none" else 1
     prompts = [slotted(rng, stack, shared=isolate != "none") for _ in range(4)]
-    engine = Engine(model, batch=3, token_budget=4096)
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=4096)
     answers = engine.run(hyper_parallel(p, 6, isolate == "values") for p in prompts)
     lengths = set()
     for prompt, values in zip(prompts, answers, strict=True):
@@ -130,7 +132,7 @@ def test_hyper_parallel_stack_prefix_chunks(stack, shared, budget):
     model, stock = pair("llama")
     rng = random.Random(stack)
     prompts = [slotted(rng, stack, shared) for _ in range(5)]
-    engine = Engine(model, batch=4, token_budget=budget)
+    engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=budget)
     answers = engine.run(hyper_parallel(p, 5) for p in prompts)
     for prompt, values in zip(prompts, answers, strict=True):
         for value, expected in zip(values, expected_values(stock, prompt, 5, False), strict=True):
@@ -142,7 +144,7 @@ def test_float64_logits_are_those_of_the_reference():
     model, stock = in_float64(model), in_float64(stock)
     rng = random.Random(5)
     prompts = [slotted(rng, 2, True) for _ in range(3)]
-    answers = Engine(model, batch=3, token_budget=50).run(hyper_parallel(p, 6) for p in prompts)
+    answers = Engine(model, max_num_seqs=3, max_num_batched_tokens=50).run(hyper_parallel(p, 6) for p in prompts)
     for prompt, values in zip(prompts, answers, strict=True):
         for value, expected in zip(values, expected_values(stock, prompt, 6, False), strict=True):
             assert value.tokens == [t for t, _, _ in expected]
@@ -158,7 +160,9 @@ def test_answers_do_not_depend_on_the_batch(kind):
     for batch, budget, order in [(1, 4096, range(9)), (9, 4096, range(9)), (4, 21, reversed(range(9)))]:
         model, _ = pair(kind)
         numbers = list(order)
-        answers = Engine(model, batch=batch, token_budget=budget).run(hyper_parallel(prompts[i], 6) for i in numbers)
+        answers = Engine(model, max_num_seqs=batch, max_num_batched_tokens=budget).run(
+            hyper_parallel(prompts[i], 6) for i in numbers
+        )
         for number, values in zip(numbers, answers, strict=True):
             tokens = [value.tokens for value in values]
             assert first.setdefault(number, tokens) == tokens
@@ -169,7 +173,7 @@ def test_small_cache_feeds_rows_again():
     model, stock = pair("llama")
     rng = random.Random(7)
     prompts = [slotted(rng, 2, shared=True) for _ in range(8)]
-    engine = Engine(model, batch=8, token_budget=64, cache_tokens=320)
+    engine = Engine(model, max_num_seqs=8, max_num_batched_tokens=64, cache_tokens=320)
     answers = engine.run(hyper_parallel(p, 8) for p in prompts)
     for prompt, values in zip(prompts, answers, strict=True):
         for value, expected in zip(values, expected_values(stock, prompt, 8, False), strict=True):
@@ -185,13 +189,13 @@ def test_sampling_depends_on_the_seed_alone():
     model, _ = pair("llama")
     never = lambda tokens: False  # noqa: E731
     alone = [
-        Engine(model, batch=1).run([autoregressive(p, 10, never)], sampling=warm, seed=i)[0].tokens
+        Engine(model, max_num_seqs=1).run([autoregressive(p, 10, never)], sampling=warm, seed=i)[0].tokens
         for i, p in enumerate(prompts)
     ]
-    together = Engine(model, batch=6, token_budget=31)
+    together = Engine(model, max_num_seqs=6, max_num_batched_tokens=31)
     answers = together.run((autoregressive(p, 10, never) for p in prompts), sampling=warm)
     assert alone == [answer.tokens for answer in answers]
-    other = Engine(model, batch=6).run((autoregressive(p, 10, never) for p in prompts), sampling=warm, seed=99)
+    other = Engine(model, max_num_seqs=6).run((autoregressive(p, 10, never) for p in prompts), sampling=warm, seed=99)
     assert alone != [answer.tokens for answer in other]
 
 
@@ -200,8 +204,8 @@ def test_bfloat16_runs_and_mostly_agrees():
     model, _ = pair("llama")
     rng = random.Random(9)
     prompts = [slotted(rng, 1, True) for _ in range(6)]
-    full = Engine(model, batch=6).run(hyper_parallel(p, 6) for p in prompts)
-    half = Engine(pair("llama")[0].to(torch.bfloat16), batch=6).run(hyper_parallel(p, 6) for p in prompts)
+    full = Engine(model, max_num_seqs=6).run(hyper_parallel(p, 6) for p in prompts)
+    half = Engine(pair("llama")[0].to(torch.bfloat16), max_num_seqs=6).run(hyper_parallel(p, 6) for p in prompts)
     firsts = [(a.tokens[0], b.tokens[0]) for x, y in zip(full, half, strict=True) for a, b in zip(x, y, strict=True)]
     assert sum(a == b for a, b in firsts) > 0.7 * len(firsts)
 
@@ -213,7 +217,7 @@ def test_guided(kind):
     rng = random.Random(5)
     prompts = [slotted(rng, 1, shared=bool(i % 2)) for i in range(5)]
     rest = lambda slot, value: [*value.tokens[-1:], 3 + len(value.tokens)]  # noqa: E731
-    engine = Engine(model, batch=3, token_budget=16)
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=16)
     answers = engine.run(guided(prompt, 6, rest) for prompt in prompts)
     for prompt, values in zip(prompts, answers, strict=True):
         text, begin = [], 0

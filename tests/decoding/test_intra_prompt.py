@@ -49,9 +49,13 @@ def alone(stock, prompt: PromptTree, most: int = MOST):
     """The answers of one prompt a question."""
     for context in prompt.contexts:
         for q in context.questions:
-            allow = None if q.allow is None else lambda t, q=q: None if (i := q.allow(t)) is None else i.tolist()
+            allowed_token_ids = (
+                None
+                if q.allowed_token_ids is None
+                else lambda t, q=q: None if (i := q.allowed_token_ids(t)) is None else i.tolist()
+            )
             tokens = [*prompt.instruction, *context.tokens, *q.tokens]
-            yield reference.autoregressive(stock, tokens, most, q.stops, allow)
+            yield reference.autoregressive(stock, tokens, most, q.stops, allowed_token_ids)
 
 
 def check(stock, prompt: PromptTree, answers: list[Answer], most: int = MOST) -> None:
@@ -101,7 +105,7 @@ def test_steps_positions_and_segments():
     prompt = PromptTree([1], [Context([2, 2], [Question([3], **rule), Question([4, 4], **rule)])])
     program = intra_prompt(prompt, 3)
     feed = next(program)
-    assert (list(feed.ask), feed.shared, feed.allow) == ([3, 5], 1, None)
+    assert (list(feed.sample_at), feed.shared, feed.allowed_token_ids) == ([3, 5], 1, None)
     feed = program.send(Predictions([7, 8], [-1.0, -2.0]))
     assert (feed.tokens, feed.positions, feed.segments) == ([7, 8], [4, 5], [2, 3])
     feed = program.send(Predictions([0, 8], [-1.0, -2.0]))
@@ -115,7 +119,7 @@ def test_one_token_answers_take_one_feed():
     rng = random.Random(1)
     program = intra_prompt(PromptTree([5], [Context([6], [question(rng, limited=True) for _ in range(3)])]), 9)
     feed = next(program)
-    assert [ids.tolist() for ids in feed.allow] == [LETTERS.tolist()] * 3
+    assert [ids.tolist() for ids in feed.allowed_token_ids] == [LETTERS.tolist()] * 3
     with pytest.raises(StopIteration):
         program.send(Predictions([65, 66, 65], [-1.0] * 3))
 
@@ -139,7 +143,7 @@ def test_equals_one_prompt_a_question(kind):
     other = [slotted(rng, 1, shared=True), Prompt(INSTRUCTION + tokens_of(rng, 3, 9), shared=len(INSTRUCTION))]
     programs = [intra_prompt(trees[0], MOST), hyper_parallel(other[0], 5), autoregressive(other[1], 9, seventh)]
     programs += [intra_prompt(t, MOST) for t in trees[1:]]
-    first, values, continuation, *rest = Engine(model, batch=4, token_budget=40).run(programs)
+    first, values, continuation, *rest = Engine(model, max_num_seqs=4, max_num_batched_tokens=40).run(programs)
     lengths = set()
     for prompt, answers in zip(trees, [first, *rest], strict=True):
         check(stock, prompt, answers)
@@ -158,17 +162,17 @@ def test_prefix_and_chunks_change_nothing(budget, shared):
     rng = random.Random(budget)
     # nothing is shared without an instruction: the first context then begins at position 0
     trees = [tree(rng, 2, INSTRUCTION if shared else []) for _ in range(3)]
-    engine = Engine(model, batch=3, token_budget=budget)
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=budget)
     for prompt, answers in zip(trees, engine.run(intra_prompt(t, MOST) for t in trees), strict=True):
         check(stock, prompt, answers)
-    assert bool(engine.prefixes) == shared
+    assert bool(engine.scheduler.prefixes) == shared
 
 
 def test_small_cache_feeds_rows_again():
     model, stock = pair("qwen3")
     rng = random.Random(12)
     trees = [tree(rng, 2) for _ in range(5)]
-    engine = Engine(model, batch=5, token_budget=64, cache_tokens=320)
+    engine = Engine(model, max_num_seqs=5, max_num_batched_tokens=64, cache_tokens=320)
     for prompt, answers in zip(trees, engine.run(intra_prompt(t, MOST) for t in trees), strict=True):
         check(stock, prompt, answers)
 
@@ -178,7 +182,7 @@ def test_float64_is_exact():
     model, stock = pair("qwen3")
     model, stock = in_float64(model), in_float64(stock)
     trees = [tree(random.Random(seed), 3) for seed in (21, 22)]
-    answers = Engine(model, batch=2, token_budget=50).run(intra_prompt(t, MOST) for t in trees)
+    answers = Engine(model, max_num_seqs=2, max_num_batched_tokens=50).run(intra_prompt(t, MOST) for t in trees)
     for prompt, ours in zip(trees, answers, strict=True):
         replayed = reference.Replay(stock).run(intra_prompt(prompt, MOST))
         for expected, answer, again in zip(alone(stock, prompt), ours, replayed, strict=True):
@@ -194,10 +198,12 @@ def test_no_question_sees_another(seed):
     rng = random.Random(seed)
     model, _ = pair("gemma2")
     prompt = tree(rng, 3)
-    before = Engine(in_float64(model), token_budget=64).run([intra_prompt(prompt, MOST)])[0]
+    before = Engine(in_float64(model), max_num_batched_tokens=64).run([intra_prompt(prompt, MOST)])[0]
     kept, changed = prompt.contexts[0].questions[1], tree(rng, 2).contexts
     first = Context(prompt.contexts[0].tokens, [*changed[0].questions, kept])
-    after = Engine(model, token_budget=64).run([intra_prompt(PromptTree(INSTRUCTION, [*changed, first]), MOST)])[0]
+    after = Engine(model, max_num_batched_tokens=64).run(
+        [intra_prompt(PromptTree(INSTRUCTION, [*changed, first]), MOST)]
+    )[0]
     assert after[-1].tokens == before[1].tokens
     np.testing.assert_allclose(after[-1].logprobs, before[1].logprobs, atol=1e-9)
 
@@ -211,7 +217,7 @@ def test_answers_do_not_depend_on_stack_order_or_batch():
     found = []
     for trees, batch in [([whole], 1), (by_context, 2), (by_question, 5), (by_question, 1)]:
         model, _ = pair("phi3")
-        engine = Engine(model, batch=batch, token_budget=128)
+        engine = Engine(model, max_num_seqs=batch, max_num_batched_tokens=128)
         found.append([a.tokens for answers in engine.run(intra_prompt(t, MOST) for t in trees) for a in answers])
     assert len(found[0]) > 3
     assert all(other == found[0] for other in found[1:])

@@ -16,7 +16,7 @@ from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.methods.medusa import MedusaHeads, Tree, cartesian_tree, medusa, sparse_tree
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import Sampling
-from raypd.decoding.visibility import GONE, visible
+from raypd.decoding.visibility import NO_TOKEN, visible
 from raypd.errors import ModelError
 from raypd.models.medusa_heads import load_heads, save_heads
 from tests.decoding import reference
@@ -115,7 +115,7 @@ def test_float64_tokens_are_those_of_the_reference_and_of_replay(kind):
         want = reference.autoregressive(stock, prompt.tokens, 12, never)
         text = [t for t, _, _ in want]
         programs = [medusa(prompt, 12, knowing(stock, prompt.tokens, text, 0.8, 1), TREES[number]) for _ in range(2)]
-        answer = Engine(model, token_budget=24).run(programs[:1])[0]
+        answer = Engine(model, max_num_batched_tokens=24).run(programs[:1])[0]
         assert answer.tokens == text
         np.testing.assert_allclose(answer.logprobs, [p for _, p, _ in want], atol=1e-9)
         replayed = reference.Replay(stock).run(programs[1])
@@ -133,7 +133,9 @@ def test_heads_of_their_own():
     prompts = [Prompt([1, 5, i, 4]) for i in range(4)]
     accepted = 0
     for heads, tree in ((alike, None), (wild, cartesian_tree(3, 2, 2))):
-        answers = Engine(model, batch=5, token_budget=40).run(medusa(p, 20, heads, tree) for p in prompts)
+        answers = Engine(model, max_num_seqs=5, max_num_batched_tokens=40).run(
+            medusa(p, 20, heads, tree) for p in prompts
+        )
         for prompt, answer in zip(prompts, answers, strict=True):
             agree(reference.autoregressive(stock, prompt.tokens, 20, never), answer.tokens, answer.logprobs)
             replayed = reference.Replay(stock).run(medusa(prompt, 20, heads, tree))
@@ -170,7 +172,7 @@ def test_a_pass_by_hand():
     heads = Fixed(3, 1, 4, 99)
     program = medusa(Prompt([7, 8]), 20, heads, TREES[2])
     first = next(program)
-    assert (list(first.tokens), list(first.ask), first.want_hidden) == ([7, 8], [1], True)
+    assert (list(first.tokens), list(first.sample_at), first.want_hidden) == ([7, 8], [1], True)
     hidden = [torch.zeros(4)] * 7
     ask = program.send(Predictions([9], [0.0], hidden=hidden[:1]))
     assert (ask.tokens, ask.guess.heads, ask.guess.tree) == ((), heads, TREES[2])
@@ -179,7 +181,7 @@ def test_a_pass_by_hand():
     assert list(feed.positions) == [2, 3, 3, 3, 4, 4, 5]
     assert list(feed.segments) == [0, 1, 2, 3, 4, 5, 4]  # (1, 0) and (1, 0, 0) are one run
     assert {key for query, key in first.reach if query == 4} == {0, 2, 4}
-    assert list(feed.ask) == list(range(7))
+    assert list(feed.sample_at) == list(range(7))
     # the model says 41 behind 9, 50 behind 41, and 1 behind 50
     ask = program.send(Predictions([41, 0, 50, 0, 1, 0, 0], [0.0] * 7, hidden=hidden))
     feed = program.send(Predictions([], [], guesses=heads.guess(ask.guess.hidden, TREES[2])))
@@ -200,7 +202,7 @@ def test_heads_run_once_a_step_for_all_programs_that_share_them():
     width = model.get_output_embeddings().weight.shape
     heads = Counting(2, 1, width[1], width[0]).eval()
     prompts = prompts_of(6)
-    engine = Engine(model, batch=4)
+    engine = Engine(model, max_num_seqs=4)
     answers = engine.run([medusa(prompt, 9, heads) for prompt in prompts])
     assert max(calls) == len(prompts)
     assert len(calls) < engine.steps
@@ -219,9 +221,9 @@ def test_the_cache_holds_the_text_and_one_tree():
     said = []
     while engine.pending:
         said += engine.step()
-        for row in engine.rows:
+        for row in engine.sequences:
             here = row.owner[: row.high]
-            kept = sorted(token for token in here[here != GONE] if token < row.size - len(row.feed.tokens))
+            kept = sorted(token for token in here[here != NO_TOKEN] if token < row.size - len(row.feed.tokens))
             assert row.table[1, kept].tolist() == list(range(len(kept)))
             assert row.table[0, kept].tolist() == [*prompt.tokens, *text][: len(kept)]
             assert not row.table[2, kept].any()
@@ -238,7 +240,7 @@ def test_small_cache_feeds_rows_again():
         for i, (p, e) in enumerate(zip(prompts, expected, strict=True))
     ]
     for answer, want in zip(
-        Engine(model, batch=6, token_budget=64, cache_tokens=320).run(programs), expected, strict=True
+        Engine(model, max_num_seqs=6, max_num_batched_tokens=64, cache_tokens=320).run(programs), expected, strict=True
     ):
         agree(want, answer.tokens, answer.logprobs)
 
@@ -248,7 +250,7 @@ def test_sampled_texts_have_the_distribution_of_autoregressive_ones():
     sampling, prompt, runs = Sampling(1.5, top_k=3), Prompt([1, 9, 5]), 500
     heads = MedusaHeads.for_model(model, count=2, layers=1, tree=cartesian_tree(4, 3))
     chances = chance_of_texts(stock, prompt.tokens, 4, sampling)
-    answers = Engine(model, batch=175).run((medusa(prompt, 4, heads) for _ in range(runs)), sampling=sampling)
+    answers = Engine(model, max_num_seqs=175).run((medusa(prompt, 4, heads) for _ in range(runs)), sampling=sampling)
     counts: dict[tuple[int, ...], int] = {}
     for answer in answers:
         counts[tuple(answer.tokens)] = counts.get(tuple(answer.tokens), 0) + 1
@@ -299,7 +301,7 @@ def test_apar_medusa_equals_apar(kind):
             yield scripted(apar_medusa(prompt, MOST, FORK, CHILD, ENDS, heads, TREES[i % 3]))
 
     others = [hyper_parallel(values, 5), autoregressive(prompts[1], 10, never), apar(prompts[0], 20, FORK, CHILD, ENDS)]
-    answers = Engine(model, batch=4, token_budget=40).run([*programs(), *others])
+    answers = Engine(model, max_num_seqs=4, max_num_batched_tokens=40).run([*programs(), *others])
     for answer, want in zip(answers, plain, strict=False):
         same(answer.root, want.root)
         assert (answer.tokens, answer.threads, answer.stopped) == (want.tokens, want.threads, True)
@@ -350,7 +352,7 @@ def test_apar_medusa_in_replay_keeps_to_its_most_tokens():
             scripted(apar_medusa(prompt, most, FORK, CHILD, ENDS, Knowing(stock, texts, 0.9, most), TREES[most % 3]))
             for _ in range(2)
         ]
-        answer = Engine(model, token_budget=30).run(programs[:1])[0]
+        answer = Engine(model, max_num_batched_tokens=30).run(programs[:1])[0]
         assert sum(len(paragraph.tokens) for paragraph in restore(answer.root)) == most
         for path, _ in threads_of(prompt.tokens, answer.root):
             assert any(path == other[: len(path)] for other in whole)
@@ -370,7 +372,7 @@ def test_apar_medusa_reuses_segments_and_frees_the_cache():
     said, most, size = [], 0, 0
     while engine.pending:
         said += engine.step()
-        for row in engine.rows:
+        for row in engine.sequences:
             live = np.flatnonzero(~row.dropped[: row.size])
             _, positions, segments, _ = row.table[:, live]
             fed = live >= row.size - len(row.feed.tokens)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from raypd.decoding.cache.pool import OutOfSlots, Pool
 from raypd.decoding.engine import Engine
+from raypd.decoding.kv_cache import KVCache, OutOfSlots
 from raypd.decoding.memory import LEAST_TOKENS, TokenBudget, is_out_of_memory
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.medusa import MedusaHeads
-from raypd.decoding.row import ProgramError
 from raypd.decoding.sampling import Sampling
+from raypd.decoding.sequence import ProgramError
 from tests.decoding.test_exactness import INSTRUCTION, tokens_of
 from tests.decoding.test_properties import MODEL, check
 from tests.decoding.test_together import programs, said
@@ -50,8 +50,8 @@ def test_every_method_answers_as_on_a_device_with_room(plain: bool) -> None:
     torch.manual_seed(0)
     for head in heads.parameters():
         torch.nn.init.normal_(head, std=0.3)
-    expected = Engine(model(), batch=16).run(programs(heads).values())
-    engine = Engine(model(), batch=16)
+    expected = Engine(model(), max_num_seqs=16).run(programs(heads).values())
+    engine = Engine(model(), max_num_seqs=16)
     failed = device(engine, lambda tokens: tokens > 40, plain)
     answers = engine.run(programs(heads).values())
     assert [said(answer) for answer in answers] == [said(answer) for answer in expected]
@@ -69,8 +69,8 @@ def test_sampled_answers_do_not_change_when_passes_fail_now_and_then() -> None:
         never = lambda tokens: False  # noqa: E731
         return engine.run((autoregressive(p, 20, never) for p in prompts), sampling=warm, seed=5)
 
-    expected = [answer.tokens for answer in run(Engine(tiny_model("llama").double(), batch=5))]
-    engine = Engine(tiny_model("llama").double(), batch=5)
+    expected = [answer.tokens for answer in run(Engine(tiny_model("llama").double(), max_num_seqs=5))]
+    engine = Engine(tiny_model("llama").double(), max_num_seqs=5)
     unlucky = random.Random(2)
     failed = device(engine, lambda tokens: tokens > LEAST_TOKENS and unlucky.random() < 0.5)
     assert [answer.tokens for answer in run(engine)] == expected
@@ -80,7 +80,7 @@ def test_sampled_answers_do_not_change_when_passes_fail_now_and_then() -> None:
 def test_no_row_sees_another_when_passes_fail() -> None:
     """Random programs that drop and move tokens, against a replay of each alone."""
     for seed in range(6):
-        engine = Engine(MODEL, batch=4, token_budget=64)
+        engine = Engine(MODEL, max_num_seqs=4, max_num_batched_tokens=64)
         unlucky = random.Random(seed)
         step = engine._forward
 
@@ -98,11 +98,13 @@ def test_at_the_floor_one_program_fails_and_the_others_do_not() -> None:
     """One program's keys alone are too much for the device, however small the step."""
     rng = random.Random(3)
     never = lambda tokens: False  # noqa: E731
-    engine = Engine(tiny_model("llama"), batch=4)
+    engine = Engine(tiny_model("llama"), max_num_seqs=4)
     small = [Prompt(tokens_of(rng, 20, 40)) for _ in range(4)]
     large = Prompt(tokens_of(rng, 300, 300))
-    expected = [a.tokens for a in Engine(tiny_model("llama"), batch=4).run(autoregressive(p, 8, never) for p in small)]
-    device(engine, lambda tokens: any(row.size > 200 and row.high > 16 for row in engine.rows))
+    expected = [
+        a.tokens for a in Engine(tiny_model("llama"), max_num_seqs=4).run(autoregressive(p, 8, never) for p in small)
+    ]
+    device(engine, lambda tokens: any(row.size > 200 and row.high > 16 for row in engine.sequences))
     for number, prompt in enumerate([small[0], large, *small[1:]]):
         engine.submit(autoregressive(prompt, 8, never), tag=number)
     done = {}
@@ -117,8 +119,8 @@ def test_a_shared_prefix_that_does_not_fit_fails_whoever_waits_for_it() -> None:
     rng = random.Random(3)
     never = lambda tokens: False  # noqa: E731
     prefix = tokens_of(rng, 200, 200)
-    engine = Engine(tiny_model("llama"), batch=8)
-    device(engine, lambda tokens: any(row.size > 150 and row.cached < 190 for row in engine.rows))
+    engine = Engine(tiny_model("llama"), max_num_seqs=8)
+    device(engine, lambda tokens: any(row.size > 150 and row.cached < 190 for row in engine.sequences))
     for number in range(3):
         engine.submit(autoregressive(Prompt([*prefix, 5 + number], shared=200), 4, never), tag=f"waits {number}")
     engine.submit(autoregressive(Prompt([5, 6, 7]), 4, never), tag="other")
@@ -128,12 +130,12 @@ def test_a_shared_prefix_that_does_not_fit_fails_whoever_waits_for_it() -> None:
     assert done.pop("other") is None
     assert all(isinstance(error, ProgramError) for error in done.values())
     assert len(done) == 3
-    assert not engine.prefixes
+    assert not engine.scheduler.prefixes
 
 
 def test_a_device_without_any_memory_ends_the_engine() -> None:
     """Program after program would fail, and it is not their fault."""
-    engine = Engine(tiny_model("llama"), batch=8)
+    engine = Engine(tiny_model("llama"), max_num_seqs=8)
     device(engine, lambda tokens: True)
     for number in range(20):
         engine.submit(autoregressive(Prompt([5, 6, number]), 4, lambda tokens: False), tag=number)
@@ -171,10 +173,10 @@ def test_the_budget_comes_back() -> None:
 
 
 def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = Pool(64, None, torch.device("cpu"))
+    cache = KVCache(64, None, torch.device("cpu"))
     for layer in range(3):
-        pool.write(layer, torch.tensor([1]), torch.ones(2, 1, 4), torch.ones(2, 1, 4))
-    pool.take(64)
+        cache.write(layer, torch.tensor([1]), torch.ones(2, 1, 4), torch.ones(2, 1, 4))
+    cache.alloc(64)
     grown = []
     zeros = torch.Tensor.new_zeros
 
@@ -186,8 +188,8 @@ def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch.Tensor, "new_zeros", new_zeros)
     with pytest.raises(OutOfSlots):
-        pool.take(64)
-    assert pool.limit == 64
-    assert all(float(store[0, 1, 0]) == 1 for store in (*pool.keys.values(), *pool.values.values()))
-    pool.give(0, 64)
-    assert pool.take(64) == 0
+        cache.alloc(64)
+    assert cache.limit == 64
+    assert all(float(store[0, 1, 0]) == 1 for store in (*cache.keys.values(), *cache.values.values()))
+    cache.free(0, 64)
+    assert cache.alloc(64) == 0

@@ -47,7 +47,7 @@ def test_hyper_parallel_places_prunes_and_stops():
     feeds, answer = drive(hyper_parallel(prompt, 4), lambda feed, step: [v[step] for v in values if step < len(v)])
     assert [list(f.positions) for f in feeds] == [[0, 1, 2, 7, 12, 13], [3, 14], [4, 15], [16]]
     assert [list(f.tokens) for f in feeds[1:]] == [say(' "', ' "'), say("red", "blue"), say(" wine")]
-    assert (feeds[0].shared, list(feeds[0].ask)) == (2, [2, 3, 5])
+    assert (feeds[0].shared, list(feeds[0].sample_at)) == (2, [2, 3, 5])
     assert [v.tokens for v in answer] == values
     assert [v.closed for v in answer] == [True, True, False]  # null at once; the third was cut at K_max
     assert [v.completion for v in answer] == [None, "null", None]
@@ -56,7 +56,9 @@ def test_hyper_parallel_places_prunes_and_stops():
 def test_hyper_parallel_isolates_values_by_segment():
     text = Grammar(Text(), VOCABULARY)
     prompt = SlottedPrompt([25] * 4, [Slot(1, text), Slot(3, text)])
-    feeds, _ = drive(hyper_parallel(prompt, 3, isolate_values=True), lambda feed, step: say(*[' "'] * len(feed.ask)))
+    feeds, _ = drive(
+        hyper_parallel(prompt, 3, isolate_values=True), lambda feed, step: say(*[' "'] * len(feed.sample_at))
+    )
     assert feeds[0].reach == {(n, m): Reach.CAUSAL for n in (1, 2) for m in (0, n)}
     assert list(feeds[1].segments) == [1, 2]
 

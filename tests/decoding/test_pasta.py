@@ -321,7 +321,7 @@ def test_threads_beyond_the_most_wait_for_a_place():
     assert one.text == four.text == "xyz" * 3 + "end"
     assert one.longest_path == four.longest_path == four.steps
     assert one.steps == one.tokens
-    assert max(len(feed.ask) for feed in narrow.feeds) == 1
+    assert max(len(feed.sample_at) for feed in narrow.feeds) == 1
 
 
 @pytest.mark.parametrize("limit", range(3, 60))

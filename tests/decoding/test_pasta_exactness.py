@@ -49,7 +49,7 @@ def steered(program):
     try:
         while True:
             predictions = yield feed
-            for number, index in enumerate(feed.ask):
+            for number, index in enumerate(feed.sample_at):
                 predictions.tokens[number] = steer(
                     feed.tokens[index], feed.positions[index], predictions.tokens[number]
                 )
@@ -152,7 +152,7 @@ def test_threads_equal_threads_read_from_scratch_beside_other_programs(kind):
     programs = [program(p) for p in prompts]
     programs += [hyper_parallel(values, 5), autoregressive(prompts[0], 9, lambda t: False)]
     programs += [apar(prompts[1], 20, 3, 4, ENDS)]
-    *answers, filled, plain, _ = Engine(model, batch=4, token_budget=24).run(programs)
+    *answers, filled, plain, _ = Engine(model, max_num_seqs=4, max_num_batched_tokens=24).run(programs)
     for answer, prompt in zip(answers, prompts, strict=True):
         compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC))
     for value, want in zip(filled, expected_values(stock, values, 5, False), strict=True):
@@ -166,7 +166,7 @@ def test_float64_and_the_independent_interpreter_of_feeds():
     model, stock = pair("qwen3")
     model, stock = in_float64(model), in_float64(stock)
     prompts = prompts_of(4, 2)
-    for prompt, answer in zip(prompts, Engine(model, batch=3).run(map(program, prompts)), strict=True):
+    for prompt, answer in zip(prompts, Engine(model, max_num_seqs=3).run(map(program, prompts)), strict=True):
         compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC), atol=1e-9)
         replayed = Replay(stock).run(program(prompt))
         assert replayed.raw == answer.raw
@@ -179,8 +179,8 @@ def test_rows_fed_again_after_losing_their_cache_and_any_batch_give_the_same():
     model, stock = pair("llama")
     other = copy.deepcopy(stock)
     prompts = prompts_of(5, 5)
-    squeezed = Engine(model, batch=5, token_budget=40, cache_tokens=320).run(map(program, prompts))
-    alone = [Engine(other, batch=1).run([program(p)])[0] for p in prompts]
+    squeezed = Engine(model, max_num_seqs=5, max_num_batched_tokens=40, cache_tokens=320).run(map(program, prompts))
+    alone = [Engine(other, max_num_seqs=1).run([program(p)])[0] for p in prompts]
     for a, b in zip(squeezed, alone, strict=True):
         assert a.raw == b.raw
         assert [t.tokens for t in a.threads] == [t.tokens for t in b.threads]

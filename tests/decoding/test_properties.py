@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.program import Feed
-from raypd.decoding.row import ProgramError
-from raypd.decoding.visibility import GONE, Reach, grown, one_segment, visible
+from raypd.decoding.sequence import ProgramError
+from raypd.decoding.visibility import NO_TOKEN, Reach, grown, one_segment, visible
 from tests.decoding.reference import Replay
 from tests.tiny import tiny_model
 
@@ -31,7 +31,7 @@ def wandering(seed: int, edits: bool):
     first = [*INSTRUCTION, *(rng.randrange(3, 256) for _ in range(rng.randint(1, 9)))]
     ask = sorted(rng.sample(range(9, len(first)), rng.randint(1, len(first) - 9)))
     heard = []
-    predictions = yield Feed(first, range(len(first)), ask=ask, shared=rng.choice([0, 5, 9]))
+    predictions = yield Feed(first, range(len(first)), sample_at=ask, shared=rng.choice([0, 5, 9]))
     heard.append((predictions.tokens, predictions.logprobs))
     total, at, segments, closed = len(first), len(first), 1, set()
     alive = list(range(9, total))  # tokens that are not shared and were not dropped
@@ -74,13 +74,13 @@ def check(seeds: list[int], engine: Engine, edits: bool) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=6), st.integers(1, 6), st.sampled_from([16, 23, 400]))
 def test_no_row_sees_another(seeds, batch, budget):
-    check(seeds, Engine(MODEL, batch=batch, token_budget=budget), edits=True)
+    check(seeds, Engine(MODEL, max_num_seqs=batch, max_num_batched_tokens=budget), edits=True)
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 10**6), min_size=3, max_size=6), st.integers(193, 260))
 def test_a_row_that_lost_its_cache_sees_the_same(seeds, slots):
-    check(seeds, Engine(MODEL, batch=6, token_budget=16, cache_tokens=slots), edits=False)
+    check(seeds, Engine(MODEL, max_num_seqs=6, max_num_batched_tokens=16, cache_tokens=slots), edits=False)
 
 
 @given(st.integers(0, 10**6))
@@ -95,7 +95,7 @@ def test_visible_is_the_rule(seed):
     seen = visible(reach, qs, qp, ks, kp, qt, kt)
     for i in range(nq):
         for j in range(nk):
-            what = Reach.HIDDEN if ks[j] == GONE else reach[qs[i], ks[j]]
+            what = Reach.HIDDEN if ks[j] == NO_TOKEN else reach[qs[i], ks[j]]
             at_all = what == Reach.ALL or (what == Reach.CAUSAL and kp[j] <= qp[i])
             assert seen[i, j] == (at_all and kt[j] <= qt[i])
 
@@ -110,7 +110,7 @@ def test_reach_grows_hidden():
 
 def one_feed(**changes):
     def program():
-        yield Feed(**{"tokens": [5, 6, 7], "positions": [0, 1, 2], "ask": [2], **changes})
+        yield Feed(**{"tokens": [5, 6, 7], "positions": [0, 1, 2], "sample_at": [2], **changes})
 
     return program()
 
@@ -120,15 +120,15 @@ def one_feed(**changes):
     [
         ({"tokens": []}, "no token"),
         ({"positions": [0, 1]}, "2 positions"),
-        ({"ask": [3]}, "not in it"),
+        ({"sample_at": [3]}, "not in it"),
         ({"segments": [0, 1, 1]}, "reach themselves"),
         ({"drop": [0]}, "not fed yet"),
-        ({"allow": [None, None]}, "allows 2"),
+        ({"allowed_token_ids": [None, None]}, "allows 2"),
         ({"positions": [1, 2, 3], "shared": 2}, "shared tokens"),
     ],
 )
 def test_an_impossible_feed_ends_its_program_alone(changes, words):
-    engine = Engine(MODEL, batch=4)
+    engine = Engine(MODEL, max_num_seqs=4)
     engine.submit(wandering(1, False), tag="good")
     engine.submit(one_feed(**changes), tag="bad")
     done = {}
@@ -141,9 +141,9 @@ def test_an_impossible_feed_ends_its_program_alone(changes, words):
 
 def test_a_row_that_never_fits_is_refused_and_the_rest_goes_on():
     def long():
-        yield Feed([5] * 400, range(400), ask=[399])
+        yield Feed([5] * 400, range(400), sample_at=[399])
 
-    engine = Engine(MODEL, batch=4, token_budget=64, cache_tokens=256)
+    engine = Engine(MODEL, max_num_seqs=4, max_num_batched_tokens=64, cache_tokens=256)
     engine.submit(long(), tag="long")
     for seed in range(4):
         engine.submit(wandering(seed, False), tag=seed)
@@ -155,9 +155,9 @@ def test_a_row_that_never_fits_is_refused_and_the_rest_goes_on():
 
 
 def test_the_pool_is_empty_when_all_is_done():
-    engine = Engine(MODEL, batch=3, token_budget=16)
+    engine = Engine(MODEL, max_num_seqs=3, max_num_batched_tokens=16)
     engine.run(wandering(seed, True) for seed in range(6))
-    kept = sum(prefix.length for prefix in engine.prefixes.values())
-    assert engine.pool.regions.free == engine.pool.regions.slots - kept
-    assert not engine.rows
-    assert torch.isfinite(engine.pool.keys[0]).all()
+    kept = sum(prefix.length for prefix in engine.scheduler.prefixes.values())
+    assert engine.cache.allocator.available == engine.cache.allocator.slots - kept
+    assert not engine.sequences
+    assert torch.isfinite(engine.cache.keys[0]).all()

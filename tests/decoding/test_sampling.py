@@ -13,9 +13,9 @@ def by_hand(logits, ask):
     """Token and log-probability of one ask, in float64."""
     model = logits.double().log_softmax(-1)
     scores = logits.double()
-    if ask.allow is not None:
+    if ask.allowed_token_ids is not None:
         kept = torch.full_like(scores, -torch.inf)
-        kept[ask.allow] = scores[ask.allow]
+        kept[ask.allowed_token_ids] = scores[ask.allowed_token_ids]
         scores = kept
     if ask.sampling.temperature == 0:
         token = int(scores.argmax())
@@ -31,9 +31,9 @@ def test_each_ask_is_answered_as_if_alone(dtype):
     logits = torch.from_numpy(rng.normal(size=(77, 300)) * 4).to(dtype)  # more rows than are looked at together
     asks = []
     for _ in range(77):
-        allow = np.sort(rng.choice(300, rng.integers(1, 40), replace=False)) if rng.random() < 0.4 else None
+        allowed_token_ids = np.sort(rng.choice(300, rng.integers(1, 40), replace=False)) if rng.random() < 0.4 else None
         sampling = Sampling(float(rng.choice([0.0, 0.7, 1.3])))
-        asks.append(Ask(sampling, float(rng.random()), allow))
+        asks.append(Ask(sampling, float(rng.random()), allowed_token_ids))
     tokens, logprobs = sample(logits, asks)
     expected = [by_hand(row, ask) for row, ask in zip(logits, asks, strict=True)]
     assert tokens == [token for token, _ in expected]
@@ -43,4 +43,4 @@ def test_each_ask_is_answered_as_if_alone(dtype):
 def test_nothing_asked_and_nothing_allowed():
     assert sample(torch.zeros(0, 9), []) == ([], [])
     with pytest.raises(ValueError, match="allows no token"):
-        sample(torch.zeros(1, 9), [Ask(allow=np.array([], dtype=np.int64))])
+        sample(torch.zeros(1, 9), [Ask(allowed_token_ids=np.array([], dtype=np.int64))])

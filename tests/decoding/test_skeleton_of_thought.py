@@ -54,7 +54,7 @@ def test_points_equal_prompts_of_their_own(kind):
     stop = lambda tokens: tokens[-1] % 7 == 0  # noqa: E731
     programs = [scripted(skeleton_of_thought(p, 120, expand, decode, ENDS, max_point_tokens=6)) for p in prompts]
     programs.append(autoregressive(prompts[0], 9, stop))
-    *answers, plain = Engine(model, batch=3, token_budget=21).run(programs)
+    *answers, plain = Engine(model, max_num_seqs=3, max_num_batched_tokens=21).run(programs)
     agree(reference.autoregressive(stock, prompts[0].tokens, 9, stop), plain.tokens, plain.logprobs)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.outline == [*OUTLINE, EOS]
@@ -88,7 +88,7 @@ def test_an_outline_that_goes_on_is_cut_and_written_out():
     prompt = Prompt(INSTRUCTION, shared=20)
     cut = len(OUTLINE) - 2  # "10. Mo" is no point
     programs = [scripted(skeleton_of_thought(prompt, 90, expand, decode, ENDS, max_outline_tokens=cut), OUTLINE[:cut])]
-    answer = Engine(model, token_budget=16).run(programs)[0]
+    answer = Engine(model, max_num_batched_tokens=16).run(programs)[0]
     assert answer.outline == OUTLINE[:cut]
     assert [(p.number, p.heading) for p in answer.points] == EXPECTED[:2]
     assert not answer.stopped
@@ -103,7 +103,7 @@ def drive(program, *steps):
     feeds = [next(program)]
     try:
         for tokens in steps:
-            assert len(tokens) == len(feeds[-1].ask)
+            assert len(tokens) == len(feeds[-1].sample_at)
             feeds.append(program.send(Predictions(list(tokens), [-1.0] * len(tokens))))
     except StopIteration as end:
         return end.value, feeds

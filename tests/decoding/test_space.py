@@ -15,7 +15,7 @@ from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.methods.space import segments_seen, space
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import Sampling, probabilities
-from raypd.decoding.visibility import GONE, grown, one_segment, visible
+from raypd.decoding.visibility import NO_TOKEN, grown, one_segment, visible
 from tests.decoding import reference
 from tests.decoding.test_exactness import FEW_FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
 from tests.tiny import in_float64, tiny_model
@@ -38,7 +38,7 @@ def guided(program, prompt, text, k, right, seed=0):
     try:
         while True:
             predictions = yield feed
-            for number, index in enumerate(feed.ask):
+            for number, index in enumerate(feed.sample_at):
                 ahead = feed.positions[index] + 1 - len(prompt.tokens)
                 if feed.segments[index] > k and ahead < len(text) and rng.random() < right:
                     predictions.tokens[number] = text[ahead]
@@ -58,7 +58,9 @@ def answers_beside_others(model, stock, programs, expected, second, stops):
     values = slotted(random.Random(3), 2, shared=True)
     first, *rest = programs
     others = [autoregressive(second, 14, stops[1]), hyper_parallel(values, 5)]
-    answers = Engine(model, batch=4, token_budget=20).run([first, others[0], rest[0], others[1], *rest[1:]])
+    answers = Engine(model, max_num_seqs=4, max_num_batched_tokens=20).run(
+        [first, others[0], rest[0], others[1], *rest[1:]]
+    )
     agree(expected[1], answers[1].tokens, answers[1].logprobs)
     for value, want in zip(answers[3], expected_values(stock, values, 5, False), strict=True):
         agree(want, value.tokens, value.logprobs)
@@ -98,7 +100,9 @@ def test_float64_tokens_are_those_of_the_reference_and_of_replay(kind):
             for i, (p, e) in enumerate(zip(prompts, expected, strict=True))
         ]
 
-    for answer, program, want in zip(Engine(model, token_budget=24).run(programs()), programs(), expected, strict=True):
+    for answer, program, want in zip(
+        Engine(model, max_num_batched_tokens=24).run(programs()), programs(), expected, strict=True
+    ):
         assert answer.tokens == [t for t, _, _ in want]
         np.testing.assert_allclose(answer.logprobs, [p for _, p, _ in want], atol=1e-9)
         replayed = reference.Replay(stock).run(program)
@@ -117,7 +121,9 @@ def test_an_untrained_model_drafts_badly_and_stays_exact(budget):
     prompts = prompts_of(7, 6)
     expected = [reference.autoregressive(stock, p.tokens, 10, rarely) for p in prompts]
     said = max(expected, key=len)[2][0]
-    answers = Engine(model, batch=6, token_budget=budget).run(space(p, 10, 4, said, stops=rarely) for p in prompts)
+    answers = Engine(model, max_num_seqs=6, max_num_batched_tokens=budget).run(
+        space(p, 10, 4, said, stops=rarely) for p in prompts
+    )
     for answer, want in zip(answers, expected, strict=True):
         agree(want, answer.tokens, answer.logprobs)
     assert any(said in answer.tokens for answer in answers)
@@ -129,7 +135,7 @@ def test_drafts_of_the_model_itself_equal_those_of_replay():
     stock = tiny_model("llama", vocab_size=8)
     stock.set_attn_implementation("eager")
     prompts = [Prompt([1, 5, i, 4, 2]) for i in range(8)]
-    answers = Engine(model, batch=3, token_budget=30).run(space(p, 30, 3, MASK) for p in prompts)
+    answers = Engine(model, max_num_seqs=3, max_num_batched_tokens=30).run(space(p, 30, 3, MASK) for p in prompts)
     replayed = [reference.Replay(stock).run(space(p, 30, 3, MASK)) for p in prompts]
     assert [a.tokens for a in answers] == [a.tokens for a in replayed]
     assert [(a.steps, a.accepted) for a in answers] == [(a.steps, a.accepted) for a in replayed]
@@ -185,7 +191,9 @@ def test_k_0_feeds_what_autoregressive_feeds():
             while True:
                 seen.append(program.send(Predictions([len(seen)], [-0.5])))
         except StopIteration as end:
-            return [(list(f.tokens), list(f.positions), list(f.ask), f.shared, f.drop) for f in seen], end.value.tokens
+            return [
+                (list(f.tokens), list(f.positions), list(f.sample_at), f.shared, f.drop) for f in seen
+            ], end.value.tokens
 
     prompt = Prompt([7, 8, 9], 2)
     ours, tokens = feeds(space(prompt, 5, 0, MASK))
@@ -231,10 +239,10 @@ def test_rejected_and_mask_tokens_leave_the_cache():
     said = []
     while engine.pending:
         said += engine.step()
-        for row in engine.rows:
+        for row in engine.sequences:
             here = row.owner[: row.high]
             fed = len(row.feed.tokens)
-            kept = sorted(token for token in here[here != GONE] if token < row.size - fed)
+            kept = sorted(token for token in here[here != NO_TOKEN] if token < row.size - fed)
             # all that stays of earlier feeds is text, in order, without a gap, in segment 0
             assert row.table[1, kept].tolist() == list(range(len(kept)))
             assert row.table[0, kept].tolist() == [*prompt.tokens, *text][: len(kept)]
@@ -252,7 +260,7 @@ def test_small_cache_feeds_rows_again():
         guided(space(p, 16, 2, MASK), p, [t for t, _, _ in e], 2, 0.7, i)
         for i, (p, e) in enumerate(zip(prompts, expected, strict=True))
     ]
-    answers = Engine(model, batch=6, token_budget=64, cache_tokens=320).run(programs)
+    answers = Engine(model, max_num_seqs=6, max_num_batched_tokens=64, cache_tokens=320).run(programs)
     for answer, want in zip(answers, expected, strict=True):
         agree(want, answer.tokens, answer.logprobs)
 
@@ -299,7 +307,7 @@ def test_sampled_texts_have_the_distribution_of_autoregressive_ones(sampling):
     stock.set_attn_implementation("eager")
     prompt, runs = Prompt([1, 9, 5]), 700
     chances = chance_of_texts(stock, prompt.tokens, 4, sampling)
-    answers = Engine(model, batch=175).run(space(prompt, 4, 2, MASK, sampling, seed) for seed in range(runs))
+    answers = Engine(model, max_num_seqs=175).run(space(prompt, 4, 2, MASK, sampling, seed) for seed in range(runs))
     counts: dict[tuple[int, ...], int] = {}
     for answer in answers:
         counts[tuple(answer.tokens)] = counts.get(tuple(answer.tokens), 0) + 1
@@ -326,10 +334,10 @@ def test_sampled_texts_of_a_made_up_model():
                 logits, last = [], {}
                 for index, (token, segment) in enumerate(zip(feed.tokens, feed.segments, strict=True)):
                     last[index] = (token, 0) if segment <= 2 else (last[index - 1][0], last[index - 1][1] + 1)
-                for index in feed.ask:
+                for index in feed.sample_at:
                     token, ahead = last[index]
                     logits.append(following[token] if ahead == 0 else guessing[token, ahead - 1])
-                count = len(feed.ask)
+                count = len(feed.sample_at)
                 feed = program.send(Predictions([0] * count, [0.0] * count, logits))
         except StopIteration as end:
             return end.value
@@ -354,8 +362,8 @@ def test_sampled_text_depends_on_the_seed_alone():
     warm = Sampling(1.0, top_k=40, top_p=0.95)
     model, _ = pair("llama")
     prompts = prompts_of(11, 5)
-    alone = [Engine(model, batch=1).run([space(p, 8, 2, MASK, warm, i)])[0] for i, p in enumerate(prompts)]
-    together = Engine(model, batch=5, token_budget=31).run(
+    alone = [Engine(model, max_num_seqs=1).run([space(p, 8, 2, MASK, warm, i)])[0] for i, p in enumerate(prompts)]
+    together = Engine(model, max_num_seqs=5, max_num_batched_tokens=31).run(
         (space(p, 8, 2, MASK, warm, i) for i, p in enumerate(prompts)), sampling=warm, seed=77
     )
     assert [a.tokens for a in alone] == [a.tokens for a in together]

@@ -71,8 +71,8 @@ def test_each_answers_as_alone(batch, budget, cache):
         torch.nn.init.normal_(head, std=0.3)
     alone = {}
     for name, program in programs(heads).items():
-        (alone[name],) = Engine(model, batch=1).run([program])
-    engine = Engine(model, batch=batch, token_budget=budget, cache_tokens=cache)
+        (alone[name],) = Engine(model, max_num_seqs=1).run([program])
+    engine = Engine(model, max_num_seqs=batch, max_num_batched_tokens=budget, cache_tokens=cache)
     together = engine.run(programs(heads).values())
     for (name, expected), answer in zip(alone.items(), together, strict=True):
         assert said(answer) == said(expected), name

@@ -64,7 +64,9 @@ def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
         "the window cuts, a gap exceeds it"
     )
     prompt = SlottedPrompt(tokens, slots, shared=shared)
-    for values in Engine(model, token_budget=31).run(hyper_parallel(prompt, 30, isolate_values=True) for _ in range(2)):
+    for values in Engine(model, max_num_batched_tokens=31).run(
+        hyper_parallel(prompt, 30, isolate_values=True) for _ in range(2)
+    ):
         for slot, value in zip(slots, values, strict=True):
             agree(alone(stock, tokens[: slot.end + 1], 30), value.tokens, value.logprobs)
 
@@ -74,7 +76,9 @@ def test_without_gaps_the_window_is_the_models_own(kind):
     model, stock = twice(kind, sliding_window=WINDOW, num_hidden_layers=4)
     prompts = [Prompt(INSTRUCTION + tokens_of(random.Random(n), 1, 30), shared=23 if n % 2 else 0) for n in range(4)]
     stops = lambda tokens: tokens[-1] % 7 == 0  # noqa: E731
-    answers = Engine(model, batch=3, token_budget=19).run(autoregressive(prompt, 30, stops) for prompt in prompts)
+    answers = Engine(model, max_num_seqs=3, max_num_batched_tokens=19).run(
+        autoregressive(prompt, 30, stops) for prompt in prompts
+    )
     for prompt, answer in zip(prompts, answers, strict=True):
         agree(alone(stock, list(prompt.tokens), 30), answer.tokens, answer.logprobs)
 
@@ -84,7 +88,7 @@ def test_without_gaps_the_window_is_the_models_own(kind):
 def test_random_programs_under_a_window_equal_the_rule_written_out(window, seed):
     model, stock = (one.double() for one in twice("mistral", sliding_window=window))
     seeds = range(3 * seed, 3 * seed + 3)
-    answers = Engine(model, batch=2, token_budget=16).run(wandering(n, edits=True) for n in seeds)
+    answers = Engine(model, max_num_seqs=2, max_num_batched_tokens=16).run(wandering(n, edits=True) for n in seeds)
     for n, answer in zip(seeds, answers, strict=True):
         for (tokens, logprobs), (want_tokens, want_logprobs) in zip(
             answer, Replay(stock).run(wandering(n, edits=True)), strict=True

@@ -280,7 +280,7 @@ def fake_time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def test_the_clock_runs_for_every_document_once_and_not_for_the_start(tmp_path, fake_time) -> None:
-    config = corpus(tmp_path, 200, engine={"batch": 4})
+    config = corpus(tmp_path, 200, engine={"max_num_seqs": 4})
     sample = sampling.draw(config, 40)
     documents = sampling.ring_order(sample.documents)
     measured = Bench(1).measure(config, documents)
@@ -301,7 +301,7 @@ def test_the_clock_runs_for_every_document_once_and_not_for_the_start(tmp_path, 
 
 
 def test_a_sample_smaller_than_the_batch_goes_round_until_it_fills_it(tmp_path, fake_time) -> None:
-    config = corpus(tmp_path, 200, engine={"batch": 16})
+    config = corpus(tmp_path, 200, engine={"max_num_seqs": 16})
     documents = sampling.ring_order(sampling.draw(config, 6).documents)
     measured = Bench(1).measure(config, documents)
     assert 18 <= measured.documents <= 18 + 16  # three rounds, to the end of the pass
@@ -310,7 +310,7 @@ def test_a_sample_smaller_than_the_batch_goes_round_until_it_fills_it(tmp_path, 
 
 
 def test_a_limit_ends_the_clock(tmp_path, fake_time) -> None:
-    config = corpus(tmp_path, 200, engine={"batch": 4})
+    config = corpus(tmp_path, 200, engine={"max_num_seqs": 4})
     documents = sampling.ring_order(sampling.draw(config, 150).documents)
     measured = Bench(1).measure(config, documents, limit=3)
     assert not measured.complete

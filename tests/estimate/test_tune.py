@@ -148,7 +148,7 @@ def physics(s: dict[str, Any]) -> tuple[float, float]:
     speed = {"autoregressive": 1.0, "guided": 2.0}.get(s["method"], 5.0)
     share = 1.0 if s["method"] in ("autoregressive", "guided") else 0.95
     stack = s["stacked_documents"] if s["method"] == "hyper_parallel" and s["isolate"] == "none" else 1
-    batch, budget = s.get("batch", 16) * stack, s.get("token_budget", 2048)
+    batch, budget = s.get("max_num_seqs", 16) * stack, s.get("max_num_batched_tokens", 2048)
     speed *= min(batch, 64) ** 0.5 / (1 + max(0, batch - 64) / 64)
     speed *= 1.0 - abs(budget - 4096) / 10_000
     if s["method"] == "hyper_parallel" and s["isolate"] == "none":
@@ -165,7 +165,7 @@ def test_the_fastest_that_agrees_wins() -> None:
     assert best is not None
     found = short(best.changes)
     assert (found["isolate"], found["stacked_documents"]) == ("none", 2)  # four agree in 91%, not surely in 90%
-    assert (found["batch"], found["token_budget"]) == (32, 4096)
+    assert (found["max_num_seqs"], found["max_num_batched_tokens"]) == (32, 4096)
     assert best.agreement.share >= 0.9
     assert world.asked[0] == {"decoding.method": "autoregressive"}  # the reference comes first
     assert len(best.speeds) == 3
@@ -174,7 +174,7 @@ def test_the_fastest_that_agrees_wins() -> None:
         next(
             t
             for t in search.trials
-            if short(t.changes) == {"isolate": "none", "stacked_documents": j, "batch": 16 // j}
+            if short(t.changes) == {"isolate": "none", "stacked_documents": j, "max_num_seqs": 16 // j}
         )
         for j in (2, 4)
     )
@@ -186,7 +186,7 @@ def test_a_floor_that_only_autoregressive_decoding_reaches() -> None:
     best = Search(make(), World(physics), Floor(0.99)).run()
     assert best is not None
     assert best.changes["decoding.method"] == "autoregressive"
-    assert best.changes["engine.batch"] == 64
+    assert best.changes["engine.max_num_seqs"] == 64
 
 
 def test_what_is_measured_when_time_is_up_counts() -> None:
@@ -200,13 +200,13 @@ def test_what_is_measured_when_time_is_up_counts() -> None:
 
 def test_a_setting_that_fails_or_is_far_slower_does_not_win() -> None:
     def rule(s: dict[str, Any]) -> tuple[float, float]:
-        return (0.01, 1.0) if s.get("batch", 16) > 16 else physics(s)
+        return (0.01, 1.0) if s.get("max_num_seqs", 16) > 16 else physics(s)
 
     world = World(rule)
     search = Search(make(), world, Floor(0.9))
     best = search.run()
     assert best is not None
-    assert best.changes.get("engine.batch", 16) <= 16
+    assert best.changes.get("engine.max_num_seqs", 16) <= 16
     assert any(t.cut for t in search.trials)
 
     def fails(changes: Changes, limit: float | None) -> Trial:
@@ -293,10 +293,10 @@ def test_what_cannot_be_judged_changes_no_answers() -> None:
     assert best is not None
     assert not search.judged
     assert not search.by_guided
-    assert set(best.changes) == {"engine.batch", "engine.token_budget"}
+    assert set(best.changes) == {"engine.max_num_seqs", "engine.max_num_batched_tokens"}
     asked = [set(changes) for changes in world.asked]
     assert asked[0] == {"decoding.method"}
-    assert all(keys <= {"engine.batch", "engine.token_budget"} for keys in asked[1:])
+    assert all(keys <= {"engine.max_num_seqs", "engine.max_num_batched_tokens"} for keys in asked[1:])
     by_share = Search(make(), Broken(), Floor(0.9, "share"), wanted="document")
     assert by_share.run() is not None
     assert by_share.judged  # the user has decided that 12 values will do
@@ -424,7 +424,7 @@ task:
         - {name: a, description: "what it is"}   # the only one
 
 engine:
-  batch: 16  # as last year
+  max_num_seqs: 16  # as last year
 cost: {prices: {local: 3.6}}
 """
     )
@@ -458,13 +458,13 @@ def test_the_users_file_comes_back_with_only_the_changed_keys(files, capsys) -> 
         assert kept in text
     assert text.startswith("# Written by raypd tune.\n# changed: ")
     made, mine = load_config("run.tuned.yaml"), load_config("run.yaml")
-    assert made.engine.batch == 32
-    assert made.engine.token_budget == 4096
+    assert made.engine.max_num_seqs == 32
+    assert made.engine.max_num_batched_tokens == 4096
     assert made.decoding.isolate == "none"
     assert made.input == mine.input
     assert made.task == mine.task
     out = capsys.readouterr().out
-    assert re.search(r"best +\nbatch=32, token_budget=4096", out)
+    assert re.search(r"best +\nmax_num_seqs=32, max_num_batched_tokens=4096", out)
     assert "unsure" in out
     assert "per 1,000" in out
     assert max(map(len, out.partition("fastest")[0].splitlines())) <= 80
@@ -520,7 +520,7 @@ def test_a_floor_that_cannot_be_judged_is_said_and_changes_no_answers(files, mon
     made, mine = load_config("run.tuned.yaml"), load_config("run.yaml")
     assert made.decoding == mine.decoding
     assert made.model == mine.model
-    assert made.engine.batch != mine.engine.batch
+    assert made.engine.max_num_seqs != mine.engine.max_num_seqs
     assert "NOT judged" in (files / "run.tuned.yaml").read_text()
 
 
@@ -599,8 +599,8 @@ def test_nothing_of_the_users_is_written_over(files, output, message) -> None:
 
 def test_mistakes_are_told_before_anything_is_measured(files, monkeypatch) -> None:
     bench = use(monkeypatch, StubBench())
-    with pytest.raises(ConfigError, match="did you mean 'batch'"):
-        command("run.yaml", "engine.batsh=3")
+    with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
+        command("run.yaml", "engine.max_num_sequences=3")
     with pytest.raises(InputError, match="no such file"):
         command("run.yaml", "input.path=nowhere.jsonl")
     with pytest.raises(ConfigError, match="from 0 to 1"):

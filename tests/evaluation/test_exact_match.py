@@ -48,7 +48,7 @@ def test_without_sharing_there_is_no_prefix():
     assert next(unshared(program)).shared == 0
     engine = Engine(tiny_model("llama"))
     (found,) = engine.run([unshared(autoregressive(Prompt([5, 6, 7], shared=2), 3, lambda tokens: False))])
-    assert (len(found.tokens), len(engine.prefixes)) == (3, 0)
+    assert (len(found.tokens), len(engine.scheduler.prefixes)) == (3, 0)
 
 
 def test_first_difference():

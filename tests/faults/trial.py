@@ -50,7 +50,7 @@ class Trial:
             "input": {"path": str(corpus), "text_columns": ["title"], "category_column": None},
             "output": {"path": self.output},
             "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-            "engine": {"batch": 4},
+            "engine": {"max_num_seqs": 4},
             "cluster": {"address": "local", "max_workers": 1, "unit_documents": unit_documents, "units_in_flight": 1},
         }
         for section, values in keys.items():

@@ -78,7 +78,7 @@ def test_heads_are_those_of_apars_table_6_and_lossless(base, tmp_path):
     model = load_model(ModelConfig(name=str(base), dtype="float32")).model
     heads = load_heads(tmp_path / "heads", model)
     prompts = [Prompt(tokens_of(random.Random(seed), 5, 20)) for seed in range(4)]
-    answers = Engine(model, batch=3).run(medusa(prompt, 16, heads) for prompt in prompts)
+    answers = Engine(model, max_num_seqs=3).run(medusa(prompt, 16, heads) for prompt in prompts)
     stock = tiny_model("llama", vocab_size=300)
     stock.set_attn_implementation("eager")
     for prompt, answer in zip(prompts, answers, strict=True):

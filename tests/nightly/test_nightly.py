@@ -63,7 +63,7 @@ class Task(fakes.FakeTask):
 
 
 def build(config: RunConfig, threads: int | None) -> Parts:
-    return Parts(fakes.FakeEngine(config.engine.batch), Task(config), None)
+    return Parts(fakes.FakeEngine(config.engine.max_num_seqs), Task(config), None)
 
 
 @pytest.fixture(autouse=True)

@@ -163,7 +163,7 @@ def _run(plan: Plan) -> dict[str, Any]:
         "task": {"kind": "extraction", "categories": {c: {"attributes": a} for c, a in plan.categories.items()}},
         "model": {"name": plan.model, "dtype": "auto"},
         "decoding": {"method": "hyper_parallel", "max_value_tokens": 30},
-        "engine": {"token_budget": 2048, "cache_tokens": None},
+        "engine": {"max_num_batched_tokens": 2048, "cache_tokens": None},
         "cluster": {"max_workers": plan.workers, "unit_documents": plan.documents},
         **plan.config,
     }

@@ -43,7 +43,7 @@ def config(bucket: str, endpoint: str, unit_documents: int = 10, units_in_flight
             "input": {"path": f"{bucket}/in/*/*", "text_columns": ["title"], "category_column": None},
             "output": {"path": f"{bucket}/runs/one", **output},
             "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-            "engine": {"batch": 4},
+            "engine": {"max_num_seqs": 4},
             "cluster": {"address": "local", "unit_documents": unit_documents, "max_workers": 1,
                         "units_in_flight": units_in_flight},
             "storage": {"endpoint_url": endpoint, "read_timeout": 5},

@@ -86,7 +86,7 @@ def test_the_prompt_shares_its_instruction_and_ends_in_the_skeleton():
     assert "(one of: red, red wine, größer)" in text
     assert '<product>\ntitle: Boot 15.6" {x}\n</product>' in text
     assert text.endswith('{\n"Brand":,\n"Größe":,\n"Waterproof":,\n"Color":')
-    skeleton = tiny_tokenizer().decode(list(first.tokens[: first.ask[1] + 1]))
+    skeleton = tiny_tokenizer().decode(list(first.tokens[: first.sample_at[1] + 1]))
     assert skeleton.endswith('"Größe":')
 
 
@@ -104,7 +104,7 @@ def test_documents_of_a_category_are_stacked_in_one_prompt():
 def test_typed_slots_never_come_out_invalid(isolate):
     """A random model wants to say anything; number, boolean and enum slots cannot let it."""
     task = make(decoding={"isolate": isolate, "stacked_documents": 3, "max_value_tokens": 9})
-    records = answers(task, [document(i, f"title {i} " * (i + 1)) for i in range(8)], batch=3)
+    records = answers(task, [document(i, f"title {i} " * (i + 1)) for i in range(8)], max_num_seqs=3)
     statuses = set()
     for record in records.values():
         values = {value["name"]: value for value in record.columns["values"]}
@@ -130,7 +130,7 @@ def test_guided_values_stand_in_one_json_text(k_max):
     A number stands in it as it was copied: what the record has is what its text is read as.
     """
     task = make(decoding={"method": "guided", "max_value_tokens": k_max})
-    runner = Engine(tiny_model("llama", max_position_embeddings=CONTEXT), batch=3)
+    runner = Engine(tiny_model("llama", max_position_embeddings=CONTEXT), max_num_seqs=3)
     fed: dict[int, list[int]] = {}
 
     def heard(row, program):
@@ -179,7 +179,7 @@ def test_guided_values_stand_in_one_json_text(k_max):
 
 def test_autoregressive_answers_are_parsed_where_they_can_be():
     task = make(decoding={"method": "autoregressive", "max_new_tokens": 20})
-    records = answers(task, [document(i) for i in range(3)], batch=2)
+    records = answers(task, [document(i) for i in range(3)], max_num_seqs=2)
     for record in records.values():
         assert {value["status"] for value in record.columns["values"]} == {"invalid"}  # a random model writes no JSON
     (work,) = task.plan([document(0)])
@@ -246,7 +246,9 @@ def test_speculative_records_are_those_of_autoregressive_decoding_and_of_generat
         "Waterproof": True,
         "Color": "red",
     }
-    alone = answers(make(decoding={**changes, "method": "autoregressive"}), documents, copy.deepcopy(stock), batch=3)
+    alone = answers(
+        make(decoding={**changes, "method": "autoregressive"}), documents, copy.deepcopy(stock), max_num_seqs=3
+    )
     for row, record in records.items():
         ours, theirs = record.columns, alone[row].columns
         for one, other in zip(ours["values"], theirs["values"], strict=True):

@@ -102,7 +102,7 @@ def test_stop_strings_end_and_cut(text, stop, kept):
 def test_samples_differ_and_are_repeatable():
     def run(batch: int) -> list[str]:
         task = make(samples=3, decoding={"sampling": {"temperature": 1.0}})
-        engine = Engine(tiny_model("llama"), batch=batch)
+        engine = Engine(tiny_model("llama"), max_num_seqs=batch)
         found = {}
         for work in task.plan([document("Hi", 0), document("Ho", 1)]):
             engine.submit(work.program, tag=work, sampling=Sampling(1.0), seed=work.seed)

@@ -338,8 +338,8 @@ def says(program, text: str, heard: list[int]):
     try:
         while True:
             predictions = yield feed
-            assert len(feed.ask) == 1
-            (ids,) = feed.allow or [None]
+            assert len(feed.sample_at) == 1
+            (ids,) = feed.allowed_token_ids or [None]
             token = wanted[min(len(heard), len(wanted) - 1)]
             if ids is None or token in ids:
                 predictions.tokens[0] = token

@@ -138,7 +138,7 @@ def test_without_a_chat_template_an_answer_is_asked_for():
 @pytest.mark.parametrize("method", METHODS)
 def test_one_record_a_question_in_their_order(method):
     task = make(decoding={"method": method, "contexts_per_prompt": 2})
-    records = answer_all(task, RAGGED, batch=3, token_budget=300)
+    records = answer_all(task, RAGGED, max_num_seqs=3, max_num_batched_tokens=300)
     assert [r.row for r in records] == [0, 0, 1, 2, 2, 2, 3]
     columns = [r.columns for r in records]
     assert [c["question_id"] for c in columns] == ["0", "b", "0", "0", "1", "2", "7"]
@@ -155,10 +155,10 @@ def test_both_methods_answer_the_same():
     """Answers, statuses and confidences, however contexts are stacked and batched."""
     found = []
     for method, stack, engine in [
-        ("autoregressive", 1, {"batch": 1}),
-        ("autoregressive", 1, {"batch": 7, "token_budget": 61}),
-        ("intra_prompt", 1, {"batch": 2}),
-        ("intra_prompt", 4, {"batch": 1, "token_budget": 200}),
+        ("autoregressive", 1, {"max_num_seqs": 1}),
+        ("autoregressive", 1, {"max_num_seqs": 7, "max_num_batched_tokens": 61}),
+        ("intra_prompt", 1, {"max_num_seqs": 2}),
+        ("intra_prompt", 4, {"max_num_seqs": 1, "max_num_batched_tokens": 200}),
     ]:
         task = make(decoding={"method": method, "contexts_per_prompt": stack})
         found.append([r.columns for r in answer_all(task, RAGGED, **engine)])
@@ -211,18 +211,22 @@ def test_choice_letters():
     assert [say(make(), letter, [given])["answer"] for letter in "ABC"] == ["Ann", "4", "Bo"]
     (work,) = make().plan([document(0, [given])])
     texts = token_texts(tiny_tokenizer())
-    assert {texts[i] for i in next(work.program).allow[0]} == {"A", "B", "C"}
+    assert {texts[i] for i in next(work.program).allowed_token_ids[0]} == {"A", "B", "C"}
 
 
 def test_a_letter_is_a_letter_and_no_word():
     """ "All" is not "A"; where a letter takes two tokens, both are there."""
     whole = Bounded(Grammar(Choice("AB"), Vocabulary(["A", " A", "All", "A.", "B", " ", "AB"])), 1)
-    assert whole.allow([]).tolist() == [0, 1, 4]
+    assert whole.allowed_token_ids([]).tolist() == [0, 1, 4]
     assert [whole.completion([i]) for i in (0, 1, 4)] == ["A", "A", "B"]
     grammar = Grammar(Choice("AB"), Vocabulary(["A", " ", "x", "B"]))
-    assert Bounded(grammar, 1).allow([]).tolist() == [0, 3]
+    assert Bounded(grammar, 1).allowed_token_ids([]).tolist() == [0, 3]
     blank = Bounded(grammar, 2)
-    assert (blank.allow([]).tolist(), blank.stops([1]), blank.allow([1]).tolist()) == ([0, 1, 3], False, [0, 3])
+    assert (blank.allowed_token_ids([]).tolist(), blank.stops([1]), blank.allowed_token_ids([1]).tolist()) == (
+        [0, 1, 3],
+        False,
+        [0, 3],
+    )
     assert (blank.stops([1, 3]), blank.completion([1, 3])) == (True, "B")
 
 

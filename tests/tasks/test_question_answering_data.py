@@ -41,8 +41,8 @@ def test_every_row_of_the_real_data_has_its_records(name):
     task = make(context_length=10**6, tokenizer=tokenizer, decoding={"contexts_per_prompt": 4})
     for work in task.plan(documents):
         feed = next(work.program)
-        allow = feed.allow or [None] * len(feed.ask)
-        picked = [EOS if ids is None else int(ids[-1]) for ids in allow]
+        allowed_token_ids = feed.allowed_token_ids or [None] * len(feed.sample_at)
+        picked = [EOS if ids is None else int(ids[-1]) for ids in allowed_token_ids]
         with pytest.raises(StopIteration) as end:
             work.program.send(Predictions(picked, [0.0] * len(picked)))
         records = work.finish(end.value.value)
@@ -62,7 +62,7 @@ def test_smollm2_answers_as_in_one_prompt_a_question():
     stock = copy.deepcopy(loaded.model)
     (stacked,) = make(loaded.context_length, loaded.tokenizer, {"contexts_per_prompt": 3}).plan(documents)
     alone = make(loaded.context_length, loaded.tokenizer, {"method": "autoregressive"}).plan(documents)
-    (answers,) = Engine(loaded.model, token_budget=300).run([stacked.program])
+    (answers,) = Engine(loaded.model, max_num_batched_tokens=300).run([stacked.program])
     assert len(answers) == 5
     for answer, work in zip(answers, alone, strict=True):
         agree(one_by_one(stock, work), answer.tokens, answer.logprobs)
@@ -75,8 +75,8 @@ def one_by_one(stock, work: Work) -> list[tuple[int, float, float]]:
     while True:
         output = stock(input_ids=torch.tensor([list(feed.tokens)]), past_key_values=cache, use_cache=True)
         cache = output.past_key_values
-        allow = feed.allow[0] if feed.allow is not None else None
-        answer.append(greedy(output.logits[0, -1], None if allow is None else allow.tolist()))
+        allowed_token_ids = feed.allowed_token_ids[0] if feed.allowed_token_ids is not None else None
+        answer.append(greedy(output.logits[0, -1], None if allowed_token_ids is None else allowed_token_ids.tolist()))
         try:
             feed = work.program.send(Predictions([answer[-1][0]], [answer[-1][1]]))
         except StopIteration:

@@ -46,7 +46,7 @@ def answers(parts, method: str, prompts=PROMPTS, **generation) -> dict[tuple[int
     tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": kind, "decoding": decoding}
     config = RunConfig.model_validate(tree)
     task = build_task(config, tokenizer, 4096, model)
-    engine = Engine(model, batch=3, token_budget=40) if method != "speculative" else None
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=40) if method != "speculative" else None
     if engine is None:
         ends = end_tokens(tokenizer)
         engine = AssistedEngine(model, copy.deepcopy(model), draft_tokens=5, max_new_tokens=14, ends=ends)

@@ -63,7 +63,7 @@ def test_the_quickstart_costs_about_the_tokens_of_the_real_run() -> None:
 def test_autoregressive_decoding_takes_as_many_steps_as_tokens() -> None:
     made = {}
     for method in ("hyper_parallel", "autoregressive", "speculative"):
-        keys = [f"decoding.method={method}", "decoding.draft_model=fake", "engine.batch=1"]
+        keys = [f"decoding.method={method}", "decoding.draft_model=fake", "engine.max_num_seqs=1"]
         config = load_config(QUICKSTART, [*FAST, *keys])
         document = Document(0, "x", {"category": "coffee", "title": "a" * 400})
         _, (counts,) = answer(config, [document])

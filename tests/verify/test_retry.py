@@ -45,11 +45,11 @@ class Task(fakes.FakeTask):
 
 def build(config: RunConfig, threads: int | None) -> Parts:
     if Task.mended:
-        engine = fakes.FakeEngine(config.engine.batch)
+        engine = fakes.FakeEngine(config.engine.max_num_seqs)
         submit = engine.submit
         engine.submit = lambda p, **k: submit(["mended" if t == "program" else t for t in p], **k)  # type: ignore[method-assign]
         return Parts(engine, Task(), None)
-    return Parts(fakes.FakeEngine(config.engine.batch), Task(), None)
+    return Parts(fakes.FakeEngine(config.engine.max_num_seqs), Task(), None)
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from tests.runs import write_jsonl
 
 
 def build(config: RunConfig, threads: int | None) -> Parts:
-    return Parts(fakes.FakeEngine(config.engine.batch), fakes.FakeTask(), None)
+    return Parts(fakes.FakeEngine(config.engine.max_num_seqs), fakes.FakeTask(), None)
 
 
 def do(run: RunConfig) -> None:

@@ -30,8 +30,8 @@ def attention(
     if step is None:
         raise RuntimeError("this model belongs to a raypd engine: call it through the engine")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    step.pool.write(layer, step.slots, key[0], value[0])
-    keys, values = step.pool.keys[layer], step.pool.values[layer]
+    step.cache.write(layer, step.slots, key[0], value[0])
+    keys, values = step.cache.keys[layer], step.cache.values[layer]
     kv_heads = keys.shape[0]
     heads, tokens, head_dim = query.shape[1:]
     repeat = heads // kv_heads

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from raypd.decoding.cache.pool import Pool
+from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.visibility import in_window, visible
 
 
@@ -67,7 +67,7 @@ class Step:
     slots: [tokens] where each token's key and value go.
     """
 
-    pool: Pool
+    cache: KVCache
     groups: list[Group]
     slots: torch.Tensor
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)

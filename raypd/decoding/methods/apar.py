@@ -203,7 +203,7 @@ def apar(
     while group.sequences and group.used < max_new_tokens:
         decoding = group.sequences[: max_new_tokens - group.used]
         if cost.steps == 0:
-            feed = Feed(prompt.tokens, range(start), ask=[start - 1], shared=prompt.shared)
+            feed = Feed(prompt.tokens, range(start), sample_at=[start - 1], shared=prompt.shared)
         else:
             for s in decoding:
                 s.current_node.cached.append(fed)
@@ -213,7 +213,7 @@ def apar(
                 [s.last_token for s in decoding],
                 [s.position for s in decoding],
                 segments=[s.current_node.segment for s in decoding],
-                ask=range(len(decoding)),
+                sample_at=range(len(decoding)),
                 reach=reach,
                 drop=drop,
             )

@@ -112,7 +112,7 @@ def apar_medusa(
             positions,
             segments,
             reach=reach,
-            ask=asks,
+            sample_at=asks,
             shared=0 if cost.steps else prompt.shared,
             drop=[*rejected, *released],
             move={index: segment for index, segment in move.items() if index not in set(released)},

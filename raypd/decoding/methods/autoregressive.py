@@ -31,7 +31,7 @@ def autoregressive(
     prompt: Prompt,
     max_new_tokens: int,
     stops: Callable[[Sequence[int]], bool],
-    allow: Callable[[Sequence[int]], np.ndarray | None] | None = None,
+    allowed_token_ids: Callable[[Sequence[int]], np.ndarray | None] | None = None,
 ) -> Program[Continuation]:
     """Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`; the last token is not fed.
 
@@ -39,14 +39,16 @@ def autoregressive(
     """
     answer = Continuation()
     at = len(prompt.tokens)
-    limits = [allow([])] if allow is not None else None
-    predictions = yield Feed(prompt.tokens, range(at), ask=[at - 1], allow=limits, shared=prompt.shared)
+    limits = [allowed_token_ids([])] if allowed_token_ids is not None else None
+    predictions = yield Feed(
+        prompt.tokens, range(at), sample_at=[at - 1], allowed_token_ids=limits, shared=prompt.shared
+    )
     while True:
         answer.tokens += predictions.tokens
         answer.logprobs += predictions.logprobs
         answer.stopped = stops(answer.tokens)
         if answer.stopped or len(answer.tokens) == max_new_tokens:
             return answer
-        limits = [allow(answer.tokens)] if allow is not None else None
-        predictions = yield Feed([answer.tokens[-1]], [at], ask=[0], allow=limits)
+        limits = [allowed_token_ids(answer.tokens)] if allowed_token_ids is not None else None
+        predictions = yield Feed([answer.tokens[-1]], [at], sample_at=[0], allowed_token_ids=limits)
         at += 1

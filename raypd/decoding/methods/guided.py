@@ -36,8 +36,8 @@ def guided(
             predictions = yield Feed(
                 tokens,
                 range(at, at + len(tokens)),
-                ask=[len(tokens) - 1],
-                allow=[slot.grammar.allowed(state, max_value_tokens - len(value.tokens))],
+                sample_at=[len(tokens) - 1],
+                allowed_token_ids=[slot.grammar.allowed(state, max_value_tokens - len(value.tokens))],
                 shared=0 if at else prompt.shared,
                 drop=drop,
             )

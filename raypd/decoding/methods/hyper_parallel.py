@@ -75,12 +75,12 @@ def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values:
     if isolate_values:
         for n in live:
             reach[n + 1, 0] = reach[n + 1, n + 1] = Reach.CAUSAL
-    allow = [slot.grammar.allowed(0, k_max) for slot in slots]
+    allowed_token_ids = [slot.grammar.allowed(0, k_max) for slot in slots]
     predictions = yield Feed(
         prompt.tokens,
         positions,
-        ask=[slot.end for slot in slots],
-        allow=allow,
+        sample_at=[slot.end for slot in slots],
+        allowed_token_ids=allowed_token_ids,
         shared=prompt.shared,
         reach=reach,
     )
@@ -98,7 +98,7 @@ def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values:
             [values[n].tokens[-1] for n in live],
             [positions[slots[n].end] + k for n in live],
             segments=[n + 1 for n in live] if isolate_values else None,
-            ask=range(len(live)),
-            allow=[slots[n].grammar.allowed(states[n], k_max - k) for n in live],
+            sample_at=range(len(live)),
+            allowed_token_ids=[slots[n].grammar.allowed(states[n], k_max - k) for n in live],
         )
     return values

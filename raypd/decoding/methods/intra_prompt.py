@@ -28,7 +28,7 @@ class Question:
 
     tokens: Sequence[int]
     stops: Callable[[Sequence[int]], bool]
-    allow: Callable[[Sequence[int]], np.ndarray | None] | None = None
+    allowed_token_ids: Callable[[Sequence[int]], np.ndarray | None] | None = None
 
 
 @dataclass
@@ -116,7 +116,7 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Ans
     head = header(prompt)
 
     def allowed(of: Sequence[int]) -> list[np.ndarray | None] | None:
-        rules = [questions[n].allow for n in of]
+        rules = [questions[n].allowed_token_ids for n in of]
         if not any(rules):
             return None
         return [None if rule is None else rule(answers[n].tokens) for n, rule in zip(of, rules, strict=True)]
@@ -127,8 +127,8 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Ans
         head.positions,
         head.segments,
         head.reach,
-        ask=head.ends,
-        allow=allowed(live),
+        sample_at=head.ends,
+        allowed_token_ids=allowed(live),
         shared=len(prompt.instruction),
     )
     for t in range(1, max_answer_tokens + 1):
@@ -143,7 +143,7 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Ans
             [answers[n].tokens[-1] for n in live],
             [head.positions[head.ends[n]] + t for n in live],  # equation 2
             [head.owns[n] for n in live],
-            ask=range(len(live)),
-            allow=allowed(live),
+            sample_at=range(len(live)),
+            allowed_token_ids=allowed(live),
         )
     return answers

@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from raypd.decoding.methods.autoregressive import Continuation, Prompt
-from raypd.decoding.program import Feed, Guess, Program
+from raypd.decoding.program import DraftRequest, Feed, Program
 from raypd.decoding.visibility import Reach
 
 # ------------------------------------------------------------------------------------------------------------- trees
@@ -220,7 +220,7 @@ def medusa(
             [*range(at, end), *(end - 1 + depth for depth in tree.depths[:count])],
             segments=[*(0 for _ in text), *(1 + run for run in tree.runs[:count])],
             reach=reach if answer.steps == 0 else {},
-            ask=range(len(text) - 1, len(text) + count),
+            sample_at=range(len(text) - 1, len(text) + count),
             shared=prompt.shared if answer.steps == 0 else 0,
             drop=drop,
             move=move,
@@ -251,7 +251,7 @@ def medusa(
 
 def guessing(heads: MedusaHeads, hidden: Sequence[torch.Tensor], tree: Tree) -> Feed:
     """The feed that asks the heads for the guesses of a tree behind each hidden state."""
-    return Feed((), (), guess=Guess(heads, hidden, tree))
+    return Feed((), (), guess=DraftRequest(heads, hidden, tree))
 
 
 def check_depth(tree: Tree, heads: MedusaHeads) -> None:

@@ -138,19 +138,19 @@ class _Interpreter:
         self.asked = running[: min(self.max_threads, self.max_new_tokens - self.decoded)]
         if not self.asked:
             return None
-        placed, ask = self.closing, []
+        placed, sample_at = self.closing, []
         self.closing = []
         # The main thread first, even when it does not ask: a promise must be there before its child.
         for thread in dict.fromkeys((self.main, *self.asked)):
             placed += thread.queue
             thread.queue = []
             if thread in self.asked:
-                ask.append(len(placed) - 1)
+                sample_at.append(len(placed) - 1)
         tokens, positions, segments = zip(*placed, strict=True)
         reach, self.reach = self.reach, {}
         shared = self.prompt.shared if self.steps == 0 else 0
         self.steps += 1
-        return Feed(tokens, positions, segments, reach=reach, ask=ask, shared=shared)
+        return Feed(tokens, positions, segments, reach=reach, sample_at=sample_at, shared=shared)
 
     def take(self, predictions: Predictions) -> None:
         """Every thread that asked has a token more."""
@@ -195,7 +195,7 @@ class _Interpreter:
                 self._warn(main, f"{SYNC} without a promise to wait for does nothing")
             else:
                 self._warn(main, f"{readable(piece.text)} in the main thread is left out")
-        if self._room(main) <= 0 and main.state is State.RUNNING:
+        if self._remaining_tokens(main) <= 0 and main.state is State.RUNNING:
             self._warn(main, "cut where the positions end")
             self._end_main()
 
@@ -203,13 +203,13 @@ class _Interpreter:
         """Opens a child, and closes the main thread's segment: it goes on in another, behind the promised length."""
         main, number = self.main, 1 + len(self.children)
         name = f"async {number} ({tag.topic})"
-        length = self.lengths.of(tag, number, self._room(main))
+        length = self.lengths.of(tag, number, self._remaining_tokens(main))
         path = [*main.path, main.segment]
         child = _Thread(
             Thread(tag.topic, length), name, self._segment(path), main.position, path, Lexer(self._warner(name))
         )
         child.clock = main.clock
-        if self._room(child) > len(self.open) + len(self.close):
+        if self._remaining_tokens(child) > len(self.open) + len(self.close):
             child.written = Written([Piece(OPEN, Tag("open"))], given=len(OPEN))
             child.place(self.open)
         else:
@@ -243,7 +243,7 @@ class _Interpreter:
         main.state, self.unjoined = State.RUNNING, []
         if self.held is not None:
             main.queue.append((*self.held, main.segment))
-        elif self._room(main) >= len(self.sync):
+        elif self._remaining_tokens(main) >= len(self.sync):
             main.place(self.sync)
         else:
             self._warn(main, "cut where the positions end")
@@ -283,7 +283,7 @@ class _Interpreter:
                 return
             if piece.tag is not None and piece.tag.kind != "stray":
                 self._warn(child, f"{readable(piece.text)} in a child does nothing and is left out")
-        if len(child.record.tokens) >= self.max_async_tokens or self._room(child) <= len(self.close):
+        if len(child.record.tokens) >= self.max_async_tokens or self._remaining_tokens(child) <= len(self.close):
             self._warn(child, f"closed after {len(child.record.tokens)} tokens, the most it may have")
             self._end_child(child, put=True)
 
@@ -296,7 +296,7 @@ class _Interpreter:
 
     # -------------------------------------------------------------------------------------------------------- helpers
 
-    def _room(self, thread: _Thread) -> float:
+    def _remaining_tokens(self, thread: _Thread) -> float:
         """Positions that are left to a thread."""
         return float("inf") if self.max_position is None else self.max_position - thread.position
 

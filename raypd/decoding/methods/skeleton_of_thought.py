@@ -93,14 +93,14 @@ def skeleton_of_thought(
     outline: list[int] = []
     logprobs: list[float] = []
     at, steps, stopped = len(prompt.tokens), 0, False
-    feed = Feed(prompt.tokens, range(at), ask=[at - 1], shared=prompt.shared)
+    feed = Feed(prompt.tokens, range(at), sample_at=[at - 1], shared=prompt.shared)
     while len(outline) < min(max_new_tokens, max_outline_tokens) and not stopped:
         predictions = yield feed
         steps += 1
         outline += predictions.tokens
         logprobs += predictions.logprobs
         stopped = outline[-1] in ends
-        feed = Feed([outline[-1]], [at], ask=[0])
+        feed = Feed([outline[-1]], [at], sample_at=[0])
         at += 1
     written = outline[:-1] if stopped else outline
     text = begun + decode(written)
@@ -114,7 +114,7 @@ def skeleton_of_thought(
     fed = at - len(tokens)  # row index of the next token: all before stand at their index
     positions = list(range(fed, at))
     segments = [0] * len(tokens)
-    ask: list[int] = []
+    sample_at: list[int] = []
     reach: dict[tuple[int, int], Reach] = {}
     next_position = []
     for n, point in enumerate(points):
@@ -124,7 +124,7 @@ def skeleton_of_thought(
         tokens += request
         positions += range(at, at + len(request))
         segments += [n + 1] * len(request)
-        ask.append(len(tokens) - 1)
+        sample_at.append(len(tokens) - 1)
         reach[n + 1, 0] = Reach.ALL
         reach[n + 1, n + 1] = Reach.CAUSAL
         next_position.append(at + len(request))
@@ -132,10 +132,10 @@ def skeleton_of_thought(
     live = list(range(len(points)))
     drop: list[int] = []
     if left < len(live):  # the last points have no token to begin with
-        ask, live = ask[:left], live[:left]
+        sample_at, live = sample_at[:left], live[:left]
     while live:
         fed += len(tokens)
-        predictions = yield Feed(tokens, positions, segments, ask=ask, reach=reach, drop=drop)
+        predictions = yield Feed(tokens, positions, segments, sample_at=sample_at, reach=reach, drop=drop)
         steps, left, reach, drop = steps + 1, left - len(live), {}, []
         for n, token, logprob in zip(live, predictions.tokens, predictions.logprobs, strict=True):
             point = points[n]
@@ -148,7 +148,7 @@ def skeleton_of_thought(
         tokens = [points[n].tokens[-1] for n in live]
         positions = [next_position[n] + len(points[n].tokens) - 1 for n in live]
         segments = [n + 1 for n in live]
-        ask = list(range(len(live)))
+        sample_at = list(range(len(live)))
         for i, n in enumerate(live):
             held[n].append(fed + i)
 

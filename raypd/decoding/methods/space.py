@@ -110,7 +110,7 @@ def space(
             positions,
             segments,
             reach=segments_seen(k) if k and answer.steps == 0 else {},
-            ask=[*ends, *(index for group in groups for index in group)],
+            sample_at=[*ends, *(index for group in groups for index in group)],
             shared=prompt.shared if answer.steps == 0 else 0,
             drop=drop,
             move=move,

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from raypd.decoding.cache.pool import Pool
+from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling
-from raypd.decoding.visibility import GONE, Reach, grown, one_segment
+from raypd.decoding.visibility import NO_TOKEN, Reach, grown, one_segment
 
 TOKEN, POSITION, SEGMENT, STEP = range(4)  # the lines of a row's table
+NO_SLOT = -1  # the place of a token that is not in the cache
 LEAST_REGION = 64
 LEAST_HOLES = 16  # fewer are not worth a move
 
@@ -22,7 +23,7 @@ class ProgramError(Exception):
 
 
 @dataclass
-class Counts:
+class TokenCounts:
     """What a row has cost, in tokens put through the model: by its first feed, and by all later ones.
 
     `shared_tokens` were in the cache already, computed for another row.
@@ -46,13 +47,13 @@ class Prefix:
 
 
 @dataclass(eq=False)
-class Row:
+class Sequence:
     """A program, its tokens and its region of the pool.
 
     `table` [4, tokens]: id, position, segment, step of every own token ever fed; `place` [tokens]: its slot in the
-    region, GONE when it has none; `dropped` [tokens]: left the cache for good; `owner` [region slots]: the token that
-    lives there, GONE when none. Own tokens exclude the `base` shared ones; row indices of a program count both. Own
-    tokens before `cached` are in the cache.
+    region, NO_SLOT when it has none; `dropped` [tokens]: left the cache for good; `owner` [region slots]: the token
+    that lives there, NO_TOKEN when none. Own tokens exclude the `base` shared ones; row indices of a program count
+    both. Own tokens before `cached` are in the cache.
     """
 
     program: Program[Any]
@@ -62,7 +63,7 @@ class Row:
     prefix: Prefix | None = None
     base: int = 0
     table: np.ndarray = field(default_factory=lambda: np.zeros((4, LEAST_REGION), dtype=np.int64))
-    place: np.ndarray = field(default_factory=lambda: np.full(LEAST_REGION, GONE, dtype=np.int64))
+    place: np.ndarray = field(default_factory=lambda: np.full(LEAST_REGION, NO_SLOT, dtype=np.int64))
     dropped: np.ndarray = field(default_factory=lambda: np.zeros(LEAST_REGION, dtype=bool))
     size: int = 0
     cached: int = 0
@@ -77,7 +78,7 @@ class Row:
     logits: dict[int, Any] = field(default_factory=dict)
     hidden: dict[int, Any] = field(default_factory=dict)
     draws: dict[int, float] = field(default_factory=dict)
-    counts: Counts = field(default_factory=Counts)
+    counts: TokenCounts = field(default_factory=TokenCounts)
 
     def __post_init__(self) -> None:
         self.random = np.random.Generator(np.random.Philox(key=self.seed))
@@ -114,10 +115,10 @@ class Row:
             raise ProgramError("a feed holds no token")
         if len(feed.positions) != n or (feed.segments is not None and len(feed.segments) != n):
             raise ProgramError(f"a feed of {n} tokens has {len(feed.positions)} positions or as many segments amiss")
-        if any(not 0 <= index < n for index in feed.ask):
+        if any(not 0 <= index < n for index in feed.sample_at):
             raise ProgramError(f"a feed of {n} tokens asks for a token that is not in it")
-        if feed.allow is not None and len(feed.allow) != len(feed.ask):
-            raise ProgramError(f"a feed with {len(feed.ask)} asks allows {len(feed.allow)}")
+        if feed.allowed_token_ids is not None and len(feed.allowed_token_ids) != len(feed.sample_at):
+            raise ProgramError(f"a feed with {len(feed.sample_at)} asks allows {len(feed.allowed_token_ids)}")
         for index in (*feed.drop, *feed.move):
             if not self.base <= index < self.base + self.size or self.dropped[index - self.base]:
                 raise ProgramError(f"row index {index} is shared, not fed yet or dropped already")
@@ -127,7 +128,7 @@ class Row:
             larger = max(size, 2 * self.table.shape[1])
             more = larger - self.table.shape[1]
             self.table = np.pad(self.table, ((0, 0), (0, more)))
-            self.place = np.pad(self.place, (0, more), constant_values=GONE)
+            self.place = np.pad(self.place, (0, more), constant_values=NO_SLOT)
             self.dropped = np.pad(self.dropped, (0, more))
 
     def _drop(self, own: int) -> None:
@@ -140,10 +141,10 @@ class Row:
 
     def _vacate(self, tokens: list[int]) -> None:
         """The slots of own tokens become free."""
-        self.owner[self.place[tokens]] = GONE
+        self.owner[self.place[tokens]] = NO_TOKEN
         self.holes += self.place[tokens].tolist()
-        self.place[tokens] = GONE
-        while self.high and self.owner[self.high - 1] == GONE:
+        self.place[tokens] = NO_SLOT
+        while self.high and self.owner[self.high - 1] == NO_TOKEN:
             self.high -= 1
         self.holes = [hole for hole in self.holes if hole < self.high]
 
@@ -152,12 +153,12 @@ class Row:
         assert self.feed is not None
         first = self.size - len(self.feed.tokens)  # negative in the first feed, by the shared tokens
         at = {int(own): i for i, own in enumerate(chunk)} if len(chunk) else {}
-        return [(n, at[first + index]) for n, index in enumerate(self.feed.ask) if first + index in at]
+        return [(n, at[first + index]) for n, index in enumerate(self.feed.sample_at) if first + index in at]
 
     def predictions(self) -> Predictions:
         """The answers to the current feed, in the order of its asks."""
         assert self.feed is not None
-        asks = range(len(self.feed.ask))
+        asks = range(len(self.feed.sample_at))
         tokens, logprobs = [self.answers[n][0] for n in asks], [self.answers[n][1] for n in asks]
         return Predictions(
             tokens,
@@ -178,23 +179,23 @@ class Row:
         """Own tokens that must go through the model before the current feed is answered."""
         return self.cached + np.flatnonzero(~self.dropped[self.cached : self.size])
 
-    def place_tokens(self, chunk: np.ndarray, pool: Pool) -> np.ndarray:
+    def place_tokens(self, chunk: np.ndarray, cache: KVCache) -> np.ndarray:
         """Finds slots for a chunk of own tokens, moving to a larger region where needed.
 
         Returns their slots in the pool [chunk]. Raises OutOfSlots and changes nothing when there is no room.
         """
         reused = min(len(chunk), len(self.holes))
         if self.high + len(chunk) - reused > len(self.owner):
-            self._enlarge(self.high + self.size - self.cached - reused, pool)  # room for the whole feed at once
+            self._enlarge(self.high + self.size - self.cached - reused, cache)  # room for the whole feed at once
         offsets = [self.holes.pop() for _ in range(reused)]
         offsets += range(self.high, self.high + len(chunk) - reused)
         self.high = max(self.high, 1 + max(offsets))
         self.place[chunk] = offsets
         self.owner[offsets] = chunk
-        self._close_up(self.size - int(chunk[-1]) - 1, pool)
+        self._close_up(self.size - int(chunk[-1]) - 1, cache)
         return self.start + self.place[chunk]
 
-    def _close_up(self, coming: int, pool: Pool) -> None:
+    def _close_up(self, coming: int, cache: KVCache) -> None:
         """Early release (APAR, section 3.4): what left the cache is attended to no more, and its room is given back.
 
         The tokens move together when more than one slot in four up to `high` is a hole that no new token fills: a
@@ -203,34 +204,34 @@ class Row:
         """
         close = len(self.holes) >= LEAST_HOLES and 4 * len(self.holes) > self.high
         if close:
-            kept = np.flatnonzero(self.owner[: self.high] != GONE)
-            pool.compact(self.start, kept)
+            kept = np.flatnonzero(self.owner[: self.high] != NO_TOKEN)
+            cache.compact(self.start, kept)
             tokens = self.owner[kept]
-            self.owner[: self.high] = GONE
+            self.owner[: self.high] = NO_TOKEN
             self.high, self.holes = len(kept), []
             self.owner[: self.high] = tokens
             self.place[tokens] = np.arange(self.high)
         if close or 4 * (self.high + coming) < len(self.owner):
             size = LEAST_REGION * -(-5 * (self.high + coming) // (4 * LEAST_REGION))
             if size < len(self.owner):
-                pool.give(self.start + size, len(self.owner) - size)
+                cache.free(self.start + size, len(self.owner) - size)
                 self.owner = self.owner[:size].copy()
 
-    def _enlarge(self, wanted: int, pool: Pool) -> None:
+    def _enlarge(self, wanted: int, cache: KVCache) -> None:
         size = max(LEAST_REGION, len(self.owner))
         while size < wanted:
             size *= 2
-        start = pool.take(size)
+        start = cache.alloc(size)
         if len(self.owner):
-            pool.move(self.start, self.high, start)
-            pool.give(self.start, len(self.owner))
-        owner = np.full(size, GONE, dtype=np.int64)
+            cache.move(self.start, self.high, start)
+            cache.free(self.start, len(self.owner))
+        owner = np.full(size, NO_TOKEN, dtype=np.int64)
         owner[: len(self.owner)] = self.owner
         self.start, self.owner = start, owner
 
-    def release(self, pool: Pool) -> None:
+    def release(self, cache: KVCache) -> None:
         """Gives the region back; what was cached must be fed again, except what was dropped."""
         if len(self.owner):
-            pool.give(self.start, len(self.owner))
+            cache.free(self.start, len(self.owner))
         self.owner, self.high, self.holes, self.cached = np.zeros(0, dtype=np.int64), 0, [], 0
-        self.place[: self.size] = GONE
+        self.place[: self.size] = NO_SLOT

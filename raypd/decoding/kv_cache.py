@@ -16,43 +16,43 @@ class OutOfSlots(Exception):
     """No room in the pool now; rows that end make some."""
 
 
-class Regions:
+class SlotAllocator:
     """First-fit allocation of contiguous slot ranges."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self._free = [(0, slots)]  # (start, length), by start, never adjacent
+        self._holes = [(0, slots)]  # (start, length), by start, never adjacent
 
-    def take(self, length: int) -> int | None:
+    def alloc(self, length: int) -> int | None:
         """Start of a region of `length` slots, or None if no hole is large enough."""
-        for i, (start, free) in enumerate(self._free):
-            if free >= length:
-                self._free[i : i + 1] = [(start + length, free - length)] if free > length else []
+        for i, (start, hole) in enumerate(self._holes):
+            if hole >= length:
+                self._holes[i : i + 1] = [(start + length, hole - length)] if hole > length else []
                 return start
         return None
 
-    def give(self, start: int, length: int) -> None:
+    def free(self, start: int, length: int) -> None:
         """Returns a region, merged with the free ones beside it."""
         merged: list[tuple[int, int]] = []
-        for hole in sorted([*self._free, (start, length)]):
-            if merged and merged[-1][0] + merged[-1][1] == hole[0]:
-                merged[-1] = (merged[-1][0], merged[-1][1] + hole[1])
+        for region in sorted([*self._holes, (start, length)]):
+            if merged and merged[-1][0] + merged[-1][1] == region[0]:
+                merged[-1] = (merged[-1][0], merged[-1][1] + region[1])
             else:
-                merged.append(hole)
-        self._free = merged
+                merged.append(region)
+        self._holes = merged
 
     def enlarge(self, slots: int) -> None:
         """More slots at the end."""
         added = slots - self.slots
         end, self.slots = self.slots, slots
-        self.give(end, added)
+        self.free(end, added)
 
     @property
-    def free(self) -> int:
-        return sum(length for _, length in self._free)
+    def available(self) -> int:
+        return sum(length for _, length in self._holes)
 
 
-class Pool:
+class KVCache:
     """Keys and values of all rows, per layer [kv_heads, slots, head_dim].
 
     Layers are allocated when they are first written, from the shapes that the model hands over, and zeroed: NaN in a
@@ -60,30 +60,30 @@ class Pool:
     """
 
     def __init__(self, slots: int, limit: int | None, device: torch.device) -> None:
-        self.regions = Regions(slots if limit is None else min(slots, limit))
+        self.allocator = SlotAllocator(slots if limit is None else min(slots, limit))
         self.limit = limit
         self.device = device
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
 
-    def take(self, length: int) -> int:
+    def alloc(self, length: int) -> int:
         """Start of a new region. Raises OutOfSlots when the pool is full and may not grow."""
-        while (start := self.regions.take(length)) is None:
-            larger = max(2 * self.regions.slots, self.regions.slots + length)
+        while (start := self.allocator.alloc(length)) is None:
+            larger = max(2 * self.allocator.slots, self.allocator.slots + length)
             if self.limit is not None:
                 larger = min(larger, self.limit)
-            if larger == self.regions.slots:
-                raise OutOfSlots(f"{length} slots wanted, {self.regions.free} of {self.regions.slots} free")
+            if larger == self.allocator.slots:
+                raise OutOfSlots(f"{length} slots wanted, {self.allocator.available} of {self.allocator.slots} free")
             try:
                 self._resize(larger)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                self.limit = self.regions.slots  # rows wait for each other from here on
+                self.limit = self.allocator.slots  # rows wait for each other from here on
         return start
 
-    def give(self, start: int, length: int) -> None:
-        self.regions.give(start, length)
+    def free(self, start: int, length: int) -> None:
+        self.allocator.free(start, length)
 
     def move(self, start: int, length: int, to: int) -> None:
         """Copies `length` slots of every layer to another region."""
@@ -99,8 +99,8 @@ class Pool:
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores this step's keys and values: slots [tokens], key and value [kv_heads, tokens, head_dim]."""
         if layer not in self.keys:
-            self.keys[layer] = key.new_zeros(key.shape[0], self.regions.slots, key.shape[2])
-            self.values[layer] = value.new_zeros(value.shape[0], self.regions.slots, value.shape[2])
+            self.keys[layer] = key.new_zeros(key.shape[0], self.allocator.slots, key.shape[2])
+            self.values[layer] = value.new_zeros(value.shape[0], self.allocator.slots, value.shape[2])
         self.keys[layer].index_copy_(1, slots, key)
         self.values[layer].index_copy_(1, slots, value)
 
@@ -112,4 +112,4 @@ class Pool:
                     larger = old.new_zeros(old.shape[0], slots, old.shape[2])
                     larger[:, : old.shape[1]] = old
                     store[layer] = larger
-        self.regions.enlarge(slots)
+        self.allocator.enlarge(slots)

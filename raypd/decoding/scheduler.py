@@ -1,0 +1,226 @@
+"""Which programs run, what of each goes into the next pass, and who gives way when cache or memory are full."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raypd.decoding.kv_cache import KVCache, OutOfSlots
+from raypd.decoding.memory import TokenBudget
+from raypd.decoding.program import Feed, Program
+from raypd.decoding.sequence import Prefix, ProgramError, Sequence, TokenCounts
+
+PREFIXES_KEPT = 64  # shared prefixes that stay in the cache while no sequence uses them
+_PREFIX = object()  # the tag of the sequences that compute shared prefixes
+
+
+@dataclass
+class Finished:
+    """A program that ended: with its answer, or with the exception that it raised."""
+
+    tag: Any
+    answer: Any
+    error: Exception | None
+    counts: TokenCounts
+
+
+@dataclass
+class Chunk:
+    """The tokens [n] of one sequence that go into a pass, their slots, and where they stand in the packed pass."""
+
+    seq: Sequence
+    tokens: np.ndarray
+    slots: np.ndarray
+    at: int = 0
+
+    @property
+    def prefix(self) -> Prefix | None:
+        """The shared prefix that the sequence reads; None for one that computes it."""
+        return None if self.seq.tag is _PREFIX else self.seq.prefix
+
+
+class Scheduler:
+    """Continuous batching: admission, packing, preemption.
+
+    max_num_seqs: programs in decoding at the same time. budget: most tokens of one pass.
+    """
+
+    def __init__(self, cache: KVCache, budget: TokenBudget, max_num_seqs: int) -> None:
+        self.cache, self.budget, self.max_num_seqs = cache, budget, max_num_seqs
+        self.waiting: deque[Sequence] = deque()
+        self.sequences: list[Sequence] = []
+        self.prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
+        self.full = False  # the cache had no room: admit nothing until a sequence ends
+
+    @property
+    def running(self) -> int:
+        """Programs that were admitted and have not ended."""
+        return sum(seq.tag is not _PREFIX for seq in self.sequences)
+
+    def schedule(self) -> tuple[list[Chunk], list[Finished]]:
+        """What goes into the next pass, and the programs that ended or failed before it."""
+        finished = list(self._admit())
+        return self._pack(finished), finished
+
+    # ------------------------------------------------------------------------------------------------- admission
+
+    def _admit(self) -> Iterator[Finished]:
+        """Starts waiting programs while there is a place in the batch."""
+        while self.waiting and not self.full and self.running < self.max_num_seqs:
+            seq = self.waiting.popleft()
+            try:
+                feed = next(seq.program)
+                self._share(seq, feed)
+                seq.take(feed)
+            except StopIteration as end:
+                yield Finished(seq.tag, end.value, None, seq.counts)
+            except Exception as error:
+                yield self._failed(seq, error)
+            else:
+                self.sequences.append(seq)
+
+    def _share(self, seq: Sequence, feed: Feed) -> None:
+        """Finds or starts the shared prefix of a sequence's first feed."""
+        length = min(feed.shared, min(feed.sample_at, default=len(feed.tokens)), len(feed.tokens) - 1)
+        if length <= 0:
+            return
+        if list(feed.positions[:length]) != list(range(length)) or any((feed.segments or ())[:length]):
+            raise ProgramError("shared tokens must be segment 0 at positions 0, 1, 2, ...")
+        key = tuple(feed.tokens[:length])
+        prefix = self.prefixes.get(key)
+        if prefix is None:
+            prefix = self.prefixes[key] = Prefix(key, 0, length)
+            first = Sequence(_feed_once(key), tag=_PREFIX)
+            first.take(next(first.program))
+            first.prefix = prefix
+            self.sequences.insert(0, first)
+            seq.counts.prefill_tokens += length
+        else:
+            self.prefixes.move_to_end(key)
+            seq.counts.shared_tokens += length
+        prefix.users += 1
+        seq.prefix, seq.base = prefix, length
+
+    # --------------------------------------------------------------------------------------------------- packing
+
+    def _pack(self, finished: list[Finished]) -> list[Chunk]:
+        """Decoding sequences first, then prefills in chunks, up to the token budget."""
+        ready = [seq for seq in self.sequences if seq.tag is _PREFIX or seq.prefix is None or seq.prefix.ready]
+        waiting = {id(seq): seq.waiting() for seq in ready}
+        ready.sort(key=lambda seq: (seq.steps == 0 and seq.tag is not _PREFIX, len(waiting[id(seq)])))
+        chunks: list[Chunk] = []
+        room = self.budget.tokens
+        for seq in ready:
+            tokens = waiting[id(seq)][:room]
+            if not len(tokens):
+                break
+            try:
+                chunks.append(Chunk(seq, tokens, seq.place_tokens(tokens, self.cache)))
+                room -= len(tokens)
+            except OutOfSlots as full:
+                self.full = True
+                if self._evict_prefix():
+                    continue  # tried again in the next step
+                if not chunks:
+                    self._preempt(seq, full, finished)
+                break
+        if not chunks and ready and self.sequences:
+            return self._pack(finished)
+        # Sequences with a prefix in common stand side by side.
+        chunks.sort(key=lambda chunk: 0 if chunk.seq.prefix is None else id(chunk.seq.prefix))
+        at = 0
+        for chunk in chunks:
+            chunk.at, at = at, at + len(chunk.tokens)
+        return chunks
+
+    def _evict_prefix(self) -> bool:
+        for key, prefix in self.prefixes.items():
+            if prefix.users == 0 and prefix.ready:
+                self.cache.free(prefix.start, prefix.length)
+                del self.prefixes[key]
+                return True
+        return False
+
+    def _preempt(self, seq: Sequence, full: OutOfSlots, finished: list[Finished]) -> None:
+        """None can go on: the youngest other one gives its region up and is fed again later; one alone fails."""
+        others = [other for other in self.sequences if other is not seq and len(other.owner)]
+        if others:
+            others[-1].release(self.cache)
+            return
+        finished.append(self.fail(seq, ProgramError(f"does not fit the cache: {full}; raise engine.cache_tokens")))
+
+    def rollback(self, chunks: list[Chunk], reason: str) -> list[Finished]:
+        """Takes a pass back that ran out of memory. At the least budget, the program that holds most of it fails."""
+        for chunk in chunks:
+            chunk.seq.unplace(chunk.tokens)
+        if self.budget.too_much(sum(len(chunk.tokens) for chunk in chunks)):
+            return []
+        if self.budget.hopeless:
+            raise RuntimeError(f"not even the smallest steps fit the memory any more: {reason}")
+        largest = max((chunk.seq for chunk in chunks), key=lambda seq: len(seq.owner) + seq.base)
+        victims = [largest]
+        if largest.tag is _PREFIX:  # whoever waits for it fails with it
+            victims = [seq for seq in self.sequences if seq.prefix is largest.prefix and seq is not largest]
+            self.sequences.remove(largest)
+            largest.release(self.cache)
+            self.prefixes = OrderedDict((k, p) for k, p in self.prefixes.items() if p is not largest.prefix)
+        error = f"out of memory, and no step is smaller: {reason}"
+        return [self.fail(seq, ProgramError(error)) for seq in victims]
+
+    # ------------------------------------------------------------------------------------------------ after a pass
+
+    def advance(self, chunk: Chunk) -> bool:
+        """Counts a chunk that went through; whether the feed of its program is complete."""
+        seq = chunk.seq
+        if seq.steps == 0:
+            seq.counts.prefill_tokens += len(chunk.tokens)
+        else:
+            seq.counts.decode_tokens += len(chunk.tokens)
+        seq.cached = int(chunk.tokens[-1]) + 1
+        if seq.cached < seq.size:
+            return False
+        if seq.tag is _PREFIX:
+            self._prefix_ready(seq)
+            return False
+        seq.steps += 1
+        seq.counts.steps += 1
+        return True
+
+    def _prefix_ready(self, seq: Sequence) -> None:
+        """The region of a sequence that computed a prefix becomes the prefix's."""
+        assert seq.prefix is not None
+        self.sequences.remove(seq)
+        seq.prefix.start, seq.prefix.ready = seq.start, True
+        self.cache.free(seq.start + seq.size, len(seq.owner) - seq.size)
+        if sum(prefix.users == 0 for prefix in self.prefixes.values()) > PREFIXES_KEPT:
+            self._evict_prefix()
+
+    def finish(self, seq: Sequence, answer: Any) -> Finished:
+        """A program came to its end."""
+        self.sequences.remove(seq)
+        self._free(seq)
+        return Finished(seq.tag, answer, None, seq.counts)
+
+    def fail(self, seq: Sequence, error: Exception) -> Finished:
+        """A program is ended with an error."""
+        self.sequences.remove(seq)
+        return self._failed(seq, error)
+
+    def _failed(self, seq: Sequence, error: Exception) -> Finished:
+        seq.program.close()
+        self._free(seq)
+        return Finished(seq.tag, None, error, seq.counts)
+
+    def _free(self, seq: Sequence) -> None:
+        self.full = False
+        seq.release(self.cache)
+        if seq.prefix is not None:
+            seq.prefix.users -= 1
+
+
+def _feed_once(tokens: tuple[int, ...]) -> Program[None]:
+    yield Feed(tokens, range(len(tokens)))
