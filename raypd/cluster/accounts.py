@@ -15,7 +15,7 @@ from raypd.config import RunConfig
 from raypd.run.unit import Unit
 
 if TYPE_CHECKING:
-    from raypd.cluster.ray_session import Share
+    from raypd.cluster.ray_session import WorkerResources
 
 _ASK_SECONDS = 1.0
 _SLACK = 0.9  # of the time to the deadline that is planned with: workers also read, write and wait
@@ -35,7 +35,7 @@ class Accounts:
         output: str,
         session: str,
         began: float,
-        share: Share,
+        share: WorkerResources,
         documents: int,
         done: int,
         say: Callable[[str], None],

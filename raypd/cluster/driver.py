@@ -25,8 +25,8 @@ from raypd.run.unit import Unit
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster.accounts import Accounts
-    from raypd.cluster.parts import Build
-    from raypd.cluster.scheduler import Ended, Pool
+    from raypd.cluster.components import Build
+    from raypd.cluster.scheduler import Ended, Scheduler
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
@@ -86,7 +86,7 @@ def run_extract(
             check_model_config(config.model)
             check_method(config)
     manifest.claim(config, output)
-    own = lease.Session(output, say)
+    own = lease.RunLease(output, say)
     if own.took_over:  # and that one may have gone on while this one looked
         done = writer.committed(output)
     storage.clean_temporary(writer.units_folder(output))
@@ -191,7 +191,7 @@ class _Run:
         output: str,
         planned: Plan,
         done: set[str],
-        own: lease.Session,
+        own: lease.RunLease,
         verbose: bool,
         build: Build,
     ) -> None:
@@ -212,10 +212,10 @@ class _Run:
         """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
         from raypd.cluster import worker
         from raypd.cluster.accounts import Accounts
-        from raypd.cluster.scheduler import Pool
+        from raypd.cluster.scheduler import Scheduler
 
         connected = ray_session.connect(self.config.cluster, self.verbose)
-        pool: Pool | None = None
+        pool: Scheduler | None = None
         accounts: Accounts | None = None
         try:
             with progress.Display(self.planned.documents, self.done_documents, 0) as display:
@@ -232,10 +232,10 @@ class _Run:
                     display.say,
                     self.planned.exact,
                 )
-                order = worker.Order(
+                order = worker.WorkerSpec(
                     self.config, self.output, self.own.id, share.threads, self.build, accounts.ledger, share.gpus
                 )
-                pool = Pool(order, share, self.config.cluster, display.say)
+                pool = Scheduler(order, share, self.config.cluster, display.say)
                 pool.admit = accounts.admit
                 if accounts.deadline is not None:  # how many it takes is known after the first unit
                     pool.wanted = max(1, self.config.cluster.min_workers)
@@ -262,7 +262,9 @@ class _Run:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")
 
-    def _run(self, pool: Pool, accounts: Accounts, left: Iterator[Unit], count: int, display: progress.Display) -> None:
+    def _run(
+        self, pool: Scheduler, accounts: Accounts, left: Iterator[Unit], count: int, display: progress.Display
+    ) -> None:
         """Runs units until none is left."""
         from raypd.cluster.scheduler import Ended
 

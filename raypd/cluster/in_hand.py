@@ -106,8 +106,8 @@ class Worker:
         return self.starting is None
 
     @property
-    def careful(self) -> bool:
-        return any(given.attempt.careful for given in self.given.values())
+    def bisecting(self) -> bool:
+        return any(given.attempt.bisecting for given in self.given.values())
 
     @property
     def units(self) -> list[Given]:

@@ -30,7 +30,7 @@ _ANSWER_SECONDS = 30.0  # a ledger that is away that long (a restart takes one) 
 
 
 @dataclass
-class Order:
+class LedgerSpec:
     """What a session's ledger is told. cpus, gpus: of one worker."""
 
     config: RunConfig
@@ -66,7 +66,7 @@ class Standing:
 class Ledger:
     """The actor. Its methods are quick; a thread looks at the nodes and writes the file."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: LedgerSpec) -> None:
         storage.configure(order.config.storage)
         self.order = order
         cost = order.cost
@@ -180,7 +180,7 @@ def start(config: RunConfig, output: str, session: str, began: float, cpus: floa
     """
     import ray
 
-    order = Order(config, output, session, began, cpus, gpus, pricing.table())
+    order = LedgerSpec(config, output, session, began, cpus, gpus, pricing.table())
     if config.cost.budget_usd is not None:
         _check_prices(order)
     actor = ray.remote(Ledger).options(
@@ -193,7 +193,7 @@ def start(config: RunConfig, output: str, session: str, began: float, cpus: floa
     return actor.remote(order)
 
 
-def _check_prices(order: Order) -> None:
+def _check_prices(order: LedgerSpec) -> None:
     """A budget needs prices: machines at $0 would run for ever."""
     for node in machines.look(order.cost, order.prices, order.cpus, order.gpus, set()):
         kind = node.instance_type or pricing.LOCAL

@@ -26,7 +26,9 @@ class OneWorker:
     startup_seconds: from the connection until the process stood. share: what a worker takes of the cluster.
     """
 
-    def __init__(self, config: RunConfig, verbose: bool, make: Callable[[ray_session.Share], tuple[type, Any]]) -> None:
+    def __init__(
+        self, config: RunConfig, verbose: bool, make: Callable[[ray_session.WorkerResources], tuple[type, Any]]
+    ) -> None:
         """make: the object's class, which has `ready()`, and the arguments that it is made with."""
         self.config, self.verbose, self._make = config, verbose, make
         self.startup_seconds = 0.0

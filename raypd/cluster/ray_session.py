@@ -19,7 +19,7 @@ from raypd.errors import ConfigError, RunError
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerResources:
     """What one worker takes; `threads` is for its CPU work."""
 
     cpus: float
@@ -146,7 +146,7 @@ def _retell(data: dict[str, Any], say: Callable[[str], None]) -> None:
         say("Ray killed a worker because the machine ran out of memory; its units are tried again")
 
 
-def share(config: RunConfig) -> Share:
+def share(config: RunConfig) -> WorkerResources:
     """What one worker takes of the connected cluster.
 
     Raises ConfigError when no node of it has as much and none is added by an autoscaler: nothing could ever start.
@@ -176,7 +176,7 @@ def share(config: RunConfig) -> Share:
             f"(most: {most_cores:g} CPUs, {most_gpus:g} GPUs): lower cluster.cpus_per_worker or cluster.gpus_per_worker"
         )
     threads = config.engine.threads or max(1, int(cpus if not gpus else max(cpus, most_cores / max(most_gpus, 1))))
-    return Share(cpus, gpus, threads)
+    return WorkerResources(cpus, gpus, threads)
 
 
 def _autoscales() -> bool:

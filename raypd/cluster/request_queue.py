@@ -18,10 +18,10 @@ from typing import Any
 
 from raypd.billing.meter import Meter
 from raypd.cluster import shares
-from raypd.cluster.parts import Parts
+from raypd.cluster.components import WorkerComponents
 from raypd.cluster.shares import Answer, Groups, Progress
 from raypd.dataset import writer
-from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.base import Document, Record, Request
 
 
 class EngineBroken(Exception):
@@ -33,7 +33,7 @@ class HandedBack(Exception):
 
 
 @dataclass(eq=False)
-class Job:
+class UnitState:
     """A unit in hand, or a share of one that another worker has lent. All counts of documents are sets of rows."""
 
     number: int
@@ -47,9 +47,9 @@ class Job:
     wanted_back: bool = False
     open: dict[int, int] = field(default_factory=dict)  # row -> works queued or in the engine
     fixed: set[int] = field(default_factory=set)  # rows of which any work or record was begun: never lent
-    finished: deque[tuple[Work, Any]] = field(default_factory=deque)
+    finished: deque[tuple[Request, Any]] = field(default_factory=deque)
     unread: int = 0  # works that are not wholly done: queued, in the engine or finished
-    lent: dict[str, list[Work]] = field(default_factory=dict)  # by the share's key
+    lent: dict[str, list[Request]] = field(default_factory=dict)  # by the share's key
     done: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     by_others: int = 0  # of `done`, rows that came back from others
@@ -78,14 +78,14 @@ class Job:
         return Progress(len(self.done), len(self.failed), True, left, needs)
 
 
-class Feeder:
+class RequestQueue:
     """batch: programs that the engine decodes at the same time. Safe in threads."""
 
-    def __init__(self, parts: Parts, batch: int, meter: Meter) -> None:
+    def __init__(self, parts: WorkerComponents, batch: int, meter: Meter) -> None:
         self.parts, self.batch, self.meter = parts, batch, meter
         self._changed = threading.Condition()
-        self._jobs: dict[str, Job] = {}  # by key, in the order in which they came
-        self._queue: deque[tuple[Job, Work]] = deque()
+        self._jobs: dict[str, UnitState] = {}  # by key, in the order in which they came
+        self._queue: deque[tuple[UnitState, Request]] = deque()
         self._in_engine = 0
         self._numbers = 0
         self._broken: str | None = None
@@ -140,7 +140,7 @@ class Feeder:
                 self._give_away(job, share, [work for group in given for work in group])
             return {share: [sorted(shares.rows_of(group)) for group in given] for share, given in found.items()}
 
-    def _give_away(self, job: Job, share: str, works: list[Work]) -> None:
+    def _give_away(self, job: UnitState, share: str, works: list[Request]) -> None:
         gone = set(map(id, works))
         self._queue = deque(item for item in self._queue if id(item[1]) not in gone)
         job.lent[share] = works
@@ -171,13 +171,13 @@ class Feeder:
 
     # --------------------------------------------------------------------------------------------------------- one job
 
-    def open(self, key: str, lendable: bool = False) -> Job:
+    def open(self, key: str, lendable: bool = False) -> UnitState:
         with self._changed:
             self._numbers += 1
-            job = self._jobs[key] = Job(self._numbers, key, lendable)
+            job = self._jobs[key] = UnitState(self._numbers, key, lendable)
             return job
 
-    def shut(self, job: Job) -> None:
+    def shut(self, job: UnitState) -> None:
         """Ends a job; what is left of it in the engine spoils nothing."""
         with self._changed:
             if self._jobs.get(job.key) is job:
@@ -185,7 +185,7 @@ class Feeder:
             self._queue = deque(item for item in self._queue if item[0] is not job)
             self._changed.notify_all()
 
-    def answer(self, job: Job, plan: Iterator[Work | Record]) -> None:
+    def answer(self, job: UnitState, plan: Iterator[Request | Record]) -> None:
         """Feeds a plan to the engine as it has room, and collects the records of what ends.
 
         A lendable job has one plan. Raises EngineBroken, HandedBack.
@@ -213,13 +213,13 @@ class Feeder:
             if may_plan:
                 self._plan_next(job, plan)
 
-    def _may_plan(self, job: Job) -> bool:
+    def _may_plan(self, job: UnitState) -> bool:
         room = 2 * self.batch - len(self._queue) - self._in_engine
         if not job.more or (room <= 0 and not job.asked):
             return False
         return not any(other.more for other in self._jobs.values() if other.number < job.number)
 
-    def _plan_next(self, job: Job, plan: Iterator[Work | Record]) -> None:
+    def _plan_next(self, job: UnitState, plan: Iterator[Request | Record]) -> None:
         with self._task_lock:
             item = next(plan, None)
         if item is not None:
@@ -229,10 +229,10 @@ class Feeder:
             job.more, job.planned = False, True
             self._changed.notify_all()
 
-    def _take(self, job: Job, items: Sequence[Work | Record], ended: Work | None = None) -> None:
+    def _take(self, job: UnitState, items: Sequence[Request | Record], ended: Request | None = None) -> None:
         """Queues works and keeps records: of the plan, or of a work that ended."""
         with self._changed:
-            self._enqueue(job, [item for item in items if isinstance(item, Work)])
+            self._enqueue(job, [item for item in items if isinstance(item, Request)])
             if ended is not None:
                 job.unread -= 1
                 for row in set(ended.rows):
@@ -243,7 +243,7 @@ class Feeder:
             job.keep([item for item in items if isinstance(item, Record)])
             self._changed.notify_all()
 
-    def _enqueue(self, job: Job, works: Sequence[Work]) -> None:
+    def _enqueue(self, job: UnitState, works: Sequence[Request]) -> None:
         job.unread += len(works)
         for work in works:
             for row in set(work.rows):
@@ -252,12 +252,12 @@ class Feeder:
         self._queue += [(job, work) for work in works]
         self._changed.notify_all()
 
-    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+    def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         """The task's plan; from where it raises on, document by document, so that only the bad one is lost."""
         left = {document.row: document for document in documents}
         try:
             for item in self.parts.task.plan(documents):
-                for row in item.rows if isinstance(item, Work) else [item.row]:
+                for row in item.rows if isinstance(item, Request) else [item.row]:
                     left.pop(row, None)
                 yield item
         except Exception:
@@ -268,7 +268,7 @@ class Feeder:
                 except Exception as error:
                     yield Record(document.row, error=reason(error))
 
-    def _finish(self, job: Job, work: Work, result: Any) -> Sequence[Record | Work]:
+    def _finish(self, job: UnitState, work: Request, result: Any) -> Sequence[Record | Request]:
         """The records of a work that ended, and the works that follow on it."""
         if isinstance(result, Exception):  # it could not even be submitted
             return work.fail(reason(result))
@@ -318,7 +318,7 @@ class Feeder:
                 self._broken = traceback.format_exc()
                 self._changed.notify_all()
 
-    def _ended(self, job: Job, work: Work, result: Any) -> None:
+    def _ended(self, job: UnitState, work: Request, result: Any) -> None:
         with self._changed:
             self._in_engine -= 1
             job.finished.append((work, result))

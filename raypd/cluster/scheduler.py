@@ -1,11 +1,11 @@
-"""The pool of decode workers: actors that come and go, and who of them gets which unit.
+"""The scheduler: decode workers, actors that come and go, and who of them gets which unit.
 
 The driver gives units out one by one, as workers have room: a second unit only when every worker has its first, so
-that none runs dry while another has a queue. When nothing is left to give out, workers that have run dry get units that
-others have not begun, and then shares of those that others have in hand (lending.py). The driver holds what is in hand
-and no more, whatever the size of the run.
-A worker that dies is replaced, and its units go to others; a node that is given notice gets no more units, and what it
-has in hand is finished if there is time, else handed back.
+that none is idle while another has a queue. When nothing is left to give out, idle workers get units that others have
+not begun, and then parts of units that others have begun (work_stealing.py). The driver holds what is in flight and no
+more, whatever the size of the run.
+A worker that dies is replaced, and its units go to others; a node that is given notice gets no more units, and what is
+in flight on it is finished if there is time, else handed back.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from raypd.run.retry_policy import Attempt
 from raypd.run.unit import Unit
 
 if TYPE_CHECKING:
-    from raypd.cluster.ray_session import Share
-    from raypd.cluster.worker import Order
+    from raypd.cluster.ray_session import WorkerResources
+    from raypd.cluster.worker import WorkerSpec
 
 _WAIT_SECONDS = 0.25
 _POLL_SECONDS = 2.0
@@ -61,13 +61,15 @@ class Tick:
     workers: int
 
 
-class Pool:
+class Scheduler:
     """Runs units through workers: `for event in pool.run(units, count)`.
 
     say: tells the user a line. Raises RunError when workers cannot start or die without end.
     """
 
-    def __init__(self, order: Order, share: Share, cluster: ClusterConfig, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, order: WorkerSpec, share: WorkerResources, cluster: ClusterConfig, say: Callable[[str], None]
+    ) -> None:
         self.order, self.share, self.cluster, self.say = order, share, cluster, say
         self.wanted = cluster.max_workers  # may be changed while it runs
         self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True  # whether a unit may be given out
@@ -113,7 +115,7 @@ class Pool:
         """Fills the workers level by level."""
         for depth in range(self.cluster.units_in_flight):
             for worker in self.workers:
-                if not worker.ready or worker.leaving or len(worker.given) != depth or worker.careful:
+                if not worker.ready or worker.leaving or len(worker.given) != depth or worker.bisecting:
                     continue
                 attempt = None if self.closing else self._next(alone=depth == 0)
                 if attempt is None:
@@ -134,7 +136,7 @@ class Pool:
         """What is to be done next; an attempt that wants a worker for itself only where `alone`."""
         now = time.monotonic()
         for place, (not_before, attempt) in enumerate(self._again):
-            if not_before <= now and (alone or not attempt.careful):
+            if not_before <= now and (alone or not attempt.bisecting):
                 del self._again[place]
                 return attempt
         unit = None if self._dry else next(self._source, None)
@@ -315,21 +317,23 @@ class Pool:
             what = "its units are tried again" if worker.units else "what it helped with is done elsewhere"
             self.say(f"a worker process died{_of_memory(error)}; {what}")
         if self._deaths >= _DEATHS_WITHOUT_COMMIT + len(self.workers):
-            raise RunError(f"worker processes die, and nothing gets done: {_cause(error)}{self._last_word(worker)}")
+            raise RunError(
+                f"worker processes die, and nothing gets done: {_cause(error)}{self._failure_reason(worker)}"
+            )
         for given in worker.units:
             unit = given.attempt.unit
-            in_hand = retry_policy.marked(self.order.output, unit.id) if given.attempt.careful else None
+            in_hand = retry_policy.checkpointed(self.order.output, unit.id) if given.attempt.bisecting else None
             again = given.attempt.after_death(in_hand)
             if again is not None:
                 self._again.append((0.0, given.burdened(again)))
                 continue
             self._left -= 1
-            word = retry_policy.last_word(self.order.output, unit.id) or _cause(error)
+            word = retry_policy.failure_reason(self.order.output, unit.id) or _cause(error)
             yield Ended(unit, error=f"its worker processes died each time: {word}")
 
-    def _last_word(self, worker: Worker) -> str:
+    def _failure_reason(self, worker: Worker) -> str:
         for given in worker.given.values():
-            if word := retry_policy.last_word(self.order.output, given.attempt.unit.id):
+            if word := retry_policy.failure_reason(self.order.output, given.attempt.unit.id):
                 return f"\nthe last word of a worker ({given.attempt.unit.id}): {word.strip()}"
         return ""
 

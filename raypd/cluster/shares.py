@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # the pool, which asks for shares, has nothing to do with tasks
-    from raypd.tasks.base import Record, Work
+    from raypd.tasks.base import Record, Request
 
 Groups = list[list[int]]
 
@@ -61,13 +61,13 @@ def _add(total: dict[str, Any], more: dict[str, Any]) -> None:
         total[name] = total.get(name, 0) + value
 
 
-def rows_of(works: Iterable[Work]) -> set[int]:
+def rows_of(works: Iterable[Request]) -> set[int]:
     return {row for work in works for row in work.rows}
 
 
-def groups_of(works: Iterable[Work], begun: Container[int]) -> list[list[Work]]:
+def groups_of(works: Iterable[Request], begun: Container[int]) -> list[list[Request]]:
     """Works in groups that have no row in common, in their order; without the groups of which any row is begun."""
-    groups: dict[int, list[Work]] = {}
+    groups: dict[int, list[Request]] = {}
     of_row: dict[int, int] = {}
     for number, work in enumerate(works):
         joined = sorted({of_row[row] for row in work.rows if row in of_row})
@@ -77,7 +77,7 @@ def groups_of(works: Iterable[Work], begun: Container[int]) -> list[list[Work]]:
     return [group for group in groups.values() if not any(row in begun for row in rows_of(group))]
 
 
-def divided(groups: Sequence[list[Work]], begun: int, workers: int) -> list[list[list[Work]]]:
+def divided(groups: Sequence[list[Request]], begun: int, workers: int) -> list[list[list[Request]]]:
     """What each of `workers` but the first gets, so that all have about as many documents; the first keeps the start.
 
     begun: documents that the first has in the engine. Fewer parts where there are too few groups.
@@ -89,7 +89,7 @@ def divided(groups: Sequence[list[Work]], begun: int, workers: int) -> list[list
         begun += sizes[kept]
         kept += 1
     given, done = sum(sizes[kept:]), 0
-    parts: list[list[list[Work]]] = [[] for _ in range(workers - 1)]
+    parts: list[list[list[Request]]] = [[] for _ in range(workers - 1)]
     for group, size in zip(groups[kept:], sizes[kept:], strict=True):
         parts[done * (workers - 1) // given].append(group)
         done += size

@@ -177,7 +177,7 @@ class Lending:
 
 
 def _can_lend(worker: Worker, given: Given) -> bool:
-    if worker.leaving or given.asked or given.asked_back or given.attempt.careful:
+    if worker.leaving or given.asked or given.asked_back or given.attempt.bisecting:
         return False
     if isinstance(given, Lent) and given.dropped:
         return False

@@ -1,8 +1,9 @@
 """The decode worker: one model and one engine in an actor, several units in hand so that the engine never drains.
 
-The pool calls the worker once a unit, each call in a thread of its own. The thread reads its unit, has it answered
-(feeder.py) and commits it. At the end of a run the worker lends a part of its unit to others, or borrows one of theirs
-(lending.py): a share is read and answered as a unit is, and its records go to the lender, which commits all together.
+The scheduler calls the worker once a unit, each call in a thread of its own. The thread reads its unit, has it
+answered (request_queue.py) and commits it. At the end of a run the worker lends a part of its unit to others, or
+borrows one of theirs (work_stealing.py): a share is read and answered as a unit is, and its records go to the lender,
+which commits all together.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from raypd.billing import energy
 from raypd.billing.meter import Meter
 from raypd.billing.meter import Unit as Spent
 from raypd.cluster import shares
-from raypd.cluster.parts import Parts, build
-from raypd.cluster.request_queue import EngineBroken, Feeder, HandedBack, Job, reason
+from raypd.cluster.components import WorkerComponents, build
+from raypd.cluster.request_queue import EngineBroken, HandedBack, RequestQueue, UnitState, reason
 from raypd.cluster.shares import Answer, Groups, Progress
 from raypd.config import RunConfig
 from raypd.dataset import writer
@@ -40,13 +41,13 @@ from raypd.tasks.documents import billed_as
 if TYPE_CHECKING:
     from raypd.cluster.reporter import Reporter
 
-__all__ = ["DecodeWorker", "EngineBroken", "HandedBack", "Order", "Parts", "build"]
+__all__ = ["DecodeWorker", "EngineBroken", "HandedBack", "WorkerComponents", "WorkerSpec", "build"]
 
 Done = TypeVar("Done")
 
 
 @dataclass
-class Order:
+class WorkerSpec:
     """What all workers of a run are told.
 
     threads: CPU threads of one worker; gpus: that it has. ledger: handle of the actor that keeps the bill, or None.
@@ -56,7 +57,7 @@ class Order:
     output: str
     session: str
     threads: int | None = None
-    build: Callable[[RunConfig, int | None], Parts] = build
+    build: Callable[[RunConfig, int | None], WorkerComponents] = build
     ledger: Any = None
     gpus: float = 0.0
 
@@ -64,7 +65,7 @@ class Order:
 class DecodeWorker:
     """Answers units: `run` for the pool, `run_unit` for everyone else."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: WorkerSpec) -> None:
         self.order, self.config = order, order.config
         self._fingerprint = order.config.fingerprint()
         self._unfit: str | None = None  # why this worker cannot work at all
@@ -91,7 +92,7 @@ class DecodeWorker:
             self._unfit = "the worker could not start:\n" + traceback.format_exc()
         else:
             self.meter.ready()
-            self.feeder = Feeder(self.parts, self.config.engine.max_num_seqs, self.meter)
+            self.request_queue = RequestQueue(self.parts, self.config.engine.max_num_seqs, self.meter)
 
     # ---------------------------------------------------------------------------------------------- what the pool asks
 
@@ -103,12 +104,12 @@ class DecodeWorker:
 
     def progress(self) -> dict[str, Progress]:
         """How far every unit and every share in hand is."""
-        return self.feeder.progress() if self._unfit is None else {}
+        return self.request_queue.progress() if self._unfit is None else {}
 
     def hand_back(self, key: str, only_waiting: bool) -> None:
         """Stops work on a unit or a share, whose `run` or `borrow` then says so. only_waiting: unless it was begun."""
         if self._unfit is None:
-            self.feeder.hand_back(key, only_waiting)
+            self.request_queue.hand_back(key, only_waiting)
 
     def run(self, attempt: Attempt) -> dict[str, Any]:
         """Answers and commits a unit.
@@ -120,11 +121,11 @@ class DecodeWorker:
         return said | ({"ok": summary.ok, "failed": summary.failed} if summary is not None else {})
 
     def lend(self, key: str, names: list[str]) -> dict[str, Groups]:
-        """Gives a part of a unit or a share in hand away, as rows by the names of the shares; see Feeder.lend.
+        """Gives a part of a unit or a share in hand away, as rows by the names of the shares; see RequestQueue.lend.
 
         Until `returned` or `take_back` is called for each, the unit does not end.
         """
-        return self.feeder.lend(key, names)
+        return self.request_queue.lend(key, names)
 
     def borrow(self, unit: Unit, name: str, groups: Groups) -> tuple[dict[str, Any], Answer | None]:
         """Answers a share of a unit that another worker lends: what `run` says, and the answer."""
@@ -133,11 +134,11 @@ class DecodeWorker:
 
     def returned(self, key: str, name: str, answer: Answer) -> None:
         """The answer to a share that was lent."""
-        self.feeder.returned(key, name, answer)
+        self.request_queue.returned(key, name, answer)
 
     def take_back(self, key: str, name: str) -> None:
         """A share that was lent will not come back: it is done here."""
-        self.feeder.take_back(key, name)
+        self.request_queue.take_back(key, name)
 
     def _guarded(self, unit: Unit, work: Callable[[], Done]) -> tuple[Done | None, dict[str, Any]]:
         """Does something with a unit; what came of it, and what `run` says."""
@@ -174,32 +175,32 @@ class DecodeWorker:
         Raises InputError when the unit cannot be read, OSError when it cannot be written, EngineBroken, HandedBack.
         """
         attempt = attempt or Attempt(unit)
-        with self._job(unit.id, lendable=not attempt.careful) as job:
+        with self._job(unit.id, lendable=not attempt.bisecting) as job:
             return self._run_job(unit, attempt, job)
 
     @contextlib.contextmanager
-    def _job(self, key: str, lendable: bool) -> Iterator[Job]:
-        """A job of the feeder, whose time is measured, and told to the ledger when it ends."""
-        job = self.feeder.open(key, lendable)
+    def _job(self, key: str, lendable: bool) -> Iterator[UnitState]:
+        """A unit of the request queue, whose time is measured, and told to the ledger when it ends."""
+        job = self.request_queue.open(key, lendable)
         self.meter.begin(key)
         try:
             yield job
         finally:
-            self.feeder.shut(job)
+            self.request_queue.shut(job)
             self.meter.lose(key)  # what was not committed or handed over came to nothing
             if self._reporter is not None:
                 self._reporter.now()
 
-    def _run_job(self, unit: Unit, attempt: Attempt, job: Job) -> UnitSummary:
+    def _run_job(self, unit: Unit, attempt: Attempt, job: UnitState) -> UnitSummary:
         began, partition = time.time(), self.config.output.partition
         if writer.is_committed(self.order.output, unit.id, partition):
             return writer.read_summary(self.order.output, unit.id)
         started = time.monotonic()
-        if attempt.careful:  # what the attempt before this one left is no word on this one
-            retry_policy.mark(self.order.output, unit.id, [])
+        if attempt.bisecting:  # what the attempt before this one left is no word on this one
+            retry_policy.checkpoint(self.order.output, unit.id, [])
         documents = self._read(unit, job)
         self._answer_all(job, documents, attempt)
-        self.feeder.shut(job)
+        self.request_queue.shut(job)
         spent = self.meter.end(unit.id)
         whole = _together(job, spent)
         table = writer.make_table(documents, whole.records, self._schema, attempt.number)
@@ -230,12 +231,12 @@ class DecodeWorker:
         rows = sorted(row for group in groups for row in group)
         with self._job(name, lendable=True) as job:
             by_row = {document.row: document for document in self._read(replace(unit, only=tuple(rows)), job)}
-            plans = (self.feeder.plan([by_row[row] for row in group]) for group in groups)
-            self.feeder.answer(job, itertools.chain.from_iterable(plans))
-            self.feeder.shut(job)
+            plans = (self.request_queue.plan([by_row[row] for row in group]) for group in groups)
+            self.request_queue.answer(job, itertools.chain.from_iterable(plans))
+            self.request_queue.shut(job)
             return _together(job, self.meter.hand_over(name))
 
-    def _read(self, unit: Unit, job: Job) -> list[Document]:
+    def _read(self, unit: Unit, job: UnitState) -> list[Document]:
         documents = read_unit(unit, self.config, self.parts.task.input_columns())
         job.documents = len(documents)
         job.categories = {document.row: billed_as(document, self.config) for document in documents}
@@ -245,17 +246,17 @@ class DecodeWorker:
     def close(self) -> None:
         """Ends the engine's thread, which else holds the model as long as the process lives."""
         if self._unfit is None:
-            self.feeder.close()
+            self.request_queue.close()
 
-    def _answer_all(self, job: Job, documents: list[Document], attempt: Attempt) -> None:
+    def _answer_all(self, job: UnitState, documents: list[Document], attempt: Attempt) -> None:
         """Answers the documents: all at once, or group by group with a mark before each where a worker died of them."""
         by_row = {document.row: document for document in documents}
-        word = retry_policy.last_word(self.order.output, attempt.unit.id) if attempt.quarantined else None
+        word = retry_policy.failure_reason(self.order.output, attempt.unit.id) if attempt.quarantined else None
         job.keep([Record(row, error=attempt.reason(row, word)) for row in attempt.quarantined])
         for group in attempt.groups(list(by_row)):
-            if attempt.careful:
-                retry_policy.mark(self.order.output, attempt.unit.id, group)
-            self.feeder.answer(job, self.feeder.plan([by_row[row] for row in group]))
+            if attempt.bisecting:
+                retry_policy.checkpoint(self.order.output, attempt.unit.id, group)
+            self.request_queue.answer(job, self.request_queue.plan([by_row[row] for row in group]))
 
     def _note(self, unit: Unit, reason: str) -> None:
         """Leaves word of why the process died with a unit: what Ray says of it does not name the cause."""
@@ -265,7 +266,7 @@ class DecodeWorker:
             traceback.print_exc()
 
 
-def _together(job: Job, spent: Spent) -> Answer:
+def _together(job: UnitState, spent: Spent) -> Answer:
     """What a job has come to, with what others have answered of it."""
     own = Answer(job.records, job.counts, spent.prefill + spent.decode, spent.categories)
     return shares.together(own, job.answers)

@@ -16,7 +16,7 @@ from raypd.config import RunConfig
 from raypd.estimate.measuring import Bench, Facts, Measured
 
 if TYPE_CHECKING:
-    from raypd.cluster.parts import Parts
+    from raypd.cluster.components import WorkerComponents
     from raypd.tasks.base import Document
 
 _LINE_SECONDS = 10.0
@@ -26,7 +26,10 @@ class Workbench(OneWorker):
     """A `Bench` in the place of a decode worker."""
 
     def __init__(
-        self, config: RunConfig, verbose: bool = False, build: Callable[[RunConfig, int | None], Parts] | None = None
+        self,
+        config: RunConfig,
+        verbose: bool = False,
+        build: Callable[[RunConfig, int | None], WorkerComponents] | None = None,
     ) -> None:
         weights = build is None and not config.model.is_fake
         super().__init__(config, verbose, lambda share: (Bench, (share.threads, build, weights)))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raypd.cluster.parts import Engine, Parts
-from raypd.tasks.base import Document, Record, Task, Work
+from raypd.cluster.components import Engine, WorkerComponents
+from raypd.tasks.base import Document, Record, Request, Task
 
 RING = "raypd ring"  # the field of a document's copy that holds its number in the ring
 _STRETCHES = 8  # parts of the window whose speeds are compared
@@ -44,7 +44,7 @@ class _Lap:
     error: str | None = None
 
 
-class _Work(Work):
+class _Work(Request):
     """A work that tells the meter when it fails (`finish` is wrapped)."""
 
     failed: Callable[[str], None]
@@ -62,13 +62,13 @@ class Meter:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: WorkerComponents,
         lead: int,
         count: int,
         limit: float | None = None,
         tell: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.parts = Parts(_Engine(parts.engine, self), _Task(parts.task, self), parts.sampling)
+        self.parts = WorkerComponents(_Engine(parts.engine, self), _Task(parts.task, self), parts.sampling)
         self.lead, self.count, self._tell = lead, count, tell
         self._deadline = None if limit is None else time.perf_counter() + limit
         self._lock = threading.Lock()
@@ -177,7 +177,7 @@ class Meter:
 
     def forget(self) -> None:
         """Lets go of engine and task."""
-        self.parts = Parts(None, None, None)  # type: ignore[arg-type]
+        self.parts = WorkerComponents(None, None, None)  # type: ignore[arg-type]
         self.laps = []
 
 
@@ -281,19 +281,19 @@ class _Task:
     def columns(self) -> Any:
         return self._task.columns()
 
-    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+    def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         laps = {document.row: _Lap(int(document.fields[RING])) for document in documents}
         self._meter.come(list(laps.values()))
         before: list[_Lap] = []
         for item in self._task.plan(documents):
             if self._meter.closed:
                 return
-            rows = item.rows if isinstance(item, Work) else [item.row]
+            rows = item.rows if isinstance(item, Request) else [item.row]
             own = [laps[row] for row in rows]
             if before and before != own:
                 self._meter.planned(before)
             before = own
-            if isinstance(item, Work):
+            if isinstance(item, Request):
                 self._meter.opened(own)
                 yield self._watched(item, own)
             else:
@@ -301,12 +301,12 @@ class _Task:
                 yield item
         self._meter.planned(before)
 
-    def _watched(self, work: Work, laps: list[_Lap]) -> Work:
-        def finish(answer: Any) -> Sequence[Record | Work]:
+    def _watched(self, work: Request, laps: list[_Lap]) -> Request:
+        def finish(answer: Any) -> Sequence[Record | Request]:
             by_row = dict(zip(work.rows, laps, strict=True))
-            items: list[Record | Work] = []
+            items: list[Record | Request] = []
             for item in work.finish(answer):
-                if isinstance(item, Work):
+                if isinstance(item, Request):
                     own = [by_row[row] for row in item.rows]
                     self._meter.opened(own)
                     items.append(self._watched(item, own))

@@ -30,7 +30,7 @@ def estimate(
     options: Options,
     *,
     verbose: bool = False,
-    build: Callable[[RunConfig, int | None], worker.Parts] | None = None,
+    build: Callable[[RunConfig, int | None], worker.WorkerComponents] | None = None,
 ) -> Estimate:
     """Makes the estimate. build: as in `pipeline.run_extract`.
 
@@ -55,7 +55,7 @@ def _measured(
     config: RunConfig,
     options: Options,
     verbose: bool,
-    build: Callable[[RunConfig, int | None], worker.Parts] | None,
+    build: Callable[[RunConfig, int | None], worker.WorkerComponents] | None,
 ) -> Estimate:
     from raypd.estimate.bench import Workbench
 

@@ -252,7 +252,7 @@ def bill(documents: Mean, speed: Speed, machines: Machines, nodes: int, around: 
     """What the whole corpus costs on `nodes` nodes, from the first node's start to the last worker's end.
 
     The tail: workers that end at chance times within one unit of work leave the others idle for half a unit on average.
-    That is on the safe side: workers that are done take over what can be cut of the rest (lending.py).
+    That is on the safe side: workers that are done take over what can be cut of the rest (work_stealing.py).
     """
     workers = nodes * machines.workers
     work = product(documents, speed.seconds)

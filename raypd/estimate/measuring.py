@@ -24,8 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from raypd.cluster.parts import Parts, build
-from raypd.cluster.worker import DecodeWorker, Order
+from raypd.cluster.components import WorkerComponents, build
+from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.estimate import sampling
@@ -83,7 +83,7 @@ class Bench:
     def __init__(
         self,
         threads: int | None = None,
-        make: Callable[[RunConfig, int | None], Parts] | None = None,
+        make: Callable[[RunConfig, int | None], WorkerComponents] | None = None,
         weights: bool = False,
     ) -> None:
         """weights: a model will be loaded, so that torch is imported now."""
@@ -152,7 +152,7 @@ class Bench:
     def _tell(self, done: int, total: int) -> None:
         self._done = (done, total)
 
-    def _parts(self, config: RunConfig) -> Parts:
+    def _parts(self, config: RunConfig) -> WorkerComponents:
         if self._make is not None:
             return self._make(config, self.threads)
         if config.decoding.method == "speculative":
@@ -226,7 +226,7 @@ def _run(
     tree["cluster"] |= {"unit_documents": len(stream)}
     own = RunConfig.model_validate(tree)
     manifest.claim(own, own.output.path)
-    order = Order(own, own.output.path, "measurement", threads, lambda *_: meter.parts)
+    order = WorkerSpec(own, own.output.path, "measurement", threads, lambda *_: meter.parts)
     decoder = DecodeWorker(order)
     try:
         with ThreadPoolExecutor(config.cluster.units_in_flight) as pool:

@@ -30,7 +30,7 @@ from raypd.estimate.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.estimate.weighing import check_sample
 
 if TYPE_CHECKING:
-    from raypd.cluster.parts import Parts
+    from raypd.cluster.components import WorkerComponents
     from raypd.tasks.base import Document
 
 
@@ -77,7 +77,7 @@ def tune(
     measurements: Path,
     *,
     verbose: bool = False,
-    build: Callable[[RunConfig, int | None], Parts] | None = None,
+    build: Callable[[RunConfig, int | None], WorkerComponents] | None = None,
     say: Callable[[str], None] = print,
 ) -> Result:
     """Measures and searches.

@@ -35,7 +35,7 @@ from raypd.decoding.methods.intra_prompt import Answer
 from raypd.decoding.program import Program
 from raypd.models.load import LoadedModel, load_model, resolve_dtype
 from raypd.tasks import build_task
-from raypd.tasks.base import Document, Record, Task, Work
+from raypd.tasks.base import Document, Record, Request, Task
 
 
 @dataclass
@@ -150,8 +150,8 @@ class Comparison:
         return Engine(self.loaded.model, max_num_seqs=batch).run(programs)
 
 
-def _works(task: Task, documents: Sequence[Document]) -> list[Work]:
-    return [item for item in task.plan(documents) if isinstance(item, Work)]
+def _works(task: Task, documents: Sequence[Document]) -> list[Request]:
+    return [item for item in task.plan(documents) if isinstance(item, Request)]
 
 
 def sum_in_float32(model: torch.nn.Module) -> None:

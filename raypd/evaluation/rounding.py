@@ -26,7 +26,7 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.program import Program
 from raypd.evaluation.exact_match import Comparison, read_documents
 from raypd.models.load import LoadedModel, load_model
-from raypd.tasks.base import Document, Work
+from raypd.tasks.base import Document, Request
 
 Logits = list[torch.Tensor]  # of each question [choices], in float64: the tokens that its answer may begin with
 
@@ -51,7 +51,7 @@ def layouts(loaded: LoadedModel, batch: int) -> dict[str, Callable[[Sequence[Doc
     tasks = Comparison(loaded, batch, 1, 32)
 
     def run(task: Any, documents: Sequence[Document], batch: int, shared: bool) -> Logits:
-        works = [item for item in task.plan(documents) if isinstance(item, Work)]
+        works = [item for item in task.plan(documents) if isinstance(item, Request)]
         answers = Engine(loaded.model, max_num_seqs=batch).run([first_logits(work.program, shared) for work in works])
         return [logits for found in answers for logits in found]
 

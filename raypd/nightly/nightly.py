@@ -5,7 +5,7 @@
 <root>/nights/<night>/table/, index/, files.txt: objects of the table that were written anew; what is known of every
 document; the list of all objects of the table.
 <root>/current/files.txt: the list that readers follow.
-<root>/holder.json, sessions/: who is at work, and who was.
+<root>/lease.json, sessions/: who is at work, and who was.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from raypd.nightly import changes, schema_change, table
 from raypd.nightly.changes import Input
 from raypd.nightly.schema_change import Change
 from raypd.run import layout, manifest
-from raypd.run.lease import Session, held
+from raypd.run.lease import RunLease, held
 from raypd.run.manifest import Unreadable
 from raypd.run.unit import Unit
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import path_of
 
 if TYPE_CHECKING:
-    from raypd.cluster.parts import Build
+    from raypd.cluster.components import Build
 
 
 @dataclass
@@ -149,7 +149,7 @@ class _Run:
         self,
         config: RunConfig,
         root: str,
-        own: Session,
+        own: RunLease,
         scratch: Scratch,
         full: bool,
         retry_errors: bool,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 RUN = "run.json"  # the configuration, its fingerprint and versions
-LEASE = "holder.json"  # who works on the run
+LEASE = "lease.json"  # who works on the run
 SESSIONS = "sessions"  # <id>.json: when each session began and ended
 PLAN = "plan"  # plan.json, <id>/<number>.parquet, alone.json
 UNITS = "units"  # [key=value/]<unit>.parquet: the rows

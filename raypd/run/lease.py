@@ -1,6 +1,6 @@
 """Who works on a run: one session at a time, which shows that it is alive by a heartbeat.
 
-<output>/holder.json names the session that holds the run. The holder replaces it every few seconds by a conditional
+<output>/lease.json names the session that holds the run. The holder replaces it every few seconds by a conditional
 write; whoever else wants the run watches whether it changes, by its own clock that only goes forward, and takes over
 when it does not. No two clocks are ever compared, and of several that take over one wins.
 
@@ -28,7 +28,7 @@ BEAT_SECONDS = 10.0
 STALE_SECONDS = 45.0  # without a beat: the holder is dead
 
 
-class Session:
+class RunLease:
     """One run of the command on an output folder, from the moment at which it holds the folder.
 
     Raises RunError when another session that is alive holds it; OSError when it cannot be written.
@@ -134,7 +134,7 @@ class Session:
         if theirs is not None and theirs.get("session") == self.id:
             self._version = version  # written after all, though the store had not said so
         else:
-            by = f"session {theirs.get('session')} took it over" if theirs else "its holder.json was deleted"
+            by = f"session {theirs.get('session')} took it over" if theirs else "its lease.json was deleted"
             self.lost = f"this session was out of reach for too long, and {by}"
 
     def _write(self, how: str | None) -> None:
@@ -147,9 +147,9 @@ class Session:
 
 
 @contextlib.contextmanager
-def held(output: str, say: Callable[[str], None]) -> Iterator[Session]:
+def held(output: str, say: Callable[[str], None]) -> Iterator[RunLease]:
     """Holds a folder for the length of a block, whose end it tells as complete or failed."""
-    own, how = Session(output, say), "failed"
+    own, how = RunLease(output, say), "failed"
     try:
         yield own
         how = "complete"

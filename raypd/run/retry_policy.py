@@ -1,4 +1,4 @@
-"""What becomes of a unit whose worker process dies: tried again with care, until the document that kills is found.
+"""What becomes of a unit whose worker process dies: bisected, until the document that kills is found.
 
 The first attempt decodes a unit as a whole. After a death it goes on alone in its worker and in groups, and a marker
 of the group in hand is left on storage before each; whatever was in hand at the next death is the suspect part, which
@@ -40,14 +40,14 @@ class Attempt:
     quarantined: dict[int, int] = field(default_factory=dict)
 
     @property
-    def careful(self) -> bool:
+    def bisecting(self) -> bool:
         """Whether to decode in marked groups, and nothing else beside it."""
         return self.deaths > 0
 
     def groups(self, rows: Sequence[int]) -> list[list[int]]:
         """The rows in the order and in the groups in which they are decoded: suspects first, then all others."""
         left = [row for row in rows if row not in self.quarantined]
-        if not self.careful:
+        if not self.bisecting:
             return [left]
         known = set(self.suspects or ())
         suspects = [row for row in left if row in known] or left
@@ -62,10 +62,10 @@ class Attempt:
         in_hand: the rows that the marker names, where this attempt left one.
         """
         deaths = self.deaths + 1
-        blind = self.blind + 1 if self.careful and not in_hand else self.blind
+        blind = self.blind + 1 if self.bisecting and not in_hand else self.blind
         if deaths >= _MOST_DEATHS or blind >= _MOST_BLIND:
             return None
-        suspects = tuple(in_hand) if in_hand and self.careful else None
+        suspects = tuple(in_hand) if in_hand and self.bisecting else None
         quarantined = self.quarantined
         unexplained = deaths - sum(quarantined.values())
         if suspects is not None and len(suspects) == 1 and unexplained >= _LEAST_DEATHS:
@@ -78,10 +78,10 @@ class Attempt:
         """The next attempt once storage failed; None when that was the last."""
         return replace(self, number=self.number + 1) if self.number < _MOST_ERRORS else None
 
-    def reason(self, row: int, last_word: str | None) -> str:
+    def reason(self, row: int, failure_reason: str | None) -> str:
         """Why a quarantined row has no answer."""
         count = self.quarantined[row]
-        word = f": {last_word.strip().splitlines()[-1]}" if last_word and last_word.strip() else ""
+        word = f": {failure_reason.strip().splitlines()[-1]}" if failure_reason and failure_reason.strip() else ""
         return f"killed its worker process {count} times{word}"
 
 
@@ -97,12 +97,12 @@ def failure_path(output: str, unit: str) -> str:
     return storage.join(output, layout.FAILURES, f"{unit}.txt")
 
 
-def mark(output: str, unit: str, rows: Sequence[int]) -> None:
+def checkpoint(output: str, unit: str, rows: Sequence[int]) -> None:
     """Leaves word of the rows that are about to be decoded. Raises OSError."""
     storage.put(_marker(output, unit), json.dumps({"rows": list(rows)}).encode())
 
 
-def marked(output: str, unit: str) -> list[int] | None:
+def checkpointed(output: str, unit: str) -> list[int] | None:
     """The rows of the last mark of a unit, or None."""
     try:
         return [int(row) for row in json.loads(storage.read(_marker(output, unit)))["rows"]]
@@ -110,7 +110,7 @@ def marked(output: str, unit: str) -> list[int] | None:
         return None
 
 
-def last_word(output: str, unit: str) -> str | None:
+def failure_reason(output: str, unit: str) -> str | None:
     """What the last worker that ended itself with the unit said."""
     try:
         return storage.read(failure_path(output, unit)).decode(errors="replace")

@@ -47,7 +47,7 @@ class Record:
 
 
 @dataclass
-class Work:
+class Request:
     """A program to decode, the rows it answers, and how its answer becomes records (one or more a row).
 
     `finish` may also give works that follow on this one, such as the next turn of a conversation.
@@ -56,7 +56,7 @@ class Work:
 
     rows: list[int]
     program: Program[Any]
-    finish: Callable[[Any], Sequence[Record | Work]]
+    finish: Callable[[Any], Sequence[Record | Request]]
     seed: int = 0
 
     def fail(self, reason: str) -> list[Record]:
@@ -73,5 +73,5 @@ class Task(Protocol):
     def columns(self) -> pa.Schema:
         """The task's own output columns, the same for every unit whatever it holds."""
 
-    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+    def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         """Works that together answer every document; a document that needs no decoding (an error) as its record."""

@@ -24,7 +24,7 @@ from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
-from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.columns import EXTRACTION
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.prompting import Instruction, encode, end_tokens, instruction, load_template
@@ -81,7 +81,7 @@ class ExtractionTask:
     def columns(self) -> pa.Schema:
         return EXTRACTION
 
-    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+    def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         stacked = self.decoding.method == "hyper_parallel" and self.decoding.isolate == "none"
         stacks: dict[str, list[_Body]] = {}
         for document in documents:
@@ -172,7 +172,7 @@ class ExtractionTask:
     def _fits(self, category: _Category, stack: list[_Body]) -> bool:
         return sum(len(body.tokens) for body in stack) <= self._room(category, len(stack))
 
-    def _work(self, category: _Category, stack: list[_Body]) -> Work:
+    def _work(self, category: _Category, stack: list[_Body]) -> Request:
         rows = [body.document.row for body in stack]
         seed = _seed([body.document.id for body in stack], self.decoding.sampling.seed)
         if self._whole:
@@ -180,14 +180,14 @@ class ExtractionTask:
             prompt = Prompt(*self._prompt(category, stack, self._encode("{\n")))
             stops = JsonObjectEnd(self.texts, self.ends, [attribute.name for attribute in category.attributes])
             program = autoregressive(prompt, self.decoding.max_new_tokens, stops)
-            return Work(rows, program, lambda answer: [self._read_json(category, body, answer)], seed)
+            return Request(rows, program, lambda answer: [self._read_json(category, body, answer)], seed)
         slotted = self._slotted(category, stack)
         most = self.decoding.max_value_tokens
         if self.decoding.method == "guided":
             slots = guided(slotted, most, self._rest, lambda slot, value: slot.grammar.behind(value.tokens))
         else:
             slots = hyper_parallel(slotted, most, self.decoding.isolate == "values")
-        return Work(rows, slots, lambda values: self._read_slots(category, stack, values), seed)
+        return Request(rows, slots, lambda values: self._read_slots(category, stack, values), seed)
 
     def _prompt(self, category: _Category, stack: list[_Body], answer: list[int]) -> tuple[list[int], int]:
         """(tokens, how many of them are shared): instruction, documents, and the answer's beginning."""

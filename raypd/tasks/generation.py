@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from raypd.config import DecodingConfig, GenerationConfig, RunConfig
 from raypd.decoding.methods.autoregressive import Prompt
 from raypd.models.vocabulary import token_bytes
-from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.columns import GENERATION
 from raypd.tasks.documents import conversation
 from raypd.tasks.prompting import encode, end_tokens, rendered
@@ -91,7 +91,7 @@ class GenerationTask:
     def columns(self) -> pa.Schema:
         return GENERATION
 
-    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+    def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         for document in documents:
             if document.error is not None:
                 yield Record(row=document.row, error=document.error)
@@ -106,7 +106,7 @@ class GenerationTask:
 
     # -------------------------------------------------------------------------------------------------------- prompts
 
-    def _next(self, chat: _Chat) -> Work | Record:
+    def _next(self, chat: _Chat) -> Request | Record:
         """The work that answers the conversation's next turn."""
         turns = [*chat.turns, {"role": "user", "content": chat.left[0]}]
         tokens = self._tokens([*chat.turns, {"role": "user", "content": self._writer.request(chat.left[0])}])
@@ -121,7 +121,7 @@ class GenerationTask:
         seed = _seed(chat.document.id, chat.sample, chat.turn, self.decoding.sampling.seed)
         stops = StopStrings(self._bytes, self._ends, self.task.stop)
         program = self._writer.program(Prompt(tokens), stops, self._ends, seed)
-        return Work([chat.document.row], program, lambda answer: self._finish(chat, turns, answer), seed)
+        return Request([chat.document.row], program, lambda answer: self._finish(chat, turns, answer), seed)
 
     def _tokens(self, turns: list[dict[str, str]]) -> list[int]:
         """Ids of a conversation; control strings in the text of a turn stay text."""
@@ -142,7 +142,7 @@ class GenerationTask:
 
     # -------------------------------------------------------------------------------------------------------- answers
 
-    def _finish(self, chat: _Chat, turns: list[dict[str, str]], answer: Any) -> list[Record | Work]:
+    def _finish(self, chat: _Chat, turns: list[dict[str, str]], answer: Any) -> list[Record | Request]:
         said = self._writer.read(answer)
         text, stopped = self._cut(said)
         columns = {
@@ -156,7 +156,7 @@ class GenerationTask:
             "counters": json.dumps(said.counters) if said.counters else None,
             "warnings": said.warnings,
         }
-        done: list[Record | Work] = [Record(row=chat.document.row, columns=columns)]
+        done: list[Record | Request] = [Record(row=chat.document.row, columns=columns)]
         if len(chat.left) > 1:
             turns = [*turns, {"role": "assistant", "content": text}]
             done.append(self._next(dataclasses.replace(chat, turns=turns, left=chat.left[1:], turn=chat.turn + 1)))

@@ -25,7 +25,7 @@ from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregr
 from raypd.decoding.methods.intra_prompt import Answer, Context, PromptTree, Question, intra_prompt
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
-from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.columns import QUESTION_ANSWERING
 from raypd.tasks.documents import as_list
 from raypd.tasks.few_shot import load_examples
@@ -75,7 +75,7 @@ class _Page:
 
 
 @dataclass
-class _Asking(Work):
+class _Asking(Request):
     """A work that knows which questions it stands for: when it fails, each has its own error record."""
 
     refuse: Callable[[str], list[Record]] | None = None
@@ -110,7 +110,7 @@ class QuestionAnsweringTask:
     def columns(self) -> pa.Schema:
         return QUESTION_ANSWERING
 
-    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+    def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         stack: list[_Page] = []
         for document in documents:
             page = self._page(document)
@@ -222,7 +222,7 @@ class QuestionAnsweringTask:
         before, between, behind = pieces(self.tokenizer, message, [_CONTEXT, _QUESTION], cue="\nAnswer:")
         return before, between, behind
 
-    def _stacked(self, stack: list[_Page]) -> Work:
+    def _stacked(self, stack: list[_Page]) -> Request:
         """One program for all questions of some rows (section 4.1)."""
         contexts = [Context(page.context, [asked.question for _, asked in page.good()]) for page in stack]
         program = intra_prompt(PromptTree(self._instruction, contexts), self.task.max_answer_tokens)
@@ -238,7 +238,7 @@ class QuestionAnsweringTask:
         ids = [page.document.id for page in stack]
         return _Asking(rows, program, finish, self._seed(ids), refuse)
 
-    def _one_by_one(self, page: _Page) -> list[Work]:
+    def _one_by_one(self, page: _Page) -> list[Request]:
         """One program a question; the last to end hands over the records of the row, in the order of its questions."""
         before = [*self._instruction, *page.context]
         answers: dict[int, Continuation | str] = {}
@@ -247,7 +247,7 @@ class QuestionAnsweringTask:
             answers[n] = answer
             return self._records(page, answers) if len(answers) == len(page.good()) else []
 
-        def work(n: int, question: Question) -> Work:
+        def work(n: int, question: Question) -> Request:
             prompt = Prompt([*before, *question.tokens], shared=len(before))
             program = autoregressive(prompt, self.task.max_answer_tokens, question.stops, question.allowed_token_ids)
             row, seed = page.document.row, self._seed([page.document.id, str(n)])

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from raypd.config import Category, ExtractionConfig, FakeConfig, GenerationConfig, QuestionAnsweringConfig, RunConfig
 from raypd.tasks import columns
-from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.documents import as_list, category_of, conversation, text_of
 from raypd.tasks.prompting import load_template
 
@@ -166,7 +166,7 @@ class FakeTask:
             return columns.QUESTION_ANSWERING
         return columns.GENERATION if isinstance(self.task, GenerationConfig) else columns.EXTRACTION
 
-    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+    def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         plan = {"question_answering": self._question, "generation": self._generate}.get(self.task.kind)
         if plan is None:
             yield from self._extract(documents)
@@ -190,7 +190,7 @@ class FakeTask:
 
     # ----------------------------------------------------------------------------------------------------- extraction
 
-    def _extract(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+    def _extract(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         assert isinstance(self.task, ExtractionConfig)
         decoding = self.config.decoding
         most = decoding.stacked_documents if decoding.isolate == "none" and self._method == "hyper_parallel" else 1
@@ -211,7 +211,7 @@ class FakeTask:
         for name, stack in stacks.items():
             yield self._extraction(name, stack)
 
-    def _extraction(self, name: str, stack: list[tuple[Document, int]]) -> Work:
+    def _extraction(self, name: str, stack: list[tuple[Document, int]]) -> Request:
         assert isinstance(self.task, ExtractionConfig)
         category = self.task.categories[name]
         shared, keys = self._prompts[name]
@@ -225,7 +225,7 @@ class FakeTask:
             own += keys * len(stack)
             lanes = [sum(lanes)] if self._method == "guided" else lanes
         rows = [document.row for document, _ in stack]
-        return Work(
+        return Request(
             rows,
             Program(name, shared, own, lanes),  # type: ignore[arg-type]
             lambda _: [Record(row, _record(name, category)) for row in rows],
@@ -233,7 +233,7 @@ class FakeTask:
 
     # --------------------------------------------------------------------------------------------- question answering
 
-    def _question(self, document: Document) -> Iterator[Work]:
+    def _question(self, document: Document) -> Iterator[Request]:
         assert isinstance(self.task, QuestionAnsweringConfig)
         context = self._tokens(text_of(document, [self.task.context_column]))
         given = as_list(document.fields.get(self.task.questions_column))
@@ -259,15 +259,15 @@ class FakeTask:
         everything = range(len(asked))
         if self._method == "intra_prompt":
             program = Program("", instruction, context + sum(own), lanes)
-            yield Work([document.row], program, lambda _: records(everything))  # type: ignore[arg-type]
+            yield Request([document.row], program, lambda _: records(everything))  # type: ignore[arg-type]
             return
         for n in everything:
             program = Program(document.id, instruction + context, own[n], [lanes[n]])
-            yield Work([document.row], program, lambda _, n=n: records([n]))  # type: ignore[arg-type, misc]
+            yield Request([document.row], program, lambda _, n=n: records([n]))  # type: ignore[arg-type, misc]
 
     # ----------------------------------------------------------------------------------------------------- generation
 
-    def _generate(self, document: Document) -> Iterator[Work]:
+    def _generate(self, document: Document) -> Iterator[Request]:
         assert isinstance(self.task, GenerationConfig)
         turns, left = conversation(document.fields.get(self.task.prompt_column), self.task)
         before = sum(self._tokens(turn["content"]) for turn in turns)
@@ -277,18 +277,18 @@ class FakeTask:
             )
             yield self._turn(document.row, sample, 0, before, left, lengths)
 
-    def _turn(self, row: int, sample: int, turn: int, before: int, left: list[str], lengths: list[int]) -> Work:
+    def _turn(self, row: int, sample: int, turn: int, before: int, left: list[str], lengths: list[int]) -> Request:
         prompt = before + self._tokens(left[turn])
         length = lengths[turn]
 
-        def finish(_: Any) -> list[Record | Work]:
+        def finish(_: Any) -> list[Record | Request]:
             said = {"sample": sample, "turn": turn, "text": "fake", "finish_reason": "stop", "tokens": length}
-            done: list[Record | Work] = [Record(row, {**said, "warnings": []})]
+            done: list[Record | Request] = [Record(row, {**said, "warnings": []})]
             if turn + 1 < len(left):
                 done.append(self._turn(row, sample, turn + 1, prompt + length, left, lengths))
             return done
 
-        return Work([row], Program("", 0, prompt, [length]), finish)  # type: ignore[arg-type]
+        return Request([row], Program("", 0, prompt, [length]), finish)  # type: ignore[arg-type]
 
 
 def _record(name: str, category: Category) -> dict[str, Any]:

@@ -26,13 +26,13 @@ from raypd.dataset import writer as commit
 from raypd.dataset.plan import Plan, Writer
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout, manifest
-from raypd.run.lease import Session, held
+from raypd.run.lease import RunLease, held
 from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters
 
 if TYPE_CHECKING:
-    from raypd.cluster.parts import Build
+    from raypd.cluster.components import Build
 
 _THREADS = 8
 _ATTEMPTS = 10  # at replacing an object that others change, too
@@ -97,7 +97,7 @@ def retry_errors(
 def _retry(
     config: RunConfig,
     output: str,
-    own: Session,
+    own: RunLease,
     everything: bool,
     verbose: bool,
     build: Build | None,

@@ -108,7 +108,7 @@ def session(tmp_path, monkeypatch, standing: Standing, **cost: Any) -> tuple[Acc
         "cost": cost,
     }
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(accounts_module.ledger, "start", lambda *_: None)
+    monkeypatch.setattr(accounts_module.ledger_actor, "start", lambda *_: None)
     monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
     said: list[str] = []
     share = SimpleNamespace(cpus=1, gpus=0)

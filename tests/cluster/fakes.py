@@ -18,9 +18,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from raypd.cluster.worker import Parts
+from raypd.cluster.worker import WorkerComponents
 from raypd.config import RunConfig
-from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.base import Document, Record, Request
 from tests.processes import wait_for
 
 
@@ -98,7 +98,7 @@ class FakeTask:
     def columns(self) -> pa.Schema:
         return pa.schema([("answer", pa.string())])
 
-    def plan(self, documents: Sequence[Document]) -> Iterator[Work | Record]:
+    def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         pair: list[Document] = []
         for document in documents:
             if document.error is not None:
@@ -114,7 +114,7 @@ class FakeTask:
             yield _work(pair)
 
 
-def _work(pair: list[Document]) -> Work:
+def _work(pair: list[Document]) -> Request:
     rows = [d.row for d in pair]
 
     def finish(answer: list[str]) -> list[Record]:
@@ -123,13 +123,13 @@ def _work(pair: list[Document]) -> Work:
         records = [Record(row, {"answer": text}) for row, text in zip(rows, answer, strict=True)]
         return records + [Record(r.row, {"answer": "AGAIN"}) for r in records if r.columns["answer"] == "TWICE"]
 
-    return Work(rows, [d.fields["title"] for d in pair], finish)  # type: ignore[arg-type]
+    return Request(rows, [d.fields["title"] for d in pair], finish)  # type: ignore[arg-type]
 
 
-def build(config: RunConfig, threads: int | None) -> Parts:
+def build(config: RunConfig, threads: int | None) -> WorkerComponents:
     """What a test's worker is built from; it tells its process id in the output folder, if that is local."""
     if "://" in config.output.path:
-        return Parts(FakeEngine(config.engine.max_num_seqs), FakeTask(), None)
+        return WorkerComponents(FakeEngine(config.engine.max_num_seqs), FakeTask(), None)
     folder = Path(config.output.path)
     (folder / f"worker-{os.getpid()}").touch()
-    return Parts(FakeEngine(config.engine.max_num_seqs, folder), FakeTask(), None)
+    return WorkerComponents(FakeEngine(config.engine.max_num_seqs, folder), FakeTask(), None)

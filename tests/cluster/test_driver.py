@@ -94,14 +94,14 @@ def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(tmp_path, con
     for name in "abc":
         write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
     run = config(str(tmp_path / "in"))
-    plan = driver.units.plan
+    plan = driver.planner.plan
 
     def plan_then_lose(config, output):
         units = plan(config, output)
         (tmp_path / "in/b.jsonl").unlink()
         return units
 
-    monkeypatch.setattr(driver.units, "plan", plan_then_lose)
+    monkeypatch.setattr(driver.planner, "plan", plan_then_lose)
     with pytest.raises(RunError, match=r"(?s)1 units of the input cannot be read.*b.jsonl: is gone since"):
         driver.run_extract(run, build=fakes.build)
     assert sum(ids(run).values()) == 6
@@ -189,7 +189,7 @@ def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, 
     monkeypatch.chdir(tmp_path)
     assert driver.output_folder(run) == str(tmp_path / "runs/x")
     monkeypatch.chdir(copy)
-    assert driver.output_folder(run) == str(tmp_path / "raypd/run/load/x")
+    assert driver.output_folder(run) == str(tmp_path / "raypd/runs/x")
 
 
 def test_ray_that_does_not_answer_is_named(tmp_path, config) -> None:

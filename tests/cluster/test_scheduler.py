@@ -24,7 +24,7 @@ def test_a_worker_that_has_run_dry_gets_the_unit_that_waits_at_another(tmp_path:
     given: list[tuple[int, str]] = []
     import ray
 
-    give = scheduler.Pool._give
+    give = scheduler.Scheduler._give
 
     def listen(self, worker, attempt) -> None:
         if attempt.unit.name == "c.jsonl" and worker.given:
@@ -35,11 +35,11 @@ def test_a_worker_that_has_run_dry_gets_the_unit_that_waits_at_another(tmp_path:
         if [unit for _, unit in given].count("c.jsonl") == 2:
             (tmp_path / "out/c-moved").touch()
 
-    monkeypatch.setattr(scheduler.Pool, "_give", listen)
+    monkeypatch.setattr(scheduler.Scheduler, "_give", listen)
     monkeypatch.setattr(scheduler, "_IDLE_SECONDS", LONG)
     monkeypatch.setattr(work_stealing, "WORTH_SECONDS", math.inf)
     # Both are ready before the first unit is given out, whichever process starts sooner.
-    monkeypatch.setattr(scheduler.Pool, "_assign", _patient(scheduler.Pool._assign, 2))
+    monkeypatch.setattr(scheduler.Scheduler, "_assign", _patient(scheduler.Scheduler._assign, 2))
     made = driver.run_extract(run, build=fakes.build)
     assert made.ok == 40
     by_unit: dict[str, list[int]] = {}

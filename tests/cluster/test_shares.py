@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypd.cluster import shares
-from raypd.cluster.worker import DecodeWorker, Order, build
+from raypd.cluster.worker import DecodeWorker, WorkerSpec, build
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
@@ -78,7 +78,7 @@ class Bench:
         self.said: dict[str, Any] = {}
 
     def worker(self, held: bool = False) -> DecodeWorker:
-        made = DecodeWorker(Order(self.run, self.run.output.path, "s", build=self.make))
+        made = DecodeWorker(WorkerSpec(self.run, self.run.output.path, "s", build=self.make))
         if held:
             step = made.parts.engine.step
 
@@ -216,7 +216,7 @@ def test_a_share_that_is_wanted_back_is_lost_time_of_who_had_it(tmp_path: Path, 
     assert report.open == report.categories == {}
 
 
-def test_a_careful_attempt_lends_nothing(tmp_path: Path, config) -> None:
+def test_a_bisecting_attempt_lends_nothing(tmp_path: Path, config) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 60)), unit_documents=100, max_num_seqs=1)
     bench = Bench(run)
     owner = bench.worker(held=True)

@@ -15,8 +15,8 @@ import pytest
 
 from raypd.billing import book
 from raypd.cluster import driver, scheduler, work_stealing
+from raypd.cluster.components import WorkerComponents
 from raypd.cluster.in_hand import Given, Lent, Worker
-from raypd.cluster.parts import Parts
 from raypd.cluster.shares import Progress
 from raypd.cluster.work_stealing import Lending
 from raypd.config import ClusterConfig, RunConfig
@@ -101,9 +101,9 @@ def test_without_a_pace_a_unit_takes_what_others_took() -> None:
     assert asks(new) == [1]
 
 
-@pytest.mark.parametrize("why", ["careful", "leaving", "wanted", "not begun", "empty", "alone", "nobody is idle"])
+@pytest.mark.parametrize("why", ["bisecting", "leaving", "wanted", "not begun", "empty", "alone", "nobody is idle"])
 def test_nothing_is_lent(why: str) -> None:
-    lender, other = busy(100.0, deaths=why == "careful", begun=why != "not begun"), idle()
+    lender, other = busy(100.0, deaths=why == "bisecting", begun=why != "not begun"), idle()
     lender.leaving = why == "leaving"
     for flag in ("empty", "alone"):
         setattr(unit_of(lender), flag, why == flag)
@@ -157,7 +157,7 @@ def test_a_process_that_dies_of_a_share_counts_for_the_unit_and_a_node_that_goes
         own.lost(share, blame)
         assert lender.actor.of("take_back") == [("u", "x")]
         unit = unit_of(lender)
-        assert (unit.alone, unit.deaths, unit.burdened(unit.attempt).careful) == (blame, int(blame), blame)
+        assert (unit.alone, unit.deaths, unit.burdened(unit.attempt).bisecting) == (blame, int(blame), blame)
 
 
 def test_shares_of_a_lost_unit_are_dropped_whoever_has_them() -> None:
@@ -190,7 +190,7 @@ def test_who_waits_for_what_it_has_lent_can_borrow() -> None:
 
 def test_a_run_at_the_end_of_its_budget_lends_nothing() -> None:
     order: Any = None
-    own = scheduler.Pool(order, order, ClusterConfig(), print)
+    own = scheduler.Scheduler(order, order, ClusterConfig(), print)
     own.workers += [busy(100.0), idle()]
     own._dry = own.closing = True
     own._assign()
@@ -213,9 +213,9 @@ class Held(fakes.FakeEngine):
         return super().step()
 
 
-def build(config: RunConfig, threads: int | None) -> Parts:
+def build(config: RunConfig, threads: int | None) -> WorkerComponents:
     folder = Path(config.output.path)
-    return Parts(Held(config.engine.max_num_seqs, folder), fakes.FakeTask(), None)
+    return WorkerComponents(Held(config.engine.max_num_seqs, folder), fakes.FakeTask(), None)
 
 
 class Stage:
@@ -234,14 +234,18 @@ class Stage:
         self.documents = self.count * workers
         self.borrowed: list[tuple[Worker, Worker]] = []
         self.said: list[str] = []
-        borrow, assign, given_word = work_stealing.Lending._borrow, scheduler.Pool._assign, driver.progress.Display.say
+        borrow, assign, given_word = (
+            work_stealing.Lending._borrow,
+            scheduler.Scheduler._assign,
+            driver.progress.Display.say,
+        )
 
         def listen(own: Lending, worker: Worker, ask: Any, name: str, groups: Any) -> None:
             borrow(own, worker, ask, name, groups)
             self.borrowed.append((worker, ask.worker))
             self.on_borrowed()
 
-        def patient(own: scheduler.Pool) -> None:  # all are there before the first unit is given out
+        def patient(own: scheduler.Scheduler) -> None:  # all are there before the first unit is given out
             if sum(worker.ready for worker in own.workers) >= workers or any(worker.given for worker in own.workers):
                 self.began = True
             if self.began:
@@ -254,7 +258,7 @@ class Stage:
         self.began = False
         monkeypatch.setattr(work_stealing, "WORTH_SECONDS", 0.05)
         monkeypatch.setattr(work_stealing.Lending, "_borrow", listen)
-        monkeypatch.setattr(scheduler.Pool, "_assign", patient)
+        monkeypatch.setattr(scheduler.Scheduler, "_assign", patient)
         monkeypatch.setattr(driver.progress.Display, "say", say)
         monkeypatch.setattr(scheduler, "_IDLE_SECONDS", LONG)
 

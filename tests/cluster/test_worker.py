@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from raypd.cluster.worker import DecodeWorker, EngineBroken, Order, Parts
+from raypd.cluster.worker import DecodeWorker, EngineBroken, WorkerComponents, WorkerSpec
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.run import manifest
-from raypd.run.retry_policy import Attempt, marked
+from raypd.run.retry_policy import Attempt, checkpointed
 from tests.cluster import fakes
 from tests.processes import LONG, wait_for
 from tests.runs import write_jsonl
@@ -20,7 +20,7 @@ from tests.runs import write_jsonl
 
 def worker(run, **keys) -> DecodeWorker:
     manifest.claim(run, run.output.path)
-    return DecodeWorker(Order(run, run.output.path, "s", **{"build": fakes.build, **keys}))
+    return DecodeWorker(WorkerSpec(run, run.output.path, "s", **{"build": fakes.build, **keys}))
 
 
 def rows(run, unit) -> list[dict]:
@@ -31,13 +31,13 @@ def test_units_overlap_so_that_the_engine_does_not_drain(tmp_path: Path, config)
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 400)), unit_documents=50, max_num_seqs=4)
     made = worker(run)
     units = list(plan(run))
-    feeder, step = made.feeder, made.parts.engine.step
+    request_queue, step = made.request_queue, made.parts.engine.step
 
     def planned() -> bool:
         """Whether the units have planned what they may: a batch, or all that there is."""
-        jobs = list(feeder._jobs.values())
-        all_begun = feeder._numbers == len(units) and not any(job.more or job.begun is None for job in jobs)
-        return len(feeder._queue) >= feeder.batch or all_begun
+        jobs = list(request_queue._jobs.values())
+        all_begun = request_queue._numbers == len(units) and not any(job.more or job.begun is None for job in jobs)
+        return len(request_queue._queue) >= request_queue.batch or all_begun
 
     def patient() -> list[fakes.Finished]:
         wait_for(planned)  # however slow the machine is, the engine is slower
@@ -73,7 +73,7 @@ def test_work_is_planned_as_the_engine_has_room(tmp_path: Path, config) -> None:
     class Task(fakes.FakeTask):
         def plan(self, documents):
             for item in super().plan(documents):
-                ahead.append(len(made.feeder._queue) + made.feeder._in_engine)
+                ahead.append(len(made.request_queue._queue) + made.request_queue._in_engine)
                 yield item
 
     made.parts.task = Task()
@@ -133,7 +133,7 @@ def test_a_broken_engine_breaks_the_units_that_it_holds(tmp_path: Path, config) 
 def test_a_worker_that_cannot_start_says_so_in_every_summary(tmp_path: Path, config) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"])))
 
-    def build(config, threads) -> Parts:
+    def build(config, threads) -> WorkerComponents:
         raise RuntimeError("no such weights")
 
     said = worker(run, build=build).run(Attempt(next(iter(plan(run)))))
@@ -154,7 +154,7 @@ def test_a_unit_that_cannot_be_read_is_a_failed_unit(tmp_path: Path, config) -> 
     assert writer.committed(run.output.path) == set()
 
 
-def test_a_careful_attempt_marks_what_it_has_in_hand(tmp_path: Path, config) -> None:
+def test_a_bisecting_attempt_leaves_a_checkpoint_before_each_group(tmp_path: Path, config) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 40)), unit_documents=100)
     made = worker(run)
     (unit,) = plan(run)
@@ -162,7 +162,7 @@ def test_a_careful_attempt_marks_what_it_has_in_hand(tmp_path: Path, config) -> 
     step = made.parts.engine.step
 
     def look():
-        marks.append(tuple(marked(run.output.path, unit.id) or ()))
+        marks.append(tuple(checkpointed(run.output.path, unit.id) or ()))
         return step()
 
     made.parts.engine.step = look  # type: ignore[method-assign]

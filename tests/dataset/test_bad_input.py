@@ -119,7 +119,7 @@ def test_many_units_that_cannot_be_read_do_not_end_a_run(tmp_path, config, ray_h
             write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["other"] * 10)
         return made
 
-    monkeypatch.setattr(driver.units, "plan", plan_then_lose)
+    monkeypatch.setattr(driver.planner, "plan", plan_then_lose)
     with pytest.raises(RunError, match=r"(?s)14 units of the input cannot be read.*and 4 more"):
         driver.run_extract(run, build=fakes.build)
     assert sum(ids(run).values()) == 60

@@ -23,7 +23,7 @@ from raypd.estimate.estimate_options import Options
 from raypd.estimate.estimate_result import Estimate
 from raypd.estimate.estimation import Group, Machines, Mean, Speed, Surroundings
 from raypd.estimate.measuring import Bench, Measured, in_flight
-from raypd.tasks.base import Work
+from raypd.tasks.base import Request
 from raypd.testing import fake
 
 # ---------------------------------------------------------------------------------------------------------- arithmetic
@@ -264,7 +264,7 @@ def in_one_thread(config: RunConfig, stream: list, folder: str, meter: clock.Met
     items: list = list(parts.task.plan(copies))
     while items or parts.engine.pending:
         for item in items:
-            if isinstance(item, Work):
+            if isinstance(item, Request):
                 parts.engine.submit(item.program, tag=item, sampling=parts.sampling, seed=item.seed)
         ended = parts.engine.step()
         items = [more for done in ended for more in (done.tag.fail("") if done.error else done.tag.finish(done.answer))]

@@ -1,6 +1,6 @@
 """All faults: `make faults`, `make test-slow`. Those `apart` need Linux namespaces (unshare).
 
-`make test` has the most common of them in shorter tests: tests/cluster/test_driver.py, test_lending.py and
+`make test` has the most common of them in shorter tests: tests/cluster/test_driver.py, test_work_stealing.py and
 test_holding.py, tests/storage/test_runs.py.
 """
 

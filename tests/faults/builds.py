@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from raypd.cluster.parts import Parts
-from raypd.cluster.parts import build as real
+from raypd.cluster.components import WorkerComponents
+from raypd.cluster.components import build as real
 from raypd.config import RunConfig
 from tests.cluster import fakes
 from tests.faults.run import set_clock
 
 
-def clock(config: RunConfig, threads: int | None) -> Parts:
+def clock(config: RunConfig, threads: int | None) -> WorkerComponents:
     """The fake engine in a worker whose clock is set back."""
     set_clock()
     return fakes.build(config, threads)
 
 
-def little_memory(config: RunConfig, threads: int | None) -> Parts:
+def little_memory(config: RunConfig, threads: int | None) -> WorkerComponents:
     """The real engine on a device that has no memory for more than 100 tokens a step; it notes each time."""
     import torch
 

@@ -67,7 +67,7 @@ class _Stage:
         self.given: list[tuple[str, str]] = []  # (node, unit), in order
         self.handed_back: list[str] = []
         self.failed: list[BaseException] = []
-        give, answered = scheduler.Pool._give, scheduler.Pool._answered
+        give, answered = scheduler.Scheduler._give, scheduler.Scheduler._answered
 
         def listen_give(own: Any, worker: Any, attempt: Any) -> None:
             self.pool = own
@@ -79,7 +79,7 @@ class _Stage:
                 self.handed_back.append(attempt.unit.id)
             return answered(own, worker, attempt, answer)
 
-        scheduler.Pool._give, scheduler.Pool._answered = listen_give, listen_answered  # type: ignore[method-assign]
+        scheduler.Scheduler._give, scheduler.Scheduler._answered = listen_give, listen_answered  # type: ignore[method-assign]
 
     def run(self, fault: Callable[[], None]) -> str:
         """The run, with the fault in a thread beside it; what the fault's thread raised is raised here."""

@@ -75,7 +75,7 @@ def out_of_memory(folder: Path) -> Outcome:
         (folder / part).mkdir()
     roomy = Trial(folder / "roomy", titles, 20, model=made, decoding=decoding)
     tight = Trial(folder / "tight", titles, 20, model=made, decoding=decoding)
-    roomy.finish("raypd.cluster.parts:build")
+    roomy.finish("raypd.cluster.components:build")
     tight.finish("tests.faults.builds:little_memory")
     failed = [int(n) for mark in Path(tight.output).glob("out-of-memory-*") for n in mark.read_text().split()]
     assert failed
@@ -114,7 +114,7 @@ def started_twice(folder: Path) -> Outcome:
     trial = Trial(folder, gated(0, "told", 20))
     first = trial.start()
     try:
-        wait_for((Path(trial.output) / "holder.json").exists)
+        wait_for((Path(trial.output) / "lease.json").exists)
         said = ended(trial.start(), 1)
         assert re.search(rf"has been at work on it since .* as process {first.pid} on", said), said
         trial.go("told")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from raypd import storage
 from raypd.cli.main import app
 from raypd.cluster import driver
-from raypd.cluster.worker import DecodeWorker, Order, Parts
+from raypd.cluster.worker import DecodeWorker, WorkerComponents, WorkerSpec
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
@@ -25,9 +25,9 @@ from raypd.nightly import nightly
 from raypd.nightly.nightly import Night, run_night
 from raypd.nightly.table_check import verify_table
 from raypd.run import load, manifest
-from raypd.run.lease import Session
+from raypd.run.lease import RunLease
 from raypd.tasks import columns
-from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.base import Document, Record, Request
 from tests.cluster import fakes
 
 
@@ -40,7 +40,7 @@ class Task(fakes.FakeTask):
     def columns(self) -> pa.Schema:
         return columns.EXTRACTION
 
-    def plan(self, documents: Any) -> Iterator[Work | Record]:
+    def plan(self, documents: Any) -> Iterator[Request | Record]:
         for document in documents:
             if document.error is not None:
                 yield Record(document.row, error=document.error)
@@ -49,7 +49,7 @@ class Task(fakes.FakeTask):
             else:
                 yield self._work(document)
 
-    def _work(self, document: Document) -> Work:
+    def _work(self, document: Document) -> Request:
         category = document.fields.get("category") or "c"
         names = [attribute.name for attribute in self.config.task.categories[category].attributes]
         texts = {name: f"{name}:{document.fields['title']}" for name in names}
@@ -59,11 +59,11 @@ class Task(fakes.FakeTask):
             "values": [{"name": name, "value": text, "status": "ok"} for name, text in texts.items()],
             "truncated": False,
         }
-        return Work([document.row], ["x"], lambda _: [Record(document.row, record)])
+        return Request([document.row], ["x"], lambda _: [Record(document.row, record)])
 
 
-def build(config: RunConfig, threads: int | None) -> Parts:
-    return Parts(fakes.FakeEngine(config.engine.max_num_seqs), Task(config), None)
+def build(config: RunConfig, threads: int | None) -> WorkerComponents:
+    return WorkerComponents(fakes.FakeEngine(config.engine.max_num_seqs), Task(config), None)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def in_process(monkeypatch) -> Callable[..., None]:
     def run_extract(config, *, verbose=False, build=None, planned=None) -> None:
         output = config.output.path
         manifest.claim(config, output)
-        worker = DecodeWorker(Order(config, output, "s", build=build))
+        worker = DecodeWorker(WorkerSpec(config, output, "s", build=build))
         for number, unit in enumerate(planned):
             if limit[0] is not None and number >= limit[0]:
                 raise RunError("cut off")
@@ -372,7 +372,7 @@ def test_a_crash_while_the_table_is_made_loses_nothing(tmp_path, run, monkeypatc
 def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(tmp_path, run, monkeypatch) -> None:
     write(tmp_path / "in/a.jsonl", DOCUMENTS)
     config = run(str(tmp_path / "in"))
-    first = Session(config.output.path)
+    first = RunLease(config.output.path)
     with pytest.raises(RunError, match=f"session {first.id} has been at work on it since"):
         night(config)
     first.end("complete")

@@ -23,7 +23,7 @@ class Clock:
     """Time that passes only while somebody waits for a session that is dead; real sleep while it is alive."""
 
     def __init__(self, folder: Path) -> None:
-        self.holder, self.dead = folder / "holder.json", set[str]()
+        self.holder, self.dead = folder / "lease.json", set[str]()
         self.now, self.shift, self.slept = 1000.0, 0.0, 0.0
 
     def time(self) -> float:
@@ -39,7 +39,7 @@ class Clock:
         else:
             time.sleep(0.01)  # its heart beats
 
-    def silence(self, session: lease.Session) -> None:
+    def silence(self, session: lease.RunLease) -> None:
         """As if the session's process were gone."""
         session._ended.set()
         session._thread.join()
@@ -61,9 +61,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_live_session_on_this_machine_is_named_at_once(tmp_path: Path, clock: Clock) -> None:
-    first = lease.Session(str(tmp_path))
+    first = lease.RunLease(str(tmp_path))
     with pytest.raises(RunError) as caught:
-        lease.Session(str(tmp_path))
+        lease.RunLease(str(tmp_path))
     assert clock.slept == 0
     since = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(first.began))
     for part in (first.id, f"since {since}", f"process {os.getpid()}"):
@@ -73,14 +73,14 @@ def test_a_live_session_on_this_machine_is_named_at_once(tmp_path: Path, clock: 
 
 
 def test_a_session_that_ended_or_was_killed_here_gives_the_run_free_at_once(tmp_path: Path, clock: Clock) -> None:
-    lease.Session(str(tmp_path)).end("interrupted")
-    second = lease.Session(str(tmp_path))
+    lease.RunLease(str(tmp_path)).end("interrupted")
+    second = lease.RunLease(str(tmp_path))
     assert not second.took_over
     second.end("complete")
-    code = f"import os; from raypd.cluster import holding; holding.Session({str(tmp_path)!r}); os.kill(os.getpid(), 9)"
+    code = f"import os; from raypd.run import lease; lease.RunLease({str(tmp_path)!r}); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
     lines: list[str] = []
-    third = lease.Session(str(tmp_path), lines.append)
+    third = lease.RunLease(str(tmp_path), lines.append)
     assert clock.slept == 0
     assert third.took_over
     assert "was killed: taking its place" in lines[0]
@@ -93,13 +93,13 @@ def test_a_heartbeat_from_another_machine_is_watched_not_compared(
 ) -> None:
     """The second machine's clock is a day behind or ahead."""
     elsewhere(monkeypatch)
-    first = lease.Session(str(tmp_path))
+    first = lease.RunLease(str(tmp_path))
     clock.shift = shift
     with pytest.raises(RunError, match=first.id):
-        lease.Session(str(tmp_path))
+        lease.RunLease(str(tmp_path))
     clock.silence(first)
     lines: list[str] = []
-    second = lease.Session(str(tmp_path), lines.append)
+    second = lease.RunLease(str(tmp_path), lines.append)
     assert clock.slept >= STALE
     assert second.took_over
     assert "no sign of life" in lines[-1]
@@ -107,7 +107,7 @@ def test_a_heartbeat_from_another_machine_is_watched_not_compared(
 
 
 def test_a_clock_that_is_set_back_during_a_session_does_not_move_its_heartbeat(tmp_path: Path, clock: Clock) -> None:
-    session = lease.Session(str(tmp_path))
+    session = lease.RunLease(str(tmp_path))
     clock.shift = -3600
     clock.now += 25
     session.end("complete")
@@ -121,9 +121,9 @@ def test_a_session_that_was_silent_for_too_long_learns_that_it_lost_the_run(
     tmp_path: Path, monkeypatch, clock: Clock
 ) -> None:
     elsewhere(monkeypatch)
-    first = lease.Session(str(tmp_path))
+    first = lease.RunLease(str(tmp_path))
     clock.silence(first)
-    second = lease.Session(str(tmp_path))
+    second = lease.RunLease(str(tmp_path))
     first._beat()  # it wakes up
     assert first.lost is not None
     assert second.id in first.lost
@@ -137,14 +137,14 @@ def test_a_session_that_was_silent_for_too_long_learns_that_it_lost_the_run(
 
 def test_of_many_that_start_at_once_one_wins(tmp_path: Path, monkeypatch, clock: Clock) -> None:
     elsewhere(monkeypatch)
-    dead = lease.Session(str(tmp_path))
+    dead = lease.RunLease(str(tmp_path))
     clock.silence(dead)
-    won: list[lease.Session] = []
+    won: list[lease.RunLease] = []
     refused: list[str] = []
 
     def go() -> None:
         try:
-            won.append(lease.Session(str(tmp_path)))
+            won.append(lease.RunLease(str(tmp_path)))
         except RunError as error:
             refused.append(str(error))
 
@@ -160,7 +160,7 @@ def test_of_many_that_start_at_once_one_wins(tmp_path: Path, monkeypatch, clock:
 
 
 def test_storage_that_is_away_for_a_moment_ends_nothing(tmp_path: Path, monkeypatch) -> None:
-    session = lease.Session(str(tmp_path))
+    session = lease.RunLease(str(tmp_path))
     put_if = lease.storage.put_if
     calls: list[int] = []
 
@@ -174,4 +174,4 @@ def test_storage_that_is_away_for_a_moment_ends_nothing(tmp_path: Path, monkeypa
     wait_for(lambda: len(calls) > 5)
     assert session.lost is None
     session.end("complete")
-    assert json.loads((tmp_path / "holder.json").read_text())["ended"] is True
+    assert json.loads((tmp_path / "lease.json").read_text())["ended"] is True

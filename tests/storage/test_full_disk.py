@@ -16,7 +16,7 @@ TMPFS = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", 'mount -
 
 FILL = """
 import errno, os, sys
-from raypd.cluster import storage
+from raypd import storage
 folder = sys.argv[1] + "/units"
 assert storage.put_new(folder + "/a", b"a" * 100_000)
 for write in (storage.put_new, storage.put):
@@ -59,7 +59,7 @@ def test_a_file_larger_than_may_be(tmp_path: Path) -> None:
     """The same where mounting is not allowed: the system refuses the write in its middle."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "from raypd.cluster import storage\n"
+        "from raypd import storage\n"
         "try: storage.put_new(sys.argv[1] + '/a', b'a' * 100_000)\n"
         "except OSError as error: print(error)\n"
         "assert storage.put_new(sys.argv[1] + '/b', b'b' * 40_000)"

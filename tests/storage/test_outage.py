@@ -20,7 +20,7 @@ from rich.console import Console
 from raypd import storage
 from raypd.cluster import driver
 from raypd.cluster.summary import print_summary
-from raypd.cluster.worker import DecodeWorker, Order
+from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
@@ -195,7 +195,7 @@ def test_the_summary_says_what_was_left_out_and_where_the_rows_are(proxy, corpus
     run = corpus(output=f"{bucket}/out")
     made = plan(run)
     manifest.claim(run, run.output.path)
-    worker = DecodeWorker(Order(run, run.output.path, "s", build=fakes.build))
+    worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=fakes.build))
     worker.run_unit(next(iter(made)))
     worker.close()
     said = io.StringIO()
@@ -211,7 +211,7 @@ def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket)
     run = corpus(output=f"{bucket}/out")
     unit = next(iter(plan(run)))
     manifest.claim(run, run.output.path)
-    worker = DecodeWorker(Order(run, run.output.path, "s", build=fakes.build))
+    worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=fakes.build))
     try:
         for kind, where in (("503", "/in/"), ("reset", "/in/"), ("503", "/out/units/"), ("reset", "/out/units/")):
             proxy.faults = Faults(share=1.0, kinds=(kind,), only=lambda method, path, where=where: where in path)
@@ -226,7 +226,7 @@ def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket)
 def test_verify_does_not_call_damaged_what_it_cannot_reach(proxy, corpus, bucket) -> None:
     run = corpus(output=f"{bucket}/out")
     manifest.claim(run, run.output.path)
-    worker = DecodeWorker(Order(run, run.output.path, "s", build=fakes.build))
+    worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=fakes.build))
     for unit in plan(run):
         worker.run_unit(unit)
     worker.close()

@@ -142,14 +142,14 @@ def test_an_object_replaced_after_the_plan_fails_its_units_and_no_others(
 ) -> None:
     fill(bucket)
     run = config(bucket, connected.url)
-    plan = driver.units.plan
+    plan = driver.planner.plan
 
     def plan_then_replace(config: RunConfig, output: str) -> Any:
         planned = plan(config, output)
         storage.put(f"{bucket}/in/text/a.jsonl", json.dumps({"id": "other", "title": "other"}).encode() * 40)
         return planned
 
-    monkeypatch.setattr(driver.units, "plan", plan_then_replace)
+    monkeypatch.setattr(driver.planner, "plan", plan_then_replace)
     with pytest.raises(RunError, match=r"(?s)4 units of the input cannot.*a.jsonl: has changed since it was planned"):
         driver.run_extract(run, build=fakes.build)
     assert ids(run.output.path) == Counter({str(i): 1 for i in range(40, 100)})

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from raypd.cluster.parts import Parts, build
+from raypd.cluster.components import WorkerComponents, build
 from raypd.config import METHODS, ModelConfig, RunConfig
 from raypd.config.load import make_config
 from raypd.dataset import planner
@@ -26,7 +26,7 @@ from raypd.models.control_tokens import add_control_tokens
 from raypd.models.load import LoadedModel
 from raypd.models.medusa_heads import save_heads
 from raypd.tasks import extraction, question_answering, writers
-from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.base import Document, Record, Request
 from tests.config.test_fingerprint import decoding_keys, others
 from tests.tasks import test_extraction, test_question_answering
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -95,13 +95,13 @@ def changed(config: RunConfig, key: str, folders: list[str]) -> RunConfig:
     return RunConfig.model_validate(tree)
 
 
-def rows_of(parts: Parts, documents: list[Document]) -> list[Any]:
+def rows_of(parts: WorkerComponents, documents: list[Document]) -> list[Any]:
     """Every output row, in an order of its own."""
     records: list[Record] = []
     items: list[Any] = list(parts.task.plan(documents))
     while items or parts.engine.pending:
         for item in items:
-            if isinstance(item, Work):
+            if isinstance(item, Request):
                 parts.engine.submit(item.program, tag=item, sampling=parts.sampling, seed=item.seed)
             else:
                 records.append(item)

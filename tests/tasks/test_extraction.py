@@ -16,7 +16,7 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.hyper_parallel import Slot
 from raypd.errors import ConfigError
 from raypd.tasks import build_task
-from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.prompting import end_tokens
 from raypd.tasks.values import check
 from tests.tiny import nearly, tiny_model, tiny_tokenizer
@@ -57,7 +57,7 @@ def answers(task, documents, model=None, **engine):
     runner = Engine(model or tiny_model("llama", max_position_embeddings=CONTEXT), **engine)
     records: list[Record] = []
     for item in task.plan(documents):
-        if isinstance(item, Work):
+        if isinstance(item, Request):
             runner.submit(item.program, tag=item, seed=item.seed)
         else:
             records.append(item)
@@ -69,7 +69,7 @@ def answers(task, documents, model=None, **engine):
     return {record.row: record for record in records}
 
 
-def prompt_text(work: Work) -> str:
+def prompt_text(work: Request) -> str:
     feed = next(work.program)
     return tiny_tokenizer().decode(list(feed.tokens))
 

@@ -10,7 +10,7 @@ from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.sampling import Sampling
 from raypd.errors import ModelError
 from raypd.tasks import build_task
-from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.generation import StopStrings
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -31,12 +31,12 @@ def document(prompt: object, row: int = 0) -> Document:
     return Document(row, f"id{row}", {"prompt": prompt})
 
 
-def one(task, prompt: object) -> Work | Record:
+def one(task, prompt: object) -> Request | Record:
     (item,) = task.plan([document(prompt)])
     return item
 
 
-def prompt_text(work: Work) -> str:
+def prompt_text(work: Request) -> str:
     return tiny_tokenizer().decode(list(next(work.program).tokens))
 
 

@@ -15,7 +15,7 @@ from raypd.decoding.program import Predictions
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_texts
 from raypd.tasks import build_task
-from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.prompting import end_tokens
 from raypd.tasks.question_answering import LineEnd
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
@@ -52,7 +52,7 @@ def answer_all(task, documents, model=None, **engine) -> list[Record]:
     runner = Engine(model or tiny_model("llama", max_position_embeddings=CONTEXT), **engine)
     records: list[Record] = []
     for item in task.plan(documents):
-        if isinstance(item, Work):
+        if isinstance(item, Request):
             runner.submit(item.program, tag=item, seed=item.seed)
         else:
             records.append(item)

@@ -15,7 +15,7 @@ from raypd.config import ModelConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.program import Predictions
 from raypd.models.load import load_model
-from raypd.tasks.base import Document, Work
+from raypd.tasks.base import Document, Request
 from tests.decoding.reference import greedy
 from tests.decoding.test_exactness import agree
 from tests.tasks.test_question_answering import make
@@ -69,7 +69,7 @@ def test_smollm2_answers_as_in_one_prompt_a_question():
 
 
 @torch.no_grad()
-def one_by_one(stock, work: Work) -> list[tuple[int, float, float]]:
+def one_by_one(stock, work: Request) -> list[tuple[int, float, float]]:
     """(token, log-probability, gap) of each token of a prompt's answer."""
     feed, cache, answer = next(work.program), None, []
     while True:

@@ -17,7 +17,7 @@ from raypd.errors import ConfigError, ModelError
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.medusa_heads import save_heads
 from raypd.tasks import build_task
-from raypd.tasks.base import Document, Work
+from raypd.tasks.base import Document, Request
 from raypd.tasks.prompting import end_tokens
 from tests.decoding.test_apar import steered
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -61,7 +61,7 @@ def answers(parts, method: str, prompts=PROMPTS, **generation) -> dict[tuple[int
             if method == "speculative":
                 assert done.counts.decode_tokens == len(done.answer.tokens)
             for item in done.tag.finish(done.answer):
-                if isinstance(item, Work):
+                if isinstance(item, Request):
                     queue.append(item)
                 else:
                     found[item.row, item.columns["turn"]] = item.columns

@@ -17,7 +17,7 @@ from raypd.config.load import load_config, make_config
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.tasks import columns
-from raypd.tasks.base import Document, Record, Work
+from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
 from tests.processes import ROOT
 
@@ -33,7 +33,7 @@ def answer(config: RunConfig, documents: list[Document]) -> tuple[list[Record], 
 
     def take(items) -> None:
         for item in items:
-            if isinstance(item, Work):
+            if isinstance(item, Request):
                 parts.engine.submit(item.program, tag=item, sampling=None, seed=item.seed)
             else:
                 records.append(item)
@@ -153,7 +153,7 @@ def test_a_worker_without_weights_does_without_torch() -> None:
     code = f"""
 import sys
 from raypd.config.load import load_config
-from raypd.cluster import pipeline
+from raypd.cluster import driver
 from raypd.cluster.worker import DecodeWorker, build
 build(load_config({str(QUICKSTART)!r}, {FAST!r}), None)
 assert not {{"torch", "transformers"}} & set(sys.modules)

@@ -13,14 +13,14 @@ import pytest
 
 from raypd import storage
 from raypd.cluster import driver
-from raypd.cluster.worker import DecodeWorker, Order, Parts
+from raypd.cluster.worker import DecodeWorker, WorkerComponents, WorkerSpec
 from raypd.config import OutputConfig, RunConfig, StorageConfig
 from raypd.dataset import plan, planner
 from raypd.dataset import writer as commit
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, RunError
 from raypd.run import manifest
-from raypd.run.lease import Session
+from raypd.run.lease import RunLease
 from raypd.verify import retry
 from raypd.verify.retry import merged, retry_errors
 from raypd.verify.verification import verify
@@ -43,13 +43,13 @@ class Task(fakes.FakeTask):
                 yield from super().plan([document])
 
 
-def build(config: RunConfig, threads: int | None) -> Parts:
+def build(config: RunConfig, threads: int | None) -> WorkerComponents:
     if Task.mended:
         engine = fakes.FakeEngine(config.engine.max_num_seqs)
         submit = engine.submit
         engine.submit = lambda p, **k: submit(["mended" if t == "program" else t for t in p], **k)  # type: ignore[method-assign]
-        return Parts(engine, Task(), None)
-    return Parts(fakes.FakeEngine(config.engine.max_num_seqs), Task(), None)
+        return WorkerComponents(engine, Task(), None)
+    return WorkerComponents(fakes.FakeEngine(config.engine.max_num_seqs), Task(), None)
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +60,9 @@ def in_process(monkeypatch) -> Callable[[int | None], None]:
     def run_extract(config, *, verbose=False, build=None, planned=None):
         output = config.output.path
         manifest.claim(config, output)
-        own = Session(output)
+        own = RunLease(output)
         planned = planned or planner.plan(config, output)
-        worker = DecodeWorker(Order(config, output, own.id, build=build))
+        worker = DecodeWorker(WorkerSpec(config, output, own.id, build=build))
         for number, unit in enumerate(planned):
             if limit[0] is not None and number >= limit[0]:
                 own.end("failed")
@@ -221,7 +221,7 @@ def test_what_somebody_else_changes_at_the_same_moment_is_kept(run, monkeypatch)
 
 
 def test_started_twice_one_says_so(run) -> None:
-    first = Session(storage.join(run.output.path, "retries"))
+    first = RunLease(storage.join(run.output.path, "retries"))
     with pytest.raises(RunError, match=f"session {first.id} has been at work"):
         again(run)
     first.end("complete")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from raypd import storage
 from raypd.cli.main import app
-from raypd.cluster.worker import DecodeWorker, Order, Parts
+from raypd.cluster.worker import DecodeWorker, WorkerComponents, WorkerSpec
 from raypd.config import OutputConfig, RunConfig, StorageConfig
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
@@ -28,14 +28,14 @@ from tests.cluster import fakes
 from tests.runs import write_jsonl
 
 
-def build(config: RunConfig, threads: int | None) -> Parts:
-    return Parts(fakes.FakeEngine(config.engine.max_num_seqs), fakes.FakeTask(), None)
+def build(config: RunConfig, threads: int | None) -> WorkerComponents:
+    return WorkerComponents(fakes.FakeEngine(config.engine.max_num_seqs), fakes.FakeTask(), None)
 
 
 def do(run: RunConfig) -> None:
     """Runs every unit that is not committed, in this process."""
     manifest.claim(run, run.output.path)
-    worker = DecodeWorker(Order(run, run.output.path, "s", build=build))
+    worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=build))
     for unit in plan(run):
         worker.run_unit(unit)
 

@@ -26,7 +26,7 @@ class Engine(Protocol):
 
 
 @dataclass
-class Parts:
+class WorkerComponents:
     """What a worker is built from."""
 
     engine: Engine
@@ -35,10 +35,12 @@ class Parts:
 
 
 # Makes them in a worker's process, from the run's configuration and the CPU threads that the worker has.
-Build = Callable[[RunConfig, int | None], Parts]
+Build = Callable[[RunConfig, int | None], WorkerComponents]
 
 
-def build(config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None = None) -> Parts:
+def build(
+    config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None = None
+) -> WorkerComponents:
     """Loads the model and makes engine and task. Raises ModelError, ConfigError.
 
     load: in place of `load_model`, for a caller that keeps models.
@@ -47,11 +49,13 @@ def build(config: RunConfig, threads: int | None, load: Callable[[ModelConfig], 
         from raypd.testing import fake
 
         engine, task = fake.make(config)
-        return Parts(engine, task, None)
+        return WorkerComponents(engine, task, None)
     return _build_real(config, threads, load)
 
 
-def _build_real(config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None) -> Parts:
+def _build_real(
+    config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None
+) -> WorkerComponents:
     import torch
 
     from raypd.decoding import engine as decoding
@@ -90,4 +94,4 @@ def _build_real(config: RunConfig, threads: int | None, load: Callable[[ModelCon
             cache_tokens=sizes.cache_tokens,
         )
     task = build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)
-    return Parts(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))
+    return WorkerComponents(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))
