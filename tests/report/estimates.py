@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from raypd.estimate.estimate_options import Options
-from raypd.estimate.estimate_result import FILE
 from raypd.estimate.estimation import Mean, Speed
 from raypd.estimate.machines import assemble
+from raypd.run.layout import ESTIMATE
 
 FINGERPRINT = "0123456789ab"  # of builder's runs
 
@@ -33,5 +33,5 @@ def put(root: Path, documents: float = 1000, seconds: float = 1.3, **keys: Any) 
     found.fingerprint, found.model, found.task = FINGERPRINT, "Qwen/Qwen3-1.7B", "extraction"
     tree = {**found.tree(), "created": "2026-09-20T20:00:00+00:00", **keys}
     root.mkdir(parents=True, exist_ok=True)
-    (root / FILE).write_text(json.dumps(tree, allow_nan=False))
+    (root / ESTIMATE).write_text(json.dumps(tree, allow_nan=False))
     return tree

@@ -17,7 +17,7 @@ import torch
 from raypd.decoding.methods.apar import AparAnswer, Group, Sequence
 from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.methods.medusa import MedusaHeads, Tree, check_depth, guessing
-from raypd.decoding.program import Feed, Program
+from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.visibility import Reach
 
 
@@ -55,6 +55,117 @@ class Drafts:
         return pairs
 
 
+@dataclass
+class Decode:
+    """What is known between two passes: the drafts of each thread, and what the next feed puts right in the cache.
+
+    free: drafts of threads that have ended. rejected: row indices of guesses that were wrong. move: row indices of
+    guesses that were right, and the segments of the threads whose text they are. fed: tokens fed so far; cached: those
+    of them that are in the cache. attended: tokens seen when a token was predicted, over all predictions.
+    """
+
+    group: Group
+    tree: Tree
+    drafts: dict[Sequence, Drafts] = field(default_factory=dict)
+    free: list[Drafts] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+    move: dict[int, int] = field(default_factory=dict)
+    fed: int = 0
+    cached: int = 0
+    attended: int = 0
+    decoded: int = 0
+    accepted: int = 0
+
+    def feed(self, prompt: Prompt, decoding: list[Sequence], spare: int) -> Feed:
+        """Each thread's last token (the prompt in the first pass), and its guesses, `spare` at most."""
+        group, tree, first = self.group, self.tree, self.fed == 0
+        reach, released = group.take_news()
+        tokens: list[int] = []
+        positions: list[int] = []
+        segments: list[int] = []
+        asks: list[int] = []
+        for s in decoding:
+            mine = self._drafts_of(s, reach)
+            reach |= mine.follow(s)
+            mine.guesses = mine.guesses[: tree.size(spare)]
+            count = len(mine.guesses)
+            last = list(prompt.tokens) if first else [s.last_token]
+            if not first:
+                s.current_node.cached.append(self.fed + len(tokens))
+            mine.root = len(tokens) + len(last) - 1
+            asks += range(mine.root, mine.root + 1 + count)
+            tokens += [*last, *mine.guesses]
+            positions += range(s.position + 1 - len(last), s.position + 1)
+            positions += [s.position + depth for depth in tree.depths[:count]]
+            segments += [s.current_node.segment] * len(last)
+            segments += [mine.segments[run] for run in tree.runs[:count]]
+        self.cached += len(tokens) - len(self.rejected) - len(released)
+        return Feed(
+            tokens,
+            positions,
+            segments,
+            reach=reach,
+            sample_at=asks,
+            shared=prompt.shared if first else 0,
+            drop=[*self.rejected, *released],
+            move={index: segment for index, segment in self.move.items() if index not in set(released)},
+            want_hidden=True,
+        )
+
+    def _drafts_of(self, s: Sequence, reach: dict[tuple[int, int], Reach]) -> Drafts:
+        """A thread's drafts; a new thread takes over those of one that has ended, or gets segments of its own."""
+        if s not in self.drafts:
+            if not self.free:
+                runs = range(self.group.segments, self.group.segments + len(self.tree.above))
+                self.group.segments += len(runs)
+                above = enumerate(self.tree.above)
+                reach |= {(runs[a], runs[b]): Reach.CAUSAL for a, others in above for b in others}
+                self.free.append(Drafts(runs))
+            self.drafts[s] = self.free.pop()
+        return self.drafts[s]
+
+    def accept(self, decoding: list[Sequence], said: Predictions) -> tuple[list[Drafts], list[torch.Tensor]]:
+        """Takes the longest right path of each thread's guesses and the token behind it through algorithm 1.
+
+        Returns the drafts of the threads that go on, and the hidden state behind the last token of each.
+        """
+        assert said.hidden is not None
+        self.group.used += len(decoding)
+        self.rejected, self.move = [], {}
+        going_on: list[Drafts] = []
+        states: list[torch.Tensor] = []
+        first = 0  # the thread's first ask
+        for s in decoding:
+            mine = self.drafts[s]
+            count = len(mine.guesses)
+            nodes = self.tree.accepted(mine.guesses, said.tokens[first : first + 1 + count])
+            kept: set[int] = set()
+            for i, place in enumerate((first, *(first + 1 + n for n in nodes))):
+                if i > 0:
+                    if self.group.used == self.group.max_new_tokens:
+                        break
+                    self.group.used += 1
+                self.accepted += int(i < len(nodes))
+                self.attended += s.position + 1
+                self.decoded += 1
+                self.group.append(s, said.tokens[place], said.logprobs[place])
+                if s.last_token in self.group.ends:
+                    self.free.append(self.drafts.pop(s))
+                    break
+                if i < len(nodes):  # this token is in the cache already, as a guess
+                    kept.add(nodes[i])
+                    index = self.fed + mine.root + 1 + nodes[i]
+                    self.move[index] = s.current_node.segment
+                    s.current_node.cached.append(index)
+                else:
+                    going_on.append(mine)
+                    states.append(said.hidden[place])
+            self.rejected += [self.fed + mine.root + 1 + n for n in range(count) if n not in kept]
+            mine.guesses = []
+            first += 1 + count
+        return going_on, states
+
+
 def apar_medusa(
     prompt: Prompt,
     max_new_tokens: int,
@@ -68,99 +179,23 @@ def apar_medusa(
     """Algorithm 1 with drafts; arguments as those of `apar` and `medusa`."""
     tree = tree or heads.tree
     check_depth(tree, heads)
-    start = len(prompt.tokens)
     group = Group.of(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost
-    drafts: dict[Sequence, Drafts] = {}
-    free: list[Drafts] = []
-    rejected: list[int] = []
-    move: dict[int, int] = {}
-    fed = cached = attended = decoded = accepted = 0
-
+    state = Decode(group, tree)
     while group.sequences and group.used < max_new_tokens:
         decoding = group.sequences[: max_new_tokens - group.used]
-        spare = max_new_tokens - group.used - len(decoding)  # tokens beyond the one of each thread
-        reach, released = group.take_news()
-        tokens: list[int] = []
-        positions: list[int] = []
-        segments: list[int] = []
-        asks: list[int] = []
-        for s in decoding:
-            if s not in drafts:
-                if not free:
-                    runs = range(group.segments, group.segments + len(tree.above))
-                    group.segments += len(runs)
-                    reach |= {(runs[a], runs[b]): Reach.CAUSAL for a in range(len(runs)) for b in tree.above[a]}
-                    free.append(Drafts(runs))
-                drafts[s] = free.pop()
-            mine = drafts[s]
-            reach |= mine.follow(s)
-            mine.guesses = mine.guesses[: tree.size(spare)]
-            count = len(mine.guesses)
-            last = [s.last_token] if cost.steps else list(prompt.tokens)
-            if cost.steps:
-                s.current_node.cached.append(fed + len(tokens))
-            mine.root = len(tokens) + len(last) - 1
-            asks += range(mine.root, mine.root + 1 + count)
-            tokens += [*last, *mine.guesses]
-            positions += range(s.position + 1 - len(last), s.position + 1)
-            positions += [s.position + depth for depth in tree.depths[:count]]
-            segments += [s.current_node.segment] * len(last)
-            segments += [mine.segments[run] for run in tree.runs[:count]]
-        predictions = yield Feed(
-            tokens,
-            positions,
-            segments,
-            reach=reach,
-            sample_at=asks,
-            shared=0 if cost.steps else prompt.shared,
-            drop=[*rejected, *released],
-            move={index: segment for index, segment in move.items() if index not in set(released)},
-            want_hidden=True,
-        )
-        assert predictions.hidden is not None
-        cached += len(tokens) - len(rejected) - len(released)
+        # Guesses may use what is left beyond the one token of each thread.
+        feed = state.feed(prompt, decoding, max_new_tokens - group.used - len(decoding))
+        predictions = yield feed
         cost.steps += 1
-        cost.max_cached_tokens = max(cost.max_cached_tokens, cached)
-        group.used += len(decoding)
-        rejected, move = [], {}
-        going_on: list[Drafts] = []
-        states: list[torch.Tensor] = []
-        ask = 0  # the first of the thread's
-        for s in decoding:
-            mine = drafts[s]
-            count = len(mine.guesses)
-            nodes = tree.accepted(mine.guesses, predictions.tokens[ask : ask + 1 + count])
-            kept: set[int] = set()
-            for i, place in enumerate((ask, *(ask + 1 + n for n in nodes))):
-                if i > 0:
-                    if group.used == max_new_tokens:
-                        break
-                    group.used += 1
-                accepted += int(i < len(nodes))
-                attended += s.position + 1
-                decoded += 1
-                group.append(s, predictions.tokens[place], predictions.logprobs[place])
-                if s.last_token in ends:
-                    free.append(drafts.pop(s))
-                    break
-                if i < len(nodes):  # this token is in the cache already, as a guess
-                    kept.add(nodes[i])
-                    index = fed + mine.root + 1 + nodes[i]
-                    move[index] = s.current_node.segment
-                    s.current_node.cached.append(index)
-                else:
-                    going_on.append(mine)
-                    states.append(predictions.hidden[place])
-            rejected += [fed + mine.root + 1 + n for n in range(count) if n not in kept]
-            mine.guesses = []
-            ask += 1 + count
-        fed += len(tokens)
+        cost.max_cached_tokens = max(cost.max_cached_tokens, state.cached)
+        going_on, states = state.accept(decoding, predictions)
+        state.fed += len(feed.tokens)
         if going_on and group.used + 1 < max_new_tokens:
             drafted = yield guessing(heads, states, tree)
-            for mine, guesses in zip(going_on, drafted.guesses, strict=True):
-                mine.guesses = guesses
-
-    if decoded:
-        cost.attended_tokens = attended / decoded
-    return AparMedusaAnswer(**vars(group.finish(start)), decoded=decoded, accepted=accepted)
+            for drafts, guesses in zip(going_on, drafted.guesses, strict=True):
+                drafts.guesses = guesses
+    if state.decoded:
+        cost.attended_tokens = state.attended / state.decoded
+    answer = group.finish(len(prompt.tokens))
+    return AparMedusaAnswer(**vars(answer), decoded=state.decoded, accepted=state.accepted)

@@ -40,6 +40,15 @@ class Point:
 
 
 @dataclass
+class Outline:
+    """The outline's tokens, and whether it came to its own end."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stopped: bool = False
+
+
+@dataclass
 class SkeletonAnswer:
     """The text: every point as "number. heading" with what was written behind it, a line each; the outline alone
     where it has no points.
@@ -90,49 +99,86 @@ def skeleton_of_thought(
     `max_point_tokens` in one point and `max_points` points; where fewer are left than points run, the earlier points
     have them. Of an outline that was cut, the last line is no point.
     """
-    outline: list[int] = []
-    logprobs: list[float] = []
-    at, steps, stopped = len(prompt.tokens), 0, False
-    feed = Feed(prompt.tokens, range(at), sample_at=[at - 1], shared=prompt.shared)
-    while len(outline) < min(max_new_tokens, max_outline_tokens) and not stopped:
-        predictions = yield feed
-        steps += 1
-        outline += predictions.tokens
-        logprobs += predictions.logprobs
-        stopped = outline[-1] in ends
-        feed = Feed([outline[-1]], [at], sample_at=[0])
-        at += 1
-    written = outline[:-1] if stopped else outline
+    outline = yield from _outline(prompt, min(max_new_tokens, max_outline_tokens), ends)
+    written = outline.tokens[:-1] if outline.stopped else outline.tokens
     text = begun + decode(written)
-    left = max_new_tokens - len(outline)
-    found = points_of(text if stopped else text.rpartition("\n")[0]) if stopped or left else []
+    left = max_new_tokens - len(outline.tokens)
+    found = points_of(text if outline.stopped else text.rpartition("\n")[0]) if outline.stopped or left else []
     points = found[:max_points]
+    requests = [list(expand(point)) for point in points]
+    if not all(requests):
+        raise ValueError("expand gives no tokens to begin a point with")
+    # The outline's last token is in the cache where an end token came from it.
+    unfed = [] if outline.stopped else written[-1:]
     at = len(prompt.tokens) + len(written)
+    steps = yield from _expand(points, requests, unfed, at, left, max_point_tokens, ends)
 
-    # A point n is segment n + 1. The outline's last token is in the cache where an end token came from it.
-    tokens: list[int] = [] if stopped else written[-1:]
+    lines = [
+        f"{p.number}. {p.heading} {decode([t for t in p.tokens if t not in ends]).strip()}".strip() for p in points
+    ]
+    text = "\n".join(lines) if points else text
+    cut = None if outline.stopped and len(points) == len(found) else len(text)
+    unfinished = [n for n, point in enumerate(points) if not point.stopped]
+    if unfinished:
+        cut = len("\n".join(lines[: unfinished[0] + 1]))
+    return SkeletonAnswer(
+        text=text,
+        outline=outline.tokens,
+        outline_logprobs=outline.logprobs,
+        points=points,
+        cut=cut,
+        steps=len(outline.tokens) + steps,
+        longest_path=len(outline.tokens) + max((len(point.tokens) for point in points), default=0),
+        content_tokens=len(written) + sum(t not in ends for point in points for t in point.tokens),
+    )
+
+
+def _outline(prompt: Prompt, most: int, ends: frozenset[int]) -> Program[Outline]:
+    """Decodes the outline, a token a pass."""
+    outline, at = Outline(), len(prompt.tokens)
+    feed = Feed(prompt.tokens, range(at), sample_at=[at - 1], shared=prompt.shared)
+    while len(outline.tokens) < most and not outline.stopped:
+        predictions = yield feed
+        outline.tokens += predictions.tokens
+        outline.logprobs += predictions.logprobs
+        outline.stopped = outline.tokens[-1] in ends
+        feed = Feed([outline.tokens[-1]], [at], sample_at=[0])
+        at += 1
+    return outline
+
+
+def _expand(
+    points: Sequence[Point],
+    requests: Sequence[list[int]],
+    unfed: list[int],
+    at: int,
+    left: int,
+    most: int,
+    ends: frozenset[int],
+) -> Program[int]:
+    """Decodes all points side by side behind the outline; the number of passes.
+
+    Point n is segment n + 1 and sees segment 0, the prompt and the outline, whose tokens end before position `at`.
+    unfed: the outline's last token where it is not in the cache. left: tokens for all points; most: for one.
+    """
+    tokens = list(unfed)
     fed = at - len(tokens)  # row index of the next token: all before stand at their index
     positions = list(range(fed, at))
     segments = [0] * len(tokens)
     sample_at: list[int] = []
     reach: dict[tuple[int, int], Reach] = {}
-    next_position = []
-    for n, point in enumerate(points):
-        request = list(expand(point))
-        if not request:
-            raise ValueError("expand gives no tokens to begin a point with")
+    for n, request in enumerate(requests):
         tokens += request
         positions += range(at, at + len(request))
         segments += [n + 1] * len(request)
         sample_at.append(len(tokens) - 1)
         reach[n + 1, 0] = Reach.ALL
         reach[n + 1, n + 1] = Reach.CAUSAL
-        next_position.append(at + len(request))
     held: list[list[int]] = [[fed + i for i, s in enumerate(segments) if s == n + 1] for n in range(len(points))]
-    live = list(range(len(points)))
+    live = list(range(len(points)))[: max(left, 0)]  # the last points may have no token to begin with
+    sample_at = sample_at[: len(live)]
     drop: list[int] = []
-    if left < len(live):  # the last points have no token to begin with
-        sample_at, live = sample_at[:left], live[:left]
+    steps = 0
     while live:
         fed += len(tokens)
         predictions = yield Feed(tokens, positions, segments, sample_at=sample_at, reach=reach, drop=drop)
@@ -142,31 +188,13 @@ def skeleton_of_thought(
             point.tokens.append(token)
             point.logprobs.append(logprob)
             point.stopped = token in ends
-            if point.stopped or len(point.tokens) == max_point_tokens:
+            if point.stopped or len(point.tokens) == most:
                 drop += held[n]  # nobody else sees it
-        live = [n for n in live if not points[n].stopped and len(points[n].tokens) < max_point_tokens][:left]
+        live = [n for n in live if not points[n].stopped and len(points[n].tokens) < most][:left]
         tokens = [points[n].tokens[-1] for n in live]
-        positions = [next_position[n] + len(points[n].tokens) - 1 for n in live]
+        positions = [at + len(requests[n]) + len(points[n].tokens) - 1 for n in live]
         segments = [n + 1 for n in live]
         sample_at = list(range(len(live)))
         for i, n in enumerate(live):
             held[n].append(fed + i)
-
-    lines = [
-        f"{p.number}. {p.heading} {decode([t for t in p.tokens if t not in ends]).strip()}".strip() for p in points
-    ]
-    text = "\n".join(lines) if points else text
-    cut = None if stopped and len(points) == len(found) else len(text)
-    unfinished = [n for n, point in enumerate(points) if not point.stopped]
-    if unfinished:
-        cut = len("\n".join(lines[: unfinished[0] + 1]))
-    return SkeletonAnswer(
-        text=text,
-        outline=outline,
-        outline_logprobs=logprobs,
-        points=points,
-        cut=cut,
-        steps=steps,
-        longest_path=len(outline) + max((len(point.tokens) for point in points), default=0),
-        content_tokens=len(written) + sum(t not in ends for point in points for t in point.tokens),
-    )
+    return steps
