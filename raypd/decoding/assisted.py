@@ -26,11 +26,12 @@ from transformers import (
 from transformers.utils import is_sklearn_available
 
 from raypd.decoding.attention import sdpa
+from raypd.decoding.counts import TokenCounts
 from raypd.decoding.engine import Finished
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling
-from raypd.decoding.sequence import ProgramError, TokenCounts
+from raypd.decoding.sequence import ProgramError
 
 
 @dataclass

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from raypd.decoding.counts import TokenCounts
 from raypd.decoding.kv_cache import KVCache, OutOfSlots
 from raypd.decoding.memory import TokenBudget
 from raypd.decoding.program import Feed, Program
-from raypd.decoding.sequence import Prefix, ProgramError, Sequence, TokenCounts
+from raypd.decoding.sequence import Prefix, ProgramError, Sequence
 
 PREFIXES_KEPT = 64  # shared prefixes that stay in the cache while no sequence uses them
 _PREFIX = object()  # the tag of the sequences that compute shared prefixes

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from raypd.decoding.counts import TokenCounts
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling
@@ -20,19 +21,6 @@ LEAST_HOLES = 16  # fewer are not worth a move
 
 class ProgramError(Exception):
     """A program asked for something that the engine cannot do; says what."""
-
-
-@dataclass
-class TokenCounts:
-    """What a row has cost, in tokens put through the model: by its first feed, and by all later ones.
-
-    `shared_tokens` were in the cache already, computed for another row.
-    """
-
-    prefill_tokens: int = 0
-    shared_tokens: int = 0
-    decode_tokens: int = 0
-    steps: int = 0
 
 
 @dataclass

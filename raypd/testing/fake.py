@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from raypd.config import Category, ExtractionConfig, FakeConfig, GenerationConfig, QuestionAnsweringConfig, RunConfig
+from raypd.decoding.counts import TokenCounts
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.documents import as_list, category_of, conversation, text_of
@@ -39,16 +40,6 @@ class Program:
     shared: int
     own: int
     lanes: list[int]
-
-
-@dataclass
-class TokenCounts:
-    """As raypd.decoding.row.TokenCounts."""
-
-    prefill_tokens: int = 0
-    shared_tokens: int = 0
-    decode_tokens: int = 0
-    steps: int = 0
 
 
 @dataclass

@@ -14,12 +14,13 @@ from transformers.generation import candidate_generator
 
 from raypd.decoding import assisted
 from raypd.decoding.assisted import AssistedEngine
+from raypd.decoding.counts import TokenCounts
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.methods.space import space
 from raypd.decoding.sampling import GREEDY, Sampling
-from raypd.decoding.sequence import ProgramError, TokenCounts
+from raypd.decoding.sequence import ProgramError
 from tests.decoding import reference
 from tests.decoding.test_exactness import agree, pair, slotted, tokens_of
 from tests.decoding.test_space import chance_of_texts, chi_square, likely, never, rarely
