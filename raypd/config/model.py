@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
 from raypd.config.section import Section
+from raypd.decoding.methods.registry import REGISTRY
 
-Method = Literal[
-    "hyper_parallel",
-    "autoregressive",
-    "guided",
-    "intra_prompt",
-    "apar",
-    "pasta",
-    "space",
-    "medusa",
-    "apar_medusa",
-    "skeleton_of_thought",
-    "speculative",
-]
+if TYPE_CHECKING:
+    Method = str
+else:
+    Method = Literal[tuple(REGISTRY)]
 
-
-# What each kind of task can be decoded with, the default first; and for each method the keys of `decoding` that can
-# change an answer or another value of an output row (the counters too), beside the method and SAMPLING_KEYS. All other
-# keys listed here stay out of a run's fingerprint; a key that no method lists is in all of them. What merely rounds in
-# another order, as engine.max_num_seqs does, changes no answer.
-ANSWER_KEYS: dict[str, dict[Method, tuple[str, ...]]] = {
-    "extraction": {
-        "hyper_parallel": ("max_value_tokens", "isolate", "stacked_documents"),
-        "autoregressive": ("max_new_tokens",),
-        "guided": ("max_value_tokens",),
-        "speculative": ("max_new_tokens", "draft_model", "draft_tokens"),
-    },
-    "question_answering": {
-        "intra_prompt": ("contexts_per_prompt",),
-        "autoregressive": (),
-    },
-    "generation": {
-        "autoregressive": ("max_new_tokens",),
-        "apar": ("max_new_tokens", "max_threads"),
-        # A promise that says no number takes fixed_length under `promised_length: predicted`, too.
-        "pasta": ("max_new_tokens", "promised_length", "fixed_length", "max_async_tokens", "max_threads"),
-        "space": ("max_new_tokens", "mask_tokens"),
-        "medusa": ("max_new_tokens", "heads"),
-        "apar_medusa": ("max_new_tokens", "max_threads", "heads"),
-        "skeleton_of_thought": ("max_new_tokens",),
-        # That a greedy text is the same whatever drafts it is the word of transformers.
-        "speculative": ("max_new_tokens", "draft_model", "draft_tokens"),
-    },
+# What each kind of task can be decoded with, the default first, and for each method the keys of `decoding` that count
+# in a run's fingerprint, beside the method and SAMPLING_KEYS. A key that no method lists is in all of them.
+ANSWER_KEYS: dict[str, dict[str, tuple[str, ...]]] = {
+    kind: {name: spec.answer_keys[kind] for name, spec in REGISTRY.items() if kind in spec.answer_keys}
+    for kind in ("extraction", "question_answering", "generation")
 }
 SAMPLING_KEYS = ("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.seed")
 _ONLY_WHERE: dict[str, Callable[[DecodingConfig], bool]] = {  # keys that can change an answer nowhere else
@@ -61,7 +30,7 @@ _ONLY_WHERE: dict[str, Callable[[DecodingConfig], bool]] = {  # keys that can ch
     "sampling.top_p": lambda decoding: decoding.sampling.temperature > 0,
     "sampling.seed": lambda decoding: decoding.sampling.temperature > 0,
 }
-METHODS: dict[str, tuple[Method, ...]] = {kind: tuple(methods) for kind, methods in ANSWER_KEYS.items()}
+METHODS: dict[str, tuple[str, ...]] = {kind: tuple(methods) for kind, methods in ANSWER_KEYS.items()}
 
 
 class FakeConfig(Section):

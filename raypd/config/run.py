@@ -14,6 +14,7 @@ from raypd.config.data import InputConfig, OutputConfig, StorageConfig
 from raypd.config.model import METHODS, DecodingConfig, EngineConfig, ModelConfig
 from raypd.config.section import Section
 from raypd.config.tasks import ExtractionConfig, GenerationConfig, QuestionAnsweringConfig, TaskConfig
+from raypd.decoding.methods.registry import REGISTRY
 
 _ANSWERS = 2  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
 
@@ -52,15 +53,13 @@ class RunConfig(Section):
                 + ", ".join(METHODS[self.task.kind])
             )
         method = self.decoding.method
-        if method in ("medusa", "apar_medusa") and self.decoding.heads is None:
+        if REGISTRY[method].heads and self.decoding.heads is None:
             raise ValueError(
                 f"decoding.method {method} needs decoding.heads, a folder of Medusa heads (`raypd model add-heads` "
                 "writes untrained ones)"
             )
-        if method == "speculative" and self.decoding.draft_model is None:
-            raise ValueError(
-                "decoding.method speculative needs decoding.draft_model, a smaller model of the same family"
-            )
+        if REGISTRY[method].draft_model and self.decoding.draft_model is None:
+            raise ValueError(f"decoding.method {method} needs decoding.draft_model, a smaller model of the same family")
         if isinstance(self.task, ExtractionConfig):
             self._categories_known(self.task)
         if (

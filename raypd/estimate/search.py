@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any, Literal
 
 from raypd.config import METHODS, RunConfig
+from raypd.decoding.methods.registry import REGISTRY
 from raypd.estimate.agreement import Agreement, Answers, Floor, compare
 
 Changes = dict[str, Any]  # dotted key -> value
@@ -122,7 +123,7 @@ class Search:
         if not self.judged:
             self._try({})
         else:
-            own = self.config.decoding.method in ("hyper_parallel", "intra_prompt")
+            own = REGISTRY[self.config.decoding.method].parallel
             for base in [{}] if own else [{}, *self._other_methods()]:
                 self._method(base)
         for key, most in (("engine.max_num_seqs", _MOST_BATCH), ("engine.max_num_batched_tokens", _MOST_BUDGET)):
@@ -163,7 +164,7 @@ class Search:
 
     def _other_methods(self) -> list[Changes]:
         """Methods that need nothing that is not in the configuration."""
-        own = [m for m in METHODS[self.config.task.kind] if m in ("hyper_parallel", "intra_prompt")]
+        own = [m for m in METHODS[self.config.task.kind] if REGISTRY[m].parallel]
         return [{"decoding.method": method} for method in own]
 
     def _method(self, base: Changes) -> None:

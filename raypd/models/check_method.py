@@ -5,8 +5,9 @@ from __future__ import annotations
 from transformers.utils import is_sklearn_available
 
 from raypd.config import ModelConfig, RunConfig
+from raypd.decoding.methods.registry import REGISTRY
 from raypd.errors import ModelError
-from raypd.models.control_tokens import CHILD, FORK, MASK, control_token
+from raypd.models.control_tokens import control_token
 from raypd.models.load import check_model_config, load_tokenizer
 from raypd.models.medusa_heads import read_sizes
 from raypd.models.source import find_source, read_config
@@ -15,12 +16,12 @@ from raypd.models.source import find_source, read_config
 def check_method(config: RunConfig) -> None:
     """Raises ModelError where the model lacks control tokens, or heads or a draft model are missing or do not fit."""
     decoding, model = config.decoding, config.model
-    control = {"apar": (FORK, CHILD), "apar_medusa": (FORK, CHILD), "space": (MASK,) if decoding.mask_tokens else ()}
-    if names := control.get(decoding.method, ()):
+    spec = REGISTRY[decoding.method]
+    if spec.own_tokens and not (decoding.method == "space" and not decoding.mask_tokens):
         tokenizer = load_tokenizer(model)
-        for name in names:
+        for name in spec.control_tokens:
             control_token(tokenizer, name, model.name)
-    if decoding.method in ("medusa", "apar_medusa"):
+    if spec.heads:
         sizes = read_sizes(str(decoding.heads))
         hidden, vocabulary = _sizes(model)
         if (sizes["hidden_size"], sizes["vocabulary"]) != (hidden, vocabulary):
@@ -29,7 +30,7 @@ def check_method(config: RunConfig) -> None:
                 f"{sizes['hidden_size']} and vocabulary {sizes['vocabulary']}; {model.name!r} has {hidden} and "
                 f"{vocabulary}: `raypd model add-heads {model.name} FOLDER` writes heads that fit"
             )
-    if decoding.method == "speculative":
+    if spec.draft_model:
         if decoding.draft_tokens is None and not is_sklearn_available():
             raise ModelError(
                 "decoding.draft_tokens is null, and drafts that end where the draft model is unsure need scikit-learn: "

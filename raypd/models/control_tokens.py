@@ -17,17 +17,12 @@ import torch
 from tokenizers import AddedToken
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from raypd.decoding.methods.registry import MASK, REGISTRY
 from raypd.errors import ModelError
 from raypd.models.vocabulary import token_bytes
 
-FORK, CHILD = "[Fork]", "[Child]"  # APAR sec. 2.2
-MASK = "[Mask]"  # SPACE sec. 3.1
-PROMISE, OPEN, CLOSE, SYNC = "<promise", "<async>", "</async>", "<sync/>"  # PASTA sec. 3; a promise goes on in text
-
 CONTROL_TOKENS: dict[str, tuple[str, ...]] = {
-    "apar": (FORK, CHILD),
-    "space": (MASK,),
-    "pasta": (PROMISE, OPEN, CLOSE, SYNC),  # optional: a tokenizer without them spells the tags
+    name: REGISTRY[name].control_tokens for name in ("apar", "space", "pasta")
 }
 _IN_TEXT = CONTROL_TOKENS["pasta"]  # a part of the text that the interpreter reads, so not special to the tokenizer
 

@@ -22,6 +22,7 @@ from raypd.decoding.grammar import Automaton, Grammar, Number, OneOf, Text, Voca
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
+from raypd.decoding.methods.registry import REGISTRY
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.base import Document, Record, Request
@@ -61,7 +62,7 @@ class ExtractionTask:
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
         assert isinstance(config.task, ExtractionConfig)
         self.input, self.task, self.decoding = config.input, config.task, config.decoding
-        self._whole = self.decoding.method in ("autoregressive", "speculative")  # the model writes the keys, too
+        self._whole = REGISTRY[self.decoding.method].one_pass_a_token  # the model writes the keys, too
         self.tokenizer, self.context_length = tokenizer, context_length
         self.texts = token_texts(tokenizer)
         self.ends = end_tokens(tokenizer)

@@ -15,6 +15,7 @@ from raypd.decoding.methods.apar_medusa import AparMedusaAnswer, apar_medusa
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.medusa import MedusaAnswer, medusa
 from raypd.decoding.methods.pasta import PastaAnswer, pasta
+from raypd.decoding.methods.registry import CHILD, FORK, MASK
 from raypd.decoding.methods.skeleton_of_thought import (
     OUTLINE_REQUEST,
     POINT_REQUEST,
@@ -25,7 +26,7 @@ from raypd.decoding.methods.skeleton_of_thought import (
 from raypd.decoding.methods.space import SpaceAnswer, space
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import Sampling
-from raypd.models.control_tokens import CHILD, FORK, MASK, control_token, markup_bytes
+from raypd.models.control_tokens import control_token, markup_bytes
 from raypd.models.medusa_heads import load_heads
 from raypd.tasks.prompting import encode, end_tokens, rendered
 
@@ -269,19 +270,16 @@ def writer(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None = None
 ) -> Writer:
     """The writer of `decoding.method`. Raises ModelError where the model lacks what the method needs."""
-    method = config.decoding.method
-    if method == "space":
-        return Space(config, tokenizer)
-    if method == "apar":
-        return Apar(config, tokenizer)
-    if method == "pasta":
-        return Pasta(config, tokenizer, context_length)
-    if method == "medusa":
-        return Medusa(config, tokenizer, model)
-    if method == "apar_medusa":
-        return AparMedusa(config, tokenizer, model)
-    if method == "skeleton_of_thought":
-        return SkeletonOfThought(config, tokenizer)
-    if method == "speculative":
-        return Speculative(config, tokenizer)
-    return Autoregressive(config, tokenizer)
+    return _WRITERS[config.decoding.method](config, tokenizer, context_length, model)
+
+
+_WRITERS: dict[str, Callable[[RunConfig, PreTrainedTokenizerBase, int, PreTrainedModel | None], Writer]] = {
+    "autoregressive": lambda config, tokenizer, *_: Autoregressive(config, tokenizer),
+    "apar": lambda config, tokenizer, *_: Apar(config, tokenizer),
+    "pasta": lambda config, tokenizer, context_length, _: Pasta(config, tokenizer, context_length),
+    "space": lambda config, tokenizer, *_: Space(config, tokenizer),
+    "medusa": lambda config, tokenizer, _, model: Medusa(config, tokenizer, model),
+    "apar_medusa": lambda config, tokenizer, _, model: AparMedusa(config, tokenizer, model),
+    "skeleton_of_thought": lambda config, tokenizer, *_: SkeletonOfThought(config, tokenizer),
+    "speculative": lambda config, tokenizer, *_: Speculative(config, tokenizer),
+}

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from raypd.config import Category, ExtractionConfig, FakeConfig, GenerationConfig, QuestionAnsweringConfig, RunConfig
 from raypd.decoding.counts import TokenCounts
+from raypd.decoding.methods.registry import REGISTRY
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.documents import as_list, category_of, conversation, text_of
@@ -210,7 +211,7 @@ class FakeTask:
         own, lanes = sum(length for _, length in stack), []
         for document, _ in stack:
             lanes += self._lengths(document.id, count, self.costs.value_tokens, decoding.max_value_tokens)
-        if self._method in ("autoregressive", "speculative"):  # it writes the keys, too
+        if REGISTRY[self._method].one_pass_a_token:  # it writes the keys, too
             lanes = [min(keys + sum(lanes), decoding.max_new_tokens)]
         else:
             own += keys * len(stack)

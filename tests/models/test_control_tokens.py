@@ -9,17 +9,9 @@ from raypd.config import ModelConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.apar import apar
 from raypd.decoding.methods.autoregressive import Prompt
+from raypd.decoding.methods.registry import CHILD, CLOSE, FORK, MASK
 from raypd.errors import ModelError
-from raypd.models.control_tokens import (
-    CHILD,
-    CLOSE,
-    CONTROL_TOKENS,
-    FORK,
-    MASK,
-    add_control_tokens,
-    control_token,
-    markup_bytes,
-)
+from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens, control_token, markup_bytes
 from raypd.models.load import load_model
 from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 

@@ -1,0 +1,79 @@
+"""Every decoding method: what it does, what it needs, and what its answers depend on. No torch here: the configuration
+reads it, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FORK, CHILD = "[Fork]", "[Child]"  # APAR, section 2.2
+MASK = "[Mask]"  # SPACE, section 3.1
+PROMISE, OPEN, CLOSE, SYNC = "<promise", "<async>", "</async>", "<sync/>"  # PASTA, section 3; a promise goes on in text
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """What is known of a method without running it.
+
+    answer_keys: for each kind of task that it does, the keys of section `decoding` that can change an answer or another
+        value of an output row (the counters too), beside the method and how tokens are sampled. What merely rounds in
+        another order, as engine.max_num_seqs does, changes no answer.
+    control_tokens: those that a model is given for it. own_tokens: whether it cannot do without them in the tokenizer.
+    heads: needs trained Medusa heads. draft_model: needs a smaller model.
+    one_pass_a_token: writes a record whole, keys too, one token after the other.
+    parallel: decodes the parts of one answer at the same time, so that `raypd tune` tries it.
+    """
+
+    answer_keys: dict[str, tuple[str, ...]]
+    control_tokens: tuple[str, ...] = ()
+    own_tokens: bool = False
+    heads: bool = False
+    draft_model: bool = False
+    one_pass_a_token: bool = False
+    parallel: bool = False
+
+
+# The first that does a kind of task is its default.
+REGISTRY = {
+    "hyper_parallel": MethodSpec(
+        {"extraction": ("max_value_tokens", "isolate", "stacked_documents")},
+        parallel=True,
+    ),
+    "intra_prompt": MethodSpec(
+        {"question_answering": ("contexts_per_prompt",)},
+        parallel=True,
+    ),
+    "autoregressive": MethodSpec(
+        {"extraction": ("max_new_tokens",), "question_answering": (), "generation": ("max_new_tokens",)},
+        one_pass_a_token=True,
+    ),
+    "guided": MethodSpec({"extraction": ("max_value_tokens",)}),
+    "apar": MethodSpec(
+        {"generation": ("max_new_tokens", "max_threads")},
+        control_tokens=(FORK, CHILD),
+        own_tokens=True,
+    ),
+    "pasta": MethodSpec(
+        # A promise that says no number takes fixed_length under `promised_length: predicted`, too.
+        {"generation": ("max_new_tokens", "promised_length", "fixed_length", "max_async_tokens", "max_threads")},
+        control_tokens=(PROMISE, OPEN, CLOSE, SYNC),  # a tokenizer without them spells the tags
+    ),
+    "space": MethodSpec(
+        {"generation": ("max_new_tokens", "mask_tokens")},
+        control_tokens=(MASK,),
+        own_tokens=True,
+    ),
+    "medusa": MethodSpec({"generation": ("max_new_tokens", "heads")}, heads=True),
+    "apar_medusa": MethodSpec(
+        {"generation": ("max_new_tokens", "max_threads", "heads")},
+        control_tokens=(FORK, CHILD),
+        own_tokens=True,
+        heads=True,
+    ),
+    "skeleton_of_thought": MethodSpec({"generation": ("max_new_tokens",)}),
+    "speculative": MethodSpec(
+        # That a greedy text is the same whatever drafts it is the word of transformers.
+        dict.fromkeys(("extraction", "generation"), ("max_new_tokens", "draft_model", "draft_tokens")),
+        draft_model=True,
+        one_pass_a_token=True,
+    ),
+}
