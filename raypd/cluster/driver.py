@@ -219,7 +219,7 @@ class _Run:
         accounts: Accounts | None = None
         try:
             with progress.Display(self.planned.documents, self.done_documents, 0) as display:
-                ray_session.hush(display.say, self.verbose)
+                ray_session.silence_ray_logs(display.say, self.verbose)
                 share = ray_session.share(self.config)
                 accounts = Accounts(
                     self.config,

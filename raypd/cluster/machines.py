@@ -8,11 +8,11 @@ RAY_CLOUD_INSTANCE_TYPE_NAME), Kubernetes sets them in the pod. What a node does
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 from raypd.billing import prices
 from raypd.billing.bill import Node
+from raypd.cluster import ray_private
 from raypd.config import CostConfig
 
 NAMESPACE = "raypd"
@@ -28,43 +28,9 @@ def look(cost: CostConfig, known: prices.Table, cpus: float, gpus: float, worked
     """
     return [
         node
-        for info in _infos()
+        for info in ray_private.node_infos()
         if (node := _node(info, cost, known, cpus, gpus)) and (cost.bill_head or not node.head or node.node in worked)
     ]
-
-
-def _infos() -> list[dict[str, Any]]:
-    from ray._private.worker import global_worker
-
-    try:
-        return [_plain(info) for info in global_worker.gcs_client.get_all_node_info().values()]
-    except (AttributeError, TypeError, ValueError):  # another Ray: its public list says less
-        import ray
-
-        return [
-            {
-                "node": own["NodeID"],
-                "labels": own.get("Labels") or {},
-                "type": None,
-                "head": "node:__internal_head__" in own["Resources"],
-                "resources": own["Resources"],
-                "began": time.time(),
-                "ended": None if own["Alive"] else time.time(),
-            }
-            for own in ray.nodes()
-        ]
-
-
-def _plain(info: Any) -> dict[str, Any]:
-    return {
-        "node": info.node_id.hex(),
-        "labels": dict(info.labels),
-        "type": info.instance_type_name or None,
-        "head": info.is_head_node,
-        "resources": dict(info.resources_total),
-        "began": info.start_time_ms / 1000,
-        "ended": info.end_time_ms / 1000 if info.end_time_ms else None,
-    }
 
 
 def _node(info: dict[str, Any], cost: CostConfig, known: prices.Table, cpus: float, gpus: float) -> Node:

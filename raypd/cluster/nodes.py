@@ -7,6 +7,8 @@ import math
 import socket
 import time
 
+from raypd.cluster import ray_private
+
 _LOOK_SECONDS = 1.0
 _ANSWER_SECONDS = 2.0
 
@@ -22,10 +24,8 @@ class Nodes:
         """Asks the cluster, when the last time is long enough ago."""
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return
-        from ray._private.state import state
-
         self._looked = time.monotonic()
-        draining = state.get_draining_nodes()  # the deadline in unix milliseconds; 0: none
+        draining = ray_private.draining_nodes()
         for node, deadline in draining.items():
             if node not in self._ends:
                 # Once, at the notice: from then on a clock that is set does not move the end.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raypd.cluster import ray_private
 from raypd.config import ClusterConfig, RunConfig
 from raypd.errors import ConfigError, RunError
 
@@ -68,9 +69,7 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
 
 def _running_here() -> str | None:
     """The address of the cluster that `ray start` has left word of, if it is alive."""
-    from ray._private.utils import read_ray_address
-
-    address = read_ray_address()
+    address = ray_private.local_address()
     return address if address and _answers(address) else None
 
 
@@ -129,15 +128,10 @@ def _stderr_muted() -> Iterator[None]:
         os.close(kept)
 
 
-def hush(say: Callable[[str], None], verbose: bool) -> None:
+def silence_ray_logs(say: Callable[[str], None], verbose: bool) -> None:
     """Turns off what Ray prints past every log level; what a user can make something of is told through `say`."""
-    if verbose:
-        return
-    from ray._private import worker
-
-    # Messages of Ray's node manager and autoscaler pass here. The pool sees by itself that a worker died.
-    if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = lambda data, ignore_prefix=False: _retell(data, say)
+    if not verbose:
+        ray_private.redirect_messages(lambda data: _retell(data, say))  # the scheduler sees that a worker died
 
 
 def _retell(data: dict[str, Any], say: Callable[[str], None]) -> None:
@@ -170,25 +164,10 @@ def share(config: RunConfig) -> WorkerResources:
         cpus = float(int(cpus)) if cpus >= 1 else cpus or 1.0  # no CPU yet: those to come have one at least
     cpus = round(cpus, 3)
     fits = any(n.get("CPU", 0.0) >= cpus and n.get("GPU", 0.0) >= gpus for n in nodes)
-    if not fits and not _autoscales():
+    if not fits and not ray_private.autoscales():
         raise ConfigError(
             f"a worker needs {cpus:g} CPUs and {gpus:g} GPUs, and no node of the cluster has both "
             f"(most: {most_cores:g} CPUs, {most_gpus:g} GPUs): lower cluster.cpus_per_worker or cluster.gpus_per_worker"
         )
     threads = config.engine.threads or max(1, int(cpus if not gpus else max(cpus, most_cores / max(most_gpus, 1))))
     return WorkerResources(cpus, gpus, threads)
-
-
-def _autoscales() -> bool:
-    """Whether an autoscaler runs, of either version: then a worker that fits no node of today may fit one to come."""
-    import ray
-    from ray._private import ray_constants
-    from ray.autoscaler.v2.sdk import get_cluster_status
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    if _internal_kv_get(ray_constants.DEBUG_AUTOSCALING_STATUS):  # version 1
-        return True
-    with contextlib.suppress(Exception):  # a cluster without one may not answer
-        version = get_cluster_status(ray.get_runtime_context().gcs_address).stats.autoscaler_version
-        return version not in (None, "", "0")
-    return False

@@ -1,0 +1,82 @@
+"""What raypd takes of Ray beside its public API, in one place: a new version of Ray is tried here first."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def local_address() -> str | None:
+    """The address of the cluster that `ray start` has written down on this machine."""
+    from ray._private.utils import read_ray_address
+
+    address: str | None = read_ray_address()
+    return address
+
+
+def draining_nodes() -> dict[str, int]:
+    """Nodes that were given notice: id -> when they go away in unix milliseconds, 0 where that is not known."""
+    from ray._private.state import state
+
+    found: dict[str, int] = state.get_draining_nodes()
+    return found
+
+
+def node_infos() -> list[dict[str, Any]]:
+    """Every node, the dead ones too: node, labels, type, head, resources, and in unix seconds began and ended."""
+    from ray._private.worker import global_worker
+
+    try:
+        return [_plain(info) for info in global_worker.gcs_client.get_all_node_info().values()]
+    except (AttributeError, TypeError, ValueError):  # another Ray: its public list says less
+        import ray
+
+        return [
+            {
+                "node": own["NodeID"],
+                "labels": own.get("Labels") or {},
+                "type": None,
+                "head": "node:__internal_head__" in own["Resources"],
+                "resources": own["Resources"],
+                "began": time.time(),
+                "ended": None if own["Alive"] else time.time(),
+            }
+            for own in ray.nodes()
+        ]
+
+
+def _plain(info: Any) -> dict[str, Any]:
+    return {
+        "node": info.node_id.hex(),
+        "labels": dict(info.labels),
+        "type": info.instance_type_name or None,
+        "head": info.is_head_node,
+        "resources": dict(info.resources_total),
+        "began": info.start_time_ms / 1000,
+        "ended": info.end_time_ms / 1000 if info.end_time_ms else None,
+    }
+
+
+def redirect_messages(to: Callable[[dict[str, Any]], None]) -> None:
+    """Messages of Ray's node manager and autoscaler, printed past every log level, go to a function instead."""
+    from ray._private import worker
+
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda data, ignore_prefix=False: to(data)
+
+
+def autoscales() -> bool:
+    """Whether an autoscaler runs, of either version: then a worker that fits no node of today may fit one to come."""
+    import ray
+    from ray._private import ray_constants
+    from ray.autoscaler.v2.sdk import get_cluster_status
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    if _internal_kv_get(ray_constants.DEBUG_AUTOSCALING_STATUS):  # version 1
+        return True
+    with contextlib.suppress(Exception):  # a cluster without one may not answer
+        version = get_cluster_status(ray.get_runtime_context().gcs_address).stats.autoscaler_version
+        return version not in (None, "", "0")
+    return False
