@@ -25,6 +25,7 @@ from raypd.cluster.work_stealing import Lending
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
 from raypd.run import retry_policy
+from raypd.run.records import UnitResult
 from raypd.run.retry_policy import Attempt
 from raypd.run.unit import Unit
 
@@ -258,38 +259,38 @@ class Scheduler:
                 yield from self._ended(worker, worker.given.pop(ref), answer)
         self._poll()
 
-    def _ended(self, worker: Worker, given: Given, answer: dict[str, Any]) -> Iterator[Ended]:
+    def _ended(self, worker: Worker, given: Given, result: UnitResult) -> Iterator[Ended]:
         """A worker is done with a unit or a share, well or not."""
         if isinstance(given, Lent):
-            if answer["fatal"]:
-                raise RunError(answer["error"])
+            if result.fatal:
+                raise RunError(result.error)
             worker.idle_since = time.monotonic()
-            self.lending.answered(given, answer)
+            self.lending.answered(given, result)
             return
         self.lending.drop(given)
-        if answer["error"] is None and not answer["handed_back"]:
+        if result.done:
             self._unit_seconds += 0.2 * (time.monotonic() - given.since - self._unit_seconds)
-        yield from self._answered(worker, given.burdened(given.attempt), answer)
+        yield from self._answered(worker, given.burdened(given.attempt), result)
 
-    def _answered(self, worker: Worker, attempt: Attempt, answer: dict[str, Any]) -> Iterator[Ended]:
+    def _answered(self, worker: Worker, attempt: Attempt, result: UnitResult) -> Iterator[Ended]:
         """A worker's word on a unit."""
-        if answer["fatal"]:
-            raise RunError(answer["error"])
+        if result.fatal:
+            raise RunError(result.error)
         worker.idle_since = time.monotonic()
-        if answer["handed_back"]:
+        if result.handed_back:
             self._again.appendleft((0.0, attempt))
             return
-        if answer["error"] is None:
+        if result.error is None:
             self._deaths = 0
             self._left -= 1
-            yield Ended(attempt.unit, answer["ok"], answer["failed"])
+            yield Ended(attempt.unit, result.ok, result.failed)
             return
-        again = attempt.after_error() if answer["retry"] else None
+        again = attempt.after_error() if result.retry else None
         if again is not None:
             self._again.append((time.monotonic() + _RETRY_SECONDS * attempt.number, again))
             return
         self._left -= 1
-        yield Ended(attempt.unit, error=answer["error"], unreadable=answer["unreadable"])
+        yield Ended(attempt.unit, error=result.error, unreadable=result.unreadable)
 
     def _lost(self, worker: Worker, error: Exception) -> Iterator[Ended]:
         """A worker is gone. Its units go to others; those of a process that died count an attempt."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raypd.cluster.in_hand import Given, Lent, Worker, shares
+from raypd.run.records import UnitResult
 
 if TYPE_CHECKING:
     from raypd.cluster.shares import Groups
@@ -129,16 +130,16 @@ class Lending:
         said, answer = worker.actor.borrow.options(num_returns=2).remote(attempt.unit, name, groups)
         worker.given[said] = Lent(attempt=attempt, name=name, lender=ask.given, worker=ask.worker, answer=answer)
 
-    def answered(self, lent: Lent, said: dict[str, Any]) -> None:
+    def answered(self, lent: Lent, result: UnitResult) -> None:
         """A borrower's word on its share."""
         self.drop(lent)  # of what it has lent on nothing is out any more, unless it failed
         if lent.dropped:
             return
-        if said["error"] is None and not said["handed_back"]:
+        if result.done:
             ref = lent.worker.actor.returned.remote(lent.lender.key, lent.name, lent.answer)
             self._returns[ref] = lent
             return
-        if said["error"] is not None:
+        if result.error is not None:
             lent.unit.alone = True  # who has the unit has read it, which others cannot, or something is wrong with it
         self._take_back(lent)
 

@@ -32,7 +32,7 @@ from raypd.dataset import writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, UserError
 from raypd.run import layout, retry_policy
-from raypd.run.records import UnitSummary
+from raypd.run.records import UnitResult, UnitSummary
 from raypd.run.retry_policy import Attempt
 from raypd.run.unit import Unit
 from raypd.tasks.base import Document, Record
@@ -111,14 +111,10 @@ class DecodeWorker:
         if self._unfit is None:
             self.request_queue.hand_back(key, only_waiting)
 
-    def run(self, attempt: Attempt) -> dict[str, Any]:
-        """Answers and commits a unit.
-
-        error: why that did not work, and then retry: whether it may at another time. fatal: no worker can.
-        handed_back: at the pool's own wish. unreadable: it is the input's fault alone.
-        """
-        summary, said = self._guarded(attempt.unit, lambda: self.run_unit(attempt.unit, attempt))
-        return said | ({"ok": summary.ok, "failed": summary.failed} if summary is not None else {})
+    def run(self, attempt: Attempt) -> UnitResult:
+        """Answers and commits a unit."""
+        summary, result = self._guarded(attempt.unit, lambda: self.run_unit(attempt.unit, attempt))
+        return result if summary is None else UnitResult(ok=summary.ok, failed=summary.failed)
 
     def lend(self, key: str, names: list[str]) -> dict[str, Groups]:
         """Gives a part of a unit or a share in hand away, as rows by the names of the shares; see RequestQueue.lend.
@@ -127,10 +123,10 @@ class DecodeWorker:
         """
         return self.request_queue.lend(key, names)
 
-    def borrow(self, unit: Unit, name: str, groups: Groups) -> tuple[dict[str, Any], Answer | None]:
+    def borrow(self, unit: Unit, name: str, groups: Groups) -> tuple[UnitResult, Answer | None]:
         """Answers a share of a unit that another worker lends: what `run` says, and the answer."""
-        answer, said = self._guarded(unit, lambda: self._answer_share(unit, name, groups))
-        return said, answer
+        answer, result = self._guarded(unit, lambda: self._answer_share(unit, name, groups))
+        return result, answer
 
     def returned(self, key: str, name: str, answer: Answer) -> None:
         """The answer to a share that was lent."""
@@ -140,16 +136,14 @@ class DecodeWorker:
         """A share that was lent will not come back: it is done here."""
         self.request_queue.take_back(key, name)
 
-    def _guarded(self, unit: Unit, work: Callable[[], Done]) -> tuple[Done | None, dict[str, Any]]:
+    def _guarded(self, unit: Unit, work: Callable[[], Done]) -> tuple[Done | None, UnitResult]:
         """Does something with a unit; what came of it, and what `run` says."""
-        said: dict[str, Any] = {"ok": 0, "failed": 0, "error": None}
-        said |= {"retry": False, "fatal": False, "handed_back": False, "unreadable": False}
         if self._unfit is not None:
-            return None, said | {"error": self._unfit, "fatal": True}
+            return None, UnitResult(error=self._unfit, fatal=True)
         try:
-            return work(), said
+            return work(), UnitResult()
         except HandedBack:
-            return None, said | {"handed_back": True}
+            return None, UnitResult(handed_back=True)
         except EngineBroken as error:
             # A broken engine (a lost device, a bug) taints its process: end it, and the pool tries the units that it
             # held in a new one, a finite number of times.
@@ -158,14 +152,14 @@ class DecodeWorker:
             os._exit(1)
         except InputError as error:
             passes = _may_pass(error.__cause__)
-            return None, said | {"error": str(error), "retry": passes, "unreadable": not passes}
+            return None, UnitResult(error=str(error), retry=passes, unreadable=not passes)
         except UserError as error:
             passes = _may_pass(error) or _may_pass(error.__cause__)  # errors of S3 are errors of both kinds
-            return None, said | {"error": str(error), "retry": passes}
+            return None, UnitResult(error=str(error), retry=passes)
         except OSError as error:
-            return None, said | {"error": reason(error), "retry": _may_pass(error)}
+            return None, UnitResult(error=reason(error), retry=_may_pass(error))
         except Exception:
-            return None, said | {"error": traceback.format_exc()}
+            return None, UnitResult(error=traceback.format_exc())
 
     # ------------------------------------------------------------------------------------------------------ one unit
 

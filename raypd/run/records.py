@@ -50,3 +50,24 @@ class UnitSummary:
     busy_seconds: float = 0.0  # of the engine, for this unit
     categories: dict[str, dict[str, float]] = field(default_factory=dict)  # documents, tokens and seconds of each
     retries: int = 0  # number of the last retry whose rows are among its rows; 0: none
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """What a worker tells the driver of a unit, or of a part of one that it answered for another worker.
+
+    ok, failed: documents. error: why it was not done, and then retry: whether it may be at another time. fatal: no
+    worker can. handed_back: at the scheduler's own wish. unreadable: it is the input's fault alone.
+    """
+
+    ok: int = 0
+    failed: int = 0
+    error: str | None = None
+    retry: bool = False
+    fatal: bool = False
+    handed_back: bool = False
+    unreadable: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.error is None and not self.handed_back

@@ -19,6 +19,7 @@ from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.run import manifest
+from raypd.run.records import UnitResult
 from raypd.run.retry_policy import Attempt
 from tests.cluster import fakes
 from tests.runs import write_jsonl
@@ -75,7 +76,7 @@ class Bench:
         self.run, self.make = run, make
         (self.unit,) = plan(run)
         self.go, self.stepped = threading.Event(), threading.Event()
-        self.said: dict[str, Any] = {}
+        self.result: UnitResult | None = None
 
     def worker(self, held: bool = False) -> DecodeWorker:
         made = DecodeWorker(WorkerSpec(self.run, self.run.output.path, "s", build=self.make))
@@ -94,7 +95,7 @@ class Bench:
         """Begins the unit in a thread; its engine is in a step when this returns."""
 
         def work() -> None:
-            self.said.update(worker.run(attempt or Attempt(self.unit)))
+            self.result = worker.run(attempt or Attempt(self.unit))
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
@@ -106,7 +107,8 @@ class Bench:
         self.go.set()
         thread.join(_LIMIT)
         assert not thread.is_alive()
-        assert self.said["error"] is None, self.said
+        assert self.result is not None
+        assert self.result.error is None, self.result
         return rows(self.run)
 
 
@@ -128,7 +130,7 @@ def test_shares_of_a_unit_come_back_into_one_object(tmp_path: Path, config) -> N
     assert len(taken) == len(set(taken)) == pytest.approx(40, abs=6)
     for name, by in (("x", first), ("y", second)):
         said, answer = by.borrow(bench.unit, name, lent[name])
-        assert said["error"] is None
+        assert said.error is None
         owner.returned(bench.unit.id, name, answer)
         owner.returned(bench.unit.id, name, answer)  # a second time is no harm
     assert owner.progress()[bench.unit.id].answered >= 40
@@ -208,7 +210,7 @@ def test_a_share_that_is_wanted_back_is_lost_time_of_who_had_it(tmp_path: Path, 
     assert bench.stepped.wait(_LIMIT)
     other.hand_back("x", False)
     borrower.join(_LIMIT)
-    assert said[0][0]["handed_back"]
+    assert said[0][0].handed_back
     assert said[0][1] is None
     owner.take_back(bench.unit.id, "x")
     bench.end(thread)
@@ -254,7 +256,7 @@ def test_a_borrower_that_cannot_read_the_unit_says_so(tmp_path: Path, config) ->
     bench = Bench(config(str(path), unit_documents=100))
     path.unlink()
     said, answer = bench.worker().borrow(bench.unit, "x", [[1], [2]])
-    assert "is gone since the run was planned" in said["error"]
+    assert "is gone since the run was planned" in said.error
     assert answer is None
 
 
@@ -320,7 +322,7 @@ def test_the_answers_are_those_of_one_worker(tmp_path: Path, kind: str) -> None:
     if kind == "stacked":
         assert Counter(map(len, lent["x"])).most_common(1)[0][0] == 3
     said, answer = other.borrow(bench.unit, "x", lent["x"])
-    assert said["error"] is None, said
+    assert said.error is None, said
     owner.returned(bench.unit.id, "x", answer)
     found, wanted = bench.end(thread), rows(alone.run)
     assert [row["id"] for row in found] == [row["id"] for row in wanted]

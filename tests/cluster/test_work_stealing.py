@@ -21,6 +21,7 @@ from raypd.cluster.shares import Progress
 from raypd.cluster.work_stealing import Lending
 from raypd.config import ClusterConfig, RunConfig
 from raypd.dataset import writer
+from raypd.run.records import UnitResult
 from raypd.run.retry_policy import Attempt
 from raypd.run.unit import Unit
 from tests.cluster import fakes
@@ -142,7 +143,7 @@ def test_a_borrower_that_hands_back_and_one_that_fails() -> None:
         own = lent(lender, borrower, ["x"])
         share = borrower.given.popitem()[1]
         assert isinstance(share, Lent)
-        own.answered(share, {"error": error, "handed_back": error is None})
+        own.answered(share, UnitResult(error=error, handed_back=error is None))
         assert lender.actor.of("take_back") == [("u", "x")]
         assert lender.actor.of("returned") == []
         assert unit_of(lender).alone == alone
@@ -176,7 +177,7 @@ def test_shares_of_a_lost_unit_are_dropped_whoever_has_them() -> None:
     further_share, borrower_share = further.given.popitem()[1], borrower.given.popitem()[1]
     for dropped in (further_share, borrower_share):
         assert isinstance(dropped, Lent)
-        own.answered(dropped, {"error": None, "handed_back": True})
+        own.answered(dropped, UnitResult(handed_back=True))
     assert lender.actor.of("take_back") == borrower.actor.of("take_back") == []
 
 

@@ -137,8 +137,8 @@ def test_a_worker_that_cannot_start_says_so_in_every_summary(tmp_path: Path, con
         raise RuntimeError("no such weights")
 
     said = worker(run, build=build).run(Attempt(next(iter(plan(run)))))
-    assert said["fatal"]
-    assert "no such weights" in said["error"]
+    assert said.fatal
+    assert "no such weights" in said.error
 
 
 def test_a_unit_that_cannot_be_read_is_a_failed_unit(tmp_path: Path, config) -> None:
@@ -148,9 +148,9 @@ def test_a_unit_that_cannot_be_read_is_a_failed_unit(tmp_path: Path, config) -> 
     made = worker(run)
     path.unlink()
     said = made.run(Attempt(unit))
-    assert not said["fatal"]
-    assert not said["retry"]
-    assert "a.jsonl: is gone since the run was planned" in said["error"]
+    assert not said.fatal
+    assert not said.retry
+    assert "a.jsonl: is gone since the run was planned" in said.error
     assert writer.committed(run.output.path) == set()
 
 
@@ -192,11 +192,11 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) ->
     made.hand_back(first.id, True)  # it was begun: it stays
     made.hand_back(second.id, True)
     threads[1].join(LONG)
-    assert said[second.id]["handed_back"]
+    assert said[second.id].handed_back
     assert first.id not in said
     made.hand_back(first.id, False)
     threads[0].join(LONG)
-    assert said[first.id]["handed_back"]
+    assert said[first.id].handed_back
     assert writer.committed(run.output.path) == set()
     (tmp_path / "out/go").touch()
     assert made.run(Attempt(second))["ok"] == 100  # and what is left of them in the engine spoils nothing

@@ -75,7 +75,7 @@ class _Stage:
             give(own, worker, attempt)
 
         def listen_answered(own: Any, worker: Any, attempt: Any, answer: Any) -> Any:
-            if answer["handed_back"]:
+            if answer.handed_back:
                 self.handed_back.append(attempt.unit.id)
             return answered(own, worker, attempt, answer)
 

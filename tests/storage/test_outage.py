@@ -216,7 +216,7 @@ def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket)
         for kind, where in (("503", "/in/"), ("reset", "/in/"), ("503", "/out/units/"), ("reset", "/out/units/")):
             proxy.faults = Faults(share=1.0, kinds=(kind,), only=lambda method, path, where=where: where in path)
             said = worker.run(Attempt(unit))
-            assert (said["retry"], said["unreadable"], said["fatal"]) == (True, False, False), said
+            assert (said.retry, said.unreadable, said.fatal) == (True, False, False), said
         proxy.faults = Faults()
         assert worker.run(Attempt(unit))["ok"] == run.cluster.unit_documents
     finally:
