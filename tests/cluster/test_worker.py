@@ -199,4 +199,4 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) ->
     assert said[first.id].handed_back
     assert writer.committed(run.output.path) == set()
     (tmp_path / "out/go").touch()
-    assert made.run(Attempt(second))["ok"] == 100  # and what is left of them in the engine spoils nothing
+    assert made.run(Attempt(second)).ok == 100  # and what is left of them in the engine spoils nothing
