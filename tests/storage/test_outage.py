@@ -218,7 +218,7 @@ def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket)
             said = worker.run(Attempt(unit))
             assert (said.retry, said.unreadable, said.fatal) == (True, False, False), said
         proxy.faults = Faults()
-        assert worker.run(Attempt(unit))["ok"] == run.cluster.unit_documents
+        assert worker.run(Attempt(unit)).ok == run.cluster.unit_documents
     finally:
         worker.close()
 
