@@ -464,7 +464,7 @@ def test_the_users_file_comes_back_with_only_the_changed_keys(files, capsys) -> 
     assert made.input == mine.input
     assert made.task == mine.task
     out = capsys.readouterr().out
-    assert re.search(r"best +\nmax_num_seqs=32, max_num_batched_tokens=4096", out)
+    assert re.search(r"best +\nmax_num_seqs=32,\s+max_num_batched_tokens=4096", out)
     assert "unsure" in out
     assert "per 1,000" in out
     assert max(map(len, out.partition("fastest")[0].splitlines())) <= 80
