@@ -365,9 +365,9 @@ def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
     try:
         began, output = time.time(), str(tmp_path / "out")
         handles = [ledger_actor.start(config, output, name, began, 1.0, 0.0) for name in ("one", "two")]
-        standings = [ledger_actor.sample_at(handle.standing) for handle in handles]
+        standings = [ledger_actor.ask(handle.standing) for handle in handles]
         halves = pytest.approx([30.13118 / 3600 / 2] * 2)  # when the first has looked again, and sees the second
-        wait_for(lambda: [ledger_actor.sample_at(handle.standing).usd_per_second for handle in handles] == halves)
+        wait_for(lambda: [ledger_actor.ask(handle.standing).usd_per_second for handle in handles] == halves)
         trees = [ledger_actor.close(handle, output, name) for handle, name in zip(handles, ("one", "two"), strict=True)]
     finally:
         ray.shutdown()
