@@ -1,6 +1,6 @@
 # make demo: set everything up and run the main job on the quickstart corpus.
 # make test: set everything up and run the tests but the slow ones: about six minutes on two cores.
-# make test-slow: the slow ones, long scenarios on a real Ray: twenty minutes more.
+# make test-slow: the slow ones, long scenarios on a real Ray: a quarter of an hour more.
 # make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
 # Needs Python 3.11 to 3.13 and make, nothing else. PYTHON=python3.12 picks one.
 

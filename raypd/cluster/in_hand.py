@@ -1,4 +1,4 @@
-"""What the pool knows of a worker, and of every unit and every lent share that the worker has in hand.
+"""What the scheduler knows of a worker, and of every unit and every lent share that the worker has in hand.
 
 Times are of the monotonic clock, in seconds.
 """

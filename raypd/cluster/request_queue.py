@@ -100,7 +100,7 @@ class RequestQueue:
             self._closed = True
             self._changed.notify_all()
 
-    # ---------------------------------------------------------------------------------------------- what the pool asks
+    # ----------------------------------------------------------------------------------------- what the scheduler asks
 
     def progress(self) -> dict[str, Progress]:
         """How far every job in hand is."""

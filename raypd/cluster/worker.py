@@ -63,7 +63,7 @@ class WorkerSpec:
 
 
 class DecodeWorker:
-    """Answers units: `run` for the pool, `run_unit` for everyone else."""
+    """Answers units: `run` for the scheduler, `run_unit` for everyone else."""
 
     def __init__(self, order: WorkerSpec) -> None:
         self.order, self.config = order, order.config
@@ -94,7 +94,7 @@ class DecodeWorker:
             self.meter.ready()
             self.request_queue = RequestQueue(self.parts, self.config.engine.max_num_seqs, self.meter)
 
-    # ---------------------------------------------------------------------------------------------- what the pool asks
+    # ----------------------------------------------------------------------------------------- what the scheduler asks
 
     def hello(self) -> str:
         """The id of this worker's node; the first answer means that the model is loaded."""

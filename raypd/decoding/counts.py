@@ -1,8 +1,9 @@
-"""What a program has cost, in tokens; without torch, for who only counts."""
+"""What an engine says of a program that ended. No torch here: `model: fake` has none."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -16,3 +17,13 @@ class TokenCounts:
     shared_tokens: int = 0
     decode_tokens: int = 0
     steps: int = 0
+
+
+@dataclass
+class Finished:
+    """A program that ended: with its answer, or with the exception that it raised."""
+
+    tag: Any
+    answer: Any
+    error: Exception | None
+    counts: TokenCounts

@@ -1,4 +1,4 @@
-"""Where keys and values live: one pool a layer, in which every row owns a contiguous region of slots.
+"""Where keys and values live: one store a layer, in which every sequence owns a contiguous region of slots.
 
 Contiguous regions let attention read a row's keys as a view; nothing is gathered on the hot path. A row that outgrows
 its region moves to one twice as large; one whose tokens have left the cache closes up and gives back what it can.
@@ -13,7 +13,7 @@ from raypd.decoding.memory import is_out_of_memory
 
 
 class OutOfSlots(Exception):
-    """No room in the pool now; rows that end make some."""
+    """No room in the cache now; sequences that end make some."""
 
 
 class SlotAllocator:
@@ -56,7 +56,7 @@ class KVCache:
     """Keys and values of all rows, per layer [kv_heads, slots, head_dim].
 
     Layers are allocated when they are first written, from the shapes that the model hands over, and zeroed: NaN in a
-    masked slot would leak through attention. The pool doubles when it is full, up to `limit` slots.
+    masked slot would leak through attention. The cache doubles when it is full, up to `limit` slots.
     """
 
     def __init__(self, slots: int, limit: int | None, device: torch.device) -> None:
@@ -67,7 +67,7 @@ class KVCache:
         self.values: dict[int, torch.Tensor] = {}
 
     def alloc(self, length: int) -> int:
-        """Start of a new region. Raises OutOfSlots when the pool is full and may not grow."""
+        """Start of a new region. Raises OutOfSlots when the cache is full and may not grow."""
         while (start := self.allocator.alloc(length)) is None:
             larger = max(2 * self.allocator.slots, self.allocator.slots + length)
             if self.limit is not None:

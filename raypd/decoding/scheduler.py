@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raypd.decoding.counts import TokenCounts
+from raypd.decoding.counts import Finished
 from raypd.decoding.kv_cache import KVCache, OutOfSlots
 from raypd.decoding.memory import TokenBudget
 from raypd.decoding.program import Feed, Program
@@ -17,16 +17,6 @@ from raypd.decoding.sequence import Prefix, ProgramError, Sequence
 
 PREFIXES_KEPT = 64  # shared prefixes that stay in the cache while no sequence uses them
 _PREFIX = object()  # the tag of the sequences that compute shared prefixes
-
-
-@dataclass
-class Finished:
-    """A program that ended: with its answer, or with the exception that it raised."""
-
-    tag: Any
-    answer: Any
-    error: Exception | None
-    counts: TokenCounts
 
 
 @dataclass

@@ -36,7 +36,7 @@ class Prefix:
 
 @dataclass(eq=False)
 class Sequence:
-    """A program, its tokens and its region of the pool.
+    """A program, its tokens and its region of the cache.
 
     `table` [4, tokens]: id, position, segment, step of every own token ever fed; `place` [tokens]: its slot in the
     region, NO_SLOT when it has none; `dropped` [tokens]: left the cache for good; `owner` [region slots]: the token
@@ -170,7 +170,7 @@ class Sequence:
     def place_tokens(self, chunk: np.ndarray, cache: KVCache) -> np.ndarray:
         """Finds slots for a chunk of own tokens, moving to a larger region where needed.
 
-        Returns their slots in the pool [chunk]. Raises OutOfSlots and changes nothing when there is no room.
+        Returns their slots in the cache [chunk]. Raises OutOfSlots and changes nothing when there is no room.
         """
         reused = min(len(chunk), len(self.holes))
         if self.high + len(chunk) - reused > len(self.owner):
@@ -188,7 +188,7 @@ class Sequence:
 
         The tokens move together when more than one slot in four up to `high` is a hole that no new token fills: a
         token that is dropped costs the moving of at most three. Behind them and the `coming` tokens of the feed a
-        quarter more stays, to grow in; the rest of the region goes back to the pool.
+        quarter more stays, to grow in; the rest of the region goes back to the cache.
         """
         close = len(self.holes) >= LEAST_HOLES and 4 * len(self.holes) > self.high
         if close:

@@ -32,7 +32,7 @@ def estimate(
     verbose: bool = False,
     build: Callable[[RunConfig, int | None], worker.WorkerComponents] | None = None,
 ) -> Estimate:
-    """Makes the estimate. build: as in `pipeline.run_extract`.
+    """Makes the estimate. build: as in `driver.run_extract`.
 
     Raises ConfigError, InputError, ModelError before anything is measured; RunError when the sample cannot be decoded.
     """

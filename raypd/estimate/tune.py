@@ -82,7 +82,7 @@ def tune(
 ) -> Result:
     """Measures and searches.
 
-    measurements: the file of what was measured. build: as in `pipeline.run_extract`. say: tells the user of each.
+    measurements: the file of what was measured. build: as in `driver.run_extract`. say: tells the user of each.
 
     Raises ConfigError, InputError, ModelError before anything is measured; RunError where nothing can be.
     """

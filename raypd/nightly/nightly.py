@@ -97,7 +97,7 @@ def run_night(
     """Brings the table under output.path up to tonight's input; the same call goes on where one was cut off.
 
     full: extract everything anew. retry_errors: also what failed before.
-    Raises what `pipeline.run_extract` raises, and RunError when another session that is alive is at it, or, after all
+    Raises what `driver.run_extract` raises, and RunError when another session that is alive is at it, or, after all
     that can be done is done, when objects cannot be read and input.on_damaged is fail.
     """
     storage.configure(config.storage)

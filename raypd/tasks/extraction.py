@@ -62,7 +62,7 @@ class ExtractionTask:
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
         assert isinstance(config.task, ExtractionConfig)
         self.input, self.task, self.decoding = config.input, config.task, config.decoding
-        self._whole = REGISTRY[self.decoding.method].one_pass_a_token  # the model writes the keys, too
+        self._whole = REGISTRY[self.decoding.method].whole_record  # the model writes the keys, too
         self.tokenizer, self.context_length = tokenizer, context_length
         self.texts = token_texts(tokenizer)
         self.ends = end_tokens(tokenizer)

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from raypd.config import Category, ExtractionConfig, FakeConfig, GenerationConfig, QuestionAnsweringConfig, RunConfig
-from raypd.decoding.counts import TokenCounts
+from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record, Request
@@ -41,16 +41,6 @@ class Program:
     shared: int
     own: int
     lanes: list[int]
-
-
-@dataclass
-class Finished:
-    """As raypd.decoding.engine.Finished; the answer is the lengths of the lanes."""
-
-    tag: Any
-    answer: Any
-    error: Exception | None
-    counts: TokenCounts
 
 
 @dataclass
@@ -211,7 +201,7 @@ class FakeTask:
         own, lanes = sum(length for _, length in stack), []
         for document, _ in stack:
             lanes += self._lengths(document.id, count, self.costs.value_tokens, decoding.max_value_tokens)
-        if REGISTRY[self._method].one_pass_a_token:  # it writes the keys, too
+        if REGISTRY[self._method].whole_record:  # it writes the keys, too
             lanes = [min(keys + sum(lanes), decoding.max_new_tokens)]
         else:
             own += keys * len(stack)

@@ -79,7 +79,7 @@ def retry_errors(
 ) -> Retried:
     """Tries the failed documents of a run again. everything: also those that the input itself makes fail.
 
-    Raises what `pipeline.run_extract` raises, and RunError when another session retries. The same call goes on where
+    Raises what `driver.run_extract` raises, and RunError when another session retries. The same call goes on where
     one that was cut off ended.
     """
     storage.configure(config.storage)

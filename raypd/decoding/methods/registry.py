@@ -19,7 +19,7 @@ class MethodSpec:
         another order, as engine.max_num_seqs does, changes no answer.
     control_tokens: those that a model is given for it. own_tokens: whether it cannot do without them in the tokenizer.
     heads: needs trained Medusa heads. draft_model: needs a smaller model.
-    one_pass_a_token: writes a record whole, keys too, one token after the other.
+    whole_record: the model writes a record whole, its keys too.
     parallel: decodes the parts of one answer at the same time, so that `raypd tune` tries it.
     """
 
@@ -28,7 +28,7 @@ class MethodSpec:
     own_tokens: bool = False
     heads: bool = False
     draft_model: bool = False
-    one_pass_a_token: bool = False
+    whole_record: bool = False
     parallel: bool = False
 
 
@@ -44,7 +44,7 @@ REGISTRY = {
     ),
     "autoregressive": MethodSpec(
         {"extraction": ("max_new_tokens",), "question_answering": (), "generation": ("max_new_tokens",)},
-        one_pass_a_token=True,
+        whole_record=True,
     ),
     "guided": MethodSpec({"extraction": ("max_value_tokens",)}),
     "apar": MethodSpec(
@@ -74,6 +74,6 @@ REGISTRY = {
         # That a greedy text is the same whatever drafts it is the word of transformers.
         dict.fromkeys(("extraction", "generation"), ("max_new_tokens", "draft_model", "draft_tokens")),
         draft_model=True,
-        one_pass_a_token=True,
+        whole_record=True,
     ),
 }
