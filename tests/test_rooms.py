@@ -28,11 +28,12 @@ ROOMS = (  # from the bottom: each may import those before it
     "verify",
     "nightly",
     "report",
+    "training",
     "cli",
     "evaluation",
     "__main__",
 )
-RAY_ROOMS = {"cluster"}
+RAY_ROOMS = {"cluster", "training"}
 
 
 def imports(file: Path) -> set[str]:

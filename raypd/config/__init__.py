@@ -27,6 +27,7 @@ from raypd.config.tasks import (
     QuestionAnsweringConfig,
     TaskConfig,
 )
+from raypd.config.training import TrainingConfig
 
 __all__ = [
     "ANSWER_KEYS",
@@ -53,5 +54,6 @@ __all__ = [
     "Section",
     "StorageConfig",
     "TaskConfig",
+    "TrainingConfig",
     "without_credentials",
 ]

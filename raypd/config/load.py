@@ -125,7 +125,7 @@ _TASK_FILES = ("categories_file", "template", "few_shot")
 
 def _anchor_paths(tree: dict[str, Any], folder: Path) -> None:
     """Makes the paths that stand in a file relative to that file (the output path stays as it is)."""
-    for section, key in (("input", "path"), *(("task", key) for key in _TASK_FILES)):
+    for section, key in (("input", "path"), ("training", "validation"), *(("task", key) for key in _TASK_FILES)):
         part = tree.get(section)
         if isinstance(part, dict) and part.get(key) is not None:
             part[key] = _anchored(part[key], folder)

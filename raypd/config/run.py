@@ -14,6 +14,7 @@ from raypd.config.data import InputConfig, OutputConfig, StorageConfig
 from raypd.config.model import METHODS, DecodingConfig, EngineConfig, ModelConfig
 from raypd.config.section import Section
 from raypd.config.tasks import ExtractionConfig, GenerationConfig, QuestionAnsweringConfig, TaskConfig
+from raypd.config.training import TrainingConfig
 from raypd.decoding.methods.registry import REGISTRY
 
 _ANSWERS = 2  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
@@ -32,6 +33,7 @@ class RunConfig(Section):
     cost: CostConfig = CostConfig()
     storage: StorageConfig = StorageConfig()
     nightly: NightlyConfig = NightlyConfig()
+    training: TrainingConfig = TrainingConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -109,7 +111,7 @@ class RunConfig(Section):
         model.trust_remote_code is in it: with it a model's own code may take the place of transformers'. So are
         input.format, category_column and max_document_bytes, which decide of any kind's documents what is an error row.
         """
-        idle = {"output", "engine", "cluster", "cost", "storage", "nightly", "input.path", "input.on_damaged"}
+        idle = {"output", "engine", "cluster", "cost", "storage", "nightly", "training", "input.path", "input.on_damaged"}
         idle |= {"model.device", "model.fake", "task.categories_file"}
         if not isinstance(self.task, ExtractionConfig):
             idle |= {"input.text_columns", "input.category"}

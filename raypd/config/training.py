@@ -1,0 +1,49 @@
+"""How a model is fine-tuned for the method that it will be decoded with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from raypd.config.section import Section, without_credentials
+
+
+class TrainingConfig(Section):
+    """What `raypd train` needs beside the run's own keys; other commands do not look at it."""
+
+    labels_column: str = Field("target", description="Column with a document's labels, {attribute: value or null}")
+    validation: str | None = Field(
+        None, description="File, folder or glob of documents that are not trained on; null: validation_share of the input"
+    )
+    validation_share: float = Field(0.1, gt=0, lt=1, description="Of the input's documents, drawn by their ids")
+    weights: Literal["lora", "full"] = Field("lora", description="What is trained; with model.quantization nf4: QLoRA")
+    lora_rank: int = Field(16, ge=1)
+    lora_alpha: int = Field(32, ge=1)
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    learning_rates: list[float] = Field(
+        [1e-4], min_length=1, description="Each is tried, and the one with the lowest validation loss is kept"
+    )
+    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="Of the learning rate")
+    warmup: float = Field(0.03, ge=0, lt=1, description="Share of the steps in which the learning rate rises")
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    epochs: float = Field(3.0, gt=0)
+    batch_size: int = Field(8, ge=1, description="Examples of one pass of one worker; they share their instruction")
+    batch_tokens: int = Field(4096, ge=1, description="Most tokens of one pass; a longer example goes alone")
+    accumulate: int = Field(1, ge=1, description="Passes of one step of the optimizer")
+    evaluations: int = Field(
+        4, ge=1, description="How often, over the whole training, the validation loss is measured and a checkpoint kept"
+    )
+    patience: int | None = Field(None, ge=1, description="Ends after so many evaluations without a lower loss")
+    gradient_checkpointing: bool = Field(False, description="Less memory, a third more time")
+    sharding: Literal["none", "fsdp", "zero3"] = Field(
+        "none", description="Splits the weights over the workers where a GPU cannot hold them (zero3 needs DeepSpeed)"
+    )
+    max_skipped_share: float = Field(0.1, ge=0, le=1, description="Nothing is trained if more examples cannot be used")
+    seed: int = Field(0, ge=0)
+
+    @field_validator("validation")
+    @classmethod
+    def _no_credentials(cls, path: str | None) -> str | None:
+        return None if path is None else without_credentials(path)

@@ -1,0 +1,98 @@
+"""A training example is what a decoding method would have fed, had the model answered with the gold tokens.
+
+The method's own program is run with a teacher in the model's place. Its feeds give tokens, positions and segments, the
+number of a feed is the step of its tokens, and what the teacher answers at `sample_at` are the targets. So the mask of
+training is `visible` over what decoding feeds (HPD section 4.4, figure 3: "the attention pattern ... is identical").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.visibility import grown, one_segment, visible
+
+Teacher = Callable[[Feed], list[int]]
+
+
+class Skip(Exception):
+    """An example that cannot be trained on; says why, in words that are the same for all examples of its kind."""
+
+
+@dataclass
+class Example:
+    """Tokens in the order in which they are fed.
+
+    tokens, positions, segments, steps: [n] int64. reach: [segments, segments] of Reach. The first `shared` tokens are
+    an instruction in common with other examples. targets: the token that is to be predicted at an index; all other
+    indices have none.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+    steps: np.ndarray
+    reach: np.ndarray
+    targets: dict[int, int]
+    shared: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def seen(self) -> np.ndarray:
+        """What each own token sees: bool [n - shared, n], by the rule of decoding with its step condition."""
+        own = slice(self.shared, None)
+        return visible(
+            self.reach,
+            self.segments[own],
+            self.positions[own],
+            self.segments,
+            self.positions,
+            self.steps[own],
+            self.steps,
+        )
+
+
+def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
+    """Runs a program to its end with a teacher in the model's place.
+
+    Args:
+        program: one that was not begun.
+        teacher: gives for a feed the tokens that are to be predicted at its `sample_at`, in that order.
+
+    Returns:
+        The example, and the program's answer.
+
+    Raises:
+        ValueError: the program takes tokens out of the cache or drafts, which a teacher cannot stand in for.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    segments: list[int] = []
+    steps: list[int] = []
+    targets: dict[int, int] = {}
+    reach = one_segment()
+    shared = step = 0
+    feed = next(program)
+    while True:
+        if feed.drop or feed.move or feed.guess is not None or feed.want_logits or feed.want_hidden:
+            raise ValueError("a program that drops, moves or drafts tokens cannot be traced")
+        if step == 0:
+            shared = feed.shared
+        gold = teacher(feed)
+        targets |= {len(tokens) + index: token for index, token in zip(feed.sample_at, gold, strict=True)}
+        tokens += feed.tokens
+        positions += feed.positions
+        segments += feed.segments if feed.segments is not None else [0] * len(feed.tokens)
+        steps += [step] * len(feed.tokens)
+        reach = grown(reach, feed.reach)
+        step += 1
+        try:
+            feed = program.send(Predictions(list(gold), [0.0] * len(gold)))
+        except StopIteration as end:
+            arrays = (np.array(column, dtype=np.int64) for column in (tokens, positions, segments, steps))
+            return Example(*arrays, reach, targets, shared), end.value

@@ -1,0 +1,114 @@
+"""Training examples of attribute value extraction: for `hyper_parallel` (HPD, section 4.4) and, as its control, for
+`autoregressive`. Prompts, skeletons and stacks are those of the extraction task itself."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from raypd.config import Attribute, ExtractionConfig, RunConfig
+from raypd.decoding.program import Program
+from raypd.tasks.base import Document, Record
+from raypd.tasks.documents import category_of
+from raypd.tasks.extraction import ExtractionTask
+from raypd.tasks.prompting import encode
+from raypd.training.example import Example, Skip, trace
+from raypd.training.labels import record_text, slots_teacher, text_teacher, value_text
+
+
+class ExtractionExamples:
+    """Makes examples of documents with labels; `skipped` counts reasons, those of values that are left out, too.
+
+    Args:
+        config: task and decoding as the trained model will be run with them.
+        labels_column: field of a document with {attribute: value or null}.
+    """
+
+    def __init__(
+        self, config: RunConfig, labels_column: str, tokenizer: PreTrainedTokenizerBase, context_length: int
+    ) -> None:
+        assert isinstance(config.task, ExtractionConfig)
+        self.config, self.task_config, self.labels_column = config, config.task, labels_column
+        self.tokenizer = tokenizer
+        self.task = ExtractionTask(config, tokenizer, context_length)
+        self.skipped: Counter[str] = Counter()
+
+    def __call__(self, documents: Sequence[Document]) -> Iterator[Example]:
+        """Examples of the documents, in the task's order."""
+        usable = {document.row: document for document in documents if self._is_labelled(document)}
+        for request in self.task.plan(list(usable.values())):
+            if isinstance(request, Record):
+                self.skipped[str(request.error)] += 1
+                continue
+            try:
+                yield self._example(request.program, [usable[row] for row in request.rows])
+            except Skip as reason:
+                self.skipped[str(reason)] += len(request.rows)
+
+    def _example(self, program: Program[Any], stack: list[Document]) -> Example:
+        if self.config.decoding.method == "autoregressive":
+            (document,) = stack
+            text = record_text(self._attributes(document), document.fields[self.labels_column])
+            example, answer = trace(program, text_teacher(self._encode(text)))
+            if not answer.stopped:
+                raise Skip(f"answers of more than {self.config.decoding.max_new_tokens} tokens")
+            return example
+        texts = [
+            value_text(attribute, document.fields[self.labels_column].get(attribute.name))
+            for document in stack
+            for attribute in self._attributes(document)
+        ]
+        example, values = trace(program, slots_teacher([self._encode(text) for text in texts]))
+        ends = [int(example.positions[index]) for index in sorted(example.targets) if example.steps[index] == 0]
+        most = self.config.decoding.max_value_tokens
+        for end, value in zip(ends, values, strict=True):
+            if not value.closed:  # its tokens stay, as they do when decoding cuts a value; nobody learns to write them
+                self.skipped[f"values of more than {most} tokens (decoding.max_value_tokens)"] += 1
+                gap = range(end, end + most)
+                example.targets = {i: t for i, t in example.targets.items() if example.positions[i] not in gap}
+        return example
+
+    def _encode(self, text: str) -> list[int]:
+        return encode(self.tokenizer, text, special=False)
+
+    def _attributes(self, document: Document) -> list[Attribute]:
+        known = self.task_config.categories
+        return known[category_of(document, self.config.input, known)].attributes
+
+    def _is_labelled(self, document: Document) -> bool:
+        """Whether a document has labels; what is wrong with it, or with single labels, is counted."""
+        if document.error is not None:
+            reason: str | None = document.error.partition(": ")[2] or document.error
+        else:
+            reason = self._fault(document)
+        if reason is not None:
+            self.skipped[reason] += 1
+        return reason is None
+
+    def _fault(self, document: Document) -> str | None:
+        column, labels = self.labels_column, document.fields.get(self.labels_column)
+        if isinstance(labels, str):  # Parquet has no maps of mixed values
+            try:
+                labels = document.fields[column] = json.loads(labels)
+            except ValueError:
+                labels = None
+        if not isinstance(labels, dict):
+            return f"column {column!r}: expected an object of attribute: value"
+        if not labels:
+            return f"column {column!r}: empty"
+        try:
+            attributes = self._attributes(document)
+        except ValueError as error:
+            return str(error)
+        for name in labels.keys() - {attribute.name for attribute in attributes}:
+            self.skipped[f"labels of {name!r}, which the category does not have"] += 1
+        for attribute in attributes:
+            try:
+                value_text(attribute, labels.get(attribute.name))
+            except Skip as reason:  # this label alone: a wrong value would be learned, null would be, too
+                return str(reason)
+        return None

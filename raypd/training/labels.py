@@ -1,0 +1,73 @@
+"""Gold values as the tokens that decoding would have written, and the teachers that answer with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from raypd.config import Attribute
+from raypd.decoding.program import Feed
+from raypd.training.example import Skip, Teacher
+
+
+def value_text(attribute: Attribute, value: object) -> str:
+    """A gold value as it stands behind its key in the answer, with what ends it.
+
+    A string ends at its closing quote, and so does an enum; what is bare (a number, true, false, null) at the newline.
+
+    Raises:
+        Skip: the value is none of the attribute's type.
+    """
+    if value is None:
+        return " null\n"
+    if attribute.type == "number":
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)) or not any(map(str.isdigit, str(value))):
+            raise Skip(f"attribute {attribute.name!r}: a label is no number")
+        return f" {value}\n"
+    if attribute.type == "boolean":
+        if not isinstance(value, bool):
+            raise Skip(f"attribute {attribute.name!r}: a label is not true, false or null")
+        return f" {json.dumps(value)}\n"
+    text = value if isinstance(value, str) else json.dumps(value)
+    if attribute.type == "enum" and text not in attribute.values:
+        raise Skip(f"attribute {attribute.name!r}: a label is none of its values")
+    if not text.strip():
+        raise Skip(f"attribute {attribute.name!r}: a label is empty text; null says that there is no value")
+    return f" {json.dumps(text.strip(), ensure_ascii=False)}"
+
+
+def record_text(attributes: Sequence[Attribute], target: dict[str, Any]) -> str:
+    """The whole answer behind its opening brace and newline, as an autoregressive model is to write it."""
+    lines = (
+        json.dumps(attribute.name, ensure_ascii=False) + ":" + value_text(attribute, target.get(attribute.name)).rstrip()
+        for attribute in attributes
+    )
+    return ",\n".join(lines) + "\n}"
+
+
+def slots_teacher(gold: Sequence[Sequence[int]]) -> Teacher:
+    """Answers the slots of `hyper_parallel` with the tokens of their values.
+
+    Its first feed asks at the end of every slot; each later one feeds the last token of every open slot, whose place
+    is known by its position: k tokens behind the slot's end in the k-th of these feeds.
+    """
+    ends: dict[int, int] = {}  # position of a slot's end -> number of the slot
+    k = 0
+
+    def teacher(feed: Feed) -> list[int]:
+        nonlocal k
+        if not ends:
+            ends.update({feed.positions[index]: number for number, index in enumerate(feed.sample_at)})
+            return [gold[number][0] for number in range(len(gold))]
+        k += 1
+        numbers = [ends[feed.positions[index] - k] for index in feed.sample_at]
+        return [gold[number][k] for number in numbers]
+
+    return teacher
+
+
+def text_teacher(gold: Sequence[int]) -> Teacher:
+    """Answers a program that asks for one token after the other."""
+    tokens = iter(gold)
+    return lambda feed: [next(tokens) for _ in feed.sample_at]

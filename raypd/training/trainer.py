@@ -1,0 +1,207 @@
+"""transformers' Trainer over packed passes: weights, LoRA, loss at the targets alone, validation and checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AttentionInterface,
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from raypd.config import RunConfig
+from raypd.errors import ModelError
+from raypd.models.load import LoadedModel, load_model, resolve_device, resolve_dtype
+from raypd.training import attention
+from raypd.training.packing import Batch, Layout
+
+
+@dataclass
+class Progress:
+    """What a callback is told after a step. tokens: that went through the model; loss: of the latest steps."""
+
+    step: int
+    steps: int
+    loss: float | None
+    validation_loss: float | None
+    tokens: int
+    seconds: float
+
+
+def load_for_training(config: RunConfig) -> LoadedModel:
+    """The model with the weights that are trained: its own in float32, or LoRA matrices beside frozen ones.
+
+    Raises:
+        ModelError: as `load_model`, and for models whose attention the training pass does not have.
+    """
+    full = config.training.weights == "full"
+    if full and config.model.quantization != "none":
+        raise ModelError("training.weights full: quantized weights cannot be trained; use lora, or quantization none")
+    device = resolve_device(config.model.device)
+    dtype = "float32" if full else str(resolve_dtype(config.model.dtype, device)).removeprefix("torch.")
+    loaded = load_model(config.model.model_copy(update={"dtype": dtype, "adapter": None}))
+    _check_attention(loaded.model, loaded.name)
+    AttentionInterface.register(attention.NAME, attention.attention)
+    loaded.model.set_attn_implementation(attention.NAME)
+    if full:
+        loaded.model.requires_grad_(True)
+    else:
+        loaded.model = _with_lora(loaded.model, config)
+    if config.training.gradient_checkpointing:
+        loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
+        loaded.model.enable_input_require_grads()
+    return loaded
+
+
+def _with_lora(model: PreTrainedModel, config: RunConfig) -> Any:
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+    if config.model.quantization != "none":
+        model = prepare_model_for_kbit_training(
+            model, use_gradient_checkpointing=config.training.gradient_checkpointing
+        )
+    training = config.training
+    lora = LoraConfig(
+        r=training.lora_rank,
+        lora_alpha=training.lora_alpha,
+        lora_dropout=training.lora_dropout,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=config.model.name,
+    )
+    return get_peft_model(model, lora)
+
+
+def _check_attention(model: PreTrainedModel, name: str) -> None:
+    text = model.config.get_text_config()
+    softcap = getattr(text, "attn_logit_softcapping", None)
+    windows = "sliding_attention" in (getattr(text, "layer_types", None) or ())
+    if softcap is not None or windows:
+        what = "a soft cap on attention logits" if softcap is not None else "layers with sliding-window attention"
+        raise ModelError(f"model {name!r} has {what}: raypd decodes it, but cannot train it yet")
+
+
+class PackedTrainer(Trainer):
+    """Trainer whose batches are passes that `pack` made; the loss is the mean over their targets."""
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Cross entropy (HPD: the targets of section 4.4) over all targets of the optimizer's step."""
+        layout = Layout(int(inputs["shared"]), inputs["own"], inputs["there"], inputs["seen"])
+        output = model(
+            input_ids=inputs["input_ids"],
+            position_ids=inputs["position_ids"],
+            use_cache=False,
+            logits_to_keep=inputs["label_index"],
+            layout=layout,
+        )
+        logits = output.logits[0].float()  # [targets, vocabulary]
+        total = cross_entropy(logits, inputs["labels"], reduction="sum")
+        loss = total / (num_items_in_batch if num_items_in_batch is not None else len(inputs["labels"]))
+        return (loss, output) if return_outputs else loss
+
+    def prediction_step(
+        self, model: torch.nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor, None, None]:
+        """The loss of a validation pass; logits are not kept."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs).detach(), None, None
+
+
+class _Report(TrainerCallback):
+    def __init__(self, tell: Callable[[Progress], None]) -> None:
+        self.tell, self.began = tell, time.monotonic()
+        self.loss: float | None = None
+        self.validation_loss: float | None = None
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: Any
+    ) -> None:
+        self.loss = logs.get("loss", self.loss)
+        self.validation_loss = logs.get("eval_loss", self.validation_loss)
+        seconds = time.monotonic() - self.began
+        tokens = int(state.num_input_tokens_seen)
+        self.tell(Progress(state.global_step, state.max_steps, self.loss, self.validation_loss, tokens, seconds))
+
+
+def make_trainer(
+    loaded: LoadedModel,
+    config: RunConfig,
+    train: Sequence[Batch],
+    validation: Sequence[Batch],
+    folder: Path,
+    learning_rate: float,
+    tell: Callable[[Progress], None],
+) -> PackedTrainer:
+    """A trainer that keeps its checkpoints under `folder` and goes on from the latest one there."""
+    training = config.training
+    steps = max(1, math.ceil(math.ceil(len(train) / training.accumulate) * training.epochs))
+    every = max(1, math.ceil(steps / training.evaluations))
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=1,
+        per_device_eval_batch_size=1,
+        gradient_accumulation_steps=training.accumulate,
+        num_train_epochs=training.epochs,
+        learning_rate=learning_rate,
+        lr_scheduler_type=training.schedule,
+        warmup_steps=math.ceil(steps * training.warmup),
+        weight_decay=training.weight_decay,
+        max_grad_norm=training.max_grad_norm,
+        optim="adamw_torch_fused",
+        bf16=loaded.device.type == "cuda" or loaded.dtype == torch.bfloat16 or _has_bfloat16(loaded),
+        use_cpu=loaded.device.type == "cpu",
+        eval_strategy="steps",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        greater_is_better=False,
+        logging_steps=max(1, min(10, steps // 50)),
+        include_num_input_tokens_seen="all",
+        remove_unused_columns=False,
+        label_names=["labels"],
+        prediction_loss_only=True,
+        dataloader_pin_memory=False,
+        report_to=[],
+        disable_tqdm=True,
+        seed=training.seed,
+        fsdp=training.sharding == "fsdp",
+    )
+    trainer = PackedTrainer(
+        model=loaded.model,
+        args=arguments,
+        train_dataset=list(train),
+        eval_dataset=list(validation),
+        data_collator=lambda passes: passes[0],
+        callbacks=[_Report(tell)],
+    )
+    trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the targets of the whole step
+    if training.patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(training.patience))
+    return trainer
+
+
+def _has_bfloat16(loaded: LoadedModel) -> bool:
+    return resolve_dtype("auto", loaded.device) == torch.bfloat16
