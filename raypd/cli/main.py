@@ -110,6 +110,17 @@ def nightly(
 
 
 @app.command()
+def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = False) -> None:
+    """Fine-tune the model for the way that it is decoded (section `training`).
+
+    The same command goes on from the latest checkpoint of a training that was cut off.
+    """
+    from raypd.training.job import run_training
+
+    print(run_training(load_config(config, overrides or []), verbose=verbose).describe())
+
+
+@app.command()
 def verify(
     run: o.Run,
     overrides: o.Overrides = None,

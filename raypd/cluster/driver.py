@@ -82,9 +82,11 @@ def run_extract(
         if not config.model.is_fake:
             from raypd.models.check_method import check_method
             from raypd.models.load import check_model_config
+            from raypd.tasks.card import check_card
 
             check_model_config(config.model)
             check_method(config)
+            check_card(config)
     manifest.claim(config, output)
     own = lease.RunLease(output, say)
     if own.took_over:  # and that one may have gone on while this one looked

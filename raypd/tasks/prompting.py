@@ -23,16 +23,23 @@ _HERE = Path(__file__).parent / "templates"
 _CUT = "\u241eproducts\u241e"  # stands for the documents while the chat template is applied
 
 
-def load_template(path: str | None, name: str) -> jinja2.Template:
-    """A template file, or the one that comes with raypd. Raises ConfigError with file and line."""
+def template_text(path: str | None, name: str) -> str:
+    """The text of a template file, or of the one that comes with raypd. Raises ConfigError."""
     file = Path(path) if path else _HERE / name
-    env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False)
     try:
-        return env.from_string(file.read_text(encoding="utf-8"))
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{file}: the template cannot be read: {error.strerror}") from None
+
+
+def load_template(path: str | None, name: str) -> jinja2.Template:
+    """A template file, or the one that comes with raypd. Raises ConfigError with file and line."""
+    env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False)
+    try:
+        return env.from_string(template_text(path, name))
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{file}:{error.lineno}: not a valid Jinja2 template: {error.message}") from None
+        where = Path(path) if path else _HERE / name
+        raise ConfigError(f"{where}:{error.lineno}: not a valid Jinja2 template: {error.message}") from None
 
 
 @dataclass

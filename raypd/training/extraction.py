@@ -21,7 +21,9 @@ from raypd.training.labels import record_text, slots_teacher, text_teacher, valu
 
 
 class ExtractionExamples:
-    """Makes examples of documents with labels; `skipped` counts reasons, those of values that are left out, too.
+    """Makes examples of documents with labels.
+
+    `skipped` counts what was left out by its reason, single labels too; `lost` counts documents.
 
     Args:
         config: task and decoding as the trained model will be run with them.
@@ -36,18 +38,23 @@ class ExtractionExamples:
         self.tokenizer = tokenizer
         self.task = ExtractionTask(config, tokenizer, context_length)
         self.skipped: Counter[str] = Counter()
+        self.lost = 0
 
     def __call__(self, documents: Sequence[Document]) -> Iterator[Example]:
         """Examples of the documents, in the task's order."""
         usable = {document.row: document for document in documents if self._is_labelled(document)}
         for request in self.task.plan(list(usable.values())):
             if isinstance(request, Record):
-                self.skipped[str(request.error)] += 1
+                self._skip(str(request.error))
                 continue
             try:
                 yield self._example(request.program, [usable[row] for row in request.rows])
             except Skip as reason:
-                self.skipped[str(reason)] += len(request.rows)
+                self._skip(str(reason), len(request.rows))
+
+    def _skip(self, reason: str, documents: int = 1) -> None:
+        self.skipped[reason] += documents
+        self.lost += documents
 
     def _example(self, program: Program[Any], stack: list[Document]) -> Example:
         if self.config.decoding.method == "autoregressive":
@@ -86,7 +93,7 @@ class ExtractionExamples:
         else:
             reason = self._fault(document)
         if reason is not None:
-            self.skipped[reason] += 1
+            self._skip(reason)
         return reason is None
 
     def _fault(self, document: Document) -> str | None:

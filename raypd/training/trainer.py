@@ -40,6 +40,15 @@ class Progress:
     tokens: int
     seconds: float
 
+    def describe(self) -> str:
+        """In words, for the user."""
+        parts = [f"step {self.step:,} of {self.steps:,}"]
+        parts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
+        parts += [f"validation loss {self.validation_loss:.4f}"] if self.validation_loss is not None else []
+        left = self.seconds / self.step * (self.steps - self.step) if self.step else 0.0
+        rate = self.tokens / self.seconds if self.seconds else 0.0
+        return ", ".join([*parts, f"{rate:,.0f} tokens/s", f"{int(left) // 60}:{int(left) % 60:02d} left"])
+
 
 def load_for_training(config: RunConfig) -> LoadedModel:
     """The model with the weights that are trained: its own in float32, or LoRA matrices beside frozen ones.

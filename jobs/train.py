@@ -1,0 +1,19 @@
+"""Fine-tune a model for the way that it is decoded: python jobs/train.py CONFIG [key=value ...]
+
+Also as a job of a cluster: ray job submit --working-dir . -- python jobs/train.py CONFIG [key=value ...]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without an installation
+
+import typer
+
+from raypd.cli.main import report_errors, train
+
+if __name__ == "__main__":
+    with report_errors():
+        typer.run(train)

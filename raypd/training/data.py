@@ -1,0 +1,118 @@
+"""Documents with labels become packed passes, the same in every worker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from raypd.config import ExtractionConfig, InputConfig, RunConfig
+from raypd.dataset.planner import plan
+from raypd.dataset.reader import read_unit
+from raypd.errors import ConfigError, InputError
+from raypd.tasks.base import Document
+from raypd.training.extraction import ExtractionExamples
+from raypd.training.packing import Batch, batches, count_tokens, pack
+
+METHODS = {"extraction": ("hyper_parallel", "autoregressive")}  # that can be trained
+
+
+@dataclass
+class Facts:
+    """What is known of the data. tokens, targets: of one epoch, instructions counted once a pass. skipped: how often
+    something was left out, by its reason. digest: of the documents and their labels."""
+
+    documents: int
+    validation_documents: int
+    tokens: int
+    targets: int
+    skipped: dict[str, int]
+    digest: str
+
+
+def check(config: RunConfig) -> None:
+    """Raises ConfigError where the configuration asks for what cannot be trained."""
+    kind, method = config.task.kind, config.decoding.method
+    if method not in METHODS.get(kind, ()):
+        known = "; ".join(f"{kind}: {', '.join(methods)}" for kind, methods in METHODS.items())
+        raise ConfigError(f"decoding.method {method} of task.kind {kind} cannot be trained yet; these can: {known}")
+
+
+def prepare(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
+) -> tuple[Facts, list[Batch], list[Batch]]:
+    """Reads all documents and makes examples of them.
+
+    Returns:
+        What is known of them, the passes of a training epoch, and those of a validation.
+
+    Raises:
+        InputError: nothing to train on, or to validate on, or more unusable documents than max_skipped_share.
+    """
+    assert isinstance(config.task, ExtractionConfig)
+    training = config.training
+    documents = _documents(config)
+    if training.validation is not None:
+        held_out = _documents(config.model_copy(update={"input": _at(config, training.validation)}))
+    else:
+        drawn = [_drawn(document, training.validation_share, training.seed) for document in documents]
+        held_out = [document for document, out in zip(documents, drawn, strict=True) if out]
+        documents = [document for document, out in zip(documents, drawn, strict=True) if not out]
+    make = ExtractionExamples(config, training.labels_column, tokenizer, context_length)
+    examples, validation = list(make(documents)), list(make(held_out))
+    _check_skipped(config, make, len(documents) + len(held_out))
+    for found, key in ((examples, "input.path"), (validation, "training.validation")):
+        if not found:
+            raise InputError(f"{key}: no document that can be used{_most_common(make.skipped)}")
+    groups = list(batches(examples, training.batch_size, training.batch_tokens, training.seed))
+    facts = Facts(
+        len(documents),
+        len(held_out),
+        sum(map(count_tokens, groups)),
+        sum(len(example.targets) for example in examples),
+        dict(make.skipped.most_common()),
+        _digest([*documents, *held_out]),
+    )
+    held_out_groups = batches(validation, training.batch_size, training.batch_tokens, 0)
+    return facts, [pack(group) for group in groups], [pack(group) for group in held_out_groups]
+
+
+def _documents(config: RunConfig) -> list[Document]:
+    found: list[Document] = []
+    for unit in plan(config):
+        for document in read_unit(unit, config, [config.training.labels_column]):
+            document.row = len(found)
+            found.append(document)
+    return found
+
+
+def _digest(documents: list[Document]) -> str:
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(json.dumps([document.id, document.fields], sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:16]
+
+
+def _at(config: RunConfig, path: str) -> InputConfig:
+    return config.input.model_copy(update={"path": path})
+
+
+def _drawn(document: Document, share: float, seed: int) -> bool:
+    digest = hashlib.sha256(f"{seed}/{document.id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def _check_skipped(config: RunConfig, make: ExtractionExamples, documents: int) -> None:
+    share = make.lost / max(1, documents)
+    if share > config.training.max_skipped_share:
+        raise InputError(
+            f"{make.lost} of {documents} documents cannot be trained on ({share:.0%}; training.max_skipped_share is "
+            f"{config.training.max_skipped_share:.0%}){_most_common(make.skipped)}"
+        )
+
+
+def _most_common(skipped: Counter[str]) -> str:
+    return "".join(f"\n  {count} x {reason}" for reason, count in skipped.most_common(5))

@@ -1,0 +1,288 @@
+"""`raypd train`: Ray Train's TorchTrainer runs the trainer on every worker; the driver shows progress, keeps the bill
+and puts the best weights into the run's folder.
+
+<output>/checkpoints/<learning rate>: Ray Train's checkpoints, from which the same command goes on.
+<output>/adapter or <output>/model: the weights with the lowest validation loss, with their card.
+<output>/training.json: data, what was left out and why, the losses of every learning rate, time, tokens and cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from raypd import storage
+from raypd.billing import book
+from raypd.cluster import driver, ledger_actor, ray_session
+from raypd.cluster.driver import Interrupted
+from raypd.config import RunConfig
+from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
+from raypd.models.load import check_model_config
+from raypd.models.source import find_source, read_config
+from raypd.tasks.card import make_card
+from raypd.training.data import Facts, check
+from raypd.training.trainer import Progress
+
+RECORD, CHECKPOINTS = "training.json", "checkpoints"
+_LOOK_SECONDS = 1.0
+_KINDS = {kind.__name__: kind for kind in (ConfigError, InputError, ModelError)}
+
+
+@dataclass
+class Attempt:
+    """One learning rate. curve: (step, loss, validation loss), None where it was not measured."""
+
+    learning_rate: float
+    validation_loss: float
+    steps: int
+    tokens: int
+    curve: list[tuple[int, float | None, float | None]]
+
+
+@dataclass
+class Training:
+    """What a training did, as training.json has it. seconds, usd: of all sessions so far."""
+
+    method: str
+    facts: Facts
+    attempts: list[Attempt]
+    best: Attempt
+    weights: str
+    seconds: float
+    usd: float
+
+    def describe(self) -> str:
+        """In words, for the user."""
+        facts, best = self.facts, self.best
+        lines = [
+            f"{facts.documents:,} documents, {facts.targets:,} targets an epoch; {best.steps:,} steps at "
+            f"{best.learning_rate:g}: validation loss {best.validation_loss:.4f} on {facts.validation_documents:,} "
+            "documents"
+        ]
+        lines += [f"left out: {count:,} x {reason}" for reason, count in facts.skipped.items()]
+        tokens = sum(attempt.tokens for attempt in self.attempts)
+        lines.append(f"{tokens:,} tokens in {self.seconds:,.0f} s, ${self.usd:.4f}")
+        key = "model.adapter" if self.weights.endswith("adapter") else "model.name"
+        return "\n".join([*lines, f"to decode with it: {key}={self.weights}"])
+
+
+class _Board:
+    """An actor on which the first worker writes how far it is."""
+
+    def __init__(self) -> None:
+        self.latest: Progress | None = None
+        self.curve: list[tuple[int, float | None, float | None]] = []
+
+    def put(self, progress: Progress) -> None:
+        self.latest = progress
+        self.curve.append((progress.step, progress.loss, progress.validation_loss))
+
+    def get(self) -> tuple[Progress | None, list[tuple[int, float | None, float | None]]]:
+        return self.latest, self.curve
+
+
+def run_training(config: RunConfig, *, verbose: bool = False, say: Callable[[str], None] = driver.say) -> Training:
+    """Trains with every learning rate, or goes on where the same command was cut off.
+
+    Args:
+        config: of a run, with its section `training`; cluster.max_workers is the number of Ray Train's workers.
+        say: shows the user a line.
+
+    Returns:
+        What was done; the weights lie in output.path.
+
+    Raises:
+        ConfigError, InputError, ModelError: before anything is trained.
+        RunError: the workers ended; the same command goes on from the latest checkpoint.
+        Interrupted: at SIGINT or SIGTERM.
+    """
+    check(config)
+    check_model_config(config.model, machine=False)
+    storage.configure(config.storage)
+    output = driver.output_folder(config)
+    connected = ray_session.connect(config.cluster, verbose)
+    try:
+        resources = ray_session.share(config)
+        session = uuid.uuid4().hex[:12]
+        ledger = ledger_actor.start(config, output, session, time.time(), resources.cpus, resources.gpus)
+        outcomes = []
+        try:
+            for rate in config.training.learning_rates:
+                outcomes.append(_fit(config, output, rate, resources, say))
+        finally:
+            ledger_actor.close(ledger, output, session)
+        return _finish(config, output, outcomes)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command goes on from the latest checkpoint") from None
+    finally:
+        if connected:
+            import ray
+
+            ray.shutdown()
+
+
+def _fit(
+    config: RunConfig, output: str, rate: float, resources: ray_session.WorkerResources, say: Callable[[str], None]
+) -> tuple[Attempt, Facts, Any]:
+    """One learning rate through Ray Train: (what came of it, the data, the best checkpoint)."""
+    import ray
+    from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
+    from ray.train import RunConfig as TrainRun
+    from ray.train.torch import TorchTrainer
+
+    board = ray.remote(_Board).options(num_cpus=0).remote()
+    filesystem, folder = _filesystem(config, storage.join(output, CHECKPOINTS))
+    per_worker = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}
+    trainer = TorchTrainer(
+        _train_on_worker,
+        train_loop_config={"config": config, "rate": rate, "threads": resources.threads, "board": board},
+        scaling_config=ScalingConfig(
+            num_workers=config.cluster.max_workers, use_gpu=resources.gpus > 0, resources_per_worker=per_worker
+        ),
+        run_config=TrainRun(
+            name=f"{rate:g}-{config.fingerprint()}",
+            storage_path=folder,
+            storage_filesystem=filesystem,
+            checkpoint_config=CheckpointConfig(
+                num_to_keep=2, checkpoint_score_attribute="eval_loss", checkpoint_score_order="min"
+            ),
+            failure_config=FailureConfig(max_failures=2),
+        ),
+    )
+    try:
+        with _shown(board, rate, say):
+            result = trainer.fit()
+    except ray.train.TrainingFailedError as error:
+        raise _explained(error) from None
+    checkpoint, metrics = min(result.best_checkpoints, key=lambda kept: kept[1]["eval_loss"])
+    facts, steps, tokens = result.return_value
+    _, curve = ray.get(board.get.remote())
+    return Attempt(rate, metrics["eval_loss"], steps, tokens, curve), facts, checkpoint
+
+
+def _train_on_worker(given: dict[str, Any]) -> tuple[Facts, int, int]:
+    """What every worker of Ray Train does: (the data, steps, tokens that went through the model)."""
+    import ray.train
+    import torch
+    from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
+
+    from raypd.training.data import prepare
+    from raypd.training.trainer import load_for_training, make_trainer
+
+    config: RunConfig = given["config"]
+    storage.configure(config.storage)
+    torch.set_num_threads(given["threads"])
+    try:
+        loaded = load_for_training(config)
+        facts, train, validation = prepare(config, loaded.tokenizer, loaded.context_length)
+    except UserError as error:
+        raise RuntimeError(json.dumps([type(error).__name__, str(error)])) from None  # Ray Train hands on text alone
+    first = ray.train.get_context().get_world_rank() == 0
+    report = given["board"].put.remote if first else lambda progress: None
+    with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch:
+        trainer = make_trainer(loaded, config, train, validation, Path(scratch), given["rate"], report)
+        trainer.add_callback(RayTrainReportCallback())
+        trainer = prepare_trainer(trainer)
+        checkpoint = ray.train.get_checkpoint()
+        with contextlib.nullcontext() if checkpoint is None else checkpoint.as_directory() as folder:
+            latest = None if folder is None else str(Path(folder, RayTrainReportCallback.CHECKPOINT_NAME))
+            trainer.train(resume_from_checkpoint=latest)
+    return facts, trainer.state.global_step, int(trainer.state.num_input_tokens_seen)
+
+
+def _explained(error: Exception) -> UserError:
+    """What went wrong on a worker, in its own words where it was meant for the user."""
+    reasons = [*getattr(error, "worker_failures", {}).values(), error]
+    for reason in reasons:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            name, text = json.loads(str(getattr(reason, "cause", reason)).splitlines()[-1])
+            return _KINDS[name](text)
+    lines = [line for line in str(reasons[0]).strip().splitlines() if line.strip()]
+    return RunError(f"a training worker ended: {lines[-1]}; the same command goes on from the latest checkpoint")
+
+
+@contextlib.contextmanager
+def _shown(board: Any, rate: float, say: Callable[[str], None]) -> Iterator[None]:
+    """Shows how far the training is while something else waits for it."""
+    import ray
+
+    ended = threading.Event()
+
+    def look() -> None:
+        shown = 0
+        while not ended.wait(_LOOK_SECONDS):
+            latest, _ = ray.get(board.get.remote())
+            if latest is not None and latest.step > shown:
+                shown = latest.step
+                say(f"learning rate {rate:g}: {latest.describe()}")
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
+    """Where Ray Train writes: pyarrow's file system and the path in it."""
+    from pyarrow import fs
+
+    if not storage.is_remote(path):
+        return None, path
+    own = config.storage
+    return fs.S3FileSystem(region=own.region, endpoint_override=own.endpoint), path.removeprefix("s3://")
+
+
+def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, Facts, Any]]) -> Training:
+    """Copies the best weights, writes their card and training.json."""
+    best, facts, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)
+    weights = storage.join(output, "adapter" if config.training.weights == "lora" else "model")
+    with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch, checkpoint.as_directory() as folder:
+        made = Path(scratch, "weights")
+        _export(config, Path(folder, "checkpoint"), made)
+        make_card(config, facts.digest, facts.documents, best.learning_rate, best.validation_loss).write(made)
+        for file in sorted(made.iterdir()):
+            storage.put(storage.join(weights, file.name), file.read_bytes())
+    bills = book.bills(output)
+    seconds = sum(bill["until"] - bill["began"] for bill in bills)
+    training = Training(
+        config.decoding.method,
+        facts,
+        [attempt for attempt, *_ in outcomes],
+        best,
+        weights,
+        seconds,
+        sum(bill["usd"] for bill in bills),
+    )
+    record = json.dumps(asdict(training), indent=1, ensure_ascii=False)
+    storage.put(storage.join(output, RECORD), record.encode())
+    return training
+
+
+def _export(config: RunConfig, checkpoint: Path, made: Path) -> None:
+    """The weights of a checkpoint as they are used: an adapter's two files, or a model in its own dtype."""
+    if config.training.weights == "lora":
+        made.mkdir()
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            shutil.copy(checkpoint / name, made)
+        return
+    from transformers import AutoModelForCausalLM
+
+    from raypd.models.embedded import quiet
+    from raypd.models.load import load_tokenizer
+
+    dtype = getattr(read_config(find_source(config.model)), "dtype", None)
+    with quiet():
+        AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).save_pretrained(made)
+    load_tokenizer(config.model).save_pretrained(made)

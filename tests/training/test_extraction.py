@@ -1,0 +1,200 @@
+"""Examples of attribute extraction: what is fed, what is predicted, and who sees whom, as HPD's section 4.4 has it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AttentionInterface
+
+from raypd.config import RunConfig
+from raypd.decoding.engine import Engine
+from raypd.tasks.base import Document
+from raypd.training import attention
+from raypd.training.extraction import ExtractionExamples
+from raypd.training.packing import Layout, batches, count_tokens, pack
+from tests.tiny import tiny_model, tiny_tokenizer
+from tests.training.data import tree, write_corpus
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(**sections):
+        config = RunConfig.model_validate(tree(tmp_path / "none", tmp_path / "out", "none", **sections))
+        return ExtractionExamples(config, "target", tiny_tokenizer(), 4096)
+
+    return make
+
+
+def documents(tmp_path, count=6):
+    lines = write_corpus(tmp_path / "corpus.jsonl", count).read_text().splitlines()
+    return [Document(row, str(row), json.loads(line)) for row, line in enumerate(lines)]
+
+
+def document(row=0, title="Acme red 7", **target):
+    return Document(row, str(row), {"category": "shoes", "title": title, "target": target})
+
+
+def values(example):
+    """The targets of each slot as text: a slot's targets stand at its end and at the K_max - 1 positions behind it."""
+    ends = [int(example.positions[i]) for i in sorted(example.targets) if example.steps[i] == 0]
+    at = {int(example.positions[i]): token for i, token in example.targets.items()}
+    out = []
+    for end in ends:
+        ids = []
+        while end + len(ids) in at:
+            ids.append(at[end + len(ids)])
+        out.append(tiny_tokenizer().decode(ids))
+    return out
+
+
+def test_targets_are_the_values_up_to_what_ends_them(make):
+    (example,) = make()([document(Brand="Acme", Color="red", Size=7)])
+    assert values(example) == [' "Acme"', ' "r', " 7\n"]  # no other color begins with r
+    (example,) = make()([document(Brand="Acme", Color=None)])
+    assert values(example) == [' "Acme"', " n", " n"]  # null is clear at its first letter
+
+
+def test_positions_steps_and_mask_are_the_papers(make):
+    """Section 4.4, by hand: v(n,k) sees no v(n',k') with k' > k, attributes see no value, all is causal by position."""
+    (example,) = make()([document(Brand="Acme", Color="red", Size=12)])
+    prompt = example.steps == 0
+    assert not example.shared or example.tokens[: example.shared].tolist() == list(example.tokens[: example.shared])
+    seen = np.zeros((len(example), len(example)), dtype=bool)
+    seen[example.shared :] = example.seen()
+    for q in range(example.shared, len(example)):
+        for k in range(len(example)):
+            later = example.positions[k] > example.positions[q]
+            value_key, value_query = not prompt[k], not prompt[q]
+            hidden = later or (value_key and (not value_query or example.steps[k] > example.steps[q]))
+            assert seen[q, k] == (not hidden), (q, k)
+    gaps = np.diff(example.positions[prompt])
+    assert sorted(set(gaps.tolist())) == [1, 1 + 12]
+    assert (gaps > 1).sum() == 2  # behind each slot but the last, which nothing follows
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["Acme", "Zeta corp", None]), st.sampled_from(["red", None]),
+                       st.sampled_from([7, 1200, None])), min_size=1, max_size=4),
+    st.sampled_from(["none", "documents", "values"]),
+)  # fmt: skip
+def test_training_sees_what_decoding_sees(tmp_path_factory, targets, isolate):
+    """What the engine's passes show each token, recorded while it decodes the gold answers, is the training mask."""
+    tmp = tmp_path_factory.mktemp("seen")
+    config = RunConfig.model_validate(
+        tree(tmp / "none", tmp / "out", "none", decoding={"isolate": isolate, "stacked_documents": 2})
+    )
+    make = ExtractionExamples(config, "target", tiny_tokenizer(), 4096)
+    corpus = [document(i, "Acme", Brand=b, Color=c, Size=s) for i, (b, c, s) in enumerate(targets)]
+    examples = list(make(corpus))
+    requests = list(make.task.plan(corpus))
+    assert len(examples) == len(requests)
+    for example, request in zip(examples, requests, strict=True):
+        assert recorded(request.program, example) == allowed(example)
+
+
+def allowed(example):
+    """{(position, segment) of a query: those of its keys}."""
+    name = list(zip(example.positions.tolist(), example.segments.tolist(), strict=True))
+    seen = example.seen()
+    return {name[q + example.shared]: {name[k] for k in np.flatnonzero(row)} for q, row in enumerate(seen)}
+
+
+def recorded(program, example):
+    """The same of an engine whose model answers with the example's targets."""
+    gold = {
+        (int(example.positions[i]), int(example.segments[i])): token for i, token in example.targets.items()
+    }
+    model = tiny_model("llama")
+    engine = Engine(model)
+    found = {}
+    forward = model.forward
+
+    def teach(**named):
+        output = forward(**named)
+        step = named["step"]
+        (span,) = [span for group in step.groups for span in group.spans]
+        (group,) = step.groups
+        prefix = {(p, 0) for p in range(group.length)}
+        keys = list(zip(span.key_positions.tolist(), span.key_segments.tolist(), strict=True))
+        for row, position, segment in zip(
+            span.seen(), span.query_positions.tolist(), span.query_segments.tolist(), strict=True
+        ):
+            found[position, segment] = prefix | {keys[k] for k in np.flatnonzero(row)}
+        for place, index in enumerate(named["logits_to_keep"].tolist()):
+            output.logits[0, place] = -1000.0
+            at = int(named["position_ids"][0, index])
+            output.logits[0, place, gold[at, int(span.query_segments[index])]] = 1000.0
+        return output
+
+    model.forward = teach
+    engine.run([program])
+    return {query: keys for query, keys in found.items() if query[0] >= example.shared}
+
+
+@pytest.mark.parametrize("isolate", ["none", "documents", "values"])
+def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate):
+    """Loss and gradients of a packed pass against an unmodified model that gets each example with a dense mask."""
+    examples = list(make(decoding={"isolate": isolate, "stacked_documents": 2})(documents(tmp_path)))
+    (group,) = batches(examples, 100, 100_000, 0)
+    assert group[0].shared > 0
+    ours, theirs = tiny_model("llama").double(), tiny_model("llama").double()
+    AttentionInterface.register(attention.NAME, attention.attention)
+    ours.set_attn_implementation(attention.NAME)
+    batch = pack(group)
+    assert batch["input_ids"].shape[1] == count_tokens(group)
+    layout = Layout(int(batch["shared"]), batch["own"], batch["there"], batch["seen"])
+    logits = ours(batch["input_ids"], position_ids=batch["position_ids"], logits_to_keep=batch["label_index"],
+                  use_cache=False, layout=layout).logits[0]  # fmt: skip
+    torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="sum").backward()
+    begin = 0
+    for example in group:
+        n = len(example)
+        seen = np.tril(np.ones((n, n), dtype=bool))
+        seen[example.shared :] = example.seen()
+        mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~torch.from_numpy(seen), -torch.inf)
+        out = theirs(torch.from_numpy(example.tokens)[None], attention_mask=mask,
+                     position_ids=torch.from_numpy(example.positions)[None], use_cache=False).logits[0]  # fmt: skip
+        alone = out[list(example.targets)]
+        here = slice(begin, begin + len(alone))
+        torch.testing.assert_close(logits[here], alone, atol=1e-6, rtol=1e-6)
+        torch.nn.functional.cross_entropy(alone, batch["labels"][here], reduction="sum").backward()
+        begin += len(alone)
+    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_the_control_writes_the_record_token_by_token(make):
+    (example,) = make(decoding={"method": "autoregressive"})([document(Brand="Acme", Color=None, Size=7)])
+    text = tiny_tokenizer().decode(list(example.targets.values()))
+    assert text.rstrip() == '"Brand": "Acme",\n"Color": null,\n"Size": 7'
+    assert example.positions.tolist() == list(range(len(example)))
+
+
+def test_bad_input_is_counted_with_its_reason(make):
+    examples = make()
+    bad = [
+        document(0, Brand="Acme", Weight="1 kg"),
+        document(1),
+        Document(2, "2", {"category": "shoes", "title": "x", "target": "[]"}),
+        document(3, Brand="A name of more than twelve tokens"),
+        document(4, Color="purple"),
+        document(5, Size="large"),
+        Document(6, "6", {"category": "hats", "title": "x", "target": {"Brand": "x"}}),
+        document(7, title=" ", Brand="Acme"),
+        Document(8, "8", {}, error="in.jsonl, byte 7: not JSON"),
+        document(9, Brand=" "),
+    ]
+    made = list(examples(bad))
+    assert len(made) == 2
+    assert values(made[1])[0] != ' "A name of m'  # the long value is no target
+    assert examples.lost == 8
+    reasons = "\n".join(sorted(examples.skipped))
+    for part in ("'Weight'", "'target': empty", "expected an object", "more than 12 tokens", "'Color'", "'Size'",
+                 "'hats'", "empty: nothing in title", "not JSON", "null says that there is no value"):  # fmt: skip
+        assert part in reasons
