@@ -29,8 +29,8 @@ ROOMS = (  # from the bottom: each may import those before it
     "nightly",
     "report",
     "training",
-    "cli",
     "evaluation",
+    "cli",
     "__main__",
 )
 RAY_ROOMS = {"cluster", "training"}

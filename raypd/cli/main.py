@@ -6,9 +6,11 @@ What their options are called and mean stands in `options`; what takes long to i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -118,6 +120,21 @@ def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = 
     from raypd.training.job import run_training
 
     print(run_training(load_config(config, overrides or []), verbose=verbose).describe())
+
+
+@app.command()
+def evaluate(
+    run: o.Run,
+    labels: o.Labels,
+    against: o.Against = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Score a run's answers against labels: F1 of values, exact match, F1 and accuracy of answers to questions."""
+    from raypd.evaluation.score import describe
+    from raypd.evaluation.score import evaluate as score
+
+    made = score(run, labels, against)
+    print(json.dumps(asdict(made), indent=1) if as_json else describe(made))
 
 
 @app.command()

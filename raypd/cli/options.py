@@ -32,6 +32,13 @@ Nights = Annotated[str, typer.Argument(help="YAML of the nightly run; its output
 Full = Annotated[bool, typer.Option("--full", help="Extract every document anew")]
 AlsoErrors = Annotated[bool, typer.Option("--retry-errors", help="Also try what failed before again")]
 
+# ------------------------------------------------------------------------------------------------------------ evaluate
+
+Labels = Annotated[str, typer.Argument(help="JSON lines of {id, target | questions, scored?, accepted?}")]
+Against = Annotated[
+    str | None, typer.Option(metavar="RUN", help="Also the difference to this run, document by document")
+]
+
 # ------------------------------------------------------------------------------------------------------ verify, errors
 
 Threads = Annotated[int, typer.Option(min=1, help="Units that are compared at the same time")]

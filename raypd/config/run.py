@@ -111,7 +111,17 @@ class RunConfig(Section):
         model.trust_remote_code is in it: with it a model's own code may take the place of transformers'. So are
         input.format, category_column and max_document_bytes, which decide of any kind's documents what is an error row.
         """
-        idle = {"output", "engine", "cluster", "cost", "storage", "nightly", "training", "input.path", "input.on_damaged"}
+        idle = {
+            "output",
+            "engine",
+            "cluster",
+            "cost",
+            "storage",
+            "nightly",
+            "training",
+            "input.path",
+            "input.on_damaged",
+        }
         idle |= {"model.device", "model.fake", "task.categories_file"}
         if not isinstance(self.task, ExtractionConfig):
             idle |= {"input.text_columns", "input.category"}

@@ -14,7 +14,8 @@ class TrainingConfig(Section):
 
     labels_column: str = Field("target", description="Column with a document's labels, {attribute: value or null}")
     validation: str | None = Field(
-        None, description="File, folder or glob of documents that are not trained on; null: validation_share of the input"
+        None,
+        description="File, folder or glob of documents that are not trained on; null: validation_share of the input",
     )
     validation_share: float = Field(0.1, gt=0, lt=1, description="Of the input's documents, drawn by their ids")
     weights: Literal["lora", "full"] = Field("lora", description="What is trained; with model.quantization nf4: QLoRA")

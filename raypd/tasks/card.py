@@ -39,9 +39,7 @@ class Card:
         (folder / CARD).write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def make_card(
-    config: RunConfig, data: str, documents: int, learning_rate: float, validation_loss: float
-) -> Card:
+def make_card(config: RunConfig, data: str, documents: int, learning_rate: float, validation_loss: float) -> Card:
     """The card of weights that were trained by a configuration."""
     return Card(
         base=config.model.name,

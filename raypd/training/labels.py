@@ -40,7 +40,9 @@ def value_text(attribute: Attribute, value: object) -> str:
 def record_text(attributes: Sequence[Attribute], target: dict[str, Any]) -> str:
     """The whole answer behind its opening brace and newline, as an autoregressive model is to write it."""
     lines = (
-        json.dumps(attribute.name, ensure_ascii=False) + ":" + value_text(attribute, target.get(attribute.name)).rstrip()
+        json.dumps(attribute.name, ensure_ascii=False)
+        + ":"
+        + value_text(attribute, target.get(attribute.name)).rstrip()
         for attribute in attributes
     )
     return ",\n".join(lines) + "\n}"

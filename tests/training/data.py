@@ -28,7 +28,11 @@ def write_corpus(path: Path, count: int, seed: int = 0) -> Path:
 
 def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, Any]:
     """A configuration's tree; `sections` add to it."""
-    attributes = [{"name": "Brand"}, {"name": "Color", "type": "enum", "values": COLORS}, {"name": "Size", "type": "number"}]
+    attributes = [
+        {"name": "Brand"},
+        {"name": "Color", "type": "enum", "values": COLORS},
+        {"name": "Size", "type": "number"},
+    ]
     made: dict[str, Any] = {
         "input": {"path": str(corpus), "text_columns": ["title"]},
         "output": {"path": str(output)},
@@ -36,7 +40,9 @@ def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, A
         "model": {"name": model, "device": "cpu", "dtype": "float32"},
         "decoding": {"max_value_tokens": 12},
     }
-    (output.parent / "template.j2").write_text("{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ products }}")
+    (output.parent / "template.j2").write_text(
+        "{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ products }}"
+    )
     for name, keys in sections.items():
         made[name] = {**made.get(name, {}), **keys}
     return made

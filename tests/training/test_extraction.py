@@ -107,9 +107,7 @@ def allowed(example):
 
 def recorded(program, example):
     """The same of an engine whose model answers with the example's targets."""
-    gold = {
-        (int(example.positions[i]), int(example.segments[i])): token for i, token in example.targets.items()
-    }
+    gold = {(int(example.positions[i]), int(example.segments[i])): token for i, token in example.targets.items()}
     model = tiny_model("llama")
     engine = Engine(model)
     found = {}

@@ -8,7 +8,7 @@ import pytest
 
 from raypd.cluster.driver import run_extract
 from raypd.config.load import make_config
-from raypd.errors import InputError, ModelError
+from raypd.errors import ModelError
 from raypd.training.job import run_training
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus

@@ -1,0 +1,311 @@
+"""`raypd evaluate RUN LABELS`: how right the answers of a run are.
+
+Attribute value extraction, micro-averaged over (document, attribute):
+
+    strict   all attributes of the labels, the gold value alone (white space and case folded)
+    scored   as the OA-Mine and AE-110k benchmarks are scored in the literature (ExtractGPT): the attributes that a
+             document lists as `scored`, any of its `accepted` forms; without such a list as strict
+
+A value is right (VC), wrong (VW), given where there is none (NV), missing (VN) or rightly null (NN). Then
+precision = VC / (VC + VW + NV), recall = VC / (VC + VW + VN), and F1 is their harmonic mean.
+
+Questions on a context: exact match and token F1 as SQuAD counts them; accuracy where there are choices.
+Intervals are 95% bootstrap intervals over documents; a difference of two runs is resampled in pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from raypd import storage
+from raypd.dataset import writer
+from raypd.errors import InputError
+
+_SAMPLES, _SEED = 1000, 0
+VC, VW, NV, VN, NN = range(5)
+
+
+@dataclass
+class Measure:
+    """A figure with its 95% interval, and the documents that it is of."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    documents: int
+    of: str = ""  # a category
+
+
+@dataclass
+class Evaluation:
+    """Measures of a run; of the difference to another one where there is one."""
+
+    measures: list[Measure]
+    differences: list[Measure] = field(default_factory=list)
+    unlabelled: int = 0  # documents of the run without labels
+    missing: int = 0  # labelled documents that the run does not hold
+    failed: int = 0  # documents that the run could not answer: counted as without any value
+
+
+def evaluate(run: str, labels: str, other: str | None = None) -> Evaluation:
+    """Scores a run against labels.
+
+    Args:
+        run: its output folder.
+        labels: JSON lines of {id, target | questions, scored?, accepted?}.
+        other: a run over the same documents; differences are run - other.
+
+    Raises:
+        InputError: a file cannot be read, or no document stands in both.
+    """
+    gold = {record["id"]: record for record in _lines(labels)}
+    answers = _answers(run)
+    scores = _score(answers, gold)
+    if not scores:
+        raise InputError(f"{labels}: no document of {run} has labels there; ids are compared as text")
+    made = Evaluation(
+        _measures(scores),
+        unlabelled=len(answers.keys() - gold.keys()),
+        missing=len(gold.keys() - answers.keys()),
+        failed=sum(not rows for key, rows in answers.items() if key in gold),
+    )
+    if other is not None:
+        theirs = _score(_answers(other), gold)
+        both = sorted(scores.keys() & theirs.keys())
+        if not both:
+            raise InputError(f"{other}: no document of {run} stands there, too")
+        made.differences = _differences([scores[key] for key in both], [theirs[key] for key in both])
+    return made
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def _lines(path: str) -> Iterator[dict[str, Any]]:
+    try:
+        text = storage.read(storage.absolute(path)).decode()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            yield {**record, "id": str(record["id"])}
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{path}:{number}: expected an object with an id") from None
+
+
+def _answers(run: str) -> dict[str, list[dict[str, Any]]]:
+    """Document id -> the rows that answer it; none where it failed."""
+    folder = storage.absolute(run)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for unit, path in writer.objects(folder):
+        _, table = writer.read_table(folder, unit, None, path)
+        for row in table.to_pylist():
+            rows = found.setdefault(row["id"], [])
+            if row["status"] == "ok":
+                rows.append(row)
+    if not found:
+        raise InputError(f"{run}: holds no answers; give the output folder of a run")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- scoring
+
+
+@dataclass
+class Score:
+    """One document: its category, and for each metric the numbers that add up over documents."""
+
+    category: str
+    parts: dict[str, list[float]]
+
+
+def _score(answers: dict[str, list[dict[str, Any]]], gold: dict[str, dict[str, Any]]) -> dict[str, Score]:
+    scores = {}
+    for key in sorted(answers.keys() & gold.keys()):
+        labels, rows = gold[key], answers[key]
+        if "target" in labels:
+            record = json.loads(rows[0]["record"]) if rows else {}
+            scores[key] = Score(str(labels.get("category", "")), _of_record(record, labels))
+        elif "questions" in labels:
+            scores[key] = Score(str(labels.get("category", "")), _of_questions(rows, labels["questions"]))
+    return scores
+
+
+def _of_record(record: dict[str, Any], labels: dict[str, Any]) -> dict[str, list[float]]:
+    target = labels["target"]
+    scored = labels.get("scored")
+    accepted = labels.get("accepted") or {}
+    strict, loose = [0.0] * 5, [0.0] * 5
+    for name, value in target.items():
+        strict[_outcome(record.get(name), [value])] += 1
+        if scored is None or name in scored:
+            loose[_outcome(record.get(name), accepted.get(name) or [value])] += 1
+    return {"strict": strict, "scored": loose}
+
+
+def _outcome(given: Any, forms: Sequence[Any]) -> int:
+    wanted = {_plain(form) for form in forms} - {""}
+    value = _plain(given)
+    if not wanted:
+        return NV if value else NN
+    return VN if not value else VC if value in wanted else VW
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value)
+    return " ".join(text.casefold().split())
+
+
+def _of_questions(rows: list[dict[str, Any]], questions: list[dict[str, Any]]) -> dict[str, list[float]]:
+    given = {row["question_id"]: row for row in rows}
+    exact, overlap, right = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]  # sum, count
+    for number, question in enumerate(questions):
+        row = given.get(str(question.get("id", number)), {})
+        if question.get("choices"):
+            right[0] += row.get("choice_index") in question["answer_idx"]
+            right[1] += 1
+            continue
+        answer, answers = row.get("answer") or "", question["answers"] or [""]
+        exact[0] += max(_squad(answer) == _squad(gold) for gold in answers)
+        overlap[0] += max(_token_f1(answer, gold) for gold in answers)
+        exact[1], overlap[1] = exact[1] + 1, overlap[1] + 1
+    return {"exact match": exact, "token F1": overlap, "accuracy": right}
+
+
+def _squad(text: str) -> str:
+    """As SQuAD compares: lower case, without punctuation, articles and extra white space."""
+    bare = "".join(char for char in text.lower() if char not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+def _token_f1(answer: str, gold: str) -> float:
+    ours, theirs = _squad(answer).split(), _squad(gold).split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    common = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * common / (len(ours) + len(theirs))
+
+
+# ------------------------------------------------------------------------------------------------------------ measures
+
+
+def _f1(sums: np.ndarray) -> np.ndarray:
+    """[..., 5] sums of outcomes -> [...] F1, 0 where nothing is right."""
+    right = sums[..., VC]
+    return 2 * right / np.maximum(1, 2 * right + 2 * sums[..., VW] + sums[..., NV] + sums[..., VN])
+
+
+def _precision(sums: np.ndarray) -> np.ndarray:
+    return sums[..., VC] / np.maximum(1, sums[..., [VC, VW, NV]].sum(-1))
+
+
+def _recall(sums: np.ndarray) -> np.ndarray:
+    return sums[..., VC] / np.maximum(1, sums[..., [VC, VW, VN]].sum(-1))
+
+
+def _right(sums: np.ndarray) -> np.ndarray:
+    return sums[..., [VC, NN]].sum(-1) / np.maximum(1, sums.sum(-1))
+
+
+def _mean(sums: np.ndarray) -> np.ndarray:
+    return sums[..., 0] / np.maximum(1, sums[..., 1])
+
+
+_METRICS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {  # shown as -> (parts, of their sums)
+    "strict F1": ("strict", _f1),
+    "strict precision": ("strict", _precision),
+    "strict recall": ("strict", _recall),
+    "values right": ("strict", _right),
+    "scored F1": ("scored", _f1),
+    "exact match": ("exact match", _mean),
+    "token F1": ("token F1", _mean),
+    "accuracy": ("accuracy", _mean),
+}
+
+
+def _measures(scores: dict[str, Score]) -> list[Measure]:
+    by_category: dict[str, list[Score]] = {"": list(scores.values())}
+    for score in scores.values():
+        if score.category:
+            by_category.setdefault(score.category, []).append(score)
+    if len(by_category) == 2:  # one category alone: the same figures
+        by_category = {"": by_category[""]}
+    return [
+        measure
+        for category, members in by_category.items()
+        for name in _METRICS
+        if (measure := _measure(name, members, category)) is not None
+    ]
+
+
+def _measure(name: str, scores: list[Score], category: str = "") -> Measure | None:
+    table = _table(name, scores)
+    if table is None:
+        return None
+    metric = _METRICS[name][1]
+    drawn = metric(_weights(len(scores)) @ table)  # [samples]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Measure(name, float(metric(table.sum(0))), float(low), float(high), len(scores), category)
+
+
+def _differences(ours: list[Score], theirs: list[Score]) -> list[Measure]:
+    made = []
+    for name in _METRICS:
+        a, b = _table(name, ours), _table(name, theirs)
+        if a is None or b is None:
+            continue
+        metric, weights = _METRICS[name][1], _weights(len(ours))
+        low, high = np.quantile(metric(weights @ a) - metric(weights @ b), [0.025, 0.975])
+        value = float(metric(a.sum(0)) - metric(b.sum(0)))
+        made.append(Measure(name, value, float(low), float(high), len(ours)))
+    return made
+
+
+def _table(name: str, scores: list[Score]) -> np.ndarray | None:
+    """[documents, parts] of a metric; None where no document has any."""
+    parts = [score.parts.get(_METRICS[name][0]) for score in scores]
+    if any(part is None for part in parts):
+        return None
+    table = np.array(parts, dtype=float)
+    return table if table.any() else None
+
+
+def _weights(count: int) -> np.ndarray:
+    """How often each document is in each bootstrap sample: [samples, documents]; the same for every metric."""
+    return np.random.default_rng(_SEED).multinomial(count, np.full(count, 1 / count), size=_SAMPLES)
+
+
+def describe(evaluation: Evaluation) -> str:
+    """As a table, for the user."""
+    lines = [f"{'':<24}{'':<18}{'value':>8}  95% interval    documents"]
+    lines += [_row(measure) for measure in evaluation.measures]
+    if evaluation.differences:
+        lines += ["", "difference to the other run, over documents of both"]
+        lines += [_row(measure, "+") for measure in evaluation.differences]
+    for count, what in (
+        (evaluation.failed, "failed: each counts as without any value"),
+        (evaluation.unlabelled, "have no labels: left out"),
+        (evaluation.missing, "labelled ones are not in the run: left out"),
+    ):
+        if count:
+            lines.append(f"{count:,} documents {what}")
+    return "\n".join(lines)
+
+
+def _row(measure: Measure, sign: str = "") -> str:
+    interval = f"{measure.low:{sign}.3f} to {measure.high:{sign}.3f}"
+    return f"{measure.of:<24.23}{measure.name:<18}{measure.value:{sign}8.3f}  {interval:<16}{measure.documents:>9,}"

@@ -1,0 +1,106 @@
+"""Figures of a run against labels: by hand, and against scikit-learn and the SQuAD rules."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from raypd.cluster.driver import run_extract
+from raypd.config import ModelConfig
+from raypd.errors import InputError
+from raypd.evaluation import score
+from raypd.evaluation.score import NN, NV, VC, VN, VW
+from tests.runs import make_config, write_jsonl  # noqa: F401 a fixture
+
+
+@pytest.mark.parametrize(
+    ("given", "forms", "outcome"),
+    [
+        ("Acme", ["acme "], VC), ("Acme", ["Zeta"], VW), (None, ["Zeta"], VN), ("Acme", [None], NV), (None, [None], NN),
+        (7.0, ["7"], VC), (7.5, [7.5], VC), (True, [True], VC), ("red", ["Red", "red patent"], VC),
+    ],
+)  # fmt: skip
+def test_outcome_of_a_value(given, forms, outcome):
+    assert score._outcome(given, forms) == outcome
+
+
+def test_f1_is_scikit_learns():
+    """Micro F1 over (document, attribute, value) pairs as sets, which is how it is defined for extraction."""
+    draw = np.random.default_rng(0)
+    metrics = pytest.importorskip("sklearn.metrics")
+    sums, gold_pairs, given_pairs = np.zeros(5), set(), set()
+    for i in range(200):
+        gold, given = draw.choice(["a", "b", ""], 2)
+        sums[score._outcome(given or None, [gold or None])] += 1
+        gold_pairs |= {(i, gold)} if gold else set()
+        given_pairs |= {(i, given)} if given else set()
+    pairs = sorted(gold_pairs | given_pairs)
+    truth, said = [pair in gold_pairs for pair in pairs], [pair in given_pairs for pair in pairs]
+    assert score._f1(sums) == pytest.approx(metrics.f1_score(truth, said))
+    assert score._precision(sums) == pytest.approx(metrics.precision_score(truth, said))
+    assert score._recall(sums) == pytest.approx(metrics.recall_score(truth, said))
+
+
+def test_scored_looks_at_the_listed_attributes_and_all_accepted_forms():
+    labels = {
+        "target": {"Brand": "Acme", "Color": "red", "Size": None},
+        "scored": ["Color"],
+        "accepted": {"Color": ["red", "dark red"]},
+    }
+    parts = score._of_record({"Brand": "Zeta", "Color": "Dark  red", "Size": "7"}, labels)
+    assert parts["scored"] == [1, 0, 0, 0, 0]
+    assert parts["strict"] == [0, 2, 1, 0, 0]
+
+
+def test_questions_are_compared_as_squad_does():
+    questions = [
+        {"id": "a", "answers": ["the Seine river"]},
+        {"id": "b", "answers": []},
+        {"id": "c", "choices": ["x", "y"], "answers": ["y"], "answer_idx": [1]},
+        {"id": "d", "answers": ["Rollo"]},
+    ]
+    rows = [
+        {"question_id": "a", "answer": "Seine, a river!", "choice_index": None},
+        {"question_id": "b", "answer": None, "choice_index": None},
+        {"question_id": "c", "answer": "y", "choice_index": 1},
+    ]
+    parts = score._of_questions(rows, questions)
+    assert parts == {"exact match": [2, 3], "token F1": [2, 3], "accuracy": [1, 1]}
+    assert score._token_f1("in the Seine", "Seine river") == pytest.approx(0.5)
+
+
+def test_intervals_are_scipys_and_pairs_are_narrower():
+    stats = pytest.importorskip("scipy.stats")
+    draw = np.random.default_rng(1)
+    right = draw.random(300) < 0.7
+    ours = [score.Score("", {"exact match": [float(r), 1.0]}) for r in right]
+    flipped = right.copy()
+    flipped[:6] ^= True
+    theirs = [score.Score("", {"exact match": [float(r), 1.0]}) for r in flipped]
+    measure = score._measure("exact match", ours)
+    assert measure is not None
+    known = stats.bootstrap((right.astype(float),), np.mean, method="percentile", rng=0).confidence_interval
+    assert (measure.low, measure.high) == pytest.approx((known.low, known.high), abs=0.01)
+    (difference,) = score._differences(ours, theirs)
+    assert difference.value == pytest.approx(right.mean() - flipped.mean())
+    assert difference.high - difference.low < (measure.high - measure.low) / 2
+
+
+def test_a_run_against_its_labels(config, tmp_path):
+    made = config(str(write_jsonl(tmp_path / "in.jsonl", ["x" * (i + 1) for i in range(6)])))
+    made = made.model_copy(update={"model": ModelConfig(name="fake")})
+    run_extract(made)
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text("".join(json.dumps({"id": str(i), "target": {"a": None}}) + "\n" for i in (0, 1, 99)))
+    result = score.evaluate(made.output.path, str(labels), made.output.path)
+    assert result.unlabelled == 4
+    assert result.missing == 1
+    assert all(d.value == d.low == d.high == 0 for d in result.differences)
+    assert "values right" in score.describe(result)
+    with pytest.raises(InputError, match="no such file"):
+        score.evaluate(made.output.path, str(tmp_path / "none.jsonl"))
+    labels.write_text("{}\n")
+    with pytest.raises(InputError, match=r"labels\.jsonl:1"):
+        score.evaluate(made.output.path, str(labels))
