@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.report.forecast import Forecast, forecast_of
 from raypd.report.ledger import Bill, read_bill
 from raypd.report.sample import Sample, read_sample
 from raypd.report.secrets import redact
 from raypd.report.text import clean
 from raypd.run import layout
 from raypd.run.load import NoRun, load_record
+from raypd.run.records import Estimate
 
 READ_UNITS = 20_000  # more units than this are read in part, evenly spread, and their figures scaled up
 ALIVE_SECONDS = 120.0  # a session without a heartbeat for longer is taken for dead
@@ -120,7 +120,7 @@ class Run:
     sample: Sample
     failures: list[Failure]
     read_at: float
-    forecast: Forecast | None = None
+    forecast: Estimate | None = None
     torn: list[str] = field(default_factory=list)  # files beside the bill that cannot be read
 
     @property
@@ -191,7 +191,7 @@ def _only_estimated(root: str) -> Run | None:
     return Run(
         root=root,
         fingerprint=forecast.fingerprint or "",
-        created=forecast.created,
+        created=forecast.created_at,
         config={**config, "decoding": {"method": next((speed.method for speed in forecast.speeds), None)}},
         versions={},
         fake=forecast.model == "fake",
@@ -207,14 +207,14 @@ def _only_estimated(root: str) -> Run | None:
     )
 
 
-def read_forecast(root: str) -> tuple[Forecast | None, list[str]]:
+def read_forecast(root: str) -> tuple[Estimate | None, list[str]]:
     """(the estimate in a run's folder or None, its path if it is there and cannot be read)."""
     path = storage.join(root, layout.ESTIMATE)
     try:
-        return forecast_of(json.loads(storage.read(path))), []
+        return Estimate.from_json(json.loads(storage.read(path))), []
     except (FileNotFoundError, NotADirectoryError):
         return None, []
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except ValueError:
         return None, [path]
 
 
