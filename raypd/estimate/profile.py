@@ -102,8 +102,11 @@ class SteppedMeter(Meter):
 
     def step(self, engine: Any, work: Mapping[str, int]) -> list[Any]:
         finished = super().step(engine, work)
-        self.readings.append((self.answered(), *self.totals()))
+        self.read()
         return finished
+
+    def read(self) -> None:
+        self.readings.append((self.answered(), *self.totals()))
 
 
 class Profiler:
@@ -209,6 +212,7 @@ class Profiler:
                 queue.hand_back(_UNIT, only_waiting=False)
                 with contextlib.suppress(HandedBack):
                     answering.result()
+            meter.read()  # answers are read after the step that ended them
         finally:
             queue.shut(unit)
             queue.close()
