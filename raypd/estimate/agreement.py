@@ -24,14 +24,14 @@ Judge = Literal["low", "share"]
 
 
 @dataclass(frozen=True)
-class Value:
+class NormalValue:
     """One value of one document, normalised; text None: the document has none. whole: not cut, ambiguous or invalid."""
 
     text: str | None
     whole: bool
 
 
-Answers = Sequence[Mapping[str, Value] | None]  # of each document, by what was asked; None: no answer
+Answers = Sequence[Mapping[str, NormalValue] | None]  # of each document, by what was asked; None: no answer
 
 
 @dataclass(frozen=True)
@@ -114,20 +114,20 @@ def _alike(counts: Sequence[tuple[int, int]], agree: int, of: int) -> float:
     return max(1.0, float(scatter / (share * (1 - share) * of)))
 
 
-def values_of(cost: DocumentCost | None) -> dict[str, Value] | None:
+def values_of(cost: DocumentCost | None) -> dict[str, NormalValue] | None:
     """What a measured document was answered with; None where it failed or was not done."""
     if cost is None or cost.error is not None or not cost.rows:
         return None
-    found: dict[str, Value] = {}
+    found: dict[str, NormalValue] = {}
     for row in cost.rows:
         if "values" in row:  # extraction
             for value in row["values"]:
-                found[value["name"]] = Value(normal(value["value"]), value["status"] in ("ok", "null"))
+                found[value["name"]] = NormalValue(normal(value["value"]), value["status"] in ("ok", "null"))
         elif "question" in row:
-            found[str(row["question_id"])] = Value(normal(row["answer"]), row["answer_status"] in ("ok", "null"))
+            found[str(row["question_id"])] = NormalValue(normal(row["answer"]), row["answer_status"] in ("ok", "null"))
         else:
             name = f"sample {row['sample']}, turn {row['turn']}"
-            found[name] = Value(normal(row["text"]), row["finish_reason"] == "stop")
+            found[name] = NormalValue(normal(row["text"]), row["finish_reason"] == "stop")
     return found
 
 

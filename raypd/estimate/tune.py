@@ -19,7 +19,7 @@ from raypd.billing import prices
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError, UserError
 from raypd.estimate import sampling
-from raypd.estimate.agreement import Floor, Judge, Value, values_of
+from raypd.estimate.agreement import Floor, Judge, NormalValue, values_of
 from raypd.estimate.estimate import check_model, check_sample, with_changes
 from raypd.estimate.machines import NodeKind, has_gpu, here, instance_gpu
 from raypd.estimate.profile import RemoteProfiler, WorkerFacts, in_flight
@@ -170,7 +170,7 @@ class _Trials:
         trial = Trial(changes, [line["speed"]] if line["speed"] else [], error=line["error"], cut=line["cut"])
         if trial.error is None:
             trial.answers = [
-                None if one is None else {name: Value(**value) for name, value in one.items()}
+                None if one is None else {name: NormalValue(**value) for name, value in one.items()}
                 for one in line["answers"]
             ]
             self._measured += 1

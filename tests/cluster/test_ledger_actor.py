@@ -140,6 +140,15 @@ def test_a_unit_s_seconds_go_to_its_categories_by_tokens() -> None:
     assert meter.end("w").categories == {}
 
 
+def test_the_documents_of_one_prompt_share_its_tokens() -> None:
+    meter = Meter()
+    meter.begin("u")
+    meter.tokens("u", ["a", "b", "b"], counts(7, 1))
+    found = meter.end("u").categories
+    assert [found[name]["prefill_tokens"] for name in "ab"] == [2, 5]
+    assert [found[name]["decode_tokens"] for name in "ab"] == [0, 1]
+
+
 def test_the_picture_of_a_worker_stays_small() -> None:
     spans: bill.Spans = []
     for i in range(5000):

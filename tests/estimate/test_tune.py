@@ -16,7 +16,7 @@ from raypd.config import RunConfig, rewrite
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.estimate import agreement, tune
-from raypd.estimate.agreement import Agreement, Floor, Value
+from raypd.estimate.agreement import Agreement, Floor, NormalValue
 from raypd.estimate.profile import DocumentCost, Profile, WorkerFacts
 from raypd.estimate.search import Changes, OutOfTime, Search, Trial
 
@@ -61,15 +61,15 @@ def test_a_cut_value_never_agrees_and_a_cut_reference_is_left_out() -> None:
     flagged = [agreement.values_of(cost(row(a=(None, "ambiguous"))))]
     assert agreement.compare(flagged, flagged) == Agreement(0, 0, 1)
     assert agreement.compare([agreement.values_of(cost(row(a=(None, "null"))))], flagged) == Agreement(0, 1)
-    null = [{"a": Value(None, True)}]
-    assert agreement.compare(null, [{"a": Value("none", True)}]).agree == 0
+    null = [{"a": NormalValue(None, True)}]
+    assert agreement.compare(null, [{"a": NormalValue("none", True)}]).agree == 0
 
 
 def test_answers_of_the_other_tasks() -> None:
     asked = {"question": "?", "question_id": "7", "answer": "Yes.", "answer_status": "ok"}
-    assert agreement.values_of(cost(asked)) == {"7": Value("yes", True)}
+    assert agreement.values_of(cost(asked)) == {"7": NormalValue("yes", True)}
     wrote = {"sample": 0, "turn": 1, "text": "A b", "finish_reason": "length"}
-    assert agreement.values_of(cost(wrote)) == {"sample 0, turn 1": Value("a b", False)}
+    assert agreement.values_of(cost(wrote)) == {"sample 0, turn 1": NormalValue("a b", False)}
 
 
 def test_the_interval_of_a_share_by_hand() -> None:
@@ -81,8 +81,8 @@ def test_the_interval_of_a_share_by_hand() -> None:
 
 
 def test_values_of_a_document_that_err_together_count_for_less() -> None:
-    def answers(*documents: str) -> list[dict[str, Value]]:
-        return [{str(i): Value(text, True) for i, text in enumerate(one)} for one in documents]
+    def answers(*documents: str) -> list[dict[str, NormalValue]]:
+        return [{str(i): NormalValue(text, True) for i, text in enumerate(one)} for one in documents]
 
     wanted = answers(*["xxxxx"] * 8)
     together = agreement.compare(wanted, answers(*["xxxxx"] * 6, "yyyyy", "yyyyy"))
@@ -258,7 +258,7 @@ class Broken:
         answers = []
         for number in range(self.documents):
             text = "x" if free or alone or number < self.agree * self.documents else "y"
-            answers.append({"a": Value(text, number < self.whole or not free)})
+            answers.append({"a": NormalValue(text, number < self.whole or not free)})
         return Trial(changes, [physics(setting)[0]], answers=answers)
 
 
