@@ -1,4 +1,4 @@
-"""The main job: plan, skip what is committed, stream the rest through decode workers, add up what is there."""
+"""A run: plan, skip what is committed, stream the rest through decode workers, add up what is there."""
 
 from __future__ import annotations
 
@@ -41,14 +41,11 @@ class Interrupted(RunError):
 def output_folder(config: RunConfig) -> str:
     """The run's folder, absolute. A relative path in a job's copy of its working folder would vanish with the copy."""
     path = config.output.path
-    if "://" not in path and not Path(path).expanduser().is_absolute() and in_working_copy(os.getcwd()):
+    here = os.getcwd()
+    in_copy = "runtime_resources/working_dir_files" in here or "_ray_pkg_" in here  # `ray job submit --working-dir`
+    if in_copy and "://" not in path and not Path(path).expanduser().is_absolute():
         path = str(Path.home() / "raypd" / path)
     return storage.absolute(path)
-
-
-def in_working_copy(folder: str) -> bool:
-    """Whether a folder is the copy that `ray job submit --working-dir` makes."""
-    return "runtime_resources/working_dir_files" in folder or "_ray_pkg_" in folder
 
 
 def run_extract(
@@ -90,7 +87,7 @@ def run_extract(
     if own.took_over:  # and that one may have gone on while this one looked
         done = writer.committed(output)
     storage.clean_temporary(writer.units_folder(output))
-    run = _Run(config, output, planned, done, own, verbose, build)
+    run = DriverSession(config, output, planned, done, own, verbose, build)
     how = "failed"
     try:
         with _signals():
@@ -182,8 +179,8 @@ def _signals() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-class _Run:
-    """One session on a cluster."""
+class DriverSession:
+    """One session on a cluster. done: ids of the units that were committed before."""
 
     def __init__(
         self,
@@ -204,114 +201,107 @@ class _Run:
         self.unreadable = Unreadable()
         self.units = planned.units
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
+        self._display = progress.Display(planned.documents, self.done_documents, 0)
+        self._scheduler: Scheduler | None = None
+        self._accounts: Accounts | None = None
 
     def state(self) -> str:
         return f"{self.done_units} of {self.units} units committed"
 
     def stream(self) -> None:
         """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
-        from raypd.cluster import worker
-        from raypd.cluster.accounts import Accounts
-        from raypd.cluster.scheduler import Scheduler
-
         connected = ray_session.connect(self.config.cluster, self.verbose)
-        pool: Scheduler | None = None
-        accounts: Accounts | None = None
         try:
-            with progress.Display(self.planned.documents, self.done_documents, 0) as display:
-                ray_session.silence_ray_logs(display.say, self.verbose)
-                share = ray_session.share(self.config)
-                accounts = Accounts(
-                    self.config,
-                    self.output,
-                    self.own.id,
-                    self.own.began,
-                    share,
-                    self.planned.documents,
-                    self.done_documents,
-                    display.say,
-                    self.planned.exact,
-                )
-                order = worker.WorkerSpec(
-                    self.config, self.output, self.own.id, share.threads, self.build, accounts.ledger, share.gpus
-                )
-                pool = Scheduler(order, share, self.config.cluster, display.say)
-                pool.admit = accounts.admit
-                if accounts.deadline is not None:  # how many it takes is known after the first unit
-                    pool.wanted = max(1, self.config.cluster.min_workers)
-                self._run(pool, accounts, self.planned.left(self.done), self.units - self.done_units, display)
-                if self._apart and not accounts.held:
-                    singles = take_apart(self.output, self._apart, self.config.fingerprint())
-                    self.units += len(singles) - len(self._apart)
-                    self._run(pool, accounts, iter(singles), len(singles), display)
-                display.update(self.done_documents, self.failed_documents)
-                if accounts.held:
-                    raise accounts.reached()
+            with self._display:
+                self._stream()
         except BudgetReached:
             raise
         except RunError as error:
             raise self._error(str(error)) from None
         finally:
-            if accounts is not None:
-                accounts.close()
+            if self._accounts is not None:
+                self._accounts.close()
             if connected:
-                _disconnect()
-            elif pool is not None:
-                pool.close()
+                with contextlib.suppress(Exception):
+                    import ray
+
+                    ray.shutdown()
+            elif self._scheduler is not None:
+                self._scheduler.close()
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")
 
-    def _run(
-        self, pool: Scheduler, accounts: Accounts, left: Iterator[Unit], count: int, display: progress.Display
-    ) -> None:
-        """Runs units until none is left."""
-        from raypd.cluster.scheduler import Ended
+    def _stream(self) -> None:
+        from raypd.cluster.accounts import Accounts
+        from raypd.cluster.scheduler import Scheduler
+        from raypd.cluster.worker import WorkerSpec
 
-        for event in pool.run(left, count):
+        config, say = self.config, self._display.say
+        ray_session.silence_ray_logs(say, self.verbose)
+        resources = ray_session.worker_resources(config)
+        accounts = self._accounts = Accounts(
+            config,
+            self.output,
+            self.own.id,
+            self.own.began,
+            resources,
+            self.planned.documents,
+            self.done_documents,
+            say,
+            self.planned.exact,
+        )
+        spec = WorkerSpec(
+            config, self.output, self.own.id, resources.threads, self.build, accounts.ledger, resources.gpus
+        )
+        scheduler = self._scheduler = Scheduler(spec, resources, config.cluster, say)
+        scheduler.admit = accounts.admit
+        if accounts.deadline is not None:  # how many it takes is known after the first unit
+            scheduler.wanted = max(1, config.cluster.min_workers)
+        self._run(scheduler, accounts, self.planned.left(self.done), self.units - self.done_units)
+        if self._apart and not accounts.held:
+            singles = take_apart(self.output, self._apart, config.fingerprint())
+            self.units += len(singles) - len(self._apart)
+            self._run(scheduler, accounts, iter(singles), len(singles))
+        self._display.update(self.done_documents, self.failed_documents)
+        if accounts.held:
+            raise accounts.reached()
+
+    def _run(self, scheduler: Scheduler, accounts: Accounts, left: Iterator[Unit], count: int) -> None:
+        """Runs units until none is left."""
+        from raypd.cluster.scheduler import Tick
+
+        for event in scheduler.run(left, count):
             if self.own.lost is not None:
                 raise RunError(self.own.lost)
-            if isinstance(event, Ended):
+            if isinstance(event, Tick):
+                scheduler.wanted = accounts.look(event.workers) or scheduler.wanted
+                scheduler.closing = accounts.held
+                if event.workers:
+                    self._display.begin()
+                self._display.update(self.done_documents + event.answered, self.failed_documents + event.failed)
+            else:
                 accounts.ended(event.unit, event.ok + event.failed if event.error is None else None)
-                self._take(event, display)
-                continue
-            pool.wanted = accounts.look(event.workers) or pool.wanted
-            pool.closing = accounts.held
-            if event.workers:
-                display.begin()
-            answered, failed = event.working
-            display.update(self.done_documents + answered, self.failed_documents + failed)
+                self._take(event)
 
     def _error(self, what: str) -> RunError:
         return RunError(f"{what}\n{self.state()}; the same command resumes")
 
-    def _take(self, event: Ended, display: progress.Display) -> None:
+    def _take(self, event: Ended) -> None:
         """A unit has ended."""
         if event.error is None:
             self.done_units += 1
             self.done_documents += event.ok + event.failed
             self.failed_documents += event.failed
             return
+        reason = event.error.strip().rpartition("\n")[2]
         if event.unreadable and len(event.unit.parts) > 1:
             self._apart.append(event.unit)
-            return
-        if event.unreadable:
+        elif event.unreadable:
             self.unreadable.add(event.unit, event.error)
-            display.say(f"unit {event.unit.id} cannot be read: {_last_line(event.error)}")
-            return
-        self.unit_errors[event.unit.id] = event.error
-        display.say(f"unit {event.unit.id} failed: {_last_line(event.error)}")
-        if len(self.unit_errors) > _MOST_LOST_UNITS:
-            raise RunError(f"more than {_MOST_LOST_UNITS} units failed, the last one because: {event.error}")
-
-
-def _last_line(error: Any) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
-
-
-def _disconnect() -> None:
-    import ray
-
-    with contextlib.suppress(Exception):
-        ray.shutdown()
+            self._display.say(f"unit {event.unit.id} cannot be read: {reason}")
+        else:
+            self.unit_errors[event.unit.id] = event.error
+            self._display.say(f"unit {event.unit.id} failed: {reason}")
+            if len(self.unit_errors) > _MOST_LOST_UNITS:
+                raise RunError(f"more than {_MOST_LOST_UNITS} units failed, the last one because: {event.error}")

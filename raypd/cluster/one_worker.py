@@ -38,7 +38,7 @@ class OneWorker:
         self._own = ray_session.connect(self.config.cluster, self.verbose)
         began = time.monotonic()  # a bill begins with its nodes, and Ray on a machine of its own makes that one first
         try:
-            self.share = ray_session.share(self.config)
+            self.share = ray_session.worker_resources(self.config)
             self._start()
         except BaseException:
             self.__exit__(None, None, None)

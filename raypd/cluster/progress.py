@@ -35,7 +35,7 @@ class Display:
                 TextColumn("{task.description}"),
                 BarColumn(),
                 TextColumn("{task.completed:.0f}/{task.total:.0f} documents"),
-                _Speed(self),
+                _RateColumn(self),
                 TimeRemainingColumn(compact=True),
                 TextColumn("{task.fields[failed]} failed"),
                 console=self._console,
@@ -80,7 +80,7 @@ class Display:
             print(line, file=self._stream, flush=True)
 
 
-class _Speed(ProgressColumn):
+class _RateColumn(ProgressColumn):
     def __init__(self, display: Display) -> None:
         super().__init__()
         self._display = display

@@ -140,7 +140,7 @@ def _retell(data: dict[str, Any], say: Callable[[str], None]) -> None:
         say("Ray killed a worker because the machine ran out of memory; its units are tried again")
 
 
-def share(config: RunConfig) -> WorkerResources:
+def worker_resources(config: RunConfig) -> WorkerResources:
     """What one worker takes of the connected cluster.
 
     Raises ConfigError when no node of it has as much and none is added by an autoscaler: nothing could ever start.

@@ -53,7 +53,7 @@ def central_actor_killed(folder: Path) -> Outcome:
 
 
 class _Stage:
-    """A cluster of a head without workers and nodes for one worker each, and a run whose pool is listened to."""
+    """A cluster of a head without workers and nodes for one worker each, and a run whose scheduler is listened to."""
 
     def __init__(self, trial: Trial) -> None:
         from ray.cluster_utils import Cluster
@@ -63,23 +63,23 @@ class _Stage:
         self.trial = trial
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
-        self.pool: Any = None
-        self.given: list[tuple[str, str]] = []  # (node, unit), in order
+        self.scheduler: Any = None
+        self.started: list[tuple[str, str]] = []  # (node, unit), in order
         self.handed_back: list[str] = []
         self.failed: list[BaseException] = []
-        give, answered = scheduler.Scheduler._give, scheduler.Scheduler._answered
+        start, ended = scheduler.Scheduler._start, scheduler.Scheduler._ended
 
-        def listen_give(own: Any, worker: Any, attempt: Any) -> None:
-            self.pool = own
-            self.given.append((worker.node, attempt.unit.id))
-            give(own, worker, attempt)
+        def listen_start(own: Any, worker: Any, attempt: Any) -> None:
+            self.scheduler = own
+            self.started.append((worker.node, attempt.unit.id))
+            start(own, worker, attempt)
 
-        def listen_answered(own: Any, worker: Any, attempt: Any, answer: Any) -> Any:
-            if answer.handed_back:
-                self.handed_back.append(attempt.unit.id)
-            return answered(own, worker, attempt, answer)
+        def listen_ended(own: Any, assignment: Any, result: Any) -> Any:
+            if result.handed_back:
+                self.handed_back.append(assignment.attempt.unit.id)
+            return ended(own, assignment, result)
 
-        scheduler.Scheduler._give, scheduler.Scheduler._answered = listen_give, listen_answered  # type: ignore[method-assign]
+        scheduler.Scheduler._start, scheduler.Scheduler._ended = listen_start, listen_ended  # type: ignore[method-assign]
 
     def run(self, fault: Callable[[], None]) -> str:
         """The run, with the fault in a thread beside it; what the fault's thread raised is raised here."""
@@ -106,8 +106,8 @@ class _Stage:
 
     def busy_node(self) -> Any:
         """A worker node that has been given a unit, once both have."""
-        wait_for(lambda: len({node for node, _ in self.given}) == 2)
-        return next(node for node in self.nodes if node.node_id == self.given[-1][0])
+        wait_for(lambda: len({node for node, _ in self.started}) == 2)
+        return next(node for node in self.nodes if node.node_id == self.started[-1][0])
 
     def notice(self, node: Any, seconds: float) -> None:
         """The spot notice, as a cloud's watcher gives it to Ray."""
@@ -145,12 +145,12 @@ def _spot_handed_back(folder: Path) -> str:
         node.append(stage.busy_node())
         stage.notice(node[0], 4)
         wait_for(lambda: stage.handed_back, "nothing was handed back")
-        noticed.append(len(stage.given))
+        noticed.append(len(stage.started))
         stage.cluster.remove_node(node[0], allow_graceful=False)
 
     stage.run(fault)
     assert len(stage.handed_back) == 1
-    assert all(where != node[0].node_id for where, _ in stage.given[noticed[0] :])
+    assert all(where != node[0].node_id for where, _ in stage.started[noticed[0] :])
     assert {row["attempts"] for row in stage.trial.rows()} == {1}
     return "handed back at once, no attempt counted, nothing new for the node"
 
@@ -164,15 +164,15 @@ def _spot_finished(folder: Path) -> str:
     def fault() -> None:
         stage.trial.wait(2)
         node.append(stage.busy_node())
-        last.append(next(unit for where, unit in reversed(stage.given) if where == node[0].node_id))
+        last.append(next(unit for where, unit in reversed(stage.started) if where == node[0].node_id))
         stage.notice(node[0], 30)
-        wait_for(lambda: any(worker.leaving for worker in stage.pool.workers), "nobody noticed")
-        count.append(len(stage.given))
+        wait_for(lambda: any(worker.leaving for worker in stage.scheduler.workers), "nobody noticed")
+        count.append(len(stage.started))
 
     stage.run(fault)
     assert stage.handed_back == []
-    assert [unit for _, unit in stage.given].count(last[0]) == 1
-    assert all(where != node[0].node_id for where, _ in stage.given[count[0] :])
+    assert [unit for _, unit in stage.started].count(last[0]) == 1
+    assert all(where != node[0].node_id for where, _ in stage.started[count[0] :])
     assert {row["attempts"] for row in stage.trial.rows()} == {1}
     return "finished, nothing new for the node"
 
