@@ -32,13 +32,13 @@ def node_removed(folder: Path) -> Outcome:
 
 
 def spot_handed_back(folder: Path) -> Outcome:
-    """spot notice, too short for the unit in hand"""
+    """spot notice, too short for the unit in flight"""
     note = apart("tests.faults.on_cluster", "_spot_handed_back", str(folder))
     return _trial(folder, 0, 40).outcome("Ray's drain of a node, gone after 4 s", note.strip())
 
 
 def spot_finished(folder: Path) -> Outcome:
-    """spot notice, long enough for the unit in hand"""
+    """spot notice, long enough for the unit in flight"""
     note = apart("tests.faults.on_cluster", "_spot_finished", str(folder))
     return _trial(folder, 2, 20).outcome("Ray's drain of a node, gone after 30 s", note.strip())
 
