@@ -21,12 +21,13 @@ from raypd.dataset.plan import Plan, take_apart
 from raypd.errors import ConfigError, RunError
 from raypd.run import lease, manifest
 from raypd.run.manifest import Manifest, Unreadable
+from raypd.run.records import UnitResult
 from raypd.run.unit import Unit
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster.accounts import Accounts
     from raypd.cluster.components import Build
-    from raypd.cluster.scheduler import Ended, Scheduler
+    from raypd.cluster.scheduler import Scheduler
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
@@ -55,12 +56,18 @@ def run_extract(
     build: Build | None = None,
     planned: Plan | None = None,
 ) -> Manifest:
-    """Runs or resumes an extraction until every unit is committed; writes the manifest and returns it.
+    """Runs or resumes an extraction until every unit is committed, and writes the manifest.
 
-    verbose: let Ray print what it has to say. build: what a worker is made of; None: model and task.
-    planned: what to do; None: all of the input.
-    Raises ConfigError, InputError and ModelError before anything runs; RunError when it cannot go on; Interrupted at
-    SIGINT or SIGTERM. What is committed by then is whole, and the same call resumes.
+    Args:
+        config: of the run; its output folder belongs to this configuration.
+        verbose: let Ray print what it has to say.
+        build: makes a worker's engine and task; None: as the configuration says.
+        planned: what to do; None: all of the input.
+
+    Raises:
+        ConfigError, InputError, ModelError: before anything runs.
+        RunError: it cannot go on.
+        Interrupted: at SIGINT or SIGTERM. What is committed by then is whole, and the same call resumes.
     """
     storage.configure(config.storage)
     output = output_folder(config)
@@ -139,10 +146,7 @@ def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable
 
 def _check_known(planned: Plan, done: set[str], output: str) -> None:
     """A committed unit that this plan does not have would leave its documents in the output twice."""
-    unknown = set(done)
-    for unit in planned:
-        unknown.discard(unit.id)
-    foreign = sorted(unknown)
+    foreign = sorted(done.difference(unit.id for unit in planned))
     if foreign:
         raise ConfigError(
             f"output.path {output}: holds {len(foreign)} units that this run would not make (for instance "
@@ -201,7 +205,7 @@ class DriverSession:
         self.unreadable = Unreadable()
         self.units = planned.units
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
-        self._display = progress.Display(planned.documents, self.done_documents, 0)
+        self._display = progress.Display(planned.documents, self.done_documents)
         self._scheduler: Scheduler | None = None
         self._accounts: Accounts | None = None
 
@@ -281,27 +285,27 @@ class DriverSession:
                     self._display.begin()
                 self._display.update(self.done_documents + event.answered, self.failed_documents + event.failed)
             else:
-                accounts.ended(event.unit, event.ok + event.failed if event.error is None else None)
-                self._take(event)
+                accounts.ended(event.unit, event.result.ok + event.result.failed if event.result.done else None)
+                self._take(event.unit, event.result)
 
     def _error(self, what: str) -> RunError:
         return RunError(f"{what}\n{self.state()}; the same command resumes")
 
-    def _take(self, event: Ended) -> None:
+    def _take(self, unit: Unit, result: UnitResult) -> None:
         """A unit has ended."""
-        if event.error is None:
+        if result.error is None:
             self.done_units += 1
-            self.done_documents += event.ok + event.failed
-            self.failed_documents += event.failed
+            self.done_documents += result.ok + result.failed
+            self.failed_documents += result.failed
             return
-        reason = event.error.strip().rpartition("\n")[2]
-        if event.unreadable and len(event.unit.parts) > 1:
-            self._apart.append(event.unit)
-        elif event.unreadable:
-            self.unreadable.add(event.unit, event.error)
-            self._display.say(f"unit {event.unit.id} cannot be read: {reason}")
+        reason = result.error.strip().rpartition("\n")[2]
+        if result.unreadable and len(unit.parts) > 1:
+            self._apart.append(unit)
+        elif result.unreadable:
+            self.unreadable.add(unit, result.error)
+            self._display.say(f"unit {unit.id} cannot be read: {reason}")
         else:
-            self.unit_errors[event.unit.id] = event.error
-            self._display.say(f"unit {event.unit.id} failed: {reason}")
+            self.unit_errors[unit.id] = result.error
+            self._display.say(f"unit {unit.id} failed: {reason}")
             if len(self.unit_errors) > _MOST_LOST_UNITS:
-                raise RunError(f"more than {_MOST_LOST_UNITS} units failed, the last one because: {event.error}")
+                raise RunError(f"more than {_MOST_LOST_UNITS} units failed, the last one because: {result.error}")

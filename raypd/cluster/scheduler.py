@@ -41,13 +41,10 @@ _COMMIT_MARGIN = 5.0  # seconds before a node's end by which a unit must be comm
 
 @dataclass
 class Ended:
-    """A unit that was committed, or given up with an error. `unreadable`: because its input cannot be read."""
+    """A unit that was committed, or given up with an error."""
 
     unit: Unit
-    ok: int = 0
-    failed: int = 0
-    error: str | None = None
-    unreadable: bool = False
+    result: UnitResult
 
 
 @dataclass
@@ -274,7 +271,7 @@ class Scheduler:
             self._again.append((time.monotonic() + _RETRY_SECONDS * attempt.number, again))
             return
         self._left -= 1
-        yield Ended(attempt.unit, result.ok, result.failed, result.error, result.unreadable)
+        yield Ended(attempt.unit, result)
 
     def _lost(self, worker: WorkerHandle, error: Exception) -> Iterator[Ended]:
         """A worker is gone. Its units go to others; those of a process that died count an attempt."""
@@ -306,7 +303,7 @@ class Scheduler:
                 continue
             self._left -= 1
             why = retry_policy.failure_reason(self.spec.output, unit.id) or _cause(error)
-            yield Ended(unit, error=f"its worker processes died each time: {why}")
+            yield Ended(unit, UnitResult(error=f"its worker processes died each time: {why}"))
 
 
 def _cause(error: Exception) -> str:

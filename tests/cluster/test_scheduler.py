@@ -172,12 +172,12 @@ def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, ray_her
     take = driver.DriverSession._take
     seen = [0]
 
-    def look(self, event) -> None:
+    def look(self, *ended) -> None:
         seen[0] += 1
         if seen[0] in (50, 125, 200):
             gc.collect()
             counted.append(Counter(type(item).__name__ for item in gc.get_objects()))
-        take(self, event)
+        take(self, *ended)
 
     monkeypatch.setattr(driver.DriverSession, "_take", look)
     flat_memory.make_corpus(tmp_path / "in", 840)
