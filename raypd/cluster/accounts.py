@@ -47,7 +47,7 @@ class Accounts:
         say: Callable[[str], None],
         exact: bool = True,
     ) -> None:
-        self.config, self.output, self.session = config, output, session
+        self.config = config
         self.documents, self.done, self.exact, self._say = documents, done, exact, say
         cost = config.cost
         self.deadline = None if cost.deadline is None else budget.parse_deadline(cost.deadline, began)
@@ -66,8 +66,6 @@ class Accounts:
         self._answer: Any = None
         self._thought = 0.0
         self._shown: set[str] = set()  # what the user has been shown once
-
-    # ---------------------------------------------------------------------------------------------------------- units
 
     def admit(self, unit: Unit, beside: int) -> bool:
         """Whether a unit may be begun, on a worker that has `beside` others in flight; once not, never again."""
@@ -100,8 +98,6 @@ class Accounts:
     def _holds(self, seconds: float) -> bool:
         left = (self.config.cost.budget_usd or 0.0) - self.earlier
         return budget.holds(left, self._spent(), self._standing.usd_per_second, seconds)
-
-    # ----------------------------------------------------------------------------------------------------------- time
 
     def look(self, running: int) -> int | None:
         """To be called often.
@@ -165,8 +161,6 @@ class Accounts:
             )
         return min(max(need.workers, self.config.cluster.min_workers, 1), most)
 
-    # ------------------------------------------------------------------------------------------------------------ end
-
     def reached(self) -> BudgetReached:
         """What to raise at the end of the money."""
         cap = self.config.cost.budget_usd or 0.0
@@ -174,4 +168,4 @@ class Accounts:
 
     def close(self) -> None:
         """Ends the bill."""
-        ledger_actor.close(self.ledger, self.output, self.session)
+        ledger_actor.close(self.ledger)

@@ -43,14 +43,8 @@ def build(
 ) -> WorkerComponents:
     """Loads the model and makes engine and task.
 
-    Args:
-        config: the run's.
-        threads: CPU threads of the worker; None: torch's own number.
-        load: in place of `load_model`, for a caller that keeps models.
-
-    Raises:
-        ModelError: the model cannot be loaded, or a draft model does not fit it.
-        ConfigError: the task does not fit the model.
+    threads: CPU threads of the worker. load: in place of `load_model`, for a caller that keeps models.
+    Raises ModelError, ConfigError.
     """
     if config.model.is_fake:
         from raypd.testing import fake

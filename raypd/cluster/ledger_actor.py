@@ -105,15 +105,13 @@ class Ledger:
             unpriced=unpriced[0] if unpriced else None,
         )
 
-    def close(self) -> dict[str, Any]:
-        """Ends the bill, now, and writes it; it as it stands."""
+    def close(self) -> None:
+        """Ends the bill, now, and writes it."""
         with contextlib.suppress(Exception):  # the nodes as they were last seen do
             self._look()
         self._ended.set()
         self.book.close(time.time())
-        return self._flush()
-
-    # -------------------------------------------------------------------------------------------------------- inside
+        self._flush()
 
     def _run(self) -> None:
         while not self.book.final and not self._ended.wait(_ROUND_SECONDS):
@@ -134,7 +132,7 @@ class Ledger:
                 self.book.note(f"price {node.price_source}: it stands on the bill with $0")
         self.book.see(found, runs, time.time())
 
-    def _flush(self) -> dict[str, Any]:
+    def _flush(self) -> None:
         with self._writing:
             tree = self.book.tree(time.time())
             book.write(self.spec.output, tree)
@@ -145,10 +143,6 @@ class Ledger:
             self._metrics.show(tree)
         except Exception:  # the bill does not need them
             traceback.print_exc()
-        return tree
-
-
-# ---------------------------------------------------------------------------------------------------------- the driver
 
 
 def start(config: RunConfig, output: str, session: str, began: float, cpus: float, gpus: float) -> Any:
@@ -190,14 +184,10 @@ def ask(call: Any, seconds: float = _ANSWER_SECONDS) -> Any:
             time.sleep(0.3)
 
 
-def close(handle: Any, output: str, session: str) -> dict[str, Any] | None:
-    """Ends a session's bill; the bill, or what its file holds when the ledger is gone."""
+def close(handle: Any) -> None:
+    """Ends a session's bill; of a ledger that is gone the file stays as it is."""
     import ray
 
-    with contextlib.suppress(Exception):  # whatever Ray has come to, the file stays
-        tree: dict[str, Any] = ask(handle.close)
+    with contextlib.suppress(Exception):  # whatever Ray has come to
+        ask(handle.close)
         ray.kill(handle)
-        return tree
-    with contextlib.suppress(OSError, ValueError):
-        return book.read(output, session)
-    return None

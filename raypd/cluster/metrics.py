@@ -6,7 +6,6 @@ Ray exports each under `ray_` + its name, a counter with `_total` behind it, fro
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,13 +26,13 @@ class Metrics:
     """A run's metrics in this process. run: the value of the tag `run`."""
 
     def __init__(self, run: str) -> None:
-        from ray.util import metrics
+        from ray.util.metrics import Counter, Gauge
 
         self._run = run
         self._shown: dict[tuple[str, str], float] = {}
         tags = {name: ("run", tag) if tag else ("run",) for name, (_, tag) in (COUNTERS | GAUGES).items()}
-        self._counters = {n: metrics.Counter(n, text, tag_keys=tags[n]) for n, (text, _) in COUNTERS.items()}
-        self._gauges = {n: metrics.Gauge(n, text, tag_keys=tags[n]) for n, (text, _) in GAUGES.items()}
+        self._counters = {n: Counter(n, description=text, tag_keys=tags[n]) for n, (text, _) in COUNTERS.items()}
+        self._gauges = {n: Gauge(n, description=text, tag_keys=tags[n]) for n, (text, _) in GAUGES.items()}
 
     def show(self, bill: Mapping[str, Any]) -> None:
         """Brings the metrics up to a session's bill, as it stands in <run>/ledger/<session>.json."""
@@ -44,9 +43,8 @@ class Metrics:
         self._set("raypd_cost_usd", bill["parts"])
         if bill["budget_usd"] is not None:
             self._set("raypd_budget_usd", {"": bill["budget_usd"]})
-        self._set("raypd_nodes", Counter(node["market"] for node in bill["nodes"] if node["ended"] is None))
-        alive = [worker for worker in bill["workers"] if worker["ended"] is None]
-        self._set("raypd_workers", Counter(own["spans"][-1][2] if own["spans"] else "startup" for own in alive))
+        self._set("raypd_nodes", _tally(node["market"] for node in bill["nodes"] if node["ended"] is None))
+        self._set("raypd_workers", _tally(_state(worker) for worker in bill["workers"]))
 
     def _count(self, name: str, values: Mapping[str, float]) -> None:
         tag = COUNTERS[name][1]
@@ -62,3 +60,17 @@ class Metrics:
         for value, amount in {**gone, **values}.items():
             self._gauges[name].set(amount, {"run": self._run, **({tag: value} if tag else {})})
             self._shown[name, value] = amount
+
+
+def _state(worker: Mapping[str, Any]) -> str:
+    if worker["ended"] is not None:
+        return "ended"
+    return str(worker["spans"][-1][2]) if worker["spans"] else "startup"
+
+
+def _tally(values: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for value in values:
+        found[value] = found.get(value, 0) + 1
+    found.pop("ended", None)
+    return found

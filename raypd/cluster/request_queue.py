@@ -98,8 +98,6 @@ class RequestQueue:
                 state.cancelled = True
                 self._changed.notify_all()
 
-    # -------------------------------------------------------------------------------------------------------- one unit
-
     @contextlib.contextmanager
     def unit(self, unit: str) -> Iterator[UnitState]:
         """A unit for the length of a block; what is left of it in the engine then spoils nothing."""
@@ -148,37 +146,32 @@ class RequestQueue:
                 if not finished and not may_plan:
                     return
             for request, result in finished:
-                self._take(state, self._read(state, request, result), request)
+                items = self._read(state, request, result)
+                with self._changed:
+                    self._add(state, items)
+                    state.unfinished -= 1
+                    state.open -= Counter(set(request.rows))  # drops rows of which no request is left
             if may_plan:
                 with self._task_lock:
                     item = next(plan, None)
-                self._take(state, [] if item is None else [item], more=item is not None)
+                with self._changed:
+                    self._add(state, [] if item is None else [item])
+                    state.more = item is not None
 
     def _may_plan(self, state: UnitState) -> bool:
         if not state.more or len(self._queue) + self._in_engine >= 2 * self.batch:
             return False
         return not any(other.more for other in self._units.values() if other.number < state.number)
 
-    def _take(
-        self,
-        state: UnitState,
-        items: Sequence[Request | Record],
-        ended: Request | None = None,
-        more: bool | None = None,
-    ) -> None:
-        """Queues requests and keeps records: of the plan, or of a request that ended."""
-        with self._changed:
-            requests = [item for item in items if isinstance(item, Request)]
-            self._queue += [(state, request) for request in requests]
-            for request in requests:
-                state.open.update(set(request.rows))
-            if ended is not None:
-                state.open -= Counter(set(ended.rows))  # rows of which no request is left are in it no more
-            state.unfinished += len(requests) - (ended is not None)
-            state.records += [item for item in items if isinstance(item, Record)]
-            if more is not None:
-                state.more = more
-            self._changed.notify_all()
+    def _add(self, state: UnitState, items: Sequence[Request | Record]) -> None:
+        """Queues requests and keeps records. Under the lock."""
+        requests = [item for item in items if isinstance(item, Request)]
+        state.records += [item for item in items if isinstance(item, Record)]
+        state.unfinished += len(requests)
+        for request in requests:
+            state.open.update(set(request.rows))
+        self._queue += [(state, request) for request in requests]
+        self._changed.notify_all()
 
     def _plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         """The task's plan; from where it raises on, document by document, so that only the bad one is lost."""
@@ -211,8 +204,6 @@ class RequestQueue:
         except Exception as error:
             traceback.print_exc()
             return request.fail(reason(error))
-
-    # ------------------------------------------------------------------------------------------------------ the engine
 
     def _drive(self) -> None:
         """The engine's thread: submit what it has room for, step, pass on what ended."""

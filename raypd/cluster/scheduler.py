@@ -122,8 +122,6 @@ class Scheduler:
     def _all_assigned(self) -> bool:
         return self.closing or (self._exhausted and not self._again)
 
-    # ----------------------------------------------------------------------------------------------------- assignments
-
     def _assign(self) -> None:
         """Fills the workers level by level."""
         for depth in range(self.cluster.units_in_flight):
@@ -165,8 +163,6 @@ class Scheduler:
             if not youngest.is_cancelled and not youngest.progress.begun:
                 worker.cancel(youngest, only_waiting=True)
                 idle -= 1
-
-    # --------------------------------------------------------------------------------------------------------- workers
 
     def _resize(self) -> None:
         """Starts workers where units wait, lets those go that nothing is left for."""
@@ -221,8 +217,6 @@ class Scheduler:
                     needed = 3 * _COMMIT_MARGIN
                 if needed > left - _COMMIT_MARGIN:
                     worker.cancel(assignment, only_waiting=False)
-
-    # --------------------------------------------------------------------------------------------------------- results
 
     def _wait(self) -> Iterator[Ended]:
         """Waits a moment for results, and takes all that are there."""

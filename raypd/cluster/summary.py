@@ -28,19 +28,21 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
         console.print(_table(rows, console.width))
     if manifest.fake:
         console.print("model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red")
-    failed = f", {manifest.failed:,} failed" if manifest.failed else ""
-    console.print(
-        f"{manifest.documents:,} documents: {manifest.ok:,} ok{failed}; {_units(manifest.units)}; "
-        f"{_seconds(manifest.seconds)}, {manifest.documents_per_second:.2f} documents/s"
-    )
-    if manifest.units_unreadable:
-        text = f"{_units(manifest.units_unreadable)} of the input that cannot be read; the manifest lists them"
-        console.print(f"left out: {text}", style="red")
-    console.print(
+    tokens = (
         f"tokens: {manifest.prefill_tokens:,} prefilled, {manifest.shared_tokens:,} shared, "
         f"{manifest.decode_tokens:,} decoded"
     )
-    for line in _cost_lines(manifest.cost):
+    units_text = f"{manifest.units:,} unit{'' if manifest.units == 1 else 's'}"
+    failed = f", {manifest.failed:,} failed" if manifest.failed else ""
+    console.print(
+        f"{manifest.documents:,} documents: {manifest.ok:,} ok{failed}; {units_text}; "
+        f"{_seconds(manifest.seconds)}, {manifest.documents_per_second:.2f} documents/s"
+    )
+    if manifest.units_unreadable:
+        units_text = f"{manifest.units_unreadable:,} unit{'' if manifest.units_unreadable == 1 else 's'}"
+        console.print(f"left out: {units_text} of the input that cannot be read; the manifest lists them", style="red")
+    console.print(tokens)
+    for line in cost_lines(manifest.cost):
         console.print(line, soft_wrap=True)
     partition = [f"{key}=*" for key in manifest.config["output"]["partition"]]
     rows_at = storage.join(writer.units_folder(manifest.output), *partition, "*.parquet")
@@ -48,18 +50,15 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
     console.print(f"manifest: {manifest.output}/manifest.json", soft_wrap=True)
 
 
-def _units(count: int) -> str:
-    return f"{count:,} unit{'' if count == 1 else 's'}"
-
-
-def _cost_lines(cost: dict[str, Any] | None) -> list[str]:
+def cost_lines(cost: dict[str, Any] | None) -> list[str]:
     """The bill in one line, its parts in another: in money, or in time where the machines have no price."""
     if not cost:
         return []
+    whole = sum(cost["seconds"].values())
     if not cost["usd"]:
         parts = [f"{name} {_seconds(seconds)}" for name, seconds in _largest(cost["seconds"]) if seconds >= 0.05]
-        lines = [f"cost:   $0 ({'; '.join(cost['notes'] or cost['prices'])})"]
-        return [*lines, f"time:   {', '.join(parts)}"] if sum(cost["seconds"].values()) else lines
+        reason = "; ".join(cost["notes"] or cost["prices"])
+        return [f"cost:   $0 ({reason})", *([f"time:   {', '.join(parts)}"] if whole else [])]
     per_1000 = cost["usd_per_1000_documents"]
     sessions = f", {cost['sessions']} sessions" if cost["sessions"] > 1 else ""
     each = f", {money(per_1000)} per 1,000 documents" if per_1000 is not None else ""
@@ -76,15 +75,16 @@ def _largest(parts: dict[str, float]) -> list[tuple[str, float]]:
 
 
 def _table(rows: list[dict[str, Any]], console_width: int) -> Table:
-    # With widths of our own: rich would take them from the two small columns to give them to the wide one.
+    # Widths by hand: rich would take them from the two small columns to give them to the wide one.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     with_category = any(row.get("category") for row in rows)
-    left = console_width
-    for name, head in (("id", "document"), ("category", "category"))[: 2 if with_category else 1]:
-        width = max(min(16, max(len(str(row.get(name) or "")) for row in rows)), len(head) + 1)
+    names = ["id", "category"] if with_category else ["id"]
+    widths = [min(16, max(len(str(row.get(name) or "")) for row in rows)) for name in names]
+    widths = [max(width, len(head) + 1) for width, head in zip(widths, ("document", "category"), strict=False)]
+    for head, width in zip(("document", "category"), widths, strict=False):
         table.add_column(head, overflow="ellipsis", no_wrap=True, width=width)
-        left -= width + 2
-    table.add_column("values", overflow="ellipsis", no_wrap=True, width=max(20, left))
+    left = max(20, console_width - sum(widths) - 2 * len(widths))
+    table.add_column("values", overflow="ellipsis", no_wrap=True, width=left)
     for row in rows:
         category = [Text(str(row.pop("category", None) or ""))] if with_category else []
         table.add_row(Text(str(row["id"])), *category, _values(row))

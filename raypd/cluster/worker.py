@@ -86,8 +86,6 @@ class DecodeWorker:
             self.meter.ready()
             self.request_queue = RequestQueue(self.parts, self.config.engine.max_num_seqs, self.meter)
 
-    # ---------------------------------------------------------------------------------------- what the scheduler calls
-
     def hello(self) -> str:
         """The id of this worker's node; the first answer means that the model is loaded."""
         return _node()
@@ -126,8 +124,6 @@ class DecodeWorker:
         except Exception:
             return UnitResult(error=traceback.format_exc())
         return UnitResult(ok=summary.ok, failed=summary.failed)
-
-    # ------------------------------------------------------------------------------------------------------ one unit
 
     def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> UnitSummary:
         """Reads, decodes and commits one unit.

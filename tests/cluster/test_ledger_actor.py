@@ -368,12 +368,13 @@ def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
         standings = [ledger_actor.ask(handle.standing) for handle in handles]
         halves = pytest.approx([30.13118 / 3600 / 2] * 2)  # when the first has looked again, and sees the second
         wait_for(lambda: [ledger_actor.ask(handle.standing).usd_per_second for handle in handles] == halves)
-        trees = [ledger_actor.close(handle, output, name) for handle, name in zip(handles, ("one", "two"), strict=True)]
+        for handle in handles:
+            ledger_actor.close(handle)
     finally:
         ray.shutdown()
     assert standings[0].unpriced is None
-    for tree in trees:
-        assert tree is not None
+    for tree in files(tmp_path):
+        assert tree["final"]
         (node,) = tree["nodes"]
         assert (node["instance_type"], node["market"], node["region"]) == ("g6e.48xlarge", "spot", "us-west-2")
         assert (node["usd_per_hour"], node["slots"], node["head"]) == (30.13118, 2, True)
@@ -382,7 +383,7 @@ def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
         assert "share" in tree["notes"][0]
         assert tree["usd"] < node["seconds"] * 30.13118 / 3600
         assert tree["parts"]["head"] == tree["usd"]  # no worker came
-    assert files(tmp_path) == json.loads(json.dumps(trees))
+    assert len(files(tmp_path)) == 2
 
 
 @pytest.mark.slow
