@@ -303,7 +303,7 @@ def begin(run: Path, *changes: str) -> subprocess.Popen[str]:
 def begin_steered(tmp_path: Path, units: Sequence[str]) -> subprocess.Popen[str]:
     """A run whose units each do at their first document what tests/cluster/fakes.py does at such a title."""
     titles = [title for unit in units for title in (unit, *["a product"] * 9)]
-    return start("-m", "tests.cluster.run", str(write_run(tmp_path, titles=titles)))
+    return start("-m", "tests.faults.run", str(write_run(tmp_path, titles=titles)))
 
 
 def ledger_process(driver: subprocess.Popen[str], but: Sequence[int] = ()) -> psutil.Process:
@@ -482,7 +482,7 @@ def test_a_killed_driver_stops_the_bill_and_the_next_session_adds_to_it(tmp_path
     assert left["totals"]["documents"] > 0
     end_all()  # Ray's own, which outlive a driver that was killed
     (tmp_path / "out/again").touch()
-    ended(start("-m", "tests.cluster.run", str(tmp_path / "run.yaml")))
+    ended(start("-m", "tests.faults.run", str(tmp_path / "run.yaml")))
     check_rows(tmp_path, 120)
     first, second = files(tmp_path)
     assert first == left  # nobody billed on
