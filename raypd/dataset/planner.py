@@ -39,7 +39,7 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
     these are smaller. Without a folder all units have their whole size, and are the same when other objects are added.
     Raises InputError for what makes a run pointless: no such input, nothing in it, a format that is not known, a
     column that is missing everywhere, no object that can be read. Single objects that cannot be read are in the plan.
-    Raises RunError where storage gives way meanwhile: nothing is known then of what was not looked into.
+    Raises RunError where storage fails meanwhile: nothing is known then of what was not looked into.
     """
     try:
         return _plan(config, output)

@@ -19,7 +19,7 @@ class Part:
     """A range of one object; the object is `path`, known to the user as `name`.
 
     start, end: bytes for uncompressed JSONL (the lines whose first byte lies in the range), rows for all else.
-    stamp: what the listing told of the object, by which a later session knows it again.
+    stamp: what the listing has of the object, by which a later session knows it again.
     expected: documents in it: their number where `exact`, else an estimate from the object's first lines.
     bytes: what the range takes of the object as it is stored.
     """
