@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from raypd.billing import book, budget
-from raypd.billing.budget import BudgetReached, Hand, Need, Pace
+from raypd.billing.budget import BudgetReached, InFlight, Need, Pace
 from raypd.cluster import ledger_actor
 from raypd.cluster.ledger_actor import Standing
 from raypd.config import RunConfig
+from raypd.run.records import Bill
+from raypd.run.text import count, duration, number
 from raypd.run.unit import Unit
 
 if TYPE_CHECKING:
@@ -46,13 +48,13 @@ class Accounts:
         cost = config.cost
         self.deadline = None if cost.deadline is None else budget.parse_deadline(cost.deadline, began)
         earlier = book.bills(output)
-        self.earlier = sum(tree["usd"] for tree in earlier)
+        self.earlier = sum(bill.usd for bill in earlier)
         self.sessions = len(earlier) + 1
         self._done_before = done
         self._check_before(began)
         self.ledger = ledger_actor.start(config, output, session, began, share.cpus, share.gpus)
         self.held = False
-        self._hands: dict[str, Hand] = {}
+        self._in_flight: dict[str, InFlight] = {}
         self._pace = Pace()
         self._asked = 0.0
         self._answer: Any = None
@@ -71,27 +73,27 @@ class Accounts:
     # ---------------------------------------------------------------------------------------------------------- units
 
     def admit(self, unit: Unit, beside: int) -> bool:
-        """Whether a unit may be begun, on a worker that has `beside` others in hand; once not, never again."""
+        """Whether a unit may be begun, on a worker that has `beside` others in flight; once not, never again."""
         now = time.time()
-        hand = Hand(now, unit.expected)
+        own = InFlight(now, unit.expected)
         if self.config.cost.budget_usd is not None:
-            others = [own for name, own in self._hands.items() if name != unit.id]
+            others = [other for name, other in self._in_flight.items() if name != unit.id]
             if self._pace.mean() is None and beside and others:
                 return False  # nobody knows yet how long one takes: a second one can wait
-            seconds = budget.ends(now, [*others, hand], self._pace) - now + self.config.cost.reserve_seconds
+            seconds = budget.ends(now, [*others, own], self._pace) - now + self.config.cost.reserve_seconds
             if not self._holds(seconds):
                 self.held = True
                 return False
-        self._hands[unit.id] = hand
+        self._in_flight[unit.id] = own
         return True
 
     def ended(self, unit: Unit, documents: int | None) -> None:
-        """A unit is not in hand any more. documents: of one that was committed; None: it failed."""
-        hand = self._hands.pop(unit.id, None)
+        """A unit is not in flight any more. documents: of one that was committed; None: it failed."""
+        own = self._in_flight.pop(unit.id, None)
         if documents is not None:
             self.done += documents
-            if hand is not None:
-                self._pace.ended(time.time() - hand.began, documents)
+            if own is not None:
+                self._pace.ended(time.time() - own.began, documents)
 
     def _holds(self, seconds: float) -> bool:
         own = self._standing
@@ -153,9 +155,9 @@ class Accounts:
         self._told.add("late")
         more = f"{need.workers:,} workers would do" if need.workers < budget.NEVER else "no number of workers would do"
         self._say(
-            f"the deadline, {budget.clock(self.deadline)}, cannot be met: {left:,} documents are left, and "
-            f"{need.most} workers (cluster.max_workers) do {per_worker * need.most:.3g} documents/s, so it is done at "
-            f"about {budget.clock(need.done_at)}, {budget.length(late)} late; {more}"
+            f"the deadline, {budget.clock(self.deadline)}, cannot be met: {count(left)} documents are left, and "
+            f"{need.most} workers (cluster.max_workers) do {number(per_worker * need.most)} documents/s, so it is done "
+            f"at about {budget.clock(need.done_at)}, {duration(late)} late; {more}"
         )
 
     # ------------------------------------------------------------------------------------------------------------ end
@@ -167,6 +169,6 @@ class Accounts:
         cap = self.config.cost.budget_usd or 0.0
         return BudgetReached(budget.reached(cap, total or 0.0, self.done, self.documents, self.exact))
 
-    def close(self) -> dict[str, Any] | None:
+    def close(self) -> Bill | None:
         """Ends the bill; it, as its file holds it."""
         return ledger_actor.close(self.ledger, self.output, self.session)

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raypd import storage
-from raypd.billing import bill, book
+from raypd.billing import bill as billing
+from raypd.billing import book
 from raypd.billing import prices as pricing
 from raypd.billing.book import Book
-from raypd.billing.meter import Report
 from raypd.cluster import machines
 from raypd.config import CostConfig, RunConfig
 from raypd.errors import ConfigError
+from raypd.run.records import Bill, WorkerTime
 
 _LOOK_SECONDS = 5.0  # between two looks at the nodes
 _FLUSH_SECONDS = 3.0
@@ -76,18 +77,15 @@ class Ledger:
             "watts_per_gpu": cost.watts_per_gpu,
             "co2e_grams_per_kwh": cost.co2e_grams_per_kwh,
         }
-        tree = book.read(order.output, order.session)
-        if tree is None:
-            self.book = Book(order.session, order.began, **settings)
-        else:
-            self.book = book.from_tree(tree, **settings)
+        kept = book.read(order.output, order.session)
+        self.book = book.from_bill(kept, **settings) if kept else Book(order.session, order.began, **settings)
         self._metrics: Any = None
         self._writing = threading.Lock()
         self._durable = {worker.worker: worker.sequence for worker in self.book.workers.values()}
         self._look()
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
-    def report(self, report: Report) -> int:
+    def report(self, report: WorkerTime) -> int:
         """Takes a worker's report; the number of this worker's last one that is on storage (-1: none)."""
         self.book.take(report)
         return self._durable.get(report.worker, -1)
@@ -99,15 +97,15 @@ class Ledger:
         unpriced = [node.price_source for node in nodes if node.price_source.startswith(machines.UNKNOWN)]
         return Standing(
             at=now,
-            usd=bill.usd(self.book.bill(now).total),
+            usd=billing.usd(self.book.charges(now).total),
             usd_per_second=self._rate(now),
             documents=self.book.totals()["documents"],
-            busy_seconds=sum(own.settled(now, final=False).busy for own in workers),
+            busy_seconds=sum(billing.settled(own, now, final=False).busy for own in workers),
             startup_seconds=sum(own.startup for own in loaded) / len(loaded) if loaded else 0.0,
             unpriced=unpriced[0] if unpriced else None,
         )
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> Bill:
         """Ends the bill, now, and writes it; it as it stands."""
         with contextlib.suppress(Exception):  # the nodes as they were last seen do
             self._look()
@@ -150,22 +148,22 @@ class Ledger:
                 self.book.note(f"price {node.price_source}: it stands on the bill with $0")
         self.book.see(found, runs, time.time())
 
-    def _flush(self) -> dict[str, Any]:
+    def _flush(self) -> Bill:
         with self._writing:
-            tree = self.book.tree(time.time())
-            book.write(self.order.output, tree)
-            self._durable = {own["worker"]: own["sequence"] for own in tree["workers"]}
-        self._show(tree)
-        return tree
+            bill = self.book.bill(time.time())
+            book.write(self.order.output, bill)
+            self._durable = {own.worker: own.sequence for own in bill.workers}
+        self._show(bill)
+        return bill
 
-    def _show(self, tree: dict[str, Any]) -> None:
+    def _show(self, bill: Bill) -> None:
         """The live metrics: a view of the bill."""
         from raypd.cluster.metrics import Metrics
 
         try:
             if self._metrics is None:
                 self._metrics = Metrics(self.order.output.rstrip("/").rpartition("/")[2])
-            self._metrics.show(tree)
+            self._metrics.show(bill)
         except Exception:
             traceback.print_exc()
 
@@ -218,14 +216,14 @@ def ask(call: Any, seconds: float = _ANSWER_SECONDS) -> Any:
             time.sleep(0.3)
 
 
-def close(handle: Any, output: str, session: str) -> dict[str, Any] | None:
+def close(handle: Any, output: str, session: str) -> Bill | None:
     """Ends a session's bill; the bill, or what its file holds when the ledger is gone."""
     import ray
 
     with contextlib.suppress(Exception):  # whatever Ray has come to, the file stays
-        tree: dict[str, Any] = ask(handle.close)
+        bill: Bill = ask(handle.close)
         ray.kill(handle)
-        return tree
+        return bill
     with contextlib.suppress(OSError, ValueError):
         return book.read(output, session)
     return None

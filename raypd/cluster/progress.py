@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from raypd.run.text import duration, number
+
 _LINE_SECONDS = 10.0
 
 
@@ -50,7 +52,7 @@ class Display:
             self._bar.stop()
 
     def begin(self) -> None:
-        """The first unit is in work: from here on the clock of documents/s runs."""
+        """The first unit is in flight: documents/s count from here on."""
         if not self._begun:
             self._begun, self._started = True, time.monotonic()
 
@@ -59,7 +61,7 @@ class Display:
         return (self._done - self._before) / max(time.monotonic() - self._started, 1e-6)
 
     def update(self, done: int, failed: int) -> None:
-        """Shows how many documents are answered and failed, those of units in work among them."""
+        """Shows how many documents are answered and failed, those of units in flight among them."""
         self._done, self._failed = max(done, self._before), failed
         if self._bar is not None:
             self._bar.update(self._row, completed=self._done, failed=failed)
@@ -69,8 +71,8 @@ class Display:
                 self.say(f"{self._done}/{self.total} documents, workers are starting")
                 return
             left = (self.total - self._done) / self.rate() if self.rate() > 0 else None
-            ends = f", {_clock(left)} left" if left is not None else ""
-            self.say(f"{self._done}/{self.total} documents, {self.rate():.2f}/s{ends}, {failed} failed")
+            ends = f", {duration(left)} left" if left is not None else ""
+            self.say(f"{self._done}/{self.total} documents, {number(self.rate())}/s{ends}, {failed} failed")
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""
@@ -86,10 +88,4 @@ class _Speed(ProgressColumn):
         self._display = display
 
     def render(self, task: Task) -> Text:
-        return Text(f"{self._display.rate():.2f}/s")
-
-
-def _clock(seconds: float) -> str:
-    whole = int(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+        return Text(f"{number(self._display.rate())}/s")

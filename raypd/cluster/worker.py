@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from raypd import storage
 from raypd.billing import energy
-from raypd.billing.meter import Meter
-from raypd.billing.meter import Unit as Spent
+from raypd.billing.meter import Meter, UnitUsage
 from raypd.cluster import shares
 from raypd.cluster.components import WorkerComponents, build
 from raypd.cluster.request_queue import EngineBroken, HandedBack, RequestQueue, UnitState, reason
@@ -260,7 +259,7 @@ class DecodeWorker:
             traceback.print_exc()
 
 
-def _together(job: UnitState, spent: Spent) -> Answer:
+def _together(job: UnitState, spent: UnitUsage) -> Answer:
     """What a job has come to, with what others have answered of it."""
     own = Answer(job.records, job.counts, spent.prefill + spent.decode, spent.categories)
     return shares.together(own, job.answers)

@@ -19,9 +19,9 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from raypd.report import text
-from raypd.report.series import KINDS, Clock, Rate
+from raypd.report.series import KINDS, Rate, RunningTime
 from raypd.report.svg import ROLES, inline
+from raypd.run import text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +76,7 @@ def _draw(name: str, title: str, description: str, width: int, height: int, draw
     return Chart(*forms)
 
 
-def _time_axis(axes: Axes, clock: Clock, width: int) -> float:
+def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
     """Puts running time on x, in a unit that fits; seconds of one such unit."""
     total = max(clock.total, 1e-6)
     size, name = next((s, n) for s, n, most in _UNITS if total <= most)
@@ -99,7 +99,7 @@ def _dollars(ticks: np.ndarray) -> Callable[[float, Any], str]:
     return lambda value, _: f"${value:,.{digits}f}"
 
 
-def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: Clock) -> tuple[Chart, bool]:
+def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: RunningTime) -> tuple[Chart, bool]:
     """Dollars spent over running time; the budget as a line, and whether it fits the scale."""
     spent = float(dollars[-1])
     shown = budget is not None and budget <= max(spent, 1e-9) * 5
@@ -130,7 +130,7 @@ def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: C
     return _draw("money", "Money over time", said, HALF, 250, draw), shown
 
 
-def rate(found: Rate, clock: Clock, mean: float) -> Chart:
+def rate(found: Rate, clock: RunningTime, mean: float) -> Chart:
     """Documents a second over running time, with their mean."""
     top = max(float(found.values.max()), mean, 1e-9) * 1.18
 
@@ -148,7 +148,7 @@ def rate(found: Rate, clock: Clock, mean: float) -> Chart:
 
 
 def timeline(
-    rows: Sequence[Sequence[tuple[float, float, str]]], labels: Sequence[str], clock: Clock, description: str
+    rows: Sequence[Sequence[tuple[float, float, str]]], labels: Sequence[str], clock: RunningTime, description: str
 ) -> Chart:
     """One row a worker: when it started up, was busy, idle, or did work that was lost. Times in running seconds."""
     count = len(rows)

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from raypd.errors import RunError
-from raypd.report import text
 from raypd.report.status import Status, Watch, WorkerState
+from raypd.run import text
 
 _WORKERS = 12  # shown one by one
 _COLORS = {"complete": "green", "running": "cyan", "busy": "green", "idle": "yellow", "startup": "yellow"}

@@ -21,7 +21,7 @@ from raypd.cluster.shares import Progress
 from raypd.cluster.work_stealing import Lending
 from raypd.config import ClusterConfig, RunConfig
 from raypd.dataset import writer
-from raypd.run.records import UnitResult
+from raypd.run.records import UnitResult, to_json
 from raypd.run.retry_policy import Attempt
 from raypd.run.unit import Unit
 from tests.cluster import fakes
@@ -278,7 +278,7 @@ class Stage:
         (long,) = (rows for rows in found.values() if rows[0]["source"] == "a.jsonl")
         assert [row["id"] for row in long] == [str(i) for i in range(self.count)]
         assert sum(map(len, found.values())) == made.documents == self.documents
-        (bill,) = book.bills(self.run.output.path)
+        (bill,) = map(to_json, book.bills(self.run.output.path))
         check_sums(bill)
         assert bill["totals"]["documents"] == self.documents
         assert bill["totals"]["decode_tokens"] == made.decode_tokens
@@ -305,7 +305,7 @@ def test_a_long_unit_is_shared_by_all_and_committed_once(
     rows = stage.rows()
     assert {row["attempts"] for row in rows} == {1}
     assert Counter(row["status"] for row in rows) == {"ok": stage.count}
-    (bill,) = book.bills(stage.run.output.path)
+    (bill,) = map(to_json, book.bills(stage.run.output.path))
     tokens = [sum(own["decode_tokens"] for own in worker["categories"].values()) for worker in bill["workers"]]
     assert sum(tokens) == workers * stage.count / 2 * 3  # three for every work of two documents
     assert sum(own > stage.count / 2 * 3 for own in tokens) == workers - 1  # their own unit, and some of the long one
