@@ -103,7 +103,7 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
                 return estimated
             raise
         units, bill, plan, now = read_units(root), read_bill(root), read_plan(root), time.time()
-        sessions = _sessions(root, units, bill, now)
+        sessions = read_sessions(root, units.read, bill, now, units.scale)
         planned = plan.units if plan else None
         forecast, torn = read_forecast(root)
         return RunReport(
@@ -194,40 +194,34 @@ def _failures(root: str) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------------------------------------ sessions
 
 
-def read_sessions(root: str) -> list[Session]:
-    """The sessions of a run, oldest first; a torn file is left out."""
-    folder = storage.join(root, layout.SESSIONS)
+def read_sessions(
+    root: str, units: Sequence[CommittedUnit], bill: RunBill | None, now: float, scale: float = 1.0
+) -> list[ReportSession]:
+    """The sessions of a run, oldest first, with what each committed and cost; a torn file is left out.
+
+    units: as far as they are known, each for `scale` of them. now: unix seconds.
+    """
     found = []
-    for name in storage.names(folder):
+    for name in storage.names(storage.join(root, layout.SESSIONS)):
         with contextlib.suppress(RecordError, OSError):
-            found.append(records.read(Session, storage.join(folder, name)))
-    return sorted(found, key=lambda session: session.began)
-
-
-def report_session(session: Session, now: float, heard: float = 0.0) -> ReportSession:
-    """How a session went. heard: the newest sign of life elsewhere (a commit, its bill), unix seconds."""
-    heard = max(session.began, heard, session.heartbeat or 0.0)
-    if session.how:
-        return ReportSession(session.id, session.began, session.ended or heard, session.how)
-    how = "running" if now - heard < ALIVE_SECONDS else "killed"
-    return ReportSession(session.id, session.began, heard, how)
-
-
-def _sessions(root: str, units: Units, bill: RunBill | None, now: float) -> list[ReportSession]:
-    """All sessions with what each committed and cost."""
+            found.append(records.read(Session, storage.join(root, layout.SESSIONS, name)))
     bills = {one.session: one for one in bill.sessions} if bill else {}
     own: dict[str, list[CommittedUnit]] = {}
-    for unit in units.read:
+    for unit in units:
         own.setdefault(unit.session, []).append(unit)
     sessions = []
-    for session in read_sessions(root):
+    for session in sorted(found, key=lambda session: session.began):
         committed, billed = own.get(session.id, []), bills.get(session.id)
-        heard = max((billed.until if billed else 0.0, *(unit.committed_at for unit in committed)))
-        shown = report_session(session, now, heard)
-        shown.units = round(len(committed) * units.scale)
-        shown.documents = round(sum(unit.documents for unit in committed) * units.scale)
-        shown.usd = billed.usd if billed else None
-        sessions.append(shown)
+        signs = [session.began, session.heartbeat or 0.0, *(unit.committed_at for unit in committed)]
+        heard = max([*signs, billed.until] if billed else signs)
+        ended, how = heard, "running" if now - heard < ALIVE_SECONDS else "killed"
+        if session.how:
+            ended, how = session.ended or heard, session.how
+        documents = round(sum(unit.documents for unit in committed) * scale)
+        usd = billed.usd if billed else None
+        sessions.append(
+            ReportSession(session.id, session.began, ended, how, round(len(committed) * scale), documents, usd)
+        )
     return sessions
 
 

@@ -34,7 +34,9 @@ class RunBill:
     @property
     def workers(self) -> list[WorkerTime]:
         """Of the sessions, each with an end: where it works, how far the bill goes."""
-        return [replace(w, ended=w.ended or bill.until) for bill in self.sessions for w in bill.workers]
+        return [
+            replace(w, ended=bill.until if w.ended is None else w.ended) for bill in self.sessions for w in bill.workers
+        ]
 
     @property
     def series(self) -> list[tuple[float, float]]:

@@ -202,15 +202,14 @@ def _workers(run: RunReport, clock: RunningTime) -> Drawn:
 
     workers = [w for w in run.bill.workers if w.spans] if run.bill else []
     if workers and clock.total > 0:
-        lived = {w.worker: max((w.ended or w.heard) - w.began, 1e-9) for w in workers}
-        busy = {w.worker: w.spent("busy") for w in workers}
-        workers.sort(key=lambda w: (w.began, -busy[w.worker] / lived[w.worker]))
+        by_share = sorted(workers, key=lambda w: -w.spent("busy") / w.lived())
+        workers = sorted(by_share, key=lambda w: w.began)
         shown = workers[:: -(-len(workers) // _TIMELINE_ROWS)]
         who = "The one worker was" if len(workers) == 1 else f"{text.count(len(workers))} workers were"
-        said = f"{who} busy {text.share(sum(busy.values()) / sum(lived.values()), 1)} of the time."
+        busy = sum(w.spent("busy") for w in workers) / sum(w.lived() for w in workers)
+        said = f"{who} busy {text.share(busy, 1)} of the time."
         names = [text.clean(w.worker, 12) for w in shown]
         chart = charts.timeline(series.timeline(shown, clock, _TIMELINE_BINS), names, clock, said)
-        by_share = sorted(workers, key=lambda w: -busy[w.worker] / lived[w.worker])
         return Drawn(chart, table=sections.worker_table(by_share), legend=LEGEND, note=said)
     by_unit = series.spans_of_units(run.units.read) if run.units.whole else {}
     if not by_unit or clock.total <= 0:

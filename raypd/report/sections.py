@@ -181,7 +181,7 @@ def worker_table(workers: list[WorkerTime]) -> Table:
     """What each worker did with its time, in their order."""
     rows = []
     for worker in workers[:_WORKER_ROWS]:
-        lived = (worker.ended or worker.heard) - worker.began
+        lived = worker.lived()
         shares = [text.share(worker.spent(kind), lived) for kind in ("busy", "startup", "idle", "lost")]
         rows.append([worker.worker, worker.node or text.NONE, text.duration(lived), *shares])
     note = f"The {_WORKER_ROWS} busiest of {len(workers)}." if len(workers) > _WORKER_ROWS else ""

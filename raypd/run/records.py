@@ -255,6 +255,10 @@ class WorkerTime:
             return "ended"
         return self.spans[-1][2] if self.spans else "startup"
 
+    def lived(self, until: float = 0.0) -> float:
+        """Seconds from its begin to its end, or `until` where it works."""
+        return max((until if self.ended is None else self.ended) - self.began, 1e-9)
+
     def spent(self, kind: str) -> float:
         """Seconds of a kind of span."""
         return sum(ended - began for began, ended, what, _ in self.spans if what == kind)
