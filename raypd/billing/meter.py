@@ -14,46 +14,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raypd.billing.bill import Seconds, Spans
+from raypd.run.records import Counts, Seconds, Spans, WorkerTime
 
 _JOIN_SECONDS = 0.05  # a pause between two steps that is shorter belongs to them
 _MOST_SPANS = 120  # of one worker
 COUNTS = ("documents", "prefill_tokens", "shared_tokens", "decode_tokens")
 
 
-def zero() -> dict[str, float]:
+def zero() -> Counts:
     """Counts of a category: documents, tokens, and the busy seconds behind them."""
     return {**dict.fromkeys(COUNTS, 0), "seconds": 0.0}
 
 
 @dataclass
-class Report:
-    """All that a worker did since it began. Times are unix seconds, money is not its business."""
-
-    worker: str
-    node: str
-    pid: int
-    sequence: int
-    began: float
-    heard: float
-    seconds: Seconds
-    open: dict[str, tuple[float, float]]
-    spans: Spans
-    categories: dict[str, dict[str, float]]
-    method: str
-    ok: int
-    failed: int
-    gpus: float = 0.0
-    joules: float | None = None
-
-
-@dataclass
-class Unit:
+class UnitUsage:
     """The busy seconds of an attempt at a unit, and what it counted by category."""
 
     prefill: float = 0.0
     decode: float = 0.0
-    categories: dict[str, dict[str, float]] = field(default_factory=dict)
+    categories: dict[str, Counts] = field(default_factory=dict)
 
     def share(self) -> None:
         """Gives every category its share of the seconds: those of prefill and decode each by the tokens."""
@@ -87,8 +66,8 @@ class Meter:
         self._state = "startup"
         self._seconds = Seconds()
         self._spans: Spans = []
-        self._units: dict[str, Unit] = {}
-        self._categories: dict[str, dict[str, float]] = {}
+        self._units: dict[str, UnitUsage] = {}
+        self._categories: dict[str, Counts] = {}
         self._ok = self._failed = 0
         self._sequence = -1
         self._fed = (0, 0)  # tokens of ended programs
@@ -106,7 +85,7 @@ class Meter:
 
     def begin(self, unit: str) -> None:
         with self._lock:
-            self._units[unit] = Unit()
+            self._units[unit] = UnitUsage()
 
     def documents(self, unit: str, categories: Iterable[str]) -> None:
         """The category of every document of a unit."""
@@ -121,15 +100,15 @@ class Meter:
             for name in COUNTS[1:]:
                 own[name] += getattr(counts, name, 0)
 
-    def end(self, unit: str) -> Unit:
+    def end(self, unit: str) -> UnitUsage:
         """An attempt's seconds and counts, shared by category; it stays open until `commit` or `lose`."""
         with self._lock:
             own = self._unit(unit)
-            done = Unit(own.prefill, own.decode, {name: dict(counts) for name, counts in own.categories.items()})
+            done = UnitUsage(own.prefill, own.decode, {name: dict(counts) for name, counts in own.categories.items()})
         done.share()
         return done
 
-    def commit(self, unit: str, done: Unit, ok: int, failed: int) -> None:
+    def commit(self, unit: str, done: UnitUsage, ok: int, failed: int) -> None:
         """The unit is in the output by this attempt."""
         with self._lock:
             self._units.pop(unit, None)
@@ -147,8 +126,8 @@ class Meter:
             if own is not None:
                 self._seconds.lose(own.prefill, own.decode)
 
-    def _unit(self, unit: str) -> Unit:
-        return self._units.setdefault(unit, Unit())
+    def _unit(self, unit: str) -> UnitUsage:
+        return self._units.setdefault(unit, UnitUsage())
 
     # --------------------------------------------------------------------------------------------------------- steps
 
@@ -205,7 +184,7 @@ class Meter:
 
     # ------------------------------------------------------------------------------------------------------- reports
 
-    def report(self) -> Report:
+    def report(self) -> WorkerTime:
         """All so far, under the next number."""
         with self._lock:
             now = self._clock()
@@ -221,7 +200,7 @@ class Meter:
                 for name, (prefill, decode) in self._shares(running).items():
                     held[name] = held[name][0] + prefill, held[name][1] + decode
                 spans = joined(spans, (self._at, now, "busy", next(iter(self._work), None)))
-            return Report(
+            return WorkerTime(
                 worker=self.id,
                 node=self._node,
                 pid=os.getpid(),

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from raypd.billing import book, budget
-from raypd.billing.budget import BudgetReached, Hand, Pace
+from raypd.billing.budget import BudgetReached, InFlight, Pace
 from raypd.cluster import ledger_actor
 from raypd.cluster.ledger_actor import Standing
 from raypd.config import RunConfig
+from raypd.run.text import count, duration, number
 from raypd.run.unit import Unit
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Accounts:
         self.documents, self.done, self.exact, self._say = documents, done, exact, say
         cost = config.cost
         self.deadline = None if cost.deadline is None else budget.parse_deadline(cost.deadline, began)
-        self.earlier = sum(tree["usd"] for tree in book.bills(output))
+        self.earlier = sum(bill.usd for bill in book.bills(output))
         self._standing = Standing(began, 0.0, 0.0, 0, 0.0, 0.0, None)
         if cost.budget_usd is not None and self.earlier >= cost.budget_usd:
             raise self.reached()
@@ -60,7 +61,7 @@ class Accounts:
             self.deadline = None
         self.ledger = ledger_actor.start(config, output, session, began, share.cpus, share.gpus)
         self.held = False
-        self._in_flight: dict[str, Hand] = {}
+        self._in_flight: dict[str, InFlight] = {}
         self._pace = Pace()
         self._asked = 0.0
         self._answer: Any = None
@@ -70,7 +71,7 @@ class Accounts:
     def admit(self, unit: Unit, beside: int) -> bool:
         """Whether a unit may be begun, on a worker that has `beside` others in flight; once not, never again."""
         now = time.time()
-        own = Hand(now, unit.expected)
+        own = InFlight(now, unit.expected)
         if self.config.cost.budget_usd is not None:
             others = [other for name, other in self._in_flight.items() if name != unit.id]
             if self._pace.mean() is None and beside and others:
@@ -152,12 +153,12 @@ class Accounts:
         need = budget.need(left, seconds, per_worker, own.startup_seconds, running, most, now)
         late = need.done_at - self.deadline
         if need.workers > most and late > 0:
-            would = f"{need.workers:,} workers" if need.workers < budget.NEVER else "no number of workers"
+            would = f"{count(need.workers)} workers" if need.workers < budget.NEVER else "no number of workers"
             self._say_once(
                 "late",
-                f"the deadline, {budget.clock(self.deadline)}, cannot be met: {left:,} documents are left, and "
-                f"{most} workers (cluster.max_workers) do {per_worker * most:.3g} documents/s, so it is done at "
-                f"about {budget.clock(need.done_at)}, {budget.length(late)} late; {would} would do",
+                f"the deadline, {budget.clock(self.deadline)}, cannot be met: {count(left)} documents are left, and "
+                f"{most} workers (cluster.max_workers) do {number(per_worker * most)} documents/s, so it is done at "
+                f"about {budget.clock(need.done_at)}, {duration(late)} late; {would} would do",
             )
         return min(max(need.workers, self.config.cluster.min_workers, 1), most)
 

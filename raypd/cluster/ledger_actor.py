@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raypd import storage
-from raypd.billing import bill, book
+from raypd.billing import bill as billing
+from raypd.billing import book
 from raypd.billing import prices as pricing
-from raypd.billing.bill import Node
 from raypd.billing.book import Book
-from raypd.billing.meter import Report
 from raypd.cluster import machines
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
+from raypd.run.records import NodeTime, WorkerTime
 
 _ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
 _ANSWER_SECONDS = 30.0  # a ledger that is away that long (a restart takes one) does not answer
@@ -42,7 +42,7 @@ class LedgerSpec:
     gpus: float
     prices: pricing.Table = field(default_factory=dict)
 
-    def nodes(self, worked: set[str]) -> list[Node]:
+    def nodes(self, worked: set[str]) -> list[NodeTime]:
         """Those of the cluster, with their prices. worked: where a worker was."""
         return machines.look(self.config.cost, self.prices, self.cpus, self.gpus, worked)
 
@@ -72,18 +72,15 @@ class Ledger:
         self.spec = spec
         keys = ("budget_usd", "deadline", "watts_per_gpu", "co2e_grams_per_kwh")
         settings: dict[str, Any] = {key: getattr(spec.config.cost, key) for key in keys}
-        tree = book.read(spec.output, spec.session)
-        if tree is None:
-            self.book = Book(spec.session, spec.began, **settings)
-        else:
-            self.book = book.from_tree(tree, **settings)
+        kept = book.read(spec.output, spec.session)
+        self.book = book.from_bill(kept, **settings) if kept else Book(spec.session, spec.began, **settings)
         self._metrics: Metrics | None = None
         self._writing, self._ended = threading.Lock(), threading.Event()
         self._durable = {worker.worker: worker.sequence for worker in self.book.workers.values()}
         self._look()
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
-    def report(self, report: Report) -> int:
+    def report(self, report: WorkerTime) -> int:
         """Takes a worker's report; the number of this worker's last one that is on storage (-1: none)."""
         self.book.take(report)
         return self._durable.get(report.worker, -1)
@@ -97,10 +94,10 @@ class Ledger:
         unpriced = [node.price_source for node in nodes if node.price_source.startswith(machines.UNKNOWN)]
         return Standing(
             at=now,
-            usd=bill.usd(self.book.bill(now).total),
+            usd=billing.usd(self.book.charges(now).total),
             usd_per_second=sum(node.usd_per_hour for node in live) / 3600 / runs,
             documents=self.book.totals()["documents"],
-            busy_seconds=sum(own.settled(now, final=False).busy for own in workers),
+            busy_seconds=sum(billing.settled(own, now, final=False).busy for own in workers),
             startup_seconds=sum(own.startup for own in loaded) / len(loaded) if loaded else 0.0,
             unpriced=unpriced[0] if unpriced else None,
         )
@@ -134,13 +131,13 @@ class Ledger:
 
     def _flush(self) -> None:
         with self._writing:
-            tree = self.book.tree(time.time())
-            book.write(self.spec.output, tree)
-            self._durable = {own["worker"]: own["sequence"] for own in tree["workers"]}
+            bill = self.book.bill(time.time())
+            book.write(self.spec.output, bill)
+            self._durable = {own.worker: own.sequence for own in bill.workers}
         try:
             if self._metrics is None:
                 self._metrics = Metrics(self.spec.output.rstrip("/").rpartition("/")[2])
-            self._metrics.show(tree)
+            self._metrics.show(bill)
         except Exception:  # the bill does not need them
             traceback.print_exc()
 

@@ -11,9 +11,9 @@ import math
 from typing import Any
 
 from raypd.billing import prices
-from raypd.billing.bill import Node
 from raypd.cluster import ray_private
 from raypd.config import CostConfig
+from raypd.run.records import NodeTime
 
 NAMESPACE = "raypd"
 LEDGER = "ledger-"  # the names of ledgers begin with this
@@ -21,7 +21,7 @@ UNKNOWN = "unknown"  # how the source of a price that nobody knows begins
 _MARKETS = {"spot": "spot", "on-demand": "on-demand", "ondemand": "on-demand", "on_demand": "on-demand"}
 
 
-def look(cost: CostConfig, known: prices.Table, cpus: float, gpus: float, worked: set[str]) -> list[Node]:
+def look(cost: CostConfig, known: prices.Table, cpus: float, gpus: float, worked: set[str]) -> list[NodeTime]:
     """The nodes of the connected cluster, the dead ones too, with their prices.
 
     cpus, gpus: of one worker. worked: nodes where a worker was. The head stays out where it is not to be billed.
@@ -33,7 +33,7 @@ def look(cost: CostConfig, known: prices.Table, cpus: float, gpus: float, worked
     ]
 
 
-def _node(info: dict[str, Any], cost: CostConfig, known: prices.Table, cpus: float, gpus: float) -> Node:
+def _node(info: dict[str, Any], cost: CostConfig, known: prices.Table, cpus: float, gpus: float) -> NodeTime:
     labels, resources = info["labels"], info["resources"]
     instance_type = info["type"] or labels.get("node.kubernetes.io/instance-type") or cost.instance_type
     region = labels.get("ray.io/availability-region") or cost.region
@@ -41,7 +41,7 @@ def _node(info: dict[str, Any], cost: CostConfig, known: prices.Table, cpus: flo
     market = _MARKETS.get(labels.get("ray.io/market-type", "").lower()) or cost.market or "on-demand"
     price = prices.price_or_bound(instance_type, region, market, cost, zone=zone, known=known)  # type: ignore[arg-type]
     source = price.source if price else f"{UNKNOWN}: no {market} price of {instance_type} in {region or 'its region'}"
-    return Node(
+    return NodeTime(
         node=info["node"],
         began=info["began"],
         head=info["head"],

@@ -8,6 +8,8 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from raypd.run.text import duration, number
+
 _LINE_SECONDS = 10.0
 
 
@@ -30,12 +32,12 @@ class Display:
                 TextColumn("{task.description}"),
                 BarColumn(),
                 TextColumn("{task.completed:.0f}/{task.total:.0f} documents"),
-                TextColumn("{task.fields[rate]:.2f}/s"),
+                TextColumn("{task.fields[rate]}/s"),
                 TimeRemainingColumn(compact=True),
                 TextColumn("{task.fields[failed]} failed"),
                 console=self._console,
             )
-            self._row = self._bar.add_task("extract", total=self.total, completed=self._done, failed=0, rate=0.0)
+            self._row = self._bar.add_task("extract", total=self.total, completed=self._done, failed=0, rate="0")
             self._bar.start()
         return self
 
@@ -56,15 +58,15 @@ class Display:
         """Shows how many documents are answered and failed, those of units in flight among them."""
         self._done = max(done, self._before)
         if self._bar is not None:
-            self._bar.update(self._row, completed=self._done, failed=failed, rate=self.rate())
+            self._bar.update(self._row, completed=self._done, failed=failed, rate=number(self.rate()))
         elif time.monotonic() - self._printed >= _LINE_SECONDS:
             self._printed = time.monotonic()
             if not self._begun:
                 self.say(f"{self._done}/{self.total} documents, workers are starting")
                 return
             left = (self.total - self._done) / self.rate() if self.rate() > 0 else None
-            ends = f", {_clock(left)} left" if left is not None else ""
-            self.say(f"{self._done}/{self.total} documents, {self.rate():.2f}/s{ends}, {failed} failed")
+            ends = f", {duration(left)} left" if left is not None else ""
+            self.say(f"{self._done}/{self.total} documents, {number(self.rate())}/s{ends}, {failed} failed")
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""
@@ -72,9 +74,3 @@ class Display:
             self._bar.console.print(line, markup=False, highlight=False)
         else:
             print(line, file=sys.stderr, flush=True)
-
-
-def _clock(seconds: float) -> str:
-    whole = int(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

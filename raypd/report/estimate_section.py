@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raypd.estimate.estimate_result import families
-from raypd.report import text
 from raypd.report.forecast import held
 from raypd.report.sections import Table, Tile
+from raypd.run import text
 
 if TYPE_CHECKING:
-    from raypd.report.data import Run
+    from raypd.report.data import RunReport
     from raypd.report.forecast import Figure, Forecast, Held, Machine, Speed
-    from raypd.report.ledger import Bill
+    from raypd.report.ledger import RunBill
 
 _TOKENS = {"prefill_tokens": "prompt tokens", "shared_tokens": "shared", "decode_tokens": "answer tokens"}
 _SAME = 0.01  # an estimate and a run whose documents differ by more are of different corpora
@@ -37,7 +37,7 @@ class Section:
     notes: list[str] = field(default_factory=list)
 
 
-def section(run: Run) -> Section | None:
+def section(run: RunReport) -> Section | None:
     """The section of a run, or of a folder that has only the estimate; None where none was made."""
     forecast = run.forecast
     if forecast is None:
@@ -145,7 +145,7 @@ def _bills(forecast: Forecast) -> Table:
 # ---------------------------------------------------------------------------------------------------- against the bill
 
 
-def _compare(run: Run, forecast: Forecast) -> Comparison:
+def _compare(run: RunReport, forecast: Forecast) -> Comparison:
     bill, documents = run.bill, run.units.total("documents")
     if forecast.fingerprint is not None and forecast.fingerprint != run.fingerprint:
         return Comparison(
@@ -162,7 +162,7 @@ def _compare(run: Run, forecast: Forecast) -> Comparison:
     return _beside(run, forecast, bill, found)
 
 
-def _beside(run: Run, forecast: Forecast, bill: Bill, found: Held) -> Comparison:
+def _beside(run: RunReport, forecast: Forecast, bill: RunBill, found: Held) -> Comparison:
     documents, planned, usd = run.units.total("documents"), forecast.documents, found.bill.usd
     each = _scaled(usd, 1000 / planned.value)
     rows = [["documents", *_row(planned, documents, text.count)]]

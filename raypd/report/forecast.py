@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from raypd.report.ledger import Bill, Node
+from raypd.report.ledger import RunBill
+from raypd.run.records import NodeTime
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,10 @@ class Held:
     nodes: int
 
 
-def held(forecast: Forecast, bill: Bill) -> Held | None:
+def held(forecast: Forecast, bill: RunBill) -> Held | None:
     """What was estimated for the kind and number of machines that the run's workers had; None where nothing was."""
     with_workers = {worker.node for worker in bill.workers}
-    nodes = [node for node in bill.nodes if node.id in with_workers] or bill.nodes
+    nodes = [node for node in bill.nodes if node.node in with_workers] or bill.nodes
     kinds = {node.instance_type for node in nodes}
     if len(kinds) != 1:
         return None
@@ -157,12 +158,12 @@ def held(forecast: Forecast, bill: Bill) -> Held | None:
     machine = next((one for one in forecast.machines if one.instance_type == kind and one.bills), None)
     if machine is None:
         return None
-    count = _most_at_once(nodes, bill.until)
+    count = _most_at_once(nodes, bill.newest.until)
     nearest = min(machine.bills, key=lambda one: abs(math.log(one.nodes / count)))
     return Held(machine, nearest, count)
 
 
-def _most_at_once(nodes: Sequence[Node], until: float) -> int:
+def _most_at_once(nodes: Sequence[NodeTime], until: float) -> int:
     """The most machines that were there at the same time, 1 at least."""
 
     def changes() -> Iterator[tuple[float, int]]:
