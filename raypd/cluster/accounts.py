@@ -101,16 +101,9 @@ class Accounts:
         return budget.holds(left, self._spent(), self._standing.usd_per_second, seconds)
 
     def look(self, running: int) -> int | None:
-        """To be called often.
+        """To be called often. How many workers are wanted from now on; None: as before.
 
-        Args:
-            running: workers that have loaded.
-
-        Returns:
-            How many workers are wanted from now on; None: as before.
-
-        Raises:
-            BudgetReached: the money is spent but for the reserve.
+        running: workers that have loaded. Raises BudgetReached when the money is spent but for the reserve.
         """
         self._ask()
         unpriced = self._standing.unpriced

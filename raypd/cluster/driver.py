@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,29 +184,26 @@ def _signals() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@dataclass
 class DriverSession:
     """One session on a cluster. done: ids of the units that were committed before."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        output: str,
-        planned: Plan,
-        done: set[str],
-        own: lease.RunLease,
-        verbose: bool,
-        build: Build,
-    ) -> None:
-        self.config, self.output, self.planned, self.done = config, output, planned, done
-        self.own, self.verbose, self.build = own, verbose, build
-        self.done_documents = sum(unit.expected for unit in planned if unit.id in done)
-        self.done_units = len(done)
-        self.failed_documents = 0
-        self.unit_errors: dict[str, str] = {}
-        self.unreadable = Unreadable()
-        self.units = planned.units
+    config: RunConfig
+    output: str
+    planned: Plan
+    done: set[str]
+    own: lease.RunLease
+    verbose: bool
+    build: Build
+    failed_documents: int = 0
+    unit_errors: dict[str, str] = field(default_factory=dict)
+    unreadable: Unreadable = field(default_factory=Unreadable)
+
+    def __post_init__(self) -> None:
+        self.units, self.done_units = self.planned.units, len(self.done)
+        self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
-        self._display = progress.Display(planned.documents, self.done_documents)
+        self._display = progress.Display(self.planned.documents, self.done_documents)
         self._scheduler: Scheduler | None = None
         self._accounts: Accounts | None = None
 

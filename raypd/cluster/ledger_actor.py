@@ -145,7 +145,7 @@ class Ledger:
 def start(config: RunConfig, output: str, session: str, began: float, cpus: float, gpus: float) -> Any:
     """Starts the session's ledger on the head of the connected cluster; its handle.
 
-    Raises ConfigError where a budget is to be held on machines whose price nobody knows.
+    Raises ConfigError where a budget is to be held on machines without a price.
     """
     import ray
 

@@ -64,15 +64,10 @@ class OneWorker:
             raise RunError(f"the worker to measure on does not start: {error}") from None
 
     def call(self, label: str, method: str, *arguments: Any, progress: Callable[[tuple[int, int]], None]) -> Any:
-        """Calls a method of the object.
+        """What a method returns. progress: gets what the object's `progress()` returns, every half second.
 
-        Args:
-            label: what is done, for messages.
-            progress: gets what the object's `progress()` returns, every half second.
-
-        Raises:
-            UserError: the method raised it.
-            RunError: the method failed otherwise, or the process died; the next call starts another.
+        Raises the UserError that the method raises; RunError where it fails otherwise, or the process dies (another is
+        then started by the next call).
         """
         if self._actor is None:
             self._start()

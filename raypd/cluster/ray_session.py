@@ -31,15 +31,8 @@ class WorkerResources:
 def connect(config: ClusterConfig, verbose: bool = False) -> bool:
     """Attaches to the cluster that the configuration means, or starts Ray here.
 
-    Args:
-        config: `address` names the cluster; without one RAY_ADDRESS does, or what `ray start` left on this machine.
-        verbose: let Ray print what it has to say.
-
-    Returns:
-        False when this process was connected before, and whoever did that also disconnects.
-
-    Raises:
-        RunError: the cluster does not answer.
+    False when this process was connected before, and whoever did that also disconnects.
+    Raises RunError when the cluster of cluster.address or RAY_ADDRESS does not answer.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

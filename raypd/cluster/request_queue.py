@@ -58,13 +58,7 @@ class UnitState:
 
 
 class RequestQueue:
-    """Requests on their way to an engine.
-
-    Args:
-        parts: the engine and the task.
-        batch: programs that the engine decodes at the same time.
-        meter: what measures the engine's steps.
-    """
+    """Requests on their way to an engine. Safe in threads. batch: programs that it decodes at the same time."""
 
     def __init__(self, parts: WorkerComponents, batch: int, meter: Meter) -> None:
         self.parts, self.batch, self.meter = parts, batch, meter
@@ -114,26 +108,16 @@ class RequestQueue:
                 self._changed.notify_all()
 
     def answer(self, state: UnitState, documents: Sequence[Document]) -> None:
-        """Plans documents as the engine has room, and collects the records of what ends.
-
-        Raises:
-            EngineBroken: the engine failed.
-            Cancelled: the unit was cancelled.
-        """
+        """Plans documents as the engine has room, and collects the records. Raises EngineBroken, Cancelled."""
         plan = self._plan(documents)
-        with self._changed:
-            state.more = True
+        state.more = True
+
+        def due() -> bool:
+            return self._may_plan(state) or not (state.more or state.unfinished)
+
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: (
-                        self._broken
-                        or state.cancelled
-                        or state.finished
-                        or self._may_plan(state)
-                        or not (state.more or state.unfinished)
-                    )
-                )
+                self._changed.wait_for(lambda: self._broken or state.cancelled or state.finished or due())
                 if self._broken:
                     raise EngineBroken(self._broken)
                 if state.cancelled:

@@ -84,17 +84,9 @@ class Scheduler:
         self._unit_seconds = 0.0  # what units took lately
 
     def run(self, units: Iterator[Unit], count: int) -> Iterator[Ended | Tick]:
-        """Streams units through the workers.
+        """Streams `count` units (about) through the workers: an event for each that ended, and ticks in between.
 
-        Args:
-            units: in the order in which they are assigned.
-            count: how many there are, about.
-
-        Yields:
-            An event for each unit that ended, and ticks in between.
-
-        Raises:
-            RunError: workers cannot start, or die without end.
+        Raises RunError when workers cannot start, or die without end.
         """
         self._source, self._left, self._exhausted = iter(units), count, False
         while True:

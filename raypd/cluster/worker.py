@@ -126,16 +126,9 @@ class DecodeWorker:
         return UnitResult(ok=summary.ok, failed=summary.failed)
 
     def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> UnitSummary:
-        """Reads, decodes and commits one unit.
+        """Reads, decodes and commits one unit; what it holds when it is committed already.
 
-        Returns:
-            What it holds; of a unit that is committed already, what it held.
-
-        Raises:
-            InputError: the unit cannot be read.
-            OSError: it cannot be written.
-            EngineBroken: the engine failed.
-            Cancelled: the scheduler wants it back.
+        Raises InputError when the unit cannot be read, OSError when it cannot be written, EngineBroken, Cancelled.
         """
         self.meter.begin(unit.id)
         try:
