@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from raypd.billing.meter import Report
+from raypd.run.records import WorkerTime
 
 _SAMPLE_SECONDS = 1.0
 _JOULES_PER_KWH = 3.6e6
@@ -84,7 +84,7 @@ class _Sampler:
             at = now
 
 
-def of(reports: Iterable[Report], watts_per_gpu: float | None, co2e_grams_per_kwh: float | None) -> dict[str, Any]:
+def of(reports: Iterable[WorkerTime], watts_per_gpu: float | None, co2e_grams_per_kwh: float | None) -> dict[str, Any]:
     """{"kwh", "co2e_kg", "source"} of workers; kwh is None where a GPU was neither measured nor given watts."""
     joules, sources = 0.0, set()
     for report in reports:

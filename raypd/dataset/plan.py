@@ -11,7 +11,7 @@ import json
 import tempfile
 import uuid
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.run import layout
+from raypd.run import layout, records
 from raypd.run.records import PlanTotals
 from raypd.run.unit import Part, Unit, make_unit
 
@@ -120,8 +120,7 @@ class Plan:
         folder = storage.join(output, layout.PLAN, self.totals.id)
         for number in range(self.totals.chunks):
             storage.put(_chunk(folder, number), storage.read(_chunk(self._folder, number)))
-        head = asdict(self.totals)
-        storage.put(_head(output), (json.dumps(head, indent=2) + "\n").encode())
+        records.write(_head(output), self.totals)
         self._folder, self._spool = folder, None
         if before is not None:
             for number in range(before.totals.chunks):
@@ -131,11 +130,9 @@ class Plan:
 def stored(output: str) -> Plan | None:
     """The plan that a session before has stored in a run's folder; None where there is none that can be read."""
     try:
-        totals = PlanTotals(**json.loads(storage.read(_head(output))))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError):
-        return None  # of another version of raypd, or torn: it is made again
+        totals = records.read(PlanTotals, _head(output))
+    except (FileNotFoundError, ValueError):
+        return None  # where it is torn it is made again
     return Plan(totals, storage.join(output, layout.PLAN, totals.id))
 
 
@@ -156,11 +153,11 @@ def take_apart(output: str, taken: Iterable[Unit], fingerprint: str) -> list[Uni
 
 
 def _alone(output: str) -> str:
-    return storage.join(output, layout.PLAN, "alone.json")
+    return storage.join(output, layout.PLAN_ALONE)
 
 
 def _head(output: str) -> str:
-    return storage.join(output, layout.PLAN, "plan.json")
+    return storage.join(output, layout.PLAN_TOTALS)
 
 
 def _chunk(folder: str, number: int) -> str:

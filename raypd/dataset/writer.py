@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.errors import ConfigError, Damaged, RunError
 from raypd.run import layout
-from raypd.run.records import UnitSummary
+from raypd.run.records import UnitSummary, from_json, to_json
 
 if TYPE_CHECKING:  # tasks and torch behind them take seconds to import, which the command line need not wait for
     from raypd.tasks.base import Document, Record
@@ -128,7 +127,7 @@ def replace_rows(path: str, table: pa.Table, summary: UnitSummary, version: str)
 def _encoded(table: pa.Table, summary: UnitSummary) -> bytes:
     sink = pa.BufferOutputStream()
     # With checksums `raypd verify` sees a flipped bit in any column.
-    table = table.replace_schema_metadata({_KEY: json.dumps(asdict(summary))})
+    table = table.replace_schema_metadata({_KEY: json.dumps(to_json(summary))})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())
 
@@ -170,7 +169,7 @@ def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSumm
     with _readable(path):
         with storage.open_file(path) as file:
             metadata = pq.ParquetFile(file).schema_arrow.metadata
-        return UnitSummary(**json.loads(metadata[_KEY]))
+        return from_json(UnitSummary, json.loads(metadata[_KEY]), "its summary")
 
 
 def read_table(

@@ -25,7 +25,7 @@ from raypd.estimate.machines import MethodSpeed, assemble, instance_gpu
 from raypd.estimate.options import EstimateOptions, GivenSpeed
 from raypd.estimate.profile import TOKENS, DocumentCost, Profile
 from raypd.estimate.sampling import CorpusSample, ScannedDocument
-from raypd.run import layout
+from raypd.run import layout, records
 from raypd.run.records import Estimate
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
         raise Interrupted("interrupted: nothing was written") from None
     path = write(result, config) if config is not None else None
     if as_json:
-        print(json.dumps(result.to_json(), indent=2, allow_nan=False))
+        print(records.encoded(result).decode(), end="")
         return
     from raypd.estimate.views import show_estimate
 
@@ -89,7 +89,7 @@ def write(result: Estimate, config: RunConfig) -> str | None:
         return None
     path = storage.join(output, layout.ESTIMATE)
     try:
-        storage.put(path, (json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n").encode())
+        records.write(path, result)
     except OSError as error:
         raise RunError(f"output.path {output}: cannot be written: {error}") from None
     return path

@@ -55,7 +55,7 @@ def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> An
     object of it cannot be read.
     """
     path = storage.absolute(path)
-    config = load_record(path, overrides)["config"]
+    config = load_record(path, overrides).config
     if (kind := config["task"]["kind"]) != "generation":
         raise ConfigError(f"{path}: its task.kind is {kind}; give a run of `raypd generate`")
     answers = Answers(path, config["decoding"]["method"], config["model"]["name"])

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raypd.estimate.machines import families
-from raypd.report import text
 from raypd.report.forecast import held
 from raypd.report.sections import Table, Tile
+from raypd.run import text
 from raypd.run.records import Estimate, Figure
 
 if TYPE_CHECKING:
-    from raypd.report.data import Run
+    from raypd.report.data import RunReport
 
 _TOKENS = {"prefill_tokens": "prompt tokens", "shared_tokens": "shared", "decode_tokens": "answer tokens"}
 _SAME = 0.01  # an estimate and a run whose documents differ by more are of different corpora
@@ -36,7 +36,7 @@ class EstimateSection:
     notes: list[str] = field(default_factory=list)
 
 
-def section(run: Run) -> EstimateSection | None:
+def section(run: RunReport) -> EstimateSection | None:
     """The section of a run, or of a folder that has only the estimate; None where none was made."""
     found = run.forecast
     if found is None:
@@ -136,7 +136,7 @@ def _bills(found: Estimate) -> Table:
 # ---------------------------------------------------------------------------------------------------- against the bill
 
 
-def _compare(run: Run, found: Estimate) -> BillComparison:
+def _compare(run: RunReport, found: Estimate) -> BillComparison:
     if found.fingerprint is not None and found.fingerprint != run.fingerprint:
         return BillComparison(
             "It is not compared with the bill: it was made for another configuration than the run has. `raypd "

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from raypd.report.ledger import Bill, Node
-from raypd.run.records import BillEstimate, Estimate, MachineEstimate
+from raypd.report.ledger import RunBill
+from raypd.run.records import BillEstimate, Estimate, MachineEstimate, NodeTime
 
 
 @dataclass
@@ -19,10 +19,10 @@ class MatchingBill:
     nodes: int
 
 
-def held(found: Estimate, bill: Bill) -> MatchingBill | None:
+def held(found: Estimate, bill: RunBill) -> MatchingBill | None:
     """What was estimated for the kind and number of machines that the run's workers had; None where nothing was."""
     with_workers = {worker.node for worker in bill.workers}
-    nodes = [node for node in bill.nodes if node.id in with_workers] or bill.nodes
+    nodes = [node for node in bill.nodes if node.node in with_workers] or bill.nodes
     kinds = {node.instance_type for node in nodes}
     if len(kinds) != 1:
         return None
@@ -30,12 +30,12 @@ def held(found: Estimate, bill: Bill) -> MatchingBill | None:
     machine = next((one for one in found.machines if one.instance_type == kind and one.bills), None)
     if machine is None:
         return None
-    count = _most_at_once(nodes, bill.until)
+    count = _most_at_once(nodes, bill.newest.until)
     nearest = min(machine.bills, key=lambda one: abs(math.log(one.nodes / count)))
     return MatchingBill(machine, nearest, count)
 
 
-def _most_at_once(nodes: Sequence[Node], until: float) -> int:
+def _most_at_once(nodes: Sequence[NodeTime], until: float) -> int:
     """The most machines that were there at the same time, 1 at least."""
 
     def changes() -> Iterator[tuple[float, int]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 RUN = "run.json"  # the configuration, its fingerprint and versions
 LEASE = "lease.json"  # who works on the run
 SESSIONS = "sessions"  # <id>.json: when each session began and ended
-PLAN = "plan"  # plan.json, <id>/<number>.parquet, alone.json
+PLAN = "plan"  # <id>/<number>.parquet: its units
+PLAN_TOTALS = "plan/plan.json"
+PLAN_ALONE = "plan/alone.json"  # objects that share no unit
 UNITS = "units"  # [key=value/]<unit>.parquet: the rows
 FAILURES = "failures"  # <unit>.txt: why a unit failed; <unit>.hand.json: what was in hand when its process died
 RETRIES = "retries"  # <number>/: a second chance for failed documents, laid out like a run

@@ -22,7 +22,8 @@ from typing import Any
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.run import layout
+from raypd.run import layout, records
+from raypd.run.records import Session
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 45.0  # without a beat: the holder is dead
@@ -141,9 +142,10 @@ class RunLease:
         seconds = round(time.monotonic() - self._clock, 3)
         # Ends and heartbeats are reckoned from the beginning: a clock that is set in between does not move them.
         now = self.began + seconds
-        tree = {"id": self.id, "began": self.began, "heartbeat": now, "ended": now if how else None}
-        tree |= {"seconds": seconds if how else None, "how": how}
-        storage.put(self._path, (json.dumps(tree, indent=2) + "\n").encode())
+        session = Session(self.began, self.id, now)
+        if how:
+            session = Session(self.began, self.id, now, now, seconds, how)
+        records.write(self._path, session)
 
 
 @contextlib.contextmanager

@@ -261,6 +261,6 @@ def _errors(status: Sequence[Any], indices: Sequence[int]) -> int:
 
 def _adopt(output: str, folder: str) -> None:
     """What the retry took in time and money is the run's: its sessions and bills become those of the run."""
-    for part in ("sessions", "ledger"):
+    for part in (layout.SESSIONS, layout.LEDGER):
         for name in storage.names(storage.join(folder, part)):
             storage.put_new(storage.join(output, part, name), storage.read(storage.join(folder, part, name)))

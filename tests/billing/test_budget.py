@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypd.billing import budget
-from raypd.billing.budget import Hand, Pace
+from raypd.billing.budget import InFlight, Pace
 from raypd.cluster import accounts as accounts_module
 from raypd.cluster.accounts import Accounts
 from raypd.cluster.driver import run_extract
@@ -28,10 +28,10 @@ from tests.processes import LONG, ended
 
 def test_the_end_of_what_is_in_hand_is_that_of_the_slowest_pace() -> None:
     pace = Pace()
-    assert budget.ends(100.0, [Hand(90.0, 10)], pace) == 100.0  # nobody knows
+    assert budget.ends(100.0, [InFlight(90.0, 10)], pace) == 100.0  # nobody knows
     pace.ended(20.0, 10)
     pace.ended(10.0, 10)
-    assert budget.ends(100.0, [Hand(90.0, 10), Hand(98.0, 4)], pace) == 90.0 + 1.25 * 20
+    assert budget.ends(100.0, [InFlight(90.0, 10), InFlight(98.0, 4)], pace) == 90.0 + 1.25 * 20
     assert pace.mean() == 1.5
     pace.ended(5.0, 0)  # an empty unit says nothing
     assert pace.mean() == 1.5
@@ -89,10 +89,6 @@ def test_so_many_workers_are_enough_and_few_less_are_not(documents, seconds, rat
         if need.workers > max(2, running):
             fewer = int(need.workers * 0.95) - 1
             assert budget.need(documents, seconds, rate, startup, running, max(1, fewer), 0.0).late > 0
-
-
-def test_durations_in_words() -> None:
-    assert [budget.length(s) for s in (5, 60, 3700, 90_000)] == ["5 s", "1 min", "1 h 2 min", "1 d 1 h"]
 
 
 # --------------------------------------------------------------------------------------------------- the driver's side

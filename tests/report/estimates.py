@@ -13,6 +13,7 @@ from raypd.estimate.estimator import Array, exact
 from raypd.estimate.machines import MethodSpeed, assemble
 from raypd.estimate.options import EstimateOptions
 from raypd.run.layout import ESTIMATE
+from raypd.run.records import to_json
 
 FINGERPRINT = "0123456789ab"  # of builder's runs
 
@@ -42,7 +43,7 @@ def put(root: Path, documents: float = 1000, seconds: float = 1.3, **keys: Any) 
     options = EstimateOptions(instances=machines, head="none", nodes=keys.pop("nodes", 8))
     found = assemble(None, options, exact(documents), [ours], baseline, 48.0, keys.pop("said", []))
     found.fingerprint, found.model, found.task = FINGERPRINT, "Qwen/Qwen3-1.7B", "extraction"
-    tree = {**found.to_json(), "created": "2026-09-20T20:00:00+00:00", **keys}
+    tree = {**to_json(found), "created": "2026-09-20T20:00:00+00:00", **keys}
     root.mkdir(parents=True, exist_ok=True)
     (root / ESTIMATE).write_text(json.dumps(tree, allow_nan=False))
     return tree

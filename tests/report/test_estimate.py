@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from raypd.errors import ConfigError, RunError
-from raypd.report import data, estimate_section, page, text
+from raypd.report import data, estimate_section, page
 from raypd.report.status import Watch
+from raypd.run import text
 from tests.report import estimates, hostile
 from tests.report.browser import DESKTOP, PHONE, open_page
 from tests.report.builder import Plan, build

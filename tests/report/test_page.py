@@ -57,9 +57,9 @@ def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make):
         ]}
         for n, (value, status, raw) in enumerate(told)
     ]  # fmt: skip
-    run.sample = sample.Sample(documents=[sample.document_of([row]) for row in rows])
+    run.sample = sample.AnswerSample(documents=[sample.document_of([row]) for row in rows])
     for row in rows:
-        sample._count(run.sample, [row])
+        run.sample.add(row)
     (table,) = answer_tables(run.sample)
     counted = dict(zip(table.heads, table.rows[0], strict=True))
     assert [counted[name] for name in ("found", "null", "ambiguous", "invalid or cut")] == ["38%", "12%", "25%", "25%"]
