@@ -52,11 +52,7 @@ def objects(source: InputConfig) -> Iterator[Found]:
                 continue
             if after:
                 seen.add(hash(item.path))
-            try:
-                stamp = storage.stamp(item)
-            except FileNotFoundError:  # a local file that is gone since it was listed
-                continue
-            yield Found(item.path, _unique(item.name, number), item.size, stamp, format, compression)
+            yield Found(item.path, _unique(item.name, number), item.size, item.stamp, format, compression)
         if not found and skipped is not None:
             where = "" if skipped.path.endswith(root) else f"{root}: nothing to read in this folder; "
             raise InputError(where + _unsupported(skipped.path))

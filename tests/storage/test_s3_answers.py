@@ -15,7 +15,7 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from raypd import storage
 from raypd.config import StorageConfig
 from raypd.errors import InputError, UserError
-from raypd.storage import s3, s3_client
+from raypd.storage import s3
 
 SECRET = "raypd-distinctive-s3cr3t"
 Answer = tuple[int, dict[str, str], bytes]
@@ -46,7 +46,7 @@ class Store:
 
     def use(self, **settings: Any) -> None:
         storage.configure(StorageConfig.model_validate({"max_attempts": 3, **settings}))
-        s3_client.client().meta.events.register_first("before-send.s3", self)
+        storage.default.s3.boto().meta.events.register_first("before-send.s3", self)
 
     def header(self, name: str) -> list[str | None]:
         return [request.headers.get(name) for request in self.requests]
@@ -68,7 +68,6 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Store]:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0)
     monkeypatch.setattr("raypd.storage.s3.time.sleep", lambda seconds: None)
-    s3._probed.clear()
     storage.configure(StorageConfig(max_attempts=9))  # a client of an earlier test is not taken again
     made = Store()
     made.use()
@@ -330,7 +329,7 @@ def test_a_long_listing_takes_the_memory_of_a_page(store: Store) -> None:
         tracemalloc.start()
         total = 0
         for i, item in enumerate(storage.find("s3://bkt/in/*.jsonl")):
-            assert (item.size, item.version) == (i, f"{i:032x}")
+            assert (item.size, item.stamp) == (i, f"{i:032x}")
             total += 1
             store.requests.clear()
         assert total == count
