@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,21 +13,26 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.dataset.jsonl import BOM, BROKEN_STREAM, Line, lines, lines_of_range, open_lines
+from raypd.dataset.jsonl import BOM, Line, lines, lines_of_range, open_lines
 from raypd.dataset.planner import line_limit
 from raypd.errors import InputError
 from raypd.run.unit import Part, Unit
 from raypd.tasks.base import Document
+from raypd.tasks.documents import kind_of
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
-    """The documents of a unit, in order: as many as its rows, or where these are None as many as there are.
+    """The documents of a unit, in order; of a unit with `only` these alone, numbered as in the whole unit.
 
-    Of a unit with `only` these alone; their `row` is what it is in the whole unit.
+    Args:
+        columns: what the task needs beside the columns of the configuration (Parquet reads no others).
 
-    columns: what the task needs beside the columns of the configuration (Parquet reads no others).
-    Raises InputError when an object cannot be read, or is not the one that was planned; storage.Unavailable when
-    nothing is known of it because storage as a whole gives way.
+    Returns:
+        As many as the unit's rows, or where these are None as many as there are.
+
+    Raises:
+        InputError: an object cannot be read, or is not the one that was planned.
+        storage.Unavailable: storage as a whole is out of reach, and nothing is known of the object.
     """
     if unit.damaged is not None:
         raise InputError(unit.damaged)
@@ -51,7 +57,7 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
         raise InputError(str(error)) from None
     except FileNotFoundError:
         raise InputError(f"{part.path}: is gone since the run was planned; start the run again") from None
-    except (*BROKEN_STREAM, OSError, pa.ArrowException) as error:
+    except (EOFError, zlib.error, OSError, pa.ArrowException) as error:
         if outage := storage.outage(error, part.path):
             raise outage from error
         raise InputError(f"{part.path}: cannot be read: {error}") from error
@@ -65,14 +71,14 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
 
 def _read_jsonl(part: Part, config: RunConfig, row: int) -> Iterator[Document]:
     limit = line_limit(config.input.max_document_bytes)
-    if part.compression is None:
-        with open_lines(part.path, None, max(0, part.start - 1), part.version) as file:
-            for number, line in enumerate(lines_of_range(file, limit, part.start, part.end)):
-                yield _parse(part, row + number, line, config)
-    else:
-        with open_lines(part.path, part.compression, version=part.version) as file:
-            for number, line in enumerate(itertools.islice(lines(file, limit), part.start, part.end)):
-                yield _parse(part, row + number, line, config)
+    offset = max(0, part.start - 1) if part.compression is None else 0
+    with open_lines(part.path, part.compression, offset, part.version) as file:
+        if part.compression is None:
+            found = lines_of_range(file, limit, part.start, part.end)
+        else:
+            found = itertools.islice(lines(file, limit), part.start, part.end)
+        for number, line in enumerate(found):
+            yield _parse(part, row + number, line, config)
 
 
 def _parse(part: Part, row: int, line: Line, config: RunConfig) -> Document:
@@ -90,7 +96,7 @@ def _parse(part: Part, row: int, line: Line, config: RunConfig) -> Document:
     except RecursionError:
         return _bad(document, f"{where}: not JSON that can be read: nested too deeply")
     if not isinstance(fields, dict):
-        return _bad(document, f"{where}: expected a JSON object, found {_kind(fields)}")
+        return _bad(document, f"{where}: expected a JSON object, found {kind_of(fields)}")
     return _document(document, where, fields, config)
 
 
@@ -136,8 +142,8 @@ def _row_groups(metadata: Any, part: Part) -> tuple[int, list[int]]:
 
 def _rows(batch: Any) -> Iterable[dict[str, Any]]:
     """Rows as dicts; a text value that is not UTF-8 is the error itself, so that it spoils its own row alone."""
-    columns = {name: _values(batch.column(i)) for i, name in enumerate(batch.schema.names)}
-    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    columns = map(_values, batch.columns)
+    return (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def _values(column: Any) -> list[Any]:
@@ -179,7 +185,7 @@ def _document(document: Document, where: str, fields: dict[str, Any], config: Ru
         if value is None:
             continue
         if not isinstance(value, str):
-            return _bad(document, f"{where}: column {name!r} holds {_kind(value)}, not text")
+            return _bad(document, f"{where}: column {name!r} holds {kind_of(value)}, not text")
         if "\0" in value:
             return _bad(document, f"{where}: column {name!r} holds NUL characters")
         try:
@@ -198,8 +204,3 @@ def _document(document: Document, where: str, fields: dict[str, Any], config: Ru
 def _bad(document: Document, error: str) -> Document:
     document.error = error
     return document
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

@@ -27,7 +27,7 @@ from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.columns import QUESTION_ANSWERING
-from raypd.tasks.documents import as_list
+from raypd.tasks.documents import as_list, kind_of
 from raypd.tasks.few_shot import load_examples
 from raypd.tasks.prompting import encode, end_tokens, load_template, pieces
 
@@ -138,7 +138,7 @@ class QuestionAnsweringTask:
         if isinstance(context, list) and all(isinstance(part, str) for part in context):
             context = "\n".join(context)
         if context is not None and not isinstance(context, str):
-            return f"column {self.task.context_column!r} holds {_kind(context)}, not text"
+            return f"column {self.task.context_column!r} holds {kind_of(context)}, not text"
         if not context or not context.strip():
             return f"empty: nothing in {self.task.context_column}"
         if not _writable(context):
@@ -298,8 +298,3 @@ def _writable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", bool: "a boolean", int: "a number", float: "a number"}
-    return names.get(type(value), f"a {type(value).__name__}")
