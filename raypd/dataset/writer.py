@@ -53,8 +53,7 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
         ConfigError: a key of the partition is one of them.
         ValueError: a task's column hides one of raypd's.
     """
-    twice = {f.name for f in _OWN} & set(task_columns.names)
-    if twice:
+    if twice := {f.name for f in _OWN} & set(task_columns.names):
         raise ValueError(f"the task's columns {sorted(twice)} are names that every output has already")
     schema = pa.schema([*_OWN, *task_columns])
     for key in partition:
@@ -76,15 +75,11 @@ def make_table(
     rows: list[dict[str, Any]] = []
     for document in documents:
         for record in by_row[document.row] or [Record(document.row, error=document.error or "it got no answer")]:
-            own = {
-                "id": document.id,
-                "status": "ok" if record.error is None else "error",
-                "error": None if record.error is None else _printable(record.error),
-                "source": document.source,
-                "row": document.place,
-                "attempts": attempts,
-            }
-            rows.append({**own, **record.columns})
+            row = {"id": document.id, "source": document.source, "row": document.place, "attempts": attempts}
+            if record.error is None:
+                rows.append({**row, "status": "ok", **record.columns})
+            else:
+                rows.append({**row, "status": "error", "error": _printable(record.error), **record.columns})
     try:
         return pa.Table.from_pylist(rows, schema)
     except _MISFITS:
@@ -97,7 +92,7 @@ def _writable(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
         pa.Table.from_pylist([row], schema)
         return row
     except _MISFITS as error:
-        own = {f.name: row[f.name] for f in _OWN}
+        own = {f.name: row.get(f.name) for f in _OWN}
         return {**own, "status": "error", "error": _printable(f"the answer cannot be written: {error}")}
 
 
