@@ -49,16 +49,16 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
 def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) -> list[Document]:
     """The documents of one part; `row`: the place of the first in its unit."""
     documents = []
-    found: Iterator[tuple[int, Line | dict[str, Any]]]
+    parquet = part.format == "parquet"
     try:
-        found = _parquet_rows(part, config, columns) if part.format == "parquet" else _jsonl_lines(part, config)
+        found = _parquet_rows(part, config, columns) if parquet else _jsonl_lines(part, config)
         for number, (place, raw) in enumerate(found, row):
             document = Document(number, f"{part.name}:{place}", source=part.name, place=place)
             documents.append(document)
             try:
-                _fill(document, _parsed(raw, config) if isinstance(raw, Line) else raw, config)
+                _fill(document, raw if parquet else _parsed(raw, config), config)
             except ValueError as error:
-                document.error = f"{part.name}, {'byte' if isinstance(raw, Line) else 'row'} {place}: {error}"
+                document.error = f"{part.name}, {'row' if parquet else 'byte'} {place}: {error}"
     except storage.Changed as error:
         raise InputError(str(error)) from None
     except FileNotFoundError:
@@ -75,8 +75,8 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
 # ---------------------------------------------------------------------------------------------------------------- JSONL
 
 
-def _jsonl_lines(part: Part, config: RunConfig) -> Iterator[tuple[int, Line]]:
-    """(byte at which it begins, line) of a part."""
+def _jsonl_lines(part: Part, config: RunConfig) -> Iterator[tuple[int, Any]]:
+    """(byte at which it begins, Line) of every line of a part."""
     limit = line_limit(config.input.max_document_bytes)
     offset = max(0, part.start - 1) if part.compression is None else 0
     with open_lines(part.path, part.compression, offset, part.version) as file:
@@ -108,7 +108,7 @@ def _parsed(line: Line, config: RunConfig) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- Parquet
 
 
-def _parquet_rows(part: Part, config: RunConfig, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet_rows(part: Part, config: RunConfig, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
     """(number in the object, fields) of a part's rows."""
     source = config.input
     wanted = {*columns, *config.wanted_columns().values(), source.id_column, source.category_column}
