@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from raypd import storage
 from raypd.dataset.listing import InputObject
@@ -50,8 +48,7 @@ class Listing:
     """
 
     def __init__(self, found: Iterable[InputObject]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="raypd-listing-")
-        self._base = sqlite3.connect(Path(self._folder.name) / "listing.db")
+        self._base = sqlite3.connect("")  # a file that SQLite removes itself
         self._base.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -32768;"
             f"CREATE TABLE now (number INTEGER PRIMARY KEY, kept INTEGER NOT NULL DEFAULT 0, {_COLUMNS});"
@@ -68,7 +65,6 @@ class Listing:
 
     def __exit__(self, *_: object) -> None:
         self._base.close()
-        self._folder.cleanup()
 
     def find(self, part: Part) -> InputObject | None:
         """The object of a part as it is now, or None where it is gone or another."""

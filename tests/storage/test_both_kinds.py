@@ -11,6 +11,7 @@ import pytest
 
 from raypd import storage
 from raypd.errors import InputError
+from tests.runs import parquet
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -62,14 +63,12 @@ def test_reading_from_an_offset_line_by_line_and_behind_the_end(root: str) -> No
 
 def test_parquet_is_read_here_and_there(root: str) -> None:
     table = pa.table({"i": range(50_000), "s": [f"text {i}" for i in range(50_000)]})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, row_group_size=7000)
     path = storage.join(root, "t.parquet")
-    storage.put(path, sink.getvalue().to_pybytes())
+    storage.put(path, parquet(table, row_group_size=7000))
     with storage.open_file(path) as file:
-        parquet = pq.ParquetFile(file)
-        assert parquet.read_row_group(5)["i"][0].as_py() == 35_000
-        assert parquet.read() == table
+        made = pq.ParquetFile(file)
+        assert made.read_row_group(5)["i"][0].as_py() == 35_000
+        assert made.read() == table
     item = next(storage.find(path))
     with storage.open_file(path, storage.version(path), item.size) as file:
         assert pq.ParquetFile(file).metadata.num_rows == 50_000

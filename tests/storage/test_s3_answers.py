@@ -177,21 +177,12 @@ def test_a_refusal_says_what_to_do(store: Store, answer: Callable[[Any], Answer]
 @pytest.mark.parametrize(
     ("code", "status", "of_the_store"),
     [
-        ("SlowDown", 503, True),
-        ("ThrottlingException", 400, True),
-        ("TooManyRequests", 429, True),
-        ("InternalError", 500, True),
-        ("Odd", 502, True),
-        ("RequestTimeout", 400, True),
-        ("ExpiredToken", 400, True),
-        ("InvalidAccessKeyId", 403, True),
-        ("RequestTimeTooSkewed", 403, True),
-        ("AccessDenied", 403, False),
-        ("InvalidObjectState", 403, False),
-        ("NotImplemented", 501, False),
-        ("Odd", 400, False),
+        ("SlowDown", 503, True), ("ThrottlingException", 400, True), ("TooManyRequests", 429, True),
+        ("InternalError", 500, True), ("Odd", 502, True), ("RequestTimeout", 400, True), ("ExpiredToken", 400, True),
+        ("InvalidAccessKeyId", 403, True), ("RequestTimeTooSkewed", 403, True), ("AccessDenied", 403, False),
+        ("InvalidObjectState", 403, False), ("NotImplemented", 501, False), ("Odd", 400, False),
     ],
-)
+)  # fmt: skip
 def test_what_an_answer_says_of_the_store_and_what_of_one_object(
     store: Store, code: str, status: int, of_the_store: bool
 ) -> None:

@@ -15,9 +15,10 @@ from raypd.decoding.program import Predictions
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_texts
 from raypd.tasks import build_task
-from raypd.tasks.base import Document, Record, Request
+from raypd.tasks.base import Document, Record
 from raypd.tasks.prompting import end_tokens
 from raypd.tasks.question_answering import LineEnd
+from tests.runs import answer
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 CONTEXT = 4096
@@ -49,17 +50,8 @@ RAGGED = [
 
 def answer_all(task, documents, model=None, **engine) -> list[Record]:
     """Records in the order of rows; within a row as they come."""
-    runner = Engine(model or tiny_model("llama", max_position_embeddings=CONTEXT), **engine)
-    records: list[Record] = []
-    for item in task.plan(documents):
-        if isinstance(item, Request):
-            runner.submit(item.program, tag=item, seed=item.seed)
-        else:
-            records.append(item)
-    while runner.pending:
-        for done in runner.step():
-            assert done.error is None
-            records += done.tag.finish(done.answer)
+    model = model or tiny_model("llama", max_position_embeddings=CONTEXT)
+    records, _ = answer(task, documents, Engine(model, **engine))
     return sorted(records, key=lambda record: record.row)
 
 
@@ -170,14 +162,9 @@ def test_both_methods_answer_the_same():
 @pytest.mark.parametrize("method", METHODS)
 def test_choices_cost_no_decode_step(method):
     rows = [document(n, [{"question": "?", "choices": list("wxyz")[: n + 1]}] * 3, f"c {n}") for n in range(4)]
-    engine = Engine(tiny_model("qwen3"))
-    for work in make(decoding={"method": method}).plan(rows):
-        engine.submit(work.program, tag=work)
-    chosen = []
-    while engine.pending:
-        for done in engine.step():
-            assert done.counts.decode_tokens == 0
-            chosen += [record.columns["choice_index"] for record in done.tag.finish(done.answer)]
+    records, ended = answer(make(decoding={"method": method}), rows, Engine(tiny_model("qwen3")))
+    assert not any(done.counts.decode_tokens for done in ended)
+    chosen = [record.columns["choice_index"] for record in records]
     assert len(chosen) == 12
     assert None not in chosen
 
