@@ -149,9 +149,7 @@ class FakeTask:
         return [*source.text_columns, *([source.category_column] if source.category_column else [])]
 
     def columns(self) -> pa.Schema:
-        if isinstance(self.task, QuestionAnsweringConfig):
-            return columns.QUESTION_ANSWERING
-        return columns.GENERATION if isinstance(self.task, GenerationConfig) else columns.EXTRACTION
+        return columns.BY_KIND[self.task.kind]
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         plan = {"question_answering": self._question, "generation": self._generate}.get(self.task.kind)
@@ -232,25 +230,20 @@ class FakeTask:
         lanes = [1 if q.get("choices") else length for q, length in zip(asked, lanes, strict=True)]
         own = [self._tokens(text) for text in texts]
 
-        def records(numbers: Sequence[int]) -> list[Record]:
-            made = []
-            for n in numbers:
-                answer = {"answer": "fake", "answer_status": "ok", "truncated": False}
-                name = str(n if asked[n].get("id") is None else asked[n]["id"])
-                made.append(
-                    Record(document.row, {"question_id": name, "question": str(asked[n].get("question")), **answer})
-                )
-            return made
+        def record(n: int) -> Record:
+            name = str(n if asked[n].get("id") is None else asked[n]["id"])
+            answer = {"answer": "fake", "answer_status": "ok", "truncated": False}
+            return Record(document.row, {"question_id": name, "question": str(asked[n].get("question")), **answer})
 
         instruction = self._tokens(self.task.instruction or "x" * 200)
         everything = range(len(asked))
         if self._method == "intra_prompt":
             program = Program("", instruction, context + sum(own), lanes)
-            yield Request([document.row], program, lambda _: records(everything))  # type: ignore[arg-type]
+            yield Request([document.row], program, lambda _: [record(n) for n in everything])  # type: ignore[arg-type]
             return
         for n in everything:
             program = Program(document.id, instruction + context, own[n], [lanes[n]])
-            yield Request([document.row], program, lambda _, n=n: records([n]))  # type: ignore[arg-type, misc]
+            yield Request([document.row], program, lambda _, n=n: [record(n)])  # type: ignore[arg-type, misc]
 
     # ----------------------------------------------------------------------------------------------------- generation
 
@@ -269,8 +262,8 @@ class FakeTask:
         length = lengths[turn]
 
         def finish(_: Any) -> list[Record | Request]:
-            said = {"sample": sample, "turn": turn, "text": "fake", "finish_reason": "stop", "tokens": length}
-            done: list[Record | Request] = [Record(row, {**said, "warnings": []})]
+            columns = {"sample": sample, "turn": turn, "text": "fake", "finish_reason": "stop", "tokens": length}
+            done: list[Record | Request] = [Record(row, {**columns, "warnings": []})]
             if turn + 1 < len(left):
                 done.append(self._turn(row, sample, turn + 1, prompt + length, left, lengths))
             return done

@@ -27,6 +27,7 @@ from tests import s3
 from tests.cluster import fakes
 from tests.fault_proxy import Faults
 from tests.processes import LONG, end_all, ended, start, wait_for
+from tests.runs import parquet as as_parquet
 
 
 def config(bucket: str, endpoint: str, unit_documents: int = 10, units_in_flight: int = 2, **output: Any) -> RunConfig:
