@@ -8,7 +8,6 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from raypd import storage
 from raypd.errors import ConfigError, Damaged, RunError
 from raypd.run import layout
 from raypd.run.records import UnitSummary
+from raypd.storage.threads import in_threads
 
 if TYPE_CHECKING:  # tasks and torch behind them take seconds to import, which the command line need not wait for
     from raypd.tasks.base import Document, Record
@@ -145,9 +145,7 @@ def summaries(output: str) -> list[UnitSummary]:
 
     Raises RunError when one is damaged.
     """
-    found = sorted(objects(output))
-    with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(lambda item: read_summary(output, *item), found))
+    return list(in_threads(lambda item: read_summary(output, *item), sorted(objects(output)), 16))
 
 
 def committed(output: str) -> set[str]:

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from raypd import storage
 from raypd.cluster import driver
 from raypd.config import RunConfig
 from raypd.dataset import planner, writer
@@ -193,20 +192,6 @@ def test_ids_that_repeat_keep_a_row_each(tmp_path, config) -> None:
     rows = [row for unit in plan(run) for row in writer.read_rows(run.output.path, unit.id, 100)]
     assert {row["id"] for row in rows} == {"same"}
     assert len({(row["source"], row["row"]) for row in rows}) == 25
-
-
-def test_an_object_that_may_not_be_read_is_listed(corpus, monkeypatch) -> None:
-    real = storage.open_read
-
-    def refuse(path: str, *rest, **keys):
-        if path.endswith("k.jsonl"):
-            raise storage.StorageError(f"{path}: AccessDenied")
-        return real(path, *rest, **keys)
-
-    monkeypatch.setattr(storage, "open_read", refuse)
-    made = plan(corpus)
-    assert made.documents == 20
-    assert [u.damaged.rpartition(": ")[2] for u in made.damaged() if u.damaged] == ["AccessDenied"]
 
 
 def test_a_bucket_that_does_not_exist_is_refused(connected, bucket, config) -> None:
