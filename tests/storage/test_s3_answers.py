@@ -119,14 +119,13 @@ def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: 
     assert store.header("x-amz-request-payer") == [None]
 
 
-def test_anonymous_signs_nothing(store: Store) -> None:
+def test_each_storage_has_settings_and_a_connection_of_its_own(store: Store) -> None:
     store.answer = parts_and_lists
-    list(storage.walk("s3://bkt/f"))
-    store.use(anonymous=True)
-    list(storage.walk("s3://bkt/f"))
-    signed = store.header("Authorization")
-    assert signed[0] is not None
-    assert signed[1] is None
+    unsigned = storage.Storage(StorageConfig(anonymous=True))
+    unsigned.s3.boto().meta.events.register_first("before-send.s3", store)
+    for each in (storage.default, unsigned, storage.default):
+        assert list(each.walk("s3://bkt/f")) == []
+    assert [header is None for header in store.header("Authorization")] == [False, True, False]
 
 
 def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
