@@ -12,8 +12,8 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset.columns import Columns
 from raypd.dataset.jsonl import lines_of_range, open_lines
-from raypd.dataset.listing import Found, objects
-from raypd.dataset.plan import Plan, Writer, stored
+from raypd.dataset.listing import InputObject, objects
+from raypd.dataset.plan import Plan, PlanWriter, stored
 from raypd.dataset.plan import alone as stored_alone
 from raypd.dataset.refresh import Changes, Listing, digested, kept
 from raypd.dataset.split import Inspected, inspect, line_limit
@@ -79,7 +79,7 @@ class _Planning:
     def __init__(self, config: RunConfig, alone: set[str], most_in_tail: int) -> None:
         self.config, self.alone, self.fingerprint = config, alone, config.fingerprint()
         self._most_in_tail = most_in_tail
-        self.writer, self.columns = Writer(), Columns(config)
+        self.writer, self.columns = PlanWriter(), Columns(config)
         self.objects = 0  # that were looked into
         self._kept = self._readable = 0
         self._damage: str | None = None  # of the first object that cannot be read
@@ -89,7 +89,7 @@ class _Planning:
         self._kept += 1
         self.writer.add(unit)
 
-    def add(self, found: Iterable[Found]) -> None:
+    def add(self, found: Iterable[InputObject]) -> None:
         """Looks into objects and cuts them into units, the last of them into smaller ones."""
         inspected = in_threads(lambda item: inspect(item, self.config, self.columns), found, _THREADS)
         tail: deque[Unit] = deque()

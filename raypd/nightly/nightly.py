@@ -21,7 +21,7 @@ from raypd import storage
 from raypd.cluster import driver
 from raypd.config import ExtractionConfig, OutputConfig, RunConfig
 from raypd.dataset import planner
-from raypd.dataset.plan import Plan, Writer
+from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError
 from raypd.nightly import changes, schema_change, table
 from raypd.nightly.changes import Input
@@ -285,7 +285,7 @@ class _Run:
     ) -> int:
         """One run over the documents of a condition; how many they are."""
         path = path_of(self.root, folder)
-        writer = Writer()
+        writer = PlanWriter()
         keys: dict[str, str] = {}
         documents = 0
         planned = changes.placed(plan, self.config, tonight.apart)

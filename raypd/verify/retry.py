@@ -23,7 +23,7 @@ from raypd.config import OutputConfig, RunConfig
 from raypd.dataset import plan as plans
 from raypd.dataset import planner as units
 from raypd.dataset import writer as commit
-from raypd.dataset.plan import Plan, Writer
+from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout, manifest
 from raypd.run.lease import RunLease, held
@@ -154,7 +154,7 @@ def _plan(config: RunConfig, output: str, folder: str, number: int, everything: 
         rows, left_out = _failed_rows(table, everything)
         return (unit.subset(rows) if rows else None), len(rows), left_out
 
-    writer = Writer()
+    writer = PlanWriter()
     for found in in_threads(look, units.plan(config, output), _THREADS):
         if found is None:
             result.waiting += 1

@@ -275,7 +275,7 @@ def test_a_subset_of_a_unit_is_a_unit(run, tmp_path) -> None:
     assert (some.rows, some.expected, unit.whole) == (2, 2, unit.id)
     assert some != unit.subset([1, 5])
     assert [(d.row, d.id) for d in read_unit(some, run)] == [(1, "1"), (4, "4")]
-    writer = plan.Writer()
+    writer = plan.PlanWriter()
     writer.add(some)
     made = writer.finish(0, "", 0, {})
     made.keep(str(tmp_path / "kept"))
