@@ -143,6 +143,7 @@ def errors(
 ) -> None:
     """List the dead letters of a run: documents without an answer, grouped by reason, and units that failed."""
     import json
+    from dataclasses import asdict
 
     from raypd.run import load
     from raypd.verify import dead_letters, findings
@@ -154,7 +155,7 @@ def errors(
         findings.print_letters(run)
     else:
         summary = dead_letters.summarize(run)
-        tree = json.dumps(summary.to_tree(), indent=2, ensure_ascii=False)
+        tree = json.dumps(asdict(summary), indent=2, ensure_ascii=False)
         print(tree if as_json else findings.describe_errors(summary))
 
 

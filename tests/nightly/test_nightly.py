@@ -348,8 +348,8 @@ def test_a_crash_while_the_table_is_made_loses_nothing(tmp_path, run, monkeypatc
     night(config)
     changed = {**DOCUMENTS, "d7": "other"}
     write(tmp_path / "in/a.jsonl", changed)
-    owner = {"compose": nightly.table, "write_index": nightly.changes, "replace": nightly._State}.get(
-        step, nightly._Run
+    owner = {"compose": nightly.table, "write_index": nightly.changes, "replace": nightly.NightlyState}.get(
+        step, nightly.NightRun
     )
     real, calls = getattr(owner, step), []
 
