@@ -11,8 +11,8 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.evaluation import exact_match
 from raypd.evaluation.exact_match import (
-    Comparison,
     Difference,
+    ExactMatch,
     Outcome,
     Reference,
     difference,
@@ -59,7 +59,7 @@ def test_first_difference():
 
 
 def test_all_three_forms_agree_in_float64():
-    outcomes = Comparison(loaded(torch.float64), 3, 2, 6, unshared=True).compare(RAGGED)
+    outcomes = ExactMatch(loaded(torch.float64), 2, 6).compare(RAGGED, 3, unshared_too=True)
     assert [(o.context, o.question) for o in outcomes] == [
         ("id0", "0"), ("id0", "b"), ("id1", "0"), ("id2", "0"), ("id2", "1"), ("id2", "2"), ("id3", "7"),
     ]  # fmt: skip
@@ -69,17 +69,17 @@ def test_all_three_forms_agree_in_float64():
 
 def test_a_form_that_answers_otherwise_is_seen(monkeypatch):
     """IPPD one token off: the table counts it, and only it."""
-    comparison = Comparison(loaded(), 3, 2, 6)
-    run = comparison._run
+    match = ExactMatch(loaded(), 2, 6)
+    run = match.run
 
-    def spoiled(programs, batch):
-        answers = run(programs, batch)
+    def spoiled(*given):
+        answers = run(*given)
         if not isinstance(answers[0], (Continuation, Reference)):
             answers[0][0].tokens[-1] += 1
         return answers
 
-    monkeypatch.setattr(comparison, "_run", spoiled)
-    outcomes = comparison.compare(RAGGED)
+    monkeypatch.setattr(match, "run", spoiled)
+    outcomes = match.compare(RAGGED, 3)
     assert [o.differences["IPPD"] is None for o in outcomes] == [False] + [True] * 6
     text = table("data", "float32", outcomes)
     assert "data float32: 4 contexts, 7 questions" in text
