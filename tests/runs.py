@@ -14,6 +14,7 @@ from tests.processes import start
 
 if TYPE_CHECKING:
     from raypd.config import RunConfig
+    from raypd.dataset.plan import Plan
 
 
 @pytest.fixture(name="config")
@@ -26,15 +27,9 @@ def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
         source: dict[str, Any] = {"path": path, "text_columns": ["title"], "category_column": None}
         engine: dict[str, Any] = {"max_num_seqs": 4}
         for key, value in keys.items():
-            for part, names in (
-                (clusters, ("unit_documents", "units_in_flight", "min_workers", "max_workers")),
-                (engine, ("max_num_seqs",)),
-            ):
-                if key in names:
-                    part[key] = value
-                    break
-            else:
-                source[key] = value
+            in_cluster = key in ("unit_documents", "units_in_flight", "min_workers", "max_workers")
+            part = clusters if in_cluster else engine if key in engine else source
+            part[key] = value
         return RunConfig.model_validate(
             {
                 "input": source,
@@ -60,3 +55,40 @@ def run_process(config: RunConfig, tmp_path: Path) -> subprocess.Popen[str]:
     file = tmp_path / "run.yaml"
     file.write_text(config.model_dump_json())  # JSON is YAML
     return start("-m", "tests.cluster.run", str(file))
+
+
+def run_here(config: RunConfig, build: Any = None, planned: Plan | None = None, most: int | None = None) -> Plan:
+    """A run without Ray, its worker in this process; what was planned. most: units, after which it is cut off."""
+    from raypd.cluster.worker import DecodeWorker, WorkerSpec
+    from raypd.dataset import planner
+    from raypd.errors import RunError
+    from raypd.run import manifest
+    from raypd.run.lease import RunLease
+    from tests.cluster import fakes
+
+    output = config.output.path
+    manifest.claim(config, output)
+    lease = RunLease(output)
+    planned = planned or planner.plan(config, output)
+    worker = DecodeWorker(WorkerSpec(config, output, lease.id, build=build or fakes.build))
+    for number, unit in enumerate(planned):
+        if number == most:
+            lease.end("failed")
+            raise RunError("cut off")
+        worker.run_unit(unit)
+    lease.end("complete")
+    return planned
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """`driver.run_extract` as `run_here`. Returns a function that makes the next runs stop after n units."""
+    from raypd.cluster import driver
+
+    limit: dict[str, int | None] = {"units": None}
+
+    def run_extract(config: RunConfig, *, verbose: bool = False, build: Any = None, planned: Any = None) -> Any:
+        return driver.finish(config, config.output.path, run_here(config, build, planned, limit["units"]))
+
+    monkeypatch.setattr(driver, "run_extract", run_extract)
+    return lambda units: limit.update(units=units)

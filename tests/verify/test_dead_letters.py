@@ -18,8 +18,7 @@ from raypd.errors import ConfigError
 from raypd.run import retry_policy
 from raypd.verify import dead_letters, findings
 from raypd.verify.dead_letters import normalize, of_input
-from tests.runs import write_jsonl
-from tests.verify.test_verify import do
+from tests.runs import run_here, write_jsonl
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def run(tmp_path: Path, config) -> RunConfig:
     titles[3] = titles[17] = ""
     titles[12], titles[13] = "program", "plan"
     made = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=10)
-    do(made)
+    run_here(made)
     return made
 
 
@@ -115,5 +114,5 @@ def test_the_command(run) -> None:
 
 def test_a_run_without_failures(tmp_path, config) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"])))
-    do(run)
+    run_here(run)
     assert findings.describe_errors(dead_letters.summarize(run.output.path)).endswith("no dead letters")

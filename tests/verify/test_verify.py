@@ -15,29 +15,13 @@ from typer.testing import CliRunner
 
 from raypd import storage
 from raypd.cli.main import app
-from raypd.cluster.worker import DecodeWorker, WorkerComponents, WorkerSpec
 from raypd.config import OutputConfig, RunConfig, StorageConfig
 from raypd.dataset import writer
-from raypd.dataset.planner import plan
 from raypd.errors import ConfigError, RunError
-from raypd.run import manifest
 from raypd.run.load import load_run
 from raypd.verify import dead_letters, findings, verification
 from raypd.verify.verification import Verification, verify
-from tests.cluster import fakes
-from tests.runs import write_jsonl
-
-
-def build(config: RunConfig, threads: int | None) -> WorkerComponents:
-    return WorkerComponents(fakes.FakeEngine(config.engine.max_num_seqs), fakes.FakeTask(), None)
-
-
-def do(run: RunConfig) -> None:
-    """Runs every unit that is not committed, in this process."""
-    manifest.claim(run, run.output.path)
-    worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=build))
-    for unit in plan(run):
-        worker.run_unit(unit)
+from tests.runs import run_here, write_jsonl
 
 
 def look(run: RunConfig) -> Verification:
@@ -64,7 +48,7 @@ def run(tmp_path: Path, config) -> RunConfig:
     write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 22 + ["", "finish", "b"])
     write_jsonl(tmp_path / "in/b.jsonl", ["a"] * 3)
     made = config(str(tmp_path / "in"), unit_documents=10)
-    do(made)
+    run_here(made)
     return made
 
 
@@ -89,7 +73,7 @@ def test_an_object_that_is_gone_is_missing_until_the_run_is_resumed(run) -> None
     assert (result.missing.documents, result.missing.units) == (10, 1)
     assert gone.stem in result.missing.examples[0]
     assert "run the same command again" in findings.describe(result)
-    do(run)
+    run_here(run)
     assert look(run).well
 
 
@@ -165,7 +149,7 @@ def test_rows_that_are_missing_doubled_or_foreign_inside_an_object(run, tmp_path
 
 def test_an_object_that_the_input_does_not_have_is_foreign_and_doubles_are_found(run, tmp_path, config) -> None:
     other = config(str(tmp_path / "in"), "other", unit_documents=7)  # the same documents in other units
-    do(other)
+    run_here(other)
     copied = objects(other)[0]
     shutil.copy(copied, objects(run)[0].parent)
     result = look(run)
@@ -252,7 +236,7 @@ def test_on_s3(bucket, config, connected) -> None:
     run = run.model_copy(
         update={"output": OutputConfig(path=f"{bucket}/out"), "storage": StorageConfig(endpoint_url=connected.url)}
     )
-    do(run)
+    run_here(run)
     storage.configure(StorageConfig())
     given = [f"storage.endpoint_url={connected.url}"]
     config_found = load_run(run.output.path, given)
