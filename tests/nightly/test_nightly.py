@@ -102,17 +102,21 @@ def night(config: RunConfig, **keys: Any) -> Night:
     return run_night(config, build=build, **keys)
 
 
-def rows(config: RunConfig) -> list[dict[str, Any]]:
-    """The table as a reader reads it, by the recipe of the documentation."""
-    files = Path(config.output.path, "current/files.txt").read_text().split()
-    return ds.dataset(files, format="parquet").to_table().to_pylist() if files else []
+def files(config: RunConfig) -> list[str]:
+    return Path(config.output.path, "current/files.txt").read_text().split()
+
+
+def rows(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """id -> row of the table, as a reader reads it by the recipe of the documentation; every id once."""
+    found = ds.dataset(files(config), format="parquet").to_table().to_pylist()
+    made = {row["id"]: {**row, "record": json.loads(row["record"] or "null")} for row in found}
+    assert len(made) == len(found)
+    return made
 
 
 def titles(config: RunConfig) -> dict[str, str | None]:
-    """id -> the title that its answer was made of; every id once."""
-    found = rows(config)
-    assert len({row["id"] for row in found}) == len(found)
-    return {row["id"]: json.loads(row["record"])["a"].removeprefix("a:") if row["record"] else None for row in found}
+    """id -> the title that its answer was made of."""
+    return {id: row["record"] and row["record"]["a"].removeprefix("a:") for id, row in rows(config).items()}
 
 
 def extracted(config: RunConfig, made: Night) -> list[str]:
@@ -141,9 +145,8 @@ def test_only_changed_documents_of_a_rewritten_object_are_extracted(write, run, 
     assert (second.new, second.changed, second.removed, second.unchanged) == (1, 1, 1, 23)
     assert extracted(config, second) == ["d7", "new"]
     assert titles(config) == changed
-    places = {row["id"]: row["row"] for row in rows(config)}
     if suffix == "parquet":  # where each stands tonight, not where it stood
-        assert places == {id: i for i, id in enumerate(changed)}
+        assert {id: row["row"] for id, row in rows(config).items()} == {id: i for i, id in enumerate(changed)}
 
     third = night(config)
     assert third.nothing_new
@@ -156,7 +159,7 @@ def test_objects_that_did_not_change_are_neither_read_nor_written(write, run, mo
         write(f"{name}.jsonl", {f"{name}{i}": "x" for i in range(5)})
     config = run(unit_documents=5)
     night(config)
-    before = Path(config.output.path, "current/files.txt").read_text().split()
+    before = files(config)
     write("b.jsonl", {f"b{i}": "y" if i == 2 else "x" for i in range(5)})
     read = []
     real = nightly.changes.read_unit
@@ -164,8 +167,7 @@ def test_objects_that_did_not_change_are_neither_read_nor_written(write, run, mo
     made = night(config)
     assert set(read) == {"b.jsonl"}
     assert made.extracted == 1
-    after = Path(config.output.path, "current/files.txt").read_text().split()
-    assert len(set(before) & set(after)) == 2
+    assert len(set(before) & set(files(config))) == 2
     assert titles(config)["b2"] == "y"
 
 
@@ -177,7 +179,7 @@ def test_other_units_of_the_same_documents_cost_nothing(tmp_path, write, run) ->
     made = night(config)
     assert (made.extracted, made.unchanged) == (0, 25)
     assert titles(config) == DOCUMENTS
-    assert {row["source"] for row in rows(config)} == {"z.jsonl"}
+    assert {row["source"] for row in rows(config).values()} == {"z.jsonl"}
 
 
 def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_goes(tmp_path, write, run) -> None:
@@ -256,23 +258,21 @@ def test_added_attributes_alone_are_extracted_and_joined(write, run) -> None:
     assert extracted(config, made) == ["new"]
     added = pq.read_table(next(Path(config.output.path, "nights", made.name, "added/units").iterdir()))
     assert set(json.loads(added["record"][0].as_py())) == {"b"}
-    found = {row["id"]: row for row in rows(config)}
-    assert len(found) == len(rows(config)) == 27
-    assert json.loads(found["d3"]["record"]) == {"b": "b:title 3", "a": "a:title 3", "x": "x:title 3"}
+    found = rows(config)
+    assert len(found) == 27
+    assert found["d3"]["record"] == {"b": "b:title 3", "a": "a:title 3", "x": "x:title 3"}
     assert [v["name"] for v in found["d3"]["values"]] == ["b", "a", "x"]
-    assert json.loads(found["new"]["record"]) == {"b": "b:fresh", "a": "a:fresh", "x": "x:fresh"}
-    assert json.loads(found["other"]["record"]) == {"a": "a:of d"}
+    assert found["new"]["record"] == {"b": "b:fresh", "a": "a:fresh", "x": "x:fresh"}
+    assert found["other"]["record"] == {"a": "a:of d"}
     assert night(config).nothing_new
     config = run(attributes="ax")  # removed again: no model is asked
-    made = night(config)
-    assert made.extracted == 0
-    assert json.loads({row["id"]: row for row in rows(config)}["d3"]["record"]) == {"a": "a:title 3", "x": "x:title 3"}
+    assert night(config).extracted == 0
+    assert rows(config)["d3"]["record"] == {"a": "a:title 3", "x": "x:title 3"}
 
 
 def test_what_failed_is_extracted_whole_after_a_schema_change(write, run) -> None:
     write("a.jsonl", {"x": "bad", "y": "good"})
-    first = night(run())
-    assert first.failed == 1
+    assert night(run()).failed == 1
     config = run(attributes="ab")
     made = night(config)
     assert extracted(config, made) == ["x"]
@@ -296,10 +296,10 @@ def test_errors_are_tried_again_on_request(write, run) -> None:
     assert night(config).nothing_new
     made = night(config, retry_errors=True)
     assert extracted(config, made) == ["x"]
-    assert {row["id"]: row["status"] for row in rows(config)} == {"x": "error", "y": "ok"}
-    said = CliRunner().invoke(app, ["errors", config.output.path]).output
-    assert "1  it is bad" in said
-    assert "x (a.jsonl, at 0, attempts 1): it is bad" in said
+    assert {id: row["status"] for id, row in rows(config).items()} == {"x": "error", "y": "ok"}
+    printed = CliRunner().invoke(app, ["errors", config.output.path]).output
+    assert "1  it is bad" in printed
+    assert "x (a.jsonl, at 0, attempts 1): it is bad" in printed
 
 
 # ------------------------------------------------------------------------------------------------------------ accidents
@@ -323,16 +323,17 @@ def test_a_night_that_is_cut_off_goes_on_where_it_was(write, run, in_process) ->
     assert {path: path.stat().st_mtime_ns for path in done} == done
 
 
-@pytest.mark.parametrize("step", ["compose", "write_index", "replace", "_repair_list"])
-def test_a_crash_while_the_table_is_made_loses_nothing(write, run, monkeypatch, step) -> None:
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [(nightly.table, "compose"), (nightly.changes, "write_index"), (nightly.NightlyState, "replace"),
+     (nightly.NightRun, "_repair_list")],
+)  # fmt: skip
+def test_a_crash_while_the_table_is_made_loses_nothing(write, run, monkeypatch, owner, step) -> None:
     write("a.jsonl", DOCUMENTS)
     config = run()
     night(config)
     changed = {**DOCUMENTS, "d7": "other"}
     write("a.jsonl", changed)
-    owner = {"compose": nightly.table, "write_index": nightly.changes, "replace": nightly.NightlyState}.get(
-        step, nightly.NightRun
-    )
     real, calls = getattr(owner, step), []
 
     def crash(*args: Any) -> Any:
@@ -394,15 +395,14 @@ def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -
     command = CliRunner().invoke(app, ["verify", config.output.path])
     assert command.exit_code == 0, command.output
     assert "26 documents" in command.output
-    listed = Path(config.output.path, "current/files.txt")
-    files = listed.read_text().splitlines()
-    listed.write_text("\n".join(files[1:]))
+    listed, whole = Path(config.output.path, "current/files.txt"), files(config)
+    listed.write_text("\n".join(whole[1:]))
     assert verify_table(config.output.path, found).missing.documents == 9  # one of the unit's ten is hidden
-    listed.write_text("\n".join([*files, str(tmp_path / "twice.parquet")]))
-    pq.write_table(pq.read_table(files[0]), tmp_path / "twice.parquet")
+    listed.write_text("\n".join([*whole, str(tmp_path / "twice.parquet")]))
+    pq.write_table(pq.read_table(whole[0]), tmp_path / "twice.parquet")
     assert verify_table(config.output.path, found).doubled.documents == 9
-    listed.write_text("\n".join(files))
-    Path(files[0]).write_bytes(b"PAR1")
+    listed.write_text("\n".join(whole))
+    Path(whole[0]).write_bytes(b"PAR1")
     result = verify_table(config.output.path, found)
     assert (result.damaged.units, result.missing.documents, result.well) == (1, 9, False)
 
@@ -443,32 +443,26 @@ def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, w
         if not any((tmp_path / "in").glob("*")):
             write("a.jsonl", {"d0": "one"})
         night(config)
-        want: dict[str, str | None] = {}
-        for path in sorted((tmp_path / "in").iterdir()):
-            found = pq.read_table(path).to_pylist() if path.suffix == ".parquet" else None
-            for row in found or [json.loads(line) for line in path.read_text().splitlines()]:
-                want[row["id"]] = None if row["title"] == "bad" else row["title"]
+        paths = sorted((tmp_path / "in").iterdir())
+        lines = [pq.read_table(path).to_pylist() if path.suffix == ".parquet" else map(json.loads, path.open())
+                 for path in paths]  # fmt: skip
+        want = {row["id"]: None if row["title"] == "bad" else row["title"] for found in lines for row in found}
         assert titles(config) == want
 
 
-def test_on_s3(bucket, config, run, connected) -> None:
+def test_on_s3(bucket, write, run, connected) -> None:
     tree = run(f"{bucket}/in").model_dump(mode="json")
     tree["output"]["path"], tree["storage"]["endpoint_url"] = f"{bucket}/root", connected.url
     made = RunConfig.model_validate(tree)
 
-    def put(documents: dict[str, str]) -> None:
-        rows = [json.dumps({"id": id, "title": title, "category": "c"}) for id, title in documents.items()]
-        storage.put(f"{bucket}/in/a.jsonl", "\n".join(rows).encode())
-
-    put(DOCUMENTS)
-    night(made)
-    put({**DOCUMENTS, "d7": "other"})
-    assert night(made).extracted == 1
-    files = storage.read(f"{bucket}/root/current/files.txt").decode().split()
-    assert all(file.startswith(f"{bucket}/root/nights/") for file in files)
-    found = [row for file in files for row in pq.read_table(storage.open_file(file)).to_pylist()]
+    for documents, count in ((DOCUMENTS, 25), ({**DOCUMENTS, "d7": "other"}, 1)):
+        storage.put(f"{bucket}/in/a.jsonl", write("a.jsonl", documents).read_bytes())
+        assert night(made).extracted == count
+    listed = storage.read(f"{bucket}/root/current/files.txt").decode().split()
+    assert all(file.startswith(f"{bucket}/root/nights/") for file in listed)
+    found = {row["id"]: row for file in listed for row in pq.read_table(storage.open_file(file)).to_pylist()}
     assert len(found) == 25
-    assert json.loads({row["id"]: row for row in found}["d7"]["record"]) == {"a": "a:other"}
+    assert json.loads(found["d7"]["record"]) == {"a": "a:other"}
     assert writer.committed(f"{bucket}/root/nights/{storage.folders(f'{bucket}/root/nights')[0]}")
 
 
