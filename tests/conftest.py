@@ -1,6 +1,6 @@
 """One thread a process: tests run beside the processes of Ray, where threads that spin cost more than they help.
 
-At the end every reason for which tests were skipped is said once.
+At the end every reason for which tests were skipped is printed once.
 """
 
 import os

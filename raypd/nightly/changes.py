@@ -81,7 +81,7 @@ def load_index(scratch: Scratch, root: str, files: Iterable[str]) -> None:
     scratch.create("old", INDEX)
     for file in files:
         scratch.add("old", read_object(path_of(root, file)))
-    scratch.close("old")
+    scratch.finish("old")
 
 
 @dataclass
@@ -176,7 +176,7 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8
         hidden.update(f"{unit.name}\0".encode())
         scratch.add("damaged", [[unit.name]])
     for name in tables:
-        scratch.close(name)
+        scratch.finish(name)
     found.units = scratch.number("SELECT count(*) FROM planned")
     found.hidden = hidden.hexdigest()[:16] if found.damaged.units else ""
     return found

@@ -5,7 +5,7 @@
 <root>/nights/<night>/table/, index/, files.txt: objects of the table that were written anew; what is known of every
 document; the list of all objects of the table.
 <root>/current/files.txt: the list that readers follow.
-<root>/lease.json, sessions/: who is at work, and who was.
+<root>/lease.json, sessions/: which session holds the folder, and which ones have.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class NightRun:
         return "(" + (" AND ".join(conditions) or "TRUE") + ")"
 
     def _name(self, digest: str) -> str:
-        """Tonight's name: of the night with the same work that was cut off, else the date, with a number if need be."""
+        """Tonight's name: of the night that began the same and was cut off, else the date, with a number if need be."""
         mine: dict[str, Any] = {"digest": digest, "after": self.state.night, "fingerprint": self.config.fingerprint()}
         mine |= {"full": self.full, "retry_errors": self.retry_errors}
         nights = storage.folders(storage.join(self.root, layout.NIGHTS))

@@ -42,7 +42,7 @@ def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[
         scratch.add(f"{name}_rows", [*of_file, rows["source"], rows["row"], pc.equal(rows["status"], "ok"), category])
 
     deque(in_threads(read, objects, _THREADS), maxlen=0)
-    scratch.close(f"{name}_rows")
+    scratch.finish(f"{name}_rows")
     scratch.run(
         f"CREATE TABLE {name} AS SELECT unit, file, source, row, bool_and(ok) AS ok, any_value(category) AS category "
         f"FROM {name}_rows GROUP BY unit, file, source, row"

@@ -56,8 +56,8 @@ def _read_input(result: Verification, scratch: Scratch, config: RunConfig, threa
     for unit, reason in changes.unreadable(plan, config, take, set(), threads):
         result.damaged_input.add(0, 1, [reason])
         scratch.add("damaged", [[unit.name]])
-    scratch.close("input")
-    scratch.close("damaged")
+    scratch.finish("input")
+    scratch.finish("damaged")
 
 
 def _read_table(result: Verification, scratch: Scratch, files: list[str], threads: int) -> None:
@@ -75,7 +75,7 @@ def _read_table(result: Verification, scratch: Scratch, files: list[str], thread
     for error in in_threads(read, files, threads):
         if error is not None:
             result.damaged.add(0, 1, [error])
-    scratch.close("output")
+    scratch.finish("output")
 
 
 def _compare(result: Verification, scratch: Scratch, config: RunConfig) -> None:

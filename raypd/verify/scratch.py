@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import duckdb
@@ -22,17 +21,16 @@ MEMORY = "2GB"
 _BUFFERED_ROWS = 100_000
 
 
-class Scratch:
-    """Named tables: `create`, `add` rows from any thread, `close`, then query.
+class Scratch(ExitStack):
+    """Named tables: `create`, `add` rows from any thread, `finish`, then query. To be used in a `with`.
 
     The folder lies in TMPDIR; a hundred million documents need some gigabytes there.
     """
 
     def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._folder = Path(
-            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="raypd-", ignore_cleanup_errors=True))
-        )
+        super().__init__()
+        folder = tempfile.TemporaryDirectory(prefix="raypd-", ignore_cleanup_errors=True)
+        self._folder = Path(self.enter_context(folder))
         self._lock = threading.Lock()
         self._buffers: dict[str, list[pa.Table]] = {}
         self._writers: dict[str, pq.ParquetWriter] = {}
@@ -42,20 +40,14 @@ class Scratch:
             "preserve_insertion_order": "false",  # it costs memory
         }
         # In a file: tables in memory would count against its limit.
-        self._connection = self._stack.enter_context(duckdb.connect(self._folder / "scratch.duckdb", config=settings))
+        self._connection = self.enter_context(duckdb.connect(self._folder / "scratch.duckdb", config=settings))
         self._connection.execute("SET enable_progress_bar = false")
-
-    def __enter__(self) -> Scratch:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stack.close()
 
     def create(self, name: str, schema: pa.Schema) -> None:
         """An empty table."""
         self._buffers[name] = []
         writer = pq.ParquetWriter(self._folder / f"{name}.parquet", schema, compression="zstd")
-        self._writers[name] = self._stack.enter_context(writer)
+        self._writers[name] = self.enter_context(writer)
 
     def add(self, name: str, rows: pa.Table | Sequence[Any]) -> None:
         """Appends rows: a table with the schema of `create`, or the values of each of its columns."""
@@ -71,7 +63,7 @@ class Scratch:
             self._writers[name].write_table(pa.concat_tables(self._buffers[name]))
             self._buffers[name].clear()
 
-    def close(self, name: str) -> None:
+    def finish(self, name: str) -> None:
         """Makes a table known to SQL by its name; it takes no more rows."""
         self._flush(name)
         self._writers[name].close()

@@ -46,16 +46,14 @@ class Finding:
         self.examples += list(examples)[: EXAMPLES - len(self.examples)]
 
     def add_documents(self, documents: Iterable[tuple[Place, str]]) -> None:
-        """Adds documents, given as ((source, row), id)."""
         words = [f"{id} ({source}, at {row})" for (source, row), id in documents]
         self.add(len(words), 0, words)
 
     def add_query(self, scratch: Scratch, query: str) -> None:
         """Adds the documents that SQL finds: its columns are id, source, row and object (or NULL)."""
         shown = scratch.rows(f"SELECT * FROM ({query}) ORDER BY source, row LIMIT {EXAMPLES}")
-        words = [f"{r['id']} ({r['source']}, at {r['row']})" + (f" in {r['object']}" if r["object"] else "")
-                 for r in shown]  # fmt: skip
-        self.add(scratch.number(f"SELECT count(*) FROM ({query})"), 0, words)
+        words = (f"{r['id']} ({r['source']}, at {r['row']}) in {r['object']}".removesuffix(" in None") for r in shown)
+        self.add(scratch.number(f"SELECT count(*) FROM ({query})"), 0, list(words))
 
 
 @dataclass
@@ -65,9 +63,9 @@ class Verification:
     missing: documents of the input without a row. doubled: documents with rows from two objects, or with more rows in
     one than the task writes. foreign: rows whose document is not in the input (anymore). damaged: objects of the
     output that cannot be read whole. unreadable: input that cannot be read now and so cannot be compared.
-    repeated_ids: ids that several documents of the input share (each of these documents is told apart by its source
-    and row, so this is no doubling). damaged_input: objects that the plan lists as unreadable, which the configuration
-    may allow (input.on_damaged skip). temporary: files that dead writers left; the next run removes them.
+    repeated_ids: ids that several documents of the input share (their source and row differ: none is doubled).
+    damaged_input: objects that the plan lists as unreadable, which the configuration may allow (input.on_damaged skip).
+    temporary: files that dead writers left; the next run removes them.
     """
 
     run: str
@@ -151,7 +149,7 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
             result.damaged.add(0, len(paths), [f"{path}: has other columns than most; delete it" for path in paths])
         for unit in plan.damaged():
             result.damaged_input.add(0, 1, [str(unit.damaged)])
-        scratch.close("input")
+        scratch.finish("input")
         _add_repeated_ids(result, scratch)
         if not committed.keys() <= planned:
             _add_foreign(result, committed, planned, scratch, threads)
@@ -259,7 +257,7 @@ def _add_foreign(
             result.damaged.add(0, 1, [damage])
     # What is damaged in these is known by now.
     deque(in_threads(read, sorted(committed.keys() & planned), threads), maxlen=0)
-    scratch.close("output")
+    scratch.finish("output")
     result.doubled.add_query(
         scratch,
         "SELECT any_value(id) AS id, source, row, string_agg(DISTINCT object, ' and ') AS object FROM output "

@@ -68,7 +68,7 @@ def test_a_gpu_without_a_counter_is_sampled(monkeypatch) -> None:
     driver(monkeypatch, counts=False)
     began = time.monotonic()
     meter = energy.meter(1)
-    joules = wait_for(lambda: (said := meter()) is not None and said >= 60 and said)
+    joules = wait_for(lambda: (found := meter()) is not None and found >= 60 and found)
     assert joules < 300 * (time.monotonic() - began) + 1  # watts x seconds
 
 

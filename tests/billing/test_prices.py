@@ -1,4 +1,4 @@
-"""Prices: which of the three places wins, what is said where none knows, and what AWS answers."""
+"""Prices: which of the three places wins, the error where none knows, and what AWS answers."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def run_of(folder: Path, method: str, rows: list[Row], failed: tuple[str, ...] =
     return committed(folder, configured(method), documents, records)
 
 
-def said(*arguments: str) -> tuple[int, str]:
+def printed(*arguments: str) -> tuple[int, str]:
     """(exit code, output) of the command."""
     import typer
 
@@ -72,19 +72,19 @@ def test_speedup_by_hand(tmp_path):
     baseline, run = run_of(tmp_path / "ar", "autoregressive", ar), run_of(tmp_path / "pasta", "pasta", pasta)
     found = speedup.speedups(speedup.read_answers(run, False), speedup.read_answers(baseline, True))
     assert sorted(found) == [0.5, 1, 3, 4]
-    code, text = said(run, "--baseline", baseline)
+    code, text = printed(run, "--baseline", baseline)
     assert code == 0
     assert f"theoretical speedup: {6 ** (1 / 4):.3f} geometric mean, 2.125 arithmetic mean" in text
     assert "answers: 4 in both\n" in text
     assert not any(word in text for word in ("alone", "cut", "failed"))
 
 
-def test_what_is_not_compared_is_said(tmp_path):
+def test_what_is_not_compared_is_printed(tmp_path):
     shared = [(f"d{n:02}", 0, 0, 20, 10) for n in range(3)]
     alone = [(f"x{n:02}", 0, 0, 20, 10) for n in range(12)]
     run = run_of(tmp_path / "r", "apar", [*shared, *alone], failed=("f", "g"), cut=("d01", "d02", "x01"))
     baseline = run_of(tmp_path / "b", "autoregressive", [*shared, ("d00", 1, 0, 7, None)], failed=("h",), cut=("d00",))
-    code, text = said(run, "--baseline", baseline)
+    code, text = printed(run, "--baseline", baseline)
     assert code == 0
     lines = [line.strip() for line in text.splitlines()]
     assert "theoretical speedup: 2.000 geometric mean, 2.000 arithmetic mean" in lines
@@ -130,7 +130,7 @@ def test_runs_that_cannot_be_compared(tmp_path):
         (str(extraction), ar, "extraction: its task.kind is extraction; give a run of `raypd generate`"),
         (pasta, str(extraction), "extraction: its task.kind is extraction"),
     ):
-        code, text = said(run, "--baseline", baseline)
+        code, text = printed(run, "--baseline", baseline)
         assert code == 1, (run, baseline)
         assert text.startswith("error: "), (run, baseline, text)
         assert words in text, (words, text)
@@ -148,9 +148,9 @@ def test_a_baseline_on_s3(s3_server, tmp_path, monkeypatch):
             storage.put(f"s3://speedup/runs/ar/{file.relative_to(local)}", file.read_bytes())
         run = run_of(tmp_path / "pasta", "pasta", [("a", 0, 0, 20, 10)])
         override = f"storage.endpoint_url={s3_server.url}"
-        code, text = said(run, override, "--baseline", "s3://speedup/runs/ar")
+        code, text = printed(run, override, "--baseline", "s3://speedup/runs/ar")
         assert (code, "theoretical speedup: 3.000 geometric" in text) == (0, True), text
-        code, text = said(run, override, "--baseline", "s3://speedup/runs/none")
+        code, text = printed(run, override, "--baseline", "s3://speedup/runs/none")
         assert (code, "s3://speedup/runs/none: no run here" in text) == (1, True), text
     finally:
         storage.configure(StorageConfig())
@@ -165,9 +165,9 @@ def decoded(folder: Path, method: str, script: bytes | None = None) -> str:
         at = position - len("Hi")
         return predicted if script is None else script[at] if at < len(script) else tiny_tokenizer().eos_token_id
 
-    works = list(build_task(config, tiny_tokenizer(), 4096).plan(documents))
-    answers = Engine(tiny_model("llama")).run([steered(work.program, rule) for work in works])
-    records = [item for work, answer in zip(works, answers, strict=True) for item in work.finish(answer)]
+    requests = list(build_task(config, tiny_tokenizer(), 4096).plan(documents))
+    answers = Engine(tiny_model("llama")).run([steered(request.program, rule) for request in requests])
+    records = [item for request, answer in zip(requests, answers, strict=True) for item in request.finish(answer)]
     return committed(folder, config, documents, records)
 
 
