@@ -295,14 +295,13 @@ def report_errors() -> Iterator[None]:
     """
     try:
         yield
+        return
     except KeyboardInterrupt:
-        _leave("interrupted", 130)
+        message, code = "interrupted", 130
     except UserError as error:
-        _leave(str(error), getattr(error, "exit_code", 1 if isinstance(error, RunError) else 2))
-
-
-def _leave(message: str, code: int) -> None:
-    print(message if code == 130 else f"error: {message}", file=sys.stderr, flush=True)
+        code = getattr(error, "exit_code", 1 if isinstance(error, RunError) else 2)
+        message = str(error) if code == 130 else f"error: {error}"
+    print(message, file=sys.stderr, flush=True)
     sys.stdout.flush()
     # Not sys.exit: threads of Ray that are in the middle of something would hold the process or print a traceback.
     os._exit(code)
