@@ -28,6 +28,7 @@ from raypd.run import load, manifest
 from raypd.run.lease import RunLease
 from raypd.tasks import columns
 from raypd.tasks.base import Record, Request
+from raypd.verify.scratch import Scratch
 from tests.cluster import fakes
 
 
@@ -300,6 +301,15 @@ def test_errors_are_tried_again_on_request(write, run) -> None:
     printed = CliRunner().invoke(app, ["errors", config.output.path]).output
     assert "1  it is bad" in printed
     assert "x (a.jsonl, at 0, attempts 1): it is bad" in printed
+
+
+def test_a_document_of_several_rows_is_ok_when_all_of_them_are(tmp_path) -> None:
+    rows = {"source": ["a"] * 4, "row": [0, 0, 1, 1], "status": ["ok", "error", "ok", "ok"]}
+    pq.write_table(pa.table(rows), tmp_path / "u.parquet")
+    with Scratch() as scratch:
+        nightly.table.add_answers(scratch, "answered", str(tmp_path), iter([("unit", "u.parquet")]))
+        found = list(scratch.rows("SELECT row, ok FROM answered ORDER BY row"))
+    assert found == [{"row": 0, "ok": False}, {"row": 1, "ok": True}]
 
 
 # ------------------------------------------------------------------------------------------------------------ accidents
