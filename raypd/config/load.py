@@ -18,6 +18,8 @@ from raypd.config import KINDS, Attribute, Category, RunConfig
 from raypd.config.renamed import RENAMED
 from raypd.errors import ConfigError
 
+PATHS = ("input.path", "task.categories_file", "task.template", "task.few_shot", "model.name", "model.adapter")
+
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """Reads and checks a configuration.
@@ -149,23 +151,18 @@ def _anchored(path: Any, folder: Path) -> Any:
     return str(folder / path)
 
 
-_TASK_FILES = ("categories_file", "template", "few_shot")
-
-
 def _anchor_paths(tree: dict[str, Any], folder: Path) -> None:
     """Makes the paths that stand in a file relative to that file (the output path stays as it is)."""
-    for section, key in (("input", "path"), *(("task", key) for key in _TASK_FILES)):
-        part = tree.get(section)
-        if isinstance(part, dict) and part.get(key) is not None:
-            part[key] = _anchored(part[key], folder)
     if isinstance(tree.get("model"), str):
         tree["model"] = {"name": tree["model"]}
-    model = tree.get("model")
-    if isinstance(model, dict):
-        for key in ("name", "adapter"):
-            name = model.get(key)
-            if isinstance(name, str) and (name.startswith(("./", "../")) or (folder / name).is_dir()):
-                model[key] = _anchored(name, folder)
+    for key in PATHS:
+        section, _, name = key.partition(".")
+        part = tree.get(section)
+        value = part.get(name) if isinstance(part, dict) else None
+        if section == "model" and isinstance(value, str):  # else of the Hub
+            value = value if value.startswith(("./", "../")) or (folder / value).is_dir() else None
+        if isinstance(part, dict) and value is not None:
+            part[name] = _anchored(value, folder)
 
 
 def _keys_of(location: tuple[str | int, ...]) -> list[str]:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from raypd.config import RunConfig
-from raypd.config.load import load_config, set_key, value_of
+from raypd.config.load import PATHS, load_config, set_key, value_of
 from raypd.errors import ConfigError, RunError
 
 _MARK = "# Written by raypd tune."
-_PATHS = ("input.path", "task.categories_file", "task.template", "task.few_shot", "model.name", "model.adapter")
 
 
 def check_target(target: Path, source: Path) -> None:
@@ -76,7 +75,7 @@ def write(source: Path, overrides: list[str], changes: dict[str, Any], target: P
 def _anchored(config: RunConfig) -> dict[str, Any]:
     """The path keys of a loaded configuration that are local paths, absolute."""
     found: dict[str, Any] = {}
-    for key in _PATHS:
+    for key in PATHS:
         section, _, name = key.partition(".")
         value = getattr(getattr(config, section), name, None)
         if isinstance(value, list):
