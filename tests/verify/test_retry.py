@@ -251,9 +251,8 @@ def test_a_subset_of_a_unit_is_a_unit(run, tmp_path) -> None:
 def test_on_s3(bucket, config, connected) -> None:
     lines = "".join(json.dumps({"id": str(i), "title": "program" if i == 7 else "a"}) + "\n" for i in range(25))
     storage.put(f"{bucket}/in/a.jsonl", lines.encode())
-    made = config(f"{bucket}/in", unit_documents=10).model_copy(
-        update={"output": OutputConfig(path=f"{bucket}/out"), "storage": StorageConfig(endpoint_url=connected.url)}
-    )
+    places = {"output": OutputConfig(path=f"{bucket}/out"), "storage": StorageConfig(endpoint_url=connected.url)}
+    made = config(f"{bucket}/in", unit_documents=10).model_copy(update=places)
     driver.run_extract(made, build=build)
     Task.mended = True
     assert again(made).ok == 1
