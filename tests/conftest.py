@@ -1,6 +1,6 @@
 """One thread a process: tests run beside the processes of Ray, where threads that spin cost more than they help.
 
-At the end every reason for which tests were skipped is said once.
+At the end every reason for which tests were skipped is printed once.
 """
 
 import os
@@ -27,7 +27,7 @@ import pytest  # noqa: E402
 
 from tests import processes, s3  # noqa: E402
 from tests.buckets import bucket, connected, proxy  # noqa: E402, F401
-from tests.runs import make_config  # noqa: E402, F401
+from tests.runs import in_process, make_config  # noqa: E402, F401
 
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=random looks for others.
 hypothesis.settings.register_profile(

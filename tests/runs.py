@@ -14,9 +14,9 @@ from tests.processes import start
 
 if TYPE_CHECKING:
     from raypd.config import RunConfig
+    from raypd.dataset.plan import Plan
     from raypd.decoding.counts import Finished
     from raypd.tasks.base import Document, Record
-
 
 _OF_THE_CLUSTER = ("unit_documents", "units_in_flight", "unit_bytes", "min_workers", "max_workers")
 
@@ -31,7 +31,7 @@ def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
         source: dict[str, Any] = {"path": path, "text_columns": ["title"], "category_column": None}
         engine: dict[str, Any] = {"max_num_seqs": 4}
         for key, value in keys.items():
-            part = clusters if key in _OF_THE_CLUSTER else engine if key == "max_num_seqs" else source
+            part = clusters if key in _OF_THE_CLUSTER else engine if key in engine else source
             part[key] = value
         return RunConfig.model_validate(
             {
@@ -95,3 +95,40 @@ def answer(task: Any, documents: Sequence[Any], engine: Any, **how: Any) -> tupl
         items = [item for finished in done for item in finished.tag.finish(finished.answer)]
         ended += done
     return records, ended
+
+
+def run_here(config: RunConfig, build: Any = None, planned: Plan | None = None, most: int | None = None) -> Plan:
+    """A run without Ray, its worker in this process; what was planned. most: units, after which it is cut off."""
+    from raypd.cluster.worker import DecodeWorker, WorkerSpec
+    from raypd.dataset import planner
+    from raypd.errors import RunError
+    from raypd.run import manifest
+    from raypd.run.lease import RunLease
+    from tests.cluster import fakes
+
+    output = config.output.path
+    manifest.claim(config, output)
+    lease = RunLease(output)
+    planned = planned or planner.plan(config, output)
+    worker = DecodeWorker(WorkerSpec(config, output, lease.id, build=build or fakes.build))
+    for number, unit in enumerate(planned):
+        if number == most:
+            lease.end("failed")
+            raise RunError("cut off")
+        worker.run_unit(unit)
+    lease.end("complete")
+    return planned
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """`driver.run_extract` as `run_here`. Returns a function that makes the next runs stop after n units."""
+    from raypd.cluster import driver
+
+    limit: dict[str, int | None] = {"units": None}
+
+    def run_extract(config: RunConfig, *, verbose: bool = False, build: Any = None, planned: Any = None) -> Any:
+        return driver.finish(config, config.output.path, run_here(config, build, planned, limit["units"]))
+
+    monkeypatch.setattr(driver, "run_extract", run_extract)
+    return lambda units: limit.update(units=units)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from raypd.cli.run import COMMANDS
-from raypd.cluster.driver import Interrupted
+from raypd.cluster import driver
 from raypd.config import rewrite
 from raypd.config.load import load_config
 from raypd.errors import ConfigError
@@ -15,7 +14,11 @@ from raypd.estimate.views import show_tune, why
 
 
 def run(path: str, overrides: list[str], output: str | None, options: TuneOptions, verbose: bool) -> None:
-    """Tunes and writes. Raises ConfigError before anything is measured where the result could not be written."""
+    """Tunes a run and writes the new configuration; output None: CONFIG.tuned.yaml beside the old one.
+
+    Raises:
+        ConfigError: the result could not be written; before anything is decoded.
+    """
     config = load_config(path, overrides)
     source = Path(path)
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
@@ -23,14 +26,10 @@ def run(path: str, overrides: list[str], output: str | None, options: TuneOption
     if not 0 <= options.agreement <= 1:
         raise ConfigError(f"--agreement {options.agreement:g}: a share of values, from 0 to 1")
     measurements = target.with_suffix(".jsonl")
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     try:
-        result = tune(config, options, measurements, verbose=verbose, say=say)
+        result = tune(config, options, measurements, verbose=verbose, say=driver.say)
     except KeyboardInterrupt:
-        raise Interrupted(
+        raise driver.Interrupted(
             f"interrupted: what was measured stands in {measurements}; the same command goes on from there"
         ) from None
     show_tune(result)

@@ -18,16 +18,21 @@ from raypd.config import KINDS, Attribute, Category, RunConfig
 from raypd.config.renamed import RENAMED
 from raypd.errors import ConfigError
 
+PATHS = ("input.path", "task.categories_file", "task.template", "task.few_shot", "model.name", "model.adapter")
+
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """Reads and checks a configuration.
 
-    Raises ConfigError with file, line and key of every mistake found.
+    Args:
+        path: of the YAML file.
+        overrides: `key=value`, dotted keys, later ones over earlier ones and over the file.
+
+    Raises:
+        ConfigError: with file, line and key of every mistake found.
     """
-    path = Path(path)
-    source = _read_yaml(path)
-    _expand_model(source.tree)
-    _anchor_paths(source.tree, path.parent)
+    source = _read_yaml(Path(path))
+    _anchor_paths(source.tree, Path(path).parent)
     return _checked(source, overrides)
 
 
@@ -42,14 +47,46 @@ def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> Run
 def _checked(source: _Yaml, overrides: list[str] | None) -> RunConfig:
     tree: dict[str, Any] = source.tree
     for override in overrides or []:
-        _expand_model(tree)
-        _apply_override(tree, override)
-    _expand_model(tree)
-    _inline_categories(tree)
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(
+                f"{override!r}: an override is written key=value, for instance decoding.method=autoregressive"
+            )
+        try:
+            set_key(tree, key, value_of(value))
+        except TypeError as error:
+            raise ConfigError(f"{override!r}: {error}") from None
+    task = tree.get("task")
+    if isinstance(task, dict) and task.get("categories_file"):
+        if task.get("categories"):
+            raise ConfigError("task.categories and task.categories_file are both set: keep one")
+        task["categories"] = _read_yaml(Path(task["categories_file"])).tree
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_explain(error, source)) from None
+
+
+def value_of(text: str) -> Any:
+    """The value that stands behind `key=`, as YAML reads it, or as text where that is no YAML."""
+    try:
+        return yaml.safe_load(text) if text else None
+    except yaml.YAMLError:
+        return text
+
+
+def set_key(tree: Any, key: str, value: Any) -> None:
+    """Sets a dotted key in a mapping of mappings. Raises TypeError where a part of it holds something else."""
+    *above, last = key.split(".")
+    for part in above:
+        if part == "model" and isinstance(tree.get(part), str):
+            tree[part] = {"name": tree[part]}  # model: NAME is short for it
+        if tree.get(part) is None:
+            tree[part] = {}
+        tree = tree[part]
+        if not isinstance(tree, dict):
+            raise TypeError(f"{part!r} holds no keys")
+    tree[last] = value
 
 
 class _Yaml:
@@ -114,54 +151,18 @@ def _anchored(path: Any, folder: Path) -> Any:
     return str(folder / path)
 
 
-def _expand_model(tree: dict[str, Any]) -> None:
-    """`model: NAME` stands for `model: {name: NAME}`."""
-    if isinstance(tree.get("model"), str):
-        tree["model"] = {"name": tree["model"]}
-
-
-_TASK_FILES = ("categories_file", "template", "few_shot")
-
-
 def _anchor_paths(tree: dict[str, Any], folder: Path) -> None:
     """Makes the paths that stand in a file relative to that file (the output path stays as it is)."""
-    for section, key in (("input", "path"), *(("task", key) for key in _TASK_FILES)):
+    if isinstance(tree.get("model"), str):
+        tree["model"] = {"name": tree["model"]}
+    for key in PATHS:
+        section, _, name = key.partition(".")
         part = tree.get(section)
-        if isinstance(part, dict) and part.get(key) is not None:
-            part[key] = _anchored(part[key], folder)
-    model = tree.get("model")
-    if isinstance(model, dict):
-        for key in ("name", "adapter"):
-            name = model.get(key)
-            if isinstance(name, str) and (name.startswith(("./", "../")) or (folder / name).is_dir()):
-                model[key] = _anchored(name, folder)
-
-
-def _apply_override(tree: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(
-            f"{override!r}: an override is written key=value, for instance decoding.method=autoregressive"
-        )
-    *above, last = key.split(".")
-    at = tree
-    for part in above:
-        at = at.setdefault(part, {})
-        if not isinstance(at, dict):
-            raise ConfigError(f"{override!r}: {part!r} holds no keys")
-    try:
-        at[last] = yaml.safe_load(value) if value else None
-    except yaml.YAMLError:
-        at[last] = value
-
-
-def _inline_categories(tree: dict[str, Any]) -> None:
-    task = tree.get("task")
-    if not isinstance(task, dict) or not task.get("categories_file"):
-        return
-    if task.get("categories"):
-        raise ConfigError("task.categories and task.categories_file are both set: keep one")
-    task["categories"] = _read_yaml(Path(task["categories_file"])).tree
+        value = part.get(name) if isinstance(part, dict) else None
+        if section == "model" and isinstance(value, str):  # else of the Hub
+            value = value if value.startswith(("./", "../")) or (folder / value).is_dir() else None
+        if isinstance(part, dict) and value is not None:
+            part[name] = _anchored(value, folder)
 
 
 def _keys_of(location: tuple[str | int, ...]) -> list[str]:

@@ -21,8 +21,7 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, RunError
 from tests.cluster import fakes
 from tests.cluster.test_driver import ids
-from tests.runs import parquet, read_all, write_jsonl
-from tests.verify.test_verify import do
+from tests.runs import parquet, read_all, run_here, write_jsonl
 
 LINES = b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, os.urandom(60).hex().encode()) for i in range(400))
 
@@ -188,7 +187,7 @@ def test_ids_that_repeat_keep_a_row_each(tmp_path, config) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"id": "same", "title": "t"}\n' * 25)
     run = config(str(path))
-    do(run)
+    run_here(run)
     rows = [row for unit in plan(run) for row in writer.read_rows(run.output.path, unit.id, 100)]
     assert {row["id"] for row in rows} == {"same"}
     assert len({(row["source"], row["row"]) for row in rows}) == 25
