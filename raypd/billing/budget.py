@@ -70,7 +70,7 @@ def holds(left: float, spent: float, usd_per_second: float, seconds: float) -> b
 
 
 def reached(budget: float, spent: float, done: int, documents: int, exact: bool = True) -> str:
-    """What a user is told at the end of the money. spent: USD of all sessions; done: documents of the run's."""
+    """The message at the end of the money. spent: USD of all sessions; done: documents of the run's."""
     about = "" if exact else "about "
     now = (
         f"cost.budget_usd {usd(budget)} is reached: {count(done)} of {about}{count(documents)} documents are done for "

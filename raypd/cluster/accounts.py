@@ -27,7 +27,7 @@ _RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
 class Accounts:
     """One session's. documents: of the run; done: of these, committed when the session began.
 
-    say: tells the user a line. Raises ConfigError for a deadline that cannot be read, and for a budget on machines
+    say: prints a line for the user. Raises ConfigError for a deadline that cannot be read, and for a budget on machines
     without a price.
     """
 

@@ -2,7 +2,7 @@
 
 It stands on the head node, whose death ends the run anyway, and is restarted there for ever: after its own death it
 goes on from its file. It belongs to the driver and ends with it, so that no bill runs on; the bill of a driver that
-was killed ends with the file's last word, a few seconds before.
+was killed ends where its file was last written, a few seconds before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ANSWER_SECONDS = 30.0  # a ledger that is away that long (a restart takes one) 
 
 @dataclass
 class LedgerSpec:
-    """What a session's ledger is told. cpus, gpus: of one worker."""
+    """What a session's ledger is made with. cpus, gpus: of one worker."""
 
     config: RunConfig
     output: str

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a bar on a terminal, lines elsewhere."""
+"""What a run shows while it goes: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
