@@ -72,6 +72,7 @@ class Meter:
         self._sequence = -1
         self._fed = (0, 0)  # tokens of ended programs
         self._last = (0, 0)  # the same and those of running ones, after the last step
+        self._tokens = (0, 0)  # that went through the model, of prompts and of answers
         self._ratio = 1.0  # share of prefill in the last step that fed anything
         self._work: dict[str, int] = {}  # programs by unit in the step that runs or ran last
 
@@ -93,12 +94,14 @@ class Meter:
             for name in categories:
                 self._unit(unit).categories.setdefault(name, zero())["documents"] += 1
 
-    def tokens(self, unit: str, category: str, counts: Any) -> None:
-        """What a program of a unit has counted."""
+    def tokens(self, unit: str, categories: Sequence[str], counts: Any) -> None:
+        """What a program of a unit has counted, in whole tokens over the categories of the documents it answers."""
         with self._lock:
-            own = self._unit(unit).categories.setdefault(category, zero())
-            for name in COUNTS[1:]:
-                own[name] += getattr(counts, name, 0)
+            for i, category in enumerate(categories):
+                own = self._unit(unit).categories.setdefault(category, zero())
+                for name in COUNTS[1:]:
+                    all_of_it = getattr(counts, name, 0)
+                    own[name] += (i + 1) * all_of_it // len(categories) - i * all_of_it // len(categories)
 
     def end(self, unit: str) -> UnitUsage:
         """An attempt's seconds and counts, shared by category; it stays open until `commit` or `lose`."""
@@ -153,13 +156,18 @@ class Meter:
             self._state, self._work = "busy", dict(work)
         finished: list[Any] = engine.step()
         with self._lock:
-            self._count(finished, getattr(engine, "sequences", ()))
+            self._count(finished, engine.sequences)
             spent = self._go_on(self._clock(), next(iter(work), None))
             self._state = "idle"
             for unit, (prefill, decode) in self._shares(spent).items():
                 self._units[unit].prefill += prefill
                 self._units[unit].decode += decode
         return finished
+
+    def totals(self) -> tuple[float, float, int, int]:
+        """Seconds of prefill and of decode, and tokens of each, up to the end of the last step."""
+        with self._lock:
+            return self._seconds.prefill, self._seconds.decode, *self._tokens
 
     def _shares(self, spent: float) -> dict[str, tuple[float, float]]:
         """Seconds of a step, (prefill, decode), by unit: as many as each had programs in it."""
@@ -179,6 +187,7 @@ class Meter:
             now = _plus(now, row.counts)
         prefill, decode = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
         self._last = now
+        self._tokens = self._tokens[0] + prefill, self._tokens[1] + decode
         if prefill + decode:
             self._ratio = prefill / (prefill + decode)
 

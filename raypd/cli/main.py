@@ -176,11 +176,12 @@ def estimate(
     verbose: o.Verbose = False,
 ) -> None:
     """Say what a run will take and cost, from a sample that is decoded, an earlier run, or given throughputs."""
-    from raypd.estimate import estimate_command
+    from raypd.estimate import estimate as estimates
+    from raypd.estimate import options
 
-    estimate_command.run(
+    estimates.run(
         load_config(config, overrides or []) if config is not None else None,
-        estimate_command.options(
+        options.parse(
             sample=sample,
             minutes=minutes,
             baseline=not no_baseline,
@@ -215,7 +216,7 @@ def tune(
     """Measure settings on a sample and write the cheapest configuration that still answers alike."""
     from raypd.cli import tune as tune_command
 
-    limits = tune_command.Options(sample, minutes, budget_usd, agreement, judge, reference, instance, fresh)
+    limits = tune_command.TuneOptions(sample, minutes, budget_usd, agreement, judge, reference, instance, fresh)
     tune_command.run(config, overrides or [], output, limits, verbose)
 
 

@@ -10,11 +10,11 @@ from raypd.cluster.driver import Interrupted
 from raypd.config import rewrite
 from raypd.config.load import load_config
 from raypd.errors import ConfigError
-from raypd.estimate.tune import Options, describe, tune
-from raypd.estimate.tune_view import show, why
+from raypd.estimate.tune import TuneOptions, describe, tune
+from raypd.estimate.views import show_tune, why
 
 
-def run(path: str, overrides: list[str], output: str | None, options: Options, verbose: bool) -> None:
+def run(path: str, overrides: list[str], output: str | None, options: TuneOptions, verbose: bool) -> None:
     """Tunes and writes. Raises ConfigError before anything is measured where the result could not be written."""
     config = load_config(path, overrides)
     source = Path(path)
@@ -33,8 +33,7 @@ def run(path: str, overrides: list[str], output: str | None, options: Options, v
         raise Interrupted(
             f"interrupted: what was measured stands in {measurements}; the same command goes on from there"
         ) from None
-    assert result.best is not None
-    show(result)
+    show_tune(result)
     changed = f"changed: {describe(result.best.changes)}" if result.best.changes else "nothing had to be changed"
     rewrite.write(source, overrides, result.best.changes, target, f"{changed}\n{why(result)}")
     print(f"configuration: {target}")

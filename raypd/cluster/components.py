@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """What a worker needs of raypd.decoding.engine.Engine."""
+    """What a worker needs of raypd.decoding.engine.Engine. sequences: what is being decoded, each with its `counts`."""
 
     @property
     def pending(self) -> int: ...
+
+    @property
+    def sequences(self) -> Sequence[Any]: ...
 
     def submit(self, program: Any, *, tag: Any, sampling: Any, seed: int) -> Any: ...
 

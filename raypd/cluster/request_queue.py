@@ -274,7 +274,7 @@ class RequestQueue:
             return work.fail(reason(result))
         for name in writer.COUNTS:
             job.counts[name] += int(getattr(result.counts, name, 0))
-        self.meter.tokens(job.key, job.categories.get(work.rows[0], ""), result.counts)
+        self.meter.tokens(job.key, [job.categories.get(row, "") for row in work.rows], result.counts)
         if result.error is not None:
             return work.fail(reason(result.error))
         try:

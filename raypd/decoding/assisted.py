@@ -91,6 +91,7 @@ class AssistedEngine:
         self.draft_tokens = draft_tokens
         self.max_new_tokens, self.ends = max_new_tokens, ends
         self.queue: deque[tuple[Program[Any], Any, Sampling, int]] = deque()
+        self.sequences = ()  # none is left between two steps
 
     def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
         """Queues a program. `seed` alone decides its random draws."""

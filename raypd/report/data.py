@@ -6,7 +6,6 @@ What is missing is None or empty, and the page says so: nothing here makes figur
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,14 +13,13 @@ from typing import Any, TypeVar
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.report.forecast import Forecast, forecast_of
 from raypd.report.ledger import RunBill, read_bill
 from raypd.report.sample import AnswerSample, read_sample
 from raypd.report.secrets import redact
 from raypd.report.units import CommittedUnit, Units, read_units
 from raypd.run import layout, records
 from raypd.run.load import NoRun, load_record
-from raypd.run.records import Manifest, PlanTotals, RecordError, Session
+from raypd.run.records import Estimate, Manifest, PlanTotals, RecordError, Session
 from raypd.run.text import clean
 
 R = TypeVar("R")
@@ -67,7 +65,7 @@ class RunReport:
     sample: AnswerSample = field(default_factory=AnswerSample)
     failures: list[tuple[str, str]] = field(default_factory=list)
     read_at: float = field(default_factory=time.time)
-    forecast: Forecast | None = None
+    forecast: Estimate | None = None
     torn: list[str] = field(default_factory=list)  # files beside the bill that cannot be read
 
     @property
@@ -138,14 +136,14 @@ def _only_estimated(root: str) -> RunReport | None:
     return RunReport(root, forecast.fingerprint or "", config, "estimated", forecast=forecast)
 
 
-def read_forecast(root: str) -> tuple[Forecast | None, list[str]]:
+def read_forecast(root: str) -> tuple[Estimate | None, list[str]]:
     """(the estimate in a run's folder or None, its path if it is there and cannot be read)."""
     path = storage.join(root, layout.ESTIMATE)
     try:
-        return forecast_of(json.loads(storage.read(path))), []
+        return records.read(Estimate, path), []
     except (FileNotFoundError, NotADirectoryError):
         return None, []
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except RecordError:
         return None, [path]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any, TypeVar
 
@@ -393,3 +394,106 @@ class Manifest:
     config: dict[str, Any] = field(default_factory=dict)
     output: str = ""
     cost: RunCost | None = None
+
+
+# ------------------------------------------------------------------------------------------------------------ estimates
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An estimated quantity with the ends of its 95% interval; None where they cannot be known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def counted(self) -> bool:
+        """Whether it was counted or given, not estimated."""
+        return self.low == self.value == self.high
+
+    def holds(self, value: float) -> bool | None:
+        """Whether a value lies in the interval; None without one."""
+        return None if self.low is None or self.high is None else self.low <= value <= self.high
+
+    def times(self, factor: float) -> Figure:
+        """The quantity in another unit."""
+        low, high = (None if end is None else end * factor for end in (self.low, self.high))
+        return Figure(self.value * factor, low, high)
+
+
+@dataclass(kw_only=True)
+class SpeedEstimate:
+    """A decoding method on one worker. gpu: that it holds for, None for a CPU. source: where it is from, in words.
+
+    times_autoregressive: against autoregressive decoding on the same GPU; None where that was not measured.
+    """
+
+    method: str
+    gpu: str | None = None
+    source: str
+    documents_per_second: Figure
+    seconds_per_document: Figure | None = None
+    tokens_per_document: dict[str, Figure] = field(default_factory=dict)
+    times_autoregressive: Figure | None = None
+
+    @property
+    def name(self) -> str:
+        return self.method + (f" on {self.gpu}" if self.gpu else "")
+
+
+@dataclass
+class BillEstimate:
+    """The whole corpus on `nodes` nodes. gpu_hours: of all workers while they decode; parts: USD, together usd."""
+
+    nodes: int
+    hours: Figure
+    gpu_hours: Figure
+    usd: Figure
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class MachineEstimate:
+    """One kind of node. usd_per_1000: of decoding; saved_usd: against autoregressive decoding, over the corpus."""
+
+    name: str
+    instance_type: str | None = None
+    gpu: str | None = None
+    workers: int
+    market: str
+    usd_per_hour: float
+    price_source: str
+    usd_per_1000: Figure
+    baseline_usd_per_1000: Figure | None = None
+    saved_usd: Figure | None = None
+    bills: list[BillEstimate]
+
+    @property
+    def title(self) -> str:
+        return self.name + (" spot" if self.market == "spot" else "")
+
+
+@dataclass(kw_only=True)
+class Estimate:
+    """What estimate.json tells: the speed of one worker, and what the corpus takes on each kind of machine.
+
+    fingerprint, model, task: of the configuration. not_measured: GPU -> instance types. sample: how it was measured.
+    """
+
+    documents: Figure
+    speeds: list[SpeedEstimate]
+    baseline: list[SpeedEstimate]
+    machines: list[MachineEstimate]
+    not_measured: dict[str, list[str]]
+    notes: list[str]
+    startup_seconds: float | None = None
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    fingerprint: str | None = None
+    model: str | None = None
+    task: str | None = None
+    sample: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when `created` is no time."""
+        self.created_at = datetime.fromisoformat(self.created).timestamp()  # unix seconds

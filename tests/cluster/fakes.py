@@ -46,6 +46,7 @@ class FakeEngine:
     def __init__(self, batch: int, folder: Path | None = None) -> None:
         self.batch, self.folder = batch, folder
         self.queue: list[tuple[list[str], Any]] = []
+        self.sequences: list[Any] = []
         self.fill: list[int] = []
 
     @property

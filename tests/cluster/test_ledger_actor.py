@@ -125,8 +125,8 @@ def test_a_unit_s_seconds_go_to_its_categories_by_tokens() -> None:
     meter.begin("u")
     meter.documents("u", ["a", "a", "b"])
     meter.step(Engine(clock, [(4.0, 100, 100)]), {"u": 3})
-    meter.tokens("u", "a", counts(75, 10))
-    meter.tokens("u", "b", counts(25, 90))
+    meter.tokens("u", ["a"], counts(75, 10))
+    meter.tokens("u", ["b"], counts(25, 90))
     done = meter.end("u")
     assert done.categories["a"]["seconds"] == pytest.approx(2 * 0.75 + 2 * 0.1)
     assert done.categories["b"]["seconds"] == pytest.approx(2 * 0.25 + 2 * 0.9)
@@ -137,6 +137,15 @@ def test_a_unit_s_seconds_go_to_its_categories_by_tokens() -> None:
     assert (report.ok, report.failed, report.seconds.lost) == (2, 1, 0)
     assert report.categories["a"]["documents"] == 2
     assert meter.end("w").categories == {}
+
+
+def test_the_documents_of_one_prompt_share_its_tokens() -> None:
+    meter = Meter()
+    meter.begin("u")
+    meter.tokens("u", ["a", "b", "b"], counts(7, 1))
+    found = meter.end("u").categories
+    assert [found[name]["prefill_tokens"] for name in "ab"] == [2, 5]
+    assert [found[name]["decode_tokens"] for name in "ab"] == [0, 1]
 
 
 def test_the_picture_of_a_worker_stays_small() -> None:
