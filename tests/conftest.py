@@ -77,7 +77,6 @@ ALONE = ("tests/faults/test_faults.py", "tests/cluster/test_ledger_actor.py")
 LONG_FILES = (
     "tests/storage/test_runs.py",
     "tests/cluster/test_driver.py",
-    "tests/cluster/test_work_stealing.py",
     "tests/faults/",
     "tests/cluster/test_scheduler.py",
     "tests/cluster/test_ledger_actor.py",

@@ -59,4 +59,4 @@ def run_process(config: RunConfig, tmp_path: Path) -> subprocess.Popen[str]:
     """Starts a run with the fake engine as a process of its own."""
     file = tmp_path / "run.yaml"
     file.write_text(config.model_dump_json())  # JSON is YAML
-    return start("-m", "tests.cluster.run", str(file))
+    return start("-m", "tests.faults.run", str(file))

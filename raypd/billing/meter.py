@@ -122,19 +122,6 @@ class Meter:
                 for key, value in counts.items():
                     total[key] += value
 
-    def hand_over(self, unit: str) -> UnitUsage:
-        """The seconds and tokens of a share that was borrowed of another worker's unit go on this worker's bill.
-
-        Without its documents, which are that worker's to count when it commits the unit. Should that worker die before
-        it does, these seconds stay busy time and are not lost time; the tokens are put right at the session's end
-        (`book.reconcile`).
-        """
-        done = self.end(unit)
-        for counts in done.categories.values():
-            counts["documents"] = 0
-        self.commit(unit, done, 0, 0)
-        return done
-
     def lose(self, unit: str) -> None:
         """An attempt that failed; no-op for one that has ended."""
         with self._lock:

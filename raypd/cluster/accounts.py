@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from raypd.billing import book, budget
-from raypd.billing.budget import BudgetReached, InFlight, Need, Pace
+from raypd.billing.budget import BudgetReached, InFlight, Pace
 from raypd.cluster import ledger_actor
 from raypd.cluster.ledger_actor import Standing
 from raypd.config import RunConfig
-from raypd.run.records import Bill
 from raypd.run.text import count, duration, number
 from raypd.run.unit import Unit
 
@@ -25,10 +24,16 @@ _RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
 
 
 class Accounts:
-    """One session's. documents: of the run; done: of these, committed when the session began.
+    """One session's.
 
-    say: prints a line for the user. Raises ConfigError for a deadline that cannot be read, and for a budget on machines
-    without a price.
+    Args:
+        share: what one worker takes.
+        documents: of the run; done: of these, committed when the session began; exact: whether they are counted.
+        say: shows the user a line.
+
+    Raises:
+        ConfigError: a deadline that cannot be read, or a budget on machines without a price.
+        BudgetReached: earlier sessions have spent it.
     """
 
     def __init__(
@@ -43,34 +48,25 @@ class Accounts:
         say: Callable[[str], None],
         exact: bool = True,
     ) -> None:
-        self.config, self.output, self.session = config, output, session
+        self.config = config
         self.documents, self.done, self.exact, self._say = documents, done, exact, say
         cost = config.cost
         self.deadline = None if cost.deadline is None else budget.parse_deadline(cost.deadline, began)
-        earlier = book.bills(output)
-        self.earlier = sum(bill.usd for bill in earlier)
-        self.sessions = len(earlier) + 1
-        self._done_before = done
-        self._check_before(began)
+        self.earlier = sum(bill.usd for bill in book.bills(output))
+        self._standing = Standing(began, 0.0, 0.0, 0, 0.0, 0.0, None)
+        if cost.budget_usd is not None and self.earlier >= cost.budget_usd:
+            raise self.reached()
+        if self.deadline is not None and self.deadline <= began:
+            say(f"the deadline, {budget.clock(self.deadline)}, has passed: the run goes on without one")
+            self.deadline = None
         self.ledger = ledger_actor.start(config, output, session, began, share.cpus, share.gpus)
         self.held = False
         self._in_flight: dict[str, InFlight] = {}
         self._pace = Pace()
         self._asked = 0.0
         self._answer: Any = None
-        self._standing = Standing(began, 0.0, 0.0, 0, 0.0, 0.0, None)
         self._thought = 0.0
-        self._told: set[str] = set()
-
-    def _check_before(self, now: float) -> None:
-        cap = self.config.cost.budget_usd
-        if cap is not None and self.earlier >= cap:
-            raise self.reached(self.earlier)
-        if self.deadline is not None and self.deadline <= now:
-            self._say(f"the deadline, {budget.clock(self.deadline)}, has passed: the run goes on without one")
-            self.deadline = None
-
-    # ---------------------------------------------------------------------------------------------------------- units
+        self._shown: set[str] = set()  # what the user has been shown once
 
     def admit(self, unit: Unit, beside: int) -> bool:
         """Whether a unit may be begun, on a worker that has `beside` others in flight; once not, never again."""
@@ -95,12 +91,14 @@ class Accounts:
             if own is not None:
                 self._pace.ended(time.time() - own.began, documents)
 
-    def _holds(self, seconds: float) -> bool:
+    def _spent(self) -> float:
+        """USD of this session until now."""
         own = self._standing
-        spent = own.usd + own.usd_per_second * max(0.0, time.time() - own.at)
-        return budget.holds((self.config.cost.budget_usd or 0.0) - self.earlier, spent, own.usd_per_second, seconds)
+        return own.usd + own.usd_per_second * max(0.0, time.time() - own.at)
 
-    # ----------------------------------------------------------------------------------------------------------- time
+    def _holds(self, seconds: float) -> bool:
+        left = (self.config.cost.budget_usd or 0.0) - self.earlier
+        return budget.holds(left, self._spent(), self._standing.usd_per_second, seconds)
 
     def look(self, running: int) -> int | None:
         """To be called often. How many workers are wanted from now on; None: as before.
@@ -108,14 +106,18 @@ class Accounts:
         running: workers that have loaded. Raises BudgetReached when the money is spent but for the reserve.
         """
         self._ask()
-        own = self._standing
-        if own.unpriced is not None and own.unpriced not in self._told:
-            self._told.add(own.unpriced)
-            self._say(f"price {own.unpriced}: it stands on the bill with $0; set cost.prices")
+        unpriced = self._standing.unpriced
+        if unpriced is not None:
+            self._say_once(unpriced, f"price {unpriced}: it stands on the bill with $0; set cost.prices")
         if self.config.cost.budget_usd is not None and not self._holds(self.config.cost.reserve_seconds):
             self.held = True
             raise self.reached()
         return self._towards_deadline(running)
+
+    def _say_once(self, what: str, line: str) -> None:
+        if what not in self._shown:
+            self._shown.add(what)
+            self._say(line)
 
     def _ask(self) -> None:
         """Takes the ledger's answer when there is one, and asks again every second."""
@@ -142,33 +144,22 @@ class Accounts:
         left = max(0, self.documents - self.done)
         seconds, per_worker = _SLACK * (self.deadline - now), own.documents / own.busy_seconds
         need = budget.need(left, seconds, per_worker, own.startup_seconds, running, most, now)
-        self._tell(need, left, per_worker)
+        late = need.done_at - self.deadline
+        if need.workers > most and late > 0:
+            would = f"{count(need.workers)} workers" if need.workers < budget.NEVER else "no number of workers"
+            self._say_once(
+                "late",
+                f"the deadline, {budget.clock(self.deadline)}, cannot be met: {count(left)} documents are left, and "
+                f"{most} workers (cluster.max_workers) do {number(per_worker * most)} documents/s, so it is done at "
+                f"about {budget.clock(need.done_at)}, {duration(late)} late; {would} would do",
+            )
         return min(max(need.workers, self.config.cluster.min_workers, 1), most)
 
-    def _tell(self, need: Need, left: int, per_worker: float) -> None:
-        assert self.deadline is not None
-        late = need.done_at - self.deadline
-        if need.workers <= need.most or late <= 0:
-            return
-        if "late" in self._told:
-            return
-        self._told.add("late")
-        more = f"{need.workers:,} workers would do" if need.workers < budget.NEVER else "no number of workers would do"
-        self._say(
-            f"the deadline, {budget.clock(self.deadline)}, cannot be met: {count(left)} documents are left, and "
-            f"{need.most} workers (cluster.max_workers) do {number(per_worker * need.most)} documents/s, so it is done "
-            f"at about {budget.clock(need.done_at)}, {duration(late)} late; {more}"
-        )
-
-    # ------------------------------------------------------------------------------------------------------------ end
-
-    def reached(self, spent: float | None = None) -> BudgetReached:
+    def reached(self) -> BudgetReached:
         """What to raise at the end of the money."""
-        own = self._standing if spent is None else None
-        total = spent if own is None else self.earlier + own.usd + own.usd_per_second * max(0.0, time.time() - own.at)
         cap = self.config.cost.budget_usd or 0.0
-        return BudgetReached(budget.reached(cap, total or 0.0, self.done, self.documents, self.exact))
+        return BudgetReached(budget.reached(cap, self.earlier + self._spent(), self.done, self.documents, self.exact))
 
-    def close(self) -> Bill | None:
-        """Ends the bill; it, as its file holds it."""
-        return ledger_actor.close(self.ledger, self.output, self.session)
+    def close(self) -> None:
+        """Ends the bill."""
+        ledger_actor.close(self.ledger)

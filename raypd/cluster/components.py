@@ -44,21 +44,15 @@ Build = Callable[[RunConfig, int | None], WorkerComponents]
 def build(
     config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None = None
 ) -> WorkerComponents:
-    """Loads the model and makes engine and task. Raises ModelError, ConfigError.
+    """Loads the model and makes engine and task.
 
-    load: in place of `load_model`, for a caller that keeps models.
+    threads: CPU threads of the worker. load: in place of `load_model`, for a caller that keeps models.
+    Raises ModelError, ConfigError.
     """
     if config.model.is_fake:
         from raypd.testing import fake
 
-        engine, task = fake.make(config)
-        return WorkerComponents(engine, task, None)
-    return _build_real(config, threads, load)
-
-
-def _build_real(
-    config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None
-) -> WorkerComponents:
+        return WorkerComponents(*fake.make(config), None)
     import torch
 
     from raypd.decoding import engine as decoding

@@ -1,8 +1,8 @@
 """What Ray knows of the machines of a cluster, as the bill needs it.
 
-Ray's control service says of every node when it came and went, what it has, and the labels and names that it was
+Ray's control service knows of every node when it came and went, what it has, and the labels and names that it was
 started with; infra/docker/node-environment.sh sets these on EC2 (RAY_NODE_MARKET_TYPE, RAY_NODE_REGION, RAY_NODE_ZONE,
-RAY_CLOUD_INSTANCE_TYPE_NAME), Kubernetes sets them in the pod. What a node does not say the section `cost` can.
+RAY_CLOUD_INSTANCE_TYPE_NAME), Kubernetes sets them in the pod. What is missing the section `cost` can have.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def _node(info: dict[str, Any], cost: CostConfig, known: prices.Table, cpus: flo
     zone = labels.get("ray.io/availability-zone")
     market = _MARKETS.get(labels.get("ray.io/market-type", "").lower()) or cost.market or "on-demand"
     price = prices.price_or_bound(instance_type, region, market, cost, zone=zone, known=known)  # type: ignore[arg-type]
+    fits = [resources.get(name, 0.0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0]
     source = price.source if price else f"{UNKNOWN}: no {market} price of {instance_type} in {region or 'its region'}"
     return NodeTime(
         node=info["node"],
@@ -52,14 +53,8 @@ def _node(info: dict[str, Any], cost: CostConfig, known: prices.Table, cpus: flo
         price_source=f"{source} ({price.date})" if price and price.date else source,
         ended=info["ended"],
         gpus=resources.get("GPU", 0.0),
-        slots=_slots(resources, cpus, gpus),
+        slots=math.floor(min(fits, default=0.0) + 1e-6),
     )
-
-
-def _slots(resources: dict[str, float], cpus: float, gpus: float) -> int:
-    """Workers that fit."""
-    fits = [resources.get(name, 0.0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0]
-    return math.floor(min(fits, default=0.0) + 1e-6)
 
 
 def runs() -> int:

@@ -44,7 +44,7 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
         raise Interrupted("interrupted: nothing was written") from None
     path = write(result, config) if config is not None else None
     if as_json:
-        print(json.dumps(records.to_json(result), indent=2, allow_nan=False))
+        print(records.encoded(result).decode(), end="")
         return
     from raypd.estimate.views import show_estimate
 

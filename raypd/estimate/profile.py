@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from raypd.billing.meter import Meter
 from raypd.cluster.components import Build, WorkerComponents, build
 from raypd.cluster.one_worker import OneWorker
-from raypd.cluster.request_queue import HandedBack, RequestQueue, UnitState
+from raypd.cluster.request_queue import Cancelled, RequestQueue, UnitState
 from raypd.config import RunConfig
 from raypd.estimate import sampling
 from raypd.estimate.estimator import Array
@@ -196,25 +196,23 @@ class Profiler:
         meter.ready()
         meter.begin(_UNIT)
         queue = RequestQueue(parts, config.engine.max_num_seqs, meter)
-        unit = queue.open(_UNIT)
-        unit.documents, unit.categories = len(stream), {document.row: str(document.row) for document in stream}
-        meter.answered = lambda: len(_answered(unit))
         first = set(range(len(documents)))
         try:
-            with ThreadPoolExecutor(1) as pool:
-                answering = pool.submit(queue.answer, unit, queue.plan(stream))
+            with queue.unit(_UNIT) as unit, ThreadPoolExecutor(1) as pool:
+                unit.documents, unit.categories = len(stream), {one.row: str(one.row) for one in stream}
+                meter.answered = lambda: len(_answered(unit))
+                answering = pool.submit(queue.answer, unit, stream)
                 while not answering.done() and time.monotonic() < ends:
                     rows = _answered(unit)
                     self._done = (min(len(rows), lead + count), lead + count)
                     if len(rows) >= lead + count and first <= rows:
                         break
                     wait([answering], timeout=_POLL_SECONDS)
-                queue.hand_back(_UNIT, only_waiting=False)
-                with contextlib.suppress(HandedBack):
+                queue.cancel(_UNIT, only_waiting=False)
+                with contextlib.suppress(Cancelled):
                     answering.result()
             meter.read()  # answers are read after the step that ended them
         finally:
-            queue.shut(unit)
             queue.close()
         return meter, unit
 

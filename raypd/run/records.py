@@ -495,5 +495,9 @@ class Estimate:
     sample: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError when `created` is no time."""
-        self.created_at = datetime.fromisoformat(self.created).timestamp()  # unix seconds
+        datetime.fromisoformat(self.created)  # a file with another text in its place is damaged
+
+    @property
+    def created_at(self) -> float:
+        """Unix seconds."""
+        return datetime.fromisoformat(self.created).timestamp()

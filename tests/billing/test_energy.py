@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from raypd.billing import energy
-from tests.cluster.test_ledger_actor import report
+from tests.billing.test_book import report
 from tests.processes import wait_for
 
 

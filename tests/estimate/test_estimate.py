@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -26,7 +27,8 @@ from raypd.estimate.estimator import Array, exact, figure
 from raypd.estimate.machines import NodeKind
 from raypd.estimate.options import EstimateOptions
 from raypd.estimate.profile import DocumentCost, Profile, Profiler, WorkerFacts, in_flight
-from raypd.run.records import Estimate, Figure, from_json, to_json
+from raypd.run import records
+from raypd.run.records import Estimate, Figure
 from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
 
@@ -142,7 +144,7 @@ def test_the_papers_example() -> None:
     rounded = NodeKind(row.name, 8, row.usd_per_hour, "").usd_per_1000(exact(1 / 0.77))
     assert rounded[0] == pytest.approx(1.359, abs=5e-4)
     assert "L40S" not in result.not_measured
-    assert from_json(Estimate, json.loads(json.dumps(to_json(result))), "estimate.json") == result
+    assert records.from_json(Estimate, json.loads(records.encoded(result)), "") == result
 
 
 # ---------------------------------------------------------------------------------------------------------- the sample
@@ -295,28 +297,23 @@ class OneThread:
     def __init__(self, parts: Any, batch: int, meter: meter.Meter) -> None:
         self.parts, self.meter = parts, meter
 
-    def open(self, key: str) -> UnitState:
-        return UnitState(0, key)
+    def unit(self, unit: str) -> Any:
+        return contextlib.nullcontext(UnitState(0, unit))
 
-    def plan(self, documents: list[Document]) -> Any:
-        return self.parts.task.plan(documents)
-
-    def answer(self, unit: UnitState, plan: Any) -> None:
+    def answer(self, unit: UnitState, documents: list[Document]) -> None:
         """Takes every document through engine and task before the next one has its turn in the batch."""
-        engine, items = self.parts.engine, list(plan)
+        engine, items = self.parts.engine, list(self.parts.task.plan(documents))
         while items or engine.pending:
             for item in items:
                 if isinstance(item, Request):
                     engine.submit(item.program, tag=item, sampling=None, seed=item.seed)
             items = []
-            for done in self.meter.step(engine, {unit.key: engine.pending}):
-                self.meter.tokens(unit.key, [unit.categories[row] for row in done.tag.rows], done.counts)
+            for done in self.meter.step(engine, {unit.unit: engine.pending}):
+                self.meter.tokens(unit.unit, [unit.categories[row] for row in done.tag.rows], done.counts)
                 items += done.tag.finish(done.answer)
             unit.records += [item for item in items if isinstance(item, Record)]
 
-    def hand_back(self, *_: Any, **__: Any) -> None: ...
-
-    def shut(self, unit: UnitState) -> None: ...
+    def cancel(self, *_: Any, **__: Any) -> None: ...
 
     def close(self) -> None: ...
 

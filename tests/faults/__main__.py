@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 from tests.faults.all import FAULTS, Fault
-from tests.faults.trial import has_namespaces
+from tests.faults.apart import has_namespaces
 from tests.processes import end_all
 
 

@@ -1,7 +1,7 @@
 """All faults: `make faults`, `make test-slow`. Those `apart` need Linux namespaces (unshare).
 
-`make test` has the most common of them in shorter tests: tests/cluster/test_driver.py, test_work_stealing.py and
-test_holding.py, tests/storage/test_runs.py.
+`make test` has the most common of them in shorter tests: tests/cluster/test_driver.py and test_scheduler.py,
+tests/run/test_lease.py, tests/storage/test_runs.py.
 """
 
 from __future__ import annotations

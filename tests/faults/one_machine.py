@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
-from tests.faults.trial import Outcome, Trial, apart, gated, stop
+from tests.faults.apart import apart, mount
+from tests.faults.trial import Outcome, Trial, gated, stop
 from tests.processes import ended, wait_for
 from tests.tiny import save_tiny
 
@@ -87,10 +89,25 @@ def out_of_memory(folder: Path) -> Outcome:
 
 def disk_full(folder: Path) -> Outcome:
     """disk full on the commit"""
-    said = apart("tests.faults.small_disk", str(folder))
+    said = apart(_disk_full, folder)
     assert "No space left on device" in said, said
     trial = Trial(folder, ["a"] * 300)
     return trial.outcome("1 MB file system; room made, the same command again", "said so, resumed")
+
+
+def _disk_full(folder: Path) -> str:
+    """A run on a file system of 1 MB, and again once it has room; its output goes to where the outside can see it."""
+    inner = folder / "disk"
+    inner.mkdir()
+    mount(str(inner), "size=1m")
+    trial = Trial(inner, ["a"] * 300)
+    (inner / "ballast").write_bytes(b"x" * 920_000)
+    said = ended(trial.start(), 1)
+    assert trial.committed() < 30
+    mount(str(inner), "remount,size=64m")
+    trial.finish()
+    shutil.copytree(trial.output, folder / "out")
+    return said
 
 
 def clock_set_back(folder: Path) -> Outcome:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.all import FAULTS, Fault
-from tests.faults.trial import has_namespaces
+from tests.faults.apart import has_namespaces
 
 
 @pytest.mark.slow

@@ -159,7 +159,7 @@ def begin(run: RunConfig, folder: Path, **environment: str) -> subprocess.Popen[
     """A run with the fake engine in a process of its own."""
     file = folder / "run.yaml"
     file.write_text(run.model_dump_json())
-    return start("-m", "tests.cluster.run", str(file), **environment)
+    return start("-m", "tests.faults.run", str(file), **environment)
 
 
 @pytest.mark.slow
