@@ -61,7 +61,7 @@ def ends(now: float, units: Iterable[InFlight], pace: Pace) -> float:
     """When all units in flight are done, at the latest that is to be expected; now where nobody knows."""
     if pace.mean() is None:
         return now
-    return max((unit.began + pace.cautious(unit.documents) for unit in units), default=now)
+    return max([now, *(unit.began + pace.cautious(unit.documents) for unit in units)])
 
 
 def holds(left: float, spent: float, usd_per_second: float, seconds: float) -> bool:
@@ -70,7 +70,7 @@ def holds(left: float, spent: float, usd_per_second: float, seconds: float) -> b
 
 
 def reached(budget: float, spent: float, done: int, documents: int, exact: bool = True) -> str:
-    """What a user is told at the end of the money. spent: USD of all sessions; done: documents of the run's."""
+    """The message at the end of the money. spent: USD of all sessions; done: documents of the run's."""
     about = "" if exact else "about "
     now = (
         f"cost.budget_usd {usd(budget)} is reached: {count(done)} of {about}{count(documents)} documents are done for "

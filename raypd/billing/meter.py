@@ -1,4 +1,4 @@
-"""What a worker does with its time: measured in the worker, told to the ledger.
+"""What a worker does with its time: measured in the worker, reported to the ledger.
 
 A report holds all that the worker did since it began, not what came since the last report, under a number that grows.
 So a report that is lost, comes twice or comes late does no harm: the one with the highest number is the truth.
@@ -123,7 +123,7 @@ class Meter:
                     total[key] += value
 
     def lose(self, unit: str) -> None:
-        """An attempt that came to nothing; no-op for one that has ended."""
+        """An attempt that failed; no-op for one that has ended."""
         with self._lock:
             own = self._units.pop(unit, None)
             if own is not None:
@@ -202,7 +202,7 @@ class Meter:
             self._sequence += 1
             seconds, spans = Seconds(**vars(self._seconds)), list(self._spans)
             held = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
-            if self._state == "busy":  # a step that runs is told as far as it is, and counted when it has ended
+            if self._state == "busy":  # a step that runs is reported as far as it is, and counted when it has ended
                 running = max(0.0, now - self._at)
                 seconds.prefill += running * self._ratio
                 seconds.decode += running * (1 - self._ratio)

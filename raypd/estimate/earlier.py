@@ -5,12 +5,12 @@ The units are the sample, drawn in the order of the input as far as that run cam
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 
 from raypd import storage
+from raypd.billing import book
 from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
 from raypd.config.renamed import with_new_names
@@ -20,8 +20,8 @@ from raypd.estimate import estimator, sampling
 from raypd.estimate.machines import MethodSpeed, assemble, gpu_kind
 from raypd.estimate.options import EstimateOptions
 from raypd.estimate.profile import TOKENS
-from raypd.run import layout
-from raypd.run.records import Estimate
+from raypd.run import layout, records
+from raypd.run.records import Bill, Estimate, RecordError, RunRecord
 
 
 def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
@@ -33,7 +33,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     run = storage.absolute(options.run)
     theirs = _configuration(run)
     units = writer.summaries(run)
-    bills = _bills(run)
+    bills = book.bills(run)
     if not units:
         raise ConfigError(f"--from {run}: no unit is committed there yet")
     if not any(unit.busy_seconds for unit in units):
@@ -65,24 +65,18 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
 
 
 def _configuration(run: str) -> dict[str, Any]:
+    path = storage.join(run, layout.RUN)
     try:
-        tree = json.loads(storage.read(storage.join(run, layout.RUN)))
-        return with_new_names(dict(tree["config"]))
+        return with_new_names(records.read(RunRecord, path).config)
     except FileNotFoundError:
         raise ConfigError(f"--from {run}: no run of raypd (it has no run.json)") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RecordError) as error:
         raise ConfigError(f"--from {run}: its run.json cannot be read: {error}") from None
 
 
-def _bills(run: str) -> list[dict[str, Any]]:
-    """The bills of its sessions."""
-    folder = storage.join(run, layout.LEDGER)
-    return [json.loads(storage.read(storage.join(folder, n))) for n in storage.names(folder) if n.endswith(".json")]
-
-
-def _machine(run: str, bills: list[dict[str, Any]]) -> tuple[str | None, str]:
+def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
     """(the GPU of its workers' nodes as instance types have it, the machine in words)."""
-    types = {str(node["instance_type"]) for bill in bills for node in bill["nodes"] if node.get("instance_type")}
+    types = {node.instance_type for bill in bills for node in bill.nodes if node.instance_type}
     with_gpu = [INSTANCES[name] for name in types if name in INSTANCES and INSTANCES[name].gpus]
     gpus = {gpu_kind(one.gpu, one.gpu_memory_gib) for one in with_gpu}
     if len(gpus) > 1:
@@ -90,13 +84,13 @@ def _machine(run: str, bills: list[dict[str, Any]]) -> tuple[str | None, str]:
     return (gpus.pop(), ", ".join(sorted(types))) if gpus else (None, "that run's machine")
 
 
-def _startup(bills: list[dict[str, Any]]) -> float | None:
+def _startup(bills: list[Bill]) -> float | None:
     """Seconds from when a worker's node was billed, or came up for it, until it decoded, on average over workers."""
     found = []
     for bill in bills:
-        nodes = {node["node"]: node["began"] for node in bill["nodes"]}
-        for one in bill["workers"]:
-            busy = [began for began, _, kind, _ in one["spans"] if kind == "busy"]
+        nodes = {node.node: node.began for node in bill.nodes}
+        for one in bill.workers:
+            busy = [began for began, _, kind, _ in one.spans if kind == "busy"]
             if busy:
-                found.append(max(0.0, min(busy) - nodes.get(one["node"], bill["began"])))
+                found.append(max(0.0, min(busy) - nodes.get(one.node, bill.began)))
     return sum(found) / len(found) if found else None

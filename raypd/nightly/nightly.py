@@ -27,6 +27,7 @@ from raypd.nightly.schema_change import Change
 from raypd.run import layout, manifest
 from raypd.run.lease import RunLease, held
 from raypd.run.manifest import Unreadable
+from raypd.run.text import counted
 from raypd.verify.scratch import Scratch, quoted
 from raypd.verify.table_object import path_of
 
@@ -61,7 +62,7 @@ class Night:
         where = storage.join(self.root, layout.CURRENT, "files.txt")
         left_out = ""
         if self.damaged.units:
-            objects = _objects(self.damaged)
+            objects = counted(self.damaged.units, "object")
             left_out = f"{objects} of the input cannot be read; all that can is done:\n{self.damaged.shown()}"
         if self.nothing_new:
             return f"{left_out}nothing new since the night {self.name}: {self.documents:,} documents in {where}"
@@ -166,8 +167,9 @@ class NightRun:
         plan = planner.plan(self.config)
         tonight = changes.read_input(scratch, plan, self.config)
         if not tonight.units:
+            objects = counted(tonight.damaged.units, "object")
             raise RunError(
-                f"nothing could be read of the input, {_objects(tonight.damaged)}:\n{tonight.damaged.shown()}"
+                f"nothing could be read of the input, {objects}:\n{tonight.damaged.shown()}"
                 "The table stays as it is, whatever input.on_damaged says; the same command tries them again"
             )
         same = changes.units_are_the_same(scratch) and record.get("hidden", "") == tonight.hidden
@@ -310,7 +312,3 @@ class NightRun:
         wanted = storage.read(self._at(self.state.night, "files.txt"))
         if not storage.exists(path) or storage.read(path) != wanted:
             storage.put(path, wanted)
-
-
-def _objects(damaged: Unreadable) -> str:
-    return f"{damaged.units:,} object{'' if damaged.units == 1 else 's'}"

@@ -126,9 +126,9 @@ def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: R
         at = (times[-1] / size, spent)
         _write(axes, text.usd(spent), at, (-4, 5), "accent", ha="right", fontweight="bold")
 
-    said = f"{text.usd(spent)} spent in {text.duration(clock.total)}"
-    said += f", of a budget of {text.usd(budget)}." if budget is not None else "; no budget was set."
-    return _draw("money", "Money over time", said, HALF, 250, draw), shown is not None
+    summary = f"{text.usd(spent)} spent in {text.duration(clock.total)}"
+    summary += f", of a budget of {text.usd(budget)}." if budget is not None else "; no budget was set."
+    return _draw("money", "Money over time", summary, HALF, 250, draw), shown is not None
 
 
 def rate(found: Rate, clock: RunningTime, mean: float) -> Chart:
@@ -142,8 +142,8 @@ def rate(found: Rate, clock: RunningTime, mean: float) -> Chart:
         _value_axis(axes, max(most, mean) * 1.18, "documents/s")
         axes.axhline(mean, color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
 
-    said = f"{text.number(mean)} documents a second on average, at most {text.number(most)}."
-    return _draw("rate", "Documents a second over time", said, HALF, 250, draw)
+    summary = f"{text.number(mean)} documents a second on average, at most {text.number(most)}."
+    return _draw("rate", "Documents a second over time", summary, HALF, 250, draw)
 
 
 def timeline(
@@ -200,5 +200,5 @@ def confidence(values: Sequence[float]) -> Chart:
         offset, side = ((5, -2), "left") if middle < 0.5 else ((-5, -2), "right")
         _write(axes, f"median {middle:.2f}", (middle, axes.get_ylim()[1]), offset, "ink", va="top", ha=side)
 
-    said = f"Half of {text.count(len(values))} sampled answers have a confidence above {middle:.2f}."
-    return _draw("confidence", "Confidence of the answers", said, HALF, 250, draw)
+    summary = f"Half of {text.count(len(values))} sampled answers have a confidence above {middle:.2f}."
+    return _draw("confidence", "Confidence of the answers", summary, HALF, 250, draw)

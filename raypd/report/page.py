@@ -16,18 +16,21 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.report import estimate_section, sections, series
+from raypd.report import charts, estimate_section, sections, series
+from raypd.report.charts import Chart
 from raypd.report.sections import Table
 from raypd.report.series import RunningTime
-from raypd.run import text
+from raypd.run import layout, text
 
 if TYPE_CHECKING:
-    from raypd.report.charts import Chart
     from raypd.report.data import RunReport
 
+_TEMPLATES = resources.files("raypd.report") / "templates"
 _CONFIG_CHARACTERS = 60_000
 _TIMELINE_ROWS = 600
 _TIMELINE_BINS = 300
@@ -61,7 +64,7 @@ class Drawn:
 
 def write(run: RunReport, path: str | None = None) -> str:
     """Writes the page, into the run's folder as report.html if no path is given; where it went. Raises RunError."""
-    where = path or storage.join(run.root, "report.html")
+    where = path or storage.join(run.root, layout.REPORT)
     try:
         storage.put(where, render(run).encode())
     except OSError as error:
@@ -71,9 +74,6 @@ def write(run: RunReport, path: str | None = None) -> str:
 
 def render(run: RunReport) -> str:
     """The page of a run."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
     environment = Environment(
         loader=PackageLoader("raypd.report"),
         autoescape=True,
@@ -85,7 +85,7 @@ def render(run: RunReport) -> str:
         name: getattr(text, name)
         for name in ("clean", "compact", "count", "duration", "number", "share", "usd", "when")
     }
-    style, script = _file("report.css"), _file("report.js")
+    style, script = ((_TEMPLATES / name).read_text() for name in ("report.css", "report.js"))
     return environment.get_template("report.html.j2").render(
         run=run,
         style=Markup(style),
@@ -94,10 +94,6 @@ def render(run: RunReport) -> str:
         made=time.time(),
         **_content(run),
     )
-
-
-def _file(name: str) -> str:
-    return (resources.files("raypd.report") / "templates" / name).read_text()
 
 
 def _policy(style: str, script: str) -> str:
@@ -170,8 +166,6 @@ def _thinned(count: int) -> Sequence[int]:
 
 
 def _money(run: RunReport, clock: RunningTime) -> Drawn:
-    from raypd.report import charts
-
     bill = run.bill
     if bill is None or not bill.sessions:
         return Drawn(None, "No bill was kept for this run.")
@@ -186,8 +180,6 @@ def _money(run: RunReport, clock: RunningTime) -> Drawn:
 
 
 def _rate(run: RunReport, clock: RunningTime) -> Drawn:
-    from raypd.report import charts
-
     found = series.rate(run.units.read, clock, run.units.scale)
     if found is None:
         return Drawn(None, "No unit is committed yet.")
@@ -198,8 +190,6 @@ def _rate(run: RunReport, clock: RunningTime) -> Drawn:
 
 
 def _workers(run: RunReport, clock: RunningTime) -> Drawn:
-    from raypd.report import charts
-
     workers = [w for w in run.bill.workers if w.spans] if run.bill else []
     if workers and clock.total > 0:
         by_share = sorted(workers, key=lambda w: -w.spent("busy") / w.lived())
@@ -207,22 +197,20 @@ def _workers(run: RunReport, clock: RunningTime) -> Drawn:
         shown = workers[:: -(-len(workers) // _TIMELINE_ROWS)]
         who = "The one worker was" if len(workers) == 1 else f"{text.count(len(workers))} workers were"
         busy = sum(w.spent("busy") for w in workers) / sum(w.lived() for w in workers)
-        said = f"{who} busy {text.share(busy, 1)} of the time."
+        note = f"{who} busy {text.share(busy, 1)} of the time."
         names = [text.clean(w.worker, 12) for w in shown]
-        chart = charts.timeline(series.timeline(shown, clock, _TIMELINE_BINS), names, clock, said)
-        return Drawn(chart, table=sections.worker_table(by_share), legend=LEGEND, note=said)
+        chart = charts.timeline(series.timeline(shown, clock, _TIMELINE_BINS), names, clock, note)
+        return Drawn(chart, table=sections.worker_table(by_share), legend=LEGEND, note=note)
     by_unit = series.spans_of_units(run.units.read) if run.units.whole else {}
     if not by_unit or clock.total <= 0:
         return Drawn(None, "Which worker did what was not kept for this run.")
     names = list(by_unit)[:_TIMELINE_ROWS]
     spans = [[(*clock.at(list(s)).tolist(), "busy") for s in by_unit[name]] for name in names]
-    said = "When each worker had a unit in flight; start-up and idle time were not kept."
-    return Drawn(charts.timeline(spans, [text.clean(n, 12) for n in names], clock, said), note=said)
+    note = "When each worker had a unit in flight; start-up and idle time were not kept."
+    return Drawn(charts.timeline(spans, [text.clean(n, 12) for n in names], clock, note), note=note)
 
 
 def _confidence(run: RunReport) -> Drawn:
-    from raypd.report import charts
-
     values = run.sample.confidences
     if not values:
         return Drawn(None, "The sampled answers carry no confidence.")

@@ -166,7 +166,7 @@ def _recent(bill: Bill) -> float | None:
         return None
     end, done = bill.series[-1][0], bill.series[-1][2]
     points = [(at, documents) for at, _, documents, *_ in bill.series if at >= max(end - _RATE_SECONDS, bill.began)]
-    if end - bill.began < _RATE_SECONDS:  # it has only begun: the start of its workers is no work
+    if end - bill.began < _RATE_SECONDS:  # it has only begun: the start of its workers is no pace
         points = [p for p in points if p[1] > points[0][1]] or points
     at, before = points[0] if points else (end, done)
     return (done - before) / (end - at) if end > at and done > before else None

@@ -26,11 +26,11 @@ _COLORS = {"complete": "green", "running": "cyan", "busy": "green", "idle": "yel
 def show(watch: Watch, *, again: float | None = None, as_json: bool = False, console: Console | None = None) -> None:
     """Prints how a run stands; again: every so many seconds, until the run has ended or Ctrl-C.
 
-    Raises RunError when storage does not answer at the first look; when it does not later, that is said.
+    Raises RunError when storage does not answer at the first look; a later look that fails is a note.
     """
     console = console or Console(highlight=False)
 
-    def tell(found: Status) -> None:
+    def show_look(found: Status) -> None:
         if as_json:
             print(json.dumps(asdict(found)), flush=True)
         else:
@@ -41,25 +41,25 @@ def show(watch: Watch, *, again: float | None = None, as_json: bool = False, con
     except OSError as error:
         raise RunError(f"{watch.root}: cannot be read: {error}") from None
     if again is None:
-        tell(status)
+        show_look(status)
         return
     with contextlib.suppress(KeyboardInterrupt):  # the way to leave it
         if as_json or not console.is_terminal:
-            _follow(watch, status, again, tell)
+            _follow(watch, status, again, show_look)
             return
         with Live(console=console, auto_refresh=False) as live:
             _follow(watch, status, again, lambda found: live.update(render(found, console.width), refresh=True))
 
 
-def _follow(watch: Watch, status: Status, again: float, tell: Callable[[Status], None]) -> None:
-    tell(status)
+def _follow(watch: Watch, status: Status, again: float, show_look: Callable[[Status], None]) -> None:
+    show_look(status)
     while status.state == "running":
         time.sleep(again)
         try:
             status = watch.look()
         except OSError as error:
             status.notes = [f"the last look failed, these are the figures of before: {error}"]
-        tell(status)
+        show_look(status)
 
 
 def render(status: Status, width: int = 100) -> RenderableType:
@@ -86,7 +86,7 @@ def render(status: Status, width: int = 100) -> RenderableType:
 
 
 def _grid() -> Table:
-    """Names and what is said of them; the names of all grids as wide as the widest."""
+    """Names beside their values; the names of all grids are as wide as the widest."""
     table = Table.grid(padding=(0, 2))
     table.add_column(min_width=10)
     table.add_column()

@@ -12,6 +12,7 @@ import duckdb
 
 from raypd import storage
 from raypd.errors import ConfigError
+from raypd.run.text import counted
 from raypd.verify import dead_letters
 from raypd.verify.dead_letters import SCHEMA, Summary
 from raypd.verify.scratch import Scratch, quoted
@@ -25,8 +26,8 @@ def describe(result: Verification, limit: int = 5) -> str:
     """A verification in lines: counts, then what is wrong with at most `limit` examples each, then the verdict."""
     out = [
         f"run:    {result.run} (configuration {result.fingerprint})",
-        f"input:  {_count(result.documents, 'document')} in {_count(result.units, 'unit')}",
-        f"output: {_count(result.found, 'document')} in {_count(result.objects, 'object')}: {result.ok:,} ok, "
+        f"input:  {counted(result.documents, 'document')} in {counted(result.units, 'unit')}",
+        f"output: {counted(result.found, 'document')} in {counted(result.objects, 'object')}: {result.ok:,} ok, "
         f"{result.failed:,} failed" + (f" (raypd errors {result.run})" if result.failed else ""),
     ]
     out += _finding("missing", result.missing, "without a row", limit)
@@ -36,17 +37,17 @@ def describe(result: Verification, limit: int = 5) -> str:
     out += _finding("unreadable", result.unreadable, "of input that cannot be read now", limit)
     if (damaged := result.damaged_input).units:
         how = "note" if result.damaged_allowed else "damaged input"
-        objects = _count(damaged.units, "object")
+        objects = counted(damaged.units, "object")
         out.append(f"{how}: {objects} of the input cannot be read, so its documents are not known:")
         out += _indented(damaged.examples, limit)
     if (repeated := result.repeated_ids).units:
         out.append(
-            f"note: {_count(repeated.units, 'id')} of the input stand{'s' if repeated.units == 1 else ''} on "
-            f"{_count(repeated.documents, 'document')}, which keep rows of their own (source and row tell them apart):"
+            f"note: {counted(repeated.units, 'id')} of the input stand{'s' if repeated.units == 1 else ''} on "
+            f"{counted(repeated.documents, 'document')}, which keep rows of their own (source and row tell them apart):"
         )
         out += _indented(repeated.examples, limit)
     if result.temporary:
-        files = _count(len(result.temporary), "temporary file")
+        files = counted(len(result.temporary), "temporary file")
         out.append(f"note: {files} of dead writers; no reader sees them, and the next run removes them")
     return "\n".join([*out, _verdict(result)])
 
@@ -54,10 +55,10 @@ def describe(result: Verification, limit: int = 5) -> str:
 def _finding(name: str, finding: Finding, what: str, limit: int) -> list[str]:
     if not finding.documents and not finding.units:
         return []
-    units = f", {_count(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
-    counted = finding.units or finding.documents  # an example is a unit where whole units are concerned
-    head = f"{name}: {_count(finding.documents, 'document')} {what}{units}"
-    return [head, *_indented(finding.examples, limit, more=counted > len(finding.examples))]
+    units = f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
+    concerned = finding.units or finding.documents  # an example is a unit where whole units are concerned
+    head = f"{name}: {counted(finding.documents, 'document')} {what}{units}"
+    return [head, *_indented(finding.examples, limit, more=concerned > len(finding.examples))]
 
 
 def _indented(lines: Sequence[str], limit: int, more: bool | None = None) -> list[str]:
@@ -83,10 +84,6 @@ def _verdict(result: Verification) -> str:
     return "NOT OK" + (f": {'; '.join(advice)}" if advice else "")
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 # --------------------------------------------------------------------------------------------------------------- errors
 
 
@@ -94,7 +91,7 @@ def describe_errors(summary: Summary) -> str:
     """Dead letters in lines: reasons with counts, examples of each, then the units that failed whole."""
     if not summary.documents and not summary.units:
         return f"{summary.run}: no dead letters"
-    out = [f"{_count(summary.documents, 'failed document')} of {_count(len(summary.reasons), 'kind')}"]
+    out = [f"{counted(summary.documents, 'failed document')} of {counted(len(summary.reasons), 'kind')}"]
     if summary.reasons:
         width = len(f"{summary.reasons[0].documents:,}")
         out += [
@@ -108,10 +105,10 @@ def describe_errors(summary: Summary) -> str:
             for row in group.examples
         ]
     if summary.units:
-        out.append(f"{_count(len(summary.units), 'unit')} not done, with the last line of the worker:")
+        out.append(f"{counted(len(summary.units), 'unit')} not done, with the last line of the worker:")
         out += _indented([f"{unit.unit}: {unit.reason}" for unit in summary.units], _UNITS_SHOWN, more=False)
     if retry := sum(group.documents for group in summary.reasons if group.can_change):
-        out.append(f"--retry-errors tries {_count(retry, 'document')} again")
+        out.append(f"--retry-errors tries {counted(retry, 'document')} again")
     return "\n".join(out)
 
 
