@@ -61,7 +61,7 @@ def ends(now: float, units: Iterable[InFlight], pace: Pace) -> float:
     """When all units in flight are done, at the latest that is to be expected; now where nobody knows."""
     if pace.mean() is None:
         return now
-    return max((unit.began + pace.cautious(unit.documents) for unit in units), default=now)
+    return max([now, *(unit.began + pace.cautious(unit.documents) for unit in units)])
 
 
 def holds(left: float, spent: float, usd_per_second: float, seconds: float) -> bool:

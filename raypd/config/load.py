@@ -6,7 +6,6 @@ folder.
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from pydantic import ValidationError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig
 from raypd.config.renamed import RENAMED
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, did_you_mean
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
@@ -96,9 +95,8 @@ def _read_yaml(path: Path) -> _Yaml:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], 1)
-        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-        raise ConfigError(f"{path}: no such configuration file{hint}") from None
+        hint = did_you_mean(path.name, [p.name for p in path.parent.glob("*.y*ml")], lambda name: path.parent / name)
+        raise ConfigError("; ".join(filter(None, [f"{path}: no such configuration file", hint]))) from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; give the YAML file in it") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -186,16 +184,15 @@ def _explain(error: ValidationError, source: _Yaml) -> str:
         if key in RENAMED:
             what = f"is called {RENAMED[key]} now"
         elif item["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(at[-1]), _keys_of(keys[:-1]), 1, cutoff=0.5)
-            what = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "; `raypd config show` lists all keys")
+            hint = did_you_mean(str(at[-1]), _keys_of(keys[:-1]))
+            what = f"unknown key; {hint or '`raypd config show` lists all keys'}"
         elif item["type"] == "missing":
             what = "missing"
         else:
             what = item["msg"].removeprefix("Value error, ")
             if item["type"] == "literal_error":
                 choices = re.findall("'([^']*)'", item["ctx"]["expected"])
-                near = difflib.get_close_matches(str(item["input"]), choices, 1)
-                what = (f"did you mean {near[0]!r}? " if near else "") + "choose from " + ", ".join(choices)
+                what = f"{did_you_mean(str(item['input']), choices)} choose from {', '.join(choices)}".strip()
             if item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
                 what += f" (it is {item['input']!r})"
         lines.append(": ".join(part for part in (source.where(at), key, what) if part))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raypd.config import RunConfig
+from raypd.errors import did_you_mean
 
 _SHOWN = 20
 
@@ -85,11 +85,10 @@ class Columns:
 
     @staticmethod
     def _missing(key: str, name: str, found: Sequence[str]) -> str:
-        near = difflib.get_close_matches(name, found, 1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, found)
         shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
         extra = {
             "input.id_column": "; input.id_column=null numbers the documents",
             "input.category_column": "; input.category_column=null with input.category gives all the same",
         }.get(key, "")
-        return f"no column {name!r} ({key}): {hint}it has {shown}{extra}"
+        return f"no column {name!r} ({key}): {' '.join(filter(None, [hint, f'it has {shown}{extra}']))}"

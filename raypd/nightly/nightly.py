@@ -29,6 +29,7 @@ from raypd.nightly.schema_change import Change
 from raypd.run import layout, manifest
 from raypd.run.lease import RunLease, held
 from raypd.run.manifest import Unreadable
+from raypd.run.text import counted
 from raypd.run.unit import Unit
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import path_of
@@ -62,11 +63,10 @@ class Night:
     def describe(self) -> str:
         """In words, for the user."""
         where = storage.join(self.root, layout.CURRENT, "files.txt")
-        left_out = (
-            f"{_objects(self.damaged.units)} of the input cannot be read; all that can is done:\n{self.damaged.shown()}"
-            if self.damaged.units
-            else ""
-        )
+        left_out = ""
+        if self.damaged.units:
+            objects = counted(self.damaged.units, "object")
+            left_out = f"{objects} of the input cannot be read; all that can is done:\n{self.damaged.shown()}"
         if self.nothing_new:
             return f"{left_out}nothing new since the night {self.name}: {self.documents:,} documents in {where}"
         lines = [
@@ -209,8 +209,9 @@ class _Run:
         plan = planner.plan(self.config)
         tonight = changes.read_input(scratch, plan, self.config)
         if not tonight.units:
+            objects = counted(tonight.damaged.units, "object")
             raise RunError(
-                f"nothing could be read of the input, {_objects(tonight.damaged.units)}:\n{tonight.damaged.shown()}"
+                f"nothing could be read of the input, {objects}:\n{tonight.damaged.shown()}"
                 "The table stays as it is, whatever input.on_damaged says; the same command tries them again"
             )
         same = changes.units_are_the_same(scratch) and self.state.record.get("hidden", "") == tonight.hidden
@@ -358,7 +359,3 @@ def _subsets(
 
 def _listed(files: list[str]) -> bytes:
     return "".join(f"{file}\n" for file in files).encode()
-
-
-def _objects(count: int) -> str:
-    return f"{count:,} object{'' if count == 1 else 's'}"

@@ -114,6 +114,23 @@ class PlanTotals:
 
 
 @dataclass
+class Lease:
+    """lease.json: the session that holds a run, or held it last, and its process.
+
+    since: ISO 8601. beat: grows while it is alive. started: ticks since boot. machine: its boot and process space.
+    """
+
+    session: str = ""
+    since: str = ""
+    beat: int = 0
+    ended: bool = False
+    host: str = ""
+    pid: int = 0
+    started: str | None = None
+    machine: str | None = None
+
+
+@dataclass
 class Session:
     """sessions/<id>.json: when a session began, was last alive and ended, and how (complete, interrupted, ...)."""
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.errors import ConfigError
+from raypd.run.text import counted
 from raypd.verify import dead_letters
 from raypd.verify.dead_letters import SCHEMA, Summary
 from raypd.verify.verification import Finding, Verification
@@ -28,8 +29,8 @@ def describe(result: Verification, limit: int = 5) -> str:
     """A verification in lines: counts, then what is wrong with at most `limit` examples each, then the verdict."""
     out = [
         f"run:    {result.run} (configuration {result.fingerprint})",
-        f"input:  {_count(result.documents, 'document')} in {_count(result.units, 'unit')}",
-        f"output: {_count(result.found, 'document')} in {_count(result.objects, 'object')}: {result.ok:,} ok, "
+        f"input:  {counted(result.documents, 'document')} in {counted(result.units, 'unit')}",
+        f"output: {counted(result.found, 'document')} in {counted(result.objects, 'object')}: {result.ok:,} ok, "
         f"{result.failed:,} failed" + (f" (raypd errors {result.run})" if result.failed else ""),
     ]
     out += _finding("missing", result.missing, "without a row", limit)
@@ -41,19 +42,19 @@ def describe(result: Verification, limit: int = 5) -> str:
         damaged = result.damaged_input
         how = "note: " if result.damaged_allowed else "damaged input: "
         out.append(
-            f"{how}{_count(damaged.units, 'object')} of the input cannot be read, so its documents are not known:"
+            f"{how}{counted(damaged.units, 'object')} of the input cannot be read, so its documents are not known:"
         )
         out += [f"    {example}" for example in damaged.examples[:limit]]
     if result.repeated_ids.units:
         repeated = result.repeated_ids
         out.append(
-            f"note: {_count(repeated.units, 'id')} of the input stand{'s' if repeated.units == 1 else ''} on "
-            f"{_count(repeated.documents, 'document')}, which keep rows of their own (source and row tell them apart):"
+            f"note: {counted(repeated.units, 'id')} of the input stand{'s' if repeated.units == 1 else ''} on "
+            f"{counted(repeated.documents, 'document')}, which keep rows of their own (source and row tell them apart):"
         )
         out += [f"    {example}" for example in repeated.examples[:limit]]
     if result.temporary:
         out.append(
-            f"note: {_count(len(result.temporary), 'temporary file')} of dead writers; no reader sees them, and the "
+            f"note: {counted(len(result.temporary), 'temporary file')} of dead writers; no reader sees them, and the "
             "next run removes them"
         )
     out.append(_verdict(result))
@@ -63,10 +64,10 @@ def describe(result: Verification, limit: int = 5) -> str:
 def _finding(name: str, finding: Finding, what: str, limit: int) -> list[str]:
     if not finding.documents and not finding.units:
         return []
-    units = f", {_count(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
-    counted = finding.units or finding.documents  # an example is a unit where whole units are concerned
-    more = len(finding.examples) > limit or counted > len(finding.examples)
-    lines = [f"{name}: {_count(finding.documents, 'document')} {what}{units}"]
+    units = f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
+    concerned = finding.units or finding.documents  # an example is a unit where whole units are concerned
+    more = len(finding.examples) > limit or concerned > len(finding.examples)
+    lines = [f"{name}: {counted(finding.documents, 'document')} {what}{units}"]
     return lines + [f"    {example}" for example in finding.examples[:limit]] + (["    ..."] if more else [])
 
 
@@ -87,10 +88,6 @@ def _verdict(result: Verification) -> str:
     return "NOT OK" + (f": {'; '.join(advice)}" if advice else "")
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 # --------------------------------------------------------------------------------------------------------------- errors
 
 
@@ -98,7 +95,7 @@ def describe_errors(summary: Summary) -> str:
     """Dead letters in lines: reasons with counts, examples under each, then the units that failed whole."""
     if not summary.documents and not summary.units:
         return f"{summary.run}: no dead letters"
-    out = [f"{_count(summary.documents, 'failed document')} of {_count(len(summary.reasons), 'kind')}"]
+    out = [f"{counted(summary.documents, 'failed document')} of {counted(len(summary.reasons), 'kind')}"]
     width = len(f"{summary.reasons[0].documents:,}") if summary.reasons else 1
     out += [
         f"{group.documents:>{width},}  {group.reason}" + ("" if group.can_change else "  [as it stands in the input]")
@@ -112,12 +109,12 @@ def describe_errors(summary: Summary) -> str:
                 f"    {row['id']} ({row['source']}, at {row['row']}, attempts {row['attempts']}): {row['reason']}"
             )
     if summary.units:
-        out.append(f"{_count(len(summary.units), 'unit')} not done, with the last word of the worker:")
+        out.append(f"{counted(len(summary.units), 'unit')} not done, with the last word of the worker:")
         out += [f"    {unit.unit}: {unit.reason}" for unit in summary.units[:_UNITS_SHOWN]]
         out += ["    ..."] if len(summary.units) > _UNITS_SHOWN else []
     retry = sum(group.documents for group in summary.reasons if group.can_change)
     if retry:
-        out.append(f"--retry-errors tries {_count(retry, 'document')} again")
+        out.append(f"--retry-errors tries {counted(retry, 'document')} again")
     return "\n".join(out)
 
 

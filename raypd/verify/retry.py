@@ -27,6 +27,7 @@ from raypd.dataset.plan import Plan, Writer
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout, manifest
 from raypd.run.lease import RunLease, held
+from raypd.run.text import counted
 from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters
@@ -55,8 +56,7 @@ class Retried:
 
     def describe(self) -> str:
         """In words, for the user."""
-        documents = "1 failed document" if self.tried == 1 else f"{self.tried:,} failed documents"
-        lines = [f"retried {documents}: {self.ok:,} ok now, {self.failed:,} failed again"]
+        lines = [f"retried {counted(self.tried, 'failed document')}: {self.ok:,} ok now, {self.failed:,} failed again"]
         if not self.tried:
             lines = ["nothing to retry" if self.left_out else "nothing to retry: no document has failed"]
         if self.left_out:

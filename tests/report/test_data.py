@@ -119,23 +119,18 @@ def test_no_run_is_an_error_that_says_what_to_give(tmp_path):
 
 
 def test_secrets_do_not_leave():
-    shown = redact(
-        {
-            "storage": {"secret_access_key": "abc", "access_key_id": "AKIAABCDEFGHIJKLMNOP", "session_token": "t"},
-            "input": {"path": ["https://user:pass@host/a?X-Amz-Signature=deadbeef&x=1", "s3://corpus/a"]},
-            "model": {"name": "m", "token": "hf_abcdefghijklmnopqrstuvwx", "note": "key AKIAABCDEFGHIJKLMNOP"},
-            "engine": {"max_num_batched_tokens": 2048, "cache_tokens": None, "max_value_tokens": 30, "password": None},
-        }
-    )
+    engine = {"max_num_batched_tokens": 2048, "cache_tokens": None, "max_value_tokens": 30, "password": None}
+    tree = {
+        "storage": {"secret_access_key": "abc", "access_key_id": "AKIAABCDEFGHIJKLMNOP", "session_token": "t"},
+        "input": {"path": ["https://user:pass@host/a?X-Amz-Signature=deadbeef&x=1", "s3://corpus/a"]},
+        "model": {"name": "m", "token": "hf_abcdefghijklmnopqrstuvwx", "note": "key AKIAABCDEFGHIJKLMNOP"},
+        "engine": engine,
+    }
+    shown = redact(tree)
     text = json.dumps(shown)
     for secret in ("abc", "AKIA", "pass@", "deadbeef", "hf_a"):
-        assert secret not in text.replace("hf_", "hf_"), secret
-    assert shown["engine"] == {
-        "max_num_batched_tokens": 2048,
-        "cache_tokens": None,
-        "max_value_tokens": 30,
-        "password": None,
-    }
+        assert secret not in text, secret
+    assert shown["engine"] == engine
     assert shown["input"]["path"] == [f"https://{HIDDEN}@host/a?X-Amz-Signature={HIDDEN}&x=1", "s3://corpus/a"]
 
 
