@@ -18,7 +18,7 @@ def worker_killed(folder: Path) -> Outcome:
     """kill -9 of a decode worker"""
     trial = Trial(folder, gated(3, "killed", 20))
     run = trial.start()
-    trial.wait(3)
+    wait_for((Path(trial.output) / "waiting-killed").exists)  # the fourth unit is in the engine
     os.kill(trial.worker(), signal.SIGKILL)
     trial.go("killed")
     said = ended(run)
