@@ -170,7 +170,7 @@ class UnitSummary:
 
 @dataclass(frozen=True)
 class UnitResult:
-    """What a worker reports to the driver of a unit, or of a part of one that it answered for another worker.
+    """What a worker reports to the driver of a unit.
 
     ok, failed: documents. error: why it was not done, and then retry: whether it may be at another time. fatal: no
     worker can. handed_back: at the scheduler's own wish. unreadable: it is the input's fault alone.

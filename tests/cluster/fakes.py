@@ -69,6 +69,7 @@ class FakeEngine:
                     time.sleep(float(title.split()[1]))
                 if title.startswith("until"):
                     file = Path(self.folder or "/", title.split()[1])
+                    file.with_name(f"waiting-{file.name}").touch()
                     wait_for(file.exists, f"nobody made {file}")
                 if title == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)

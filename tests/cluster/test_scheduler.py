@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,12 +68,10 @@ def test_a_second_unit_only_when_every_worker_has_its_first() -> None:
 
 
 def test_a_unit_whose_worker_died_is_alone_in_a_worker() -> None:
+    waiting = [(0.0, Attempt(Unit("bad", ()), deaths=1))]
     busy, idle = worker(BEGUN), worker()
-    attempt = Attempt(Unit("bad", ()), deaths=1)
-    own = assigning(busy, idle, units=3)
-    assert calls(busy, idle) == [["new1"], ["new0", "new2"]]
-    busy, idle = worker(BEGUN), worker()
-    own = assigning(busy, idle, units=2, _again=type(own._again)([(0.0, attempt)]))
+    assigning(busy, units=2, _again=deque(waiting))
+    assigning(idle, units=2, _again=deque(waiting))
     assert calls(busy, idle) == [["new0"], ["bad"]]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 from collections import Counter
@@ -105,9 +104,6 @@ def gated(free: int, name: str, units: int) -> list[str]:
     return ["a"] * 10 * free + [f"until {name}", *["a"] * 9] * (units - free)
 
 
-def stop(process: subprocess.Popen[str]) -> None:
-    """Takes a process away that a failed test has left."""
-    if process.poll() is None:
-        with contextlib.suppress(OSError):
-            process.kill()
-        process.communicate()
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
