@@ -28,27 +28,18 @@ from transformers.utils import is_sklearn_available
 from raypd.decoding.attention import sdpa
 from raypd.decoding.counts import TokenCounts
 from raypd.decoding.engine import Finished
-from raypd.decoding.methods.autoregressive import Continuation
+from raypd.decoding.methods.autoregressive import Continuation, DraftedContinuation
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling
 from raypd.decoding.sequence import ProgramError
 
 
 @dataclass
-class AssistedAnswer(Continuation):
-    """What was decoded in `steps` forward passes of the model (the prompt's included; not those of the draft model).
+class AssistedAnswer(DraftedContinuation):
+    """A text in `steps` forward passes of the model (those of the draft model do not count), `drafted` tokens tried."""
 
-    drafted: tokens that the draft model said. accepted: those of them that are part of the answer.
-    """
-
-    steps: int = 0
+    COUNTERS = ("steps", "drafted", "accepted", "average_accepted_tokens")
     drafted: int = 0
-    accepted: int = 0
-
-    @property
-    def average_accepted_tokens(self) -> float:
-        """Tokens decoded a forward pass of the model."""
-        return len(self.tokens) / self.steps if self.steps else 0.0
 
 
 class AssistedEngine:
@@ -91,6 +82,7 @@ class AssistedEngine:
         self.draft_tokens = draft_tokens
         self.max_new_tokens, self.ends = max_new_tokens, ends
         self.queue: deque[tuple[Program[Any], Any, Sampling, int]] = deque()
+        self.sequences = ()  # none is left between two steps
 
     def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
         """Queues a program. `seed` alone decides its random draws."""

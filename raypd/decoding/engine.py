@@ -23,11 +23,11 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from raypd.decoding.attention import sdpa
-from raypd.decoding.attention.step import Group, Span, Step
+from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.memory import TokenBudget, is_out_of_memory
 from raypd.decoding.program import DraftRequest, Predictions, Program
-from raypd.decoding.sampling import GREEDY, Ask, Sampling, sample
+from raypd.decoding.sampling import GREEDY, SampleRequest, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Finished, Scheduler
 from raypd.decoding.sequence import POSITION, SEGMENT, STEP, TOKEN, Sequence
 from raypd.decoding.visibility import NO_TOKEN
@@ -80,13 +80,13 @@ class Engine:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """What is in decoding; their `counts` grow with every step."""
-        return self.scheduler.sequences
+        """The programs in decoding, each with `tag` and `counts`, which grow with every step."""
+        return self.scheduler.running
 
     @property
     def pending(self) -> int:
         """Programs that were submitted and have not ended."""
-        return len(self.scheduler.waiting) + self.scheduler.running
+        return len(self.scheduler.waiting) + len(self.scheduler.running)
 
     def run(self, programs: Iterable[Program[Any]], *, sampling: Sampling = GREEDY, seed: int = 0) -> list[Any]:
         """Answers of the programs, in their order. Raises the first exception that a program raised."""
@@ -128,7 +128,7 @@ class Engine:
         """One pass over all chunks, side by side."""
         asked: list[tuple[Sequence, int]] = []
         keep: list[int] = []
-        groups: list[Group] = []
+        groups: list[PrefixGroup] = []
         for chunk in chunks:
             for number, place in chunk.seq.asked(chunk.tokens):
                 asked.append((chunk.seq, number))
@@ -137,9 +137,9 @@ class Engine:
             if groups and prefix is not None and groups[-1].length and groups[-1].start == prefix.start:
                 groups[-1].spans.append(_span(chunk))
             elif prefix is not None:
-                groups.append(Group([_span(chunk)], prefix.start, prefix.length))
+                groups.append(PrefixGroup([_span(chunk)], prefix.start, prefix.length))
             else:
-                groups.append(Group([_span(chunk)]))
+                groups.append(PrefixGroup([_span(chunk)]))
         tables = np.concatenate([chunk.seq.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
         slots = np.concatenate([chunk.slots for chunk in chunks])
         ids, positions, to = torch.from_numpy(np.stack([tables[TOKEN], tables[POSITION], slots])).to(self.device)
@@ -194,7 +194,7 @@ def _answer(output: Output) -> None:
         assert seq.feed is not None
         draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
         allowed = seq.feed.allowed_token_ids
-        asks.append(Ask(seq.sampling, draw, None if allowed is None else allowed[number]))
+        asks.append(SampleRequest(seq.sampling, draw, None if allowed is None else allowed[number]))
     tokens, logprobs = sample(output.logits, asks)
     for i, (seq, number) in enumerate(output.asked):
         seq.answers[number] = tokens[i], logprobs[i]

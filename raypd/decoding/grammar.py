@@ -203,7 +203,7 @@ _NULL = "null"
 _TAIL = NULL + len(_NULL)  # + i: i bytes were read behind the last digit of a number
 
 
-class Text:
+class JsonString:
     """A JSON string or null. Only how it begins is limited; it ends at its closing quote or at a newline."""
 
     def next(self, state: int, char: str) -> int:

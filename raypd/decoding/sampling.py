@@ -25,7 +25,7 @@ _CPU_ROWS, _DEVICE_ROWS = 16, 512  # rows of logits that are looked at together
 
 
 @dataclass
-class Ask:
+class SampleRequest:
     """One next token that is wanted: the row's sampling, a uniform draw (unused when greedy), the allowed ids."""
 
     sampling: Sampling = GREEDY
@@ -66,7 +66,7 @@ def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     return torch.minimum(index, last)
 
 
-def sample(logits: torch.Tensor, asks: list[Ask]) -> tuple[list[int], list[float]]:
+def sample(logits: torch.Tensor, asks: list[SampleRequest]) -> tuple[list[int], list[float]]:
     """Next tokens and their log-probabilities under the model, at temperature 1 and before `allowed_token_ids`.
 
     logits: [asks, vocabulary].
@@ -81,7 +81,7 @@ def sample(logits: torch.Tensor, asks: list[Ask]) -> tuple[list[int], list[float
     return tokens.tolist(), logprobs.tolist()
 
 
-def _sample(logits: torch.Tensor, asks: list[Ask]) -> tuple[torch.Tensor, torch.Tensor]:
+def _sample(logits: torch.Tensor, asks: list[SampleRequest]) -> tuple[torch.Tensor, torch.Tensor]:
     logits = _wide(logits)
     tokens = logits.argmax(-1)  # [asks]
     groups: dict[tuple[Sampling, bool], list[int]] = {}

@@ -48,9 +48,9 @@ class Scheduler:
         self.full = False  # the cache had no room: admit nothing until a sequence ends
 
     @property
-    def running(self) -> int:
-        """Programs that were admitted and have not ended."""
-        return sum(seq.tag is not _PREFIX for seq in self.sequences)
+    def running(self) -> list[Sequence]:
+        """The sequences of programs that were admitted and have not ended."""
+        return [seq for seq in self.sequences if seq.tag is not _PREFIX]
 
     def schedule(self) -> tuple[list[Chunk], list[Finished]]:
         """What goes into the next pass, and the programs that ended or failed before it."""
@@ -61,7 +61,7 @@ class Scheduler:
 
     def _admit(self) -> Iterator[Finished]:
         """Starts waiting programs while there is a place in the batch."""
-        while self.waiting and not self.full and self.running < self.max_num_seqs:
+        while self.waiting and not self.full and len(self.running) < self.max_num_seqs:
             seq = self.waiting.popleft()
             try:
                 feed = next(seq.program)

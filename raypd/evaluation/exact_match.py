@@ -31,7 +31,6 @@ import typer
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
-from raypd.decoding.methods.intra_prompt import Answer
 from raypd.decoding.program import Program
 from raypd.models.load import LoadedModel, load_model, resolve_dtype
 from raypd.tasks import build_task
@@ -125,7 +124,7 @@ class Comparison:
     def compare(self, documents: Sequence[Document]) -> list[Outcome]:
         """The outcomes of all questions of some contexts."""
         stacked = _works(self.ippd, documents)
-        answers: list[list[Answer]] = self._run([work.program for work in stacked], self.batch)
+        answers: list[list[Continuation]] = self._run([work.program for work in stacked], self.batch)
         items = [item for work, found in zip(stacked, answers, strict=True) for item in work.finish(found)]
         records = [item for item in items if isinstance(item, Record) and item.error is None]
         forms = {"IPPD": [answer.tokens for found in answers for answer in found]}

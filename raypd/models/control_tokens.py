@@ -21,10 +21,8 @@ from raypd.decoding.methods.registry import MASK, REGISTRY
 from raypd.errors import ModelError
 from raypd.models.vocabulary import token_bytes
 
-CONTROL_TOKENS: dict[str, tuple[str, ...]] = {
-    name: REGISTRY[name].control_tokens for name in ("apar", "space", "pasta")
-}
-_IN_TEXT = CONTROL_TOKENS["pasta"]  # a part of the text that the interpreter reads, so not special to the tokenizer
+CONTROL_TOKENS = {method: spec.control_tokens for method, spec in REGISTRY.items() if spec.control_tokens}
+_MARKUP = {token for spec in REGISTRY.values() if spec.markup for token in spec.control_tokens}
 
 
 def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | None = None) -> int:
@@ -60,7 +58,7 @@ def add_control_tokens(
     if getattr(model, "is_quantized", False):
         raise ModelError(f"control tokens of {method} cannot be added to quantized weights: add them, then quantize")
     names, old = CONTROL_TOKENS[method], tokenizer.get_vocab()
-    tokenizer.add_tokens([AddedToken(name, normalized=False, special=name not in _IN_TEXT) for name in names])
+    tokenizer.add_tokens([AddedToken(name, normalized=False, special=name not in _MARKUP) for name in names])
     ids = [tokenizer.get_vocab()[name] for name in names]
     new = [id for name, id in zip(names, ids, strict=True) if name not in old]
     if new:
@@ -76,7 +74,7 @@ def add_control_tokens(
 def markup_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
     """For every id the bytes it adds to a text that PASTA's interpreter reads: tags count even as special tokens."""
     found, vocabulary = list(token_bytes(tokenizer)), tokenizer.get_vocab()
-    for name in (*_IN_TEXT, "/>"):
+    for name in (*_MARKUP, "/>"):
         if name in vocabulary:
             found[vocabulary[name]] = name.encode()
     return found

@@ -13,19 +13,18 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raypd.config import DecodingConfig, GenerationConfig, RunConfig
-from raypd.decoding.methods.autoregressive import Prompt
+from raypd.decoding.text import GeneratedText, Prompt, TextAnswer
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.columns import GENERATION
 from raypd.tasks.documents import conversation
 from raypd.tasks.prompting import encode, end_tokens, rendered
-from raypd.tasks.writers import Text, Writer, writer
+from raypd.tasks.writers import text_method
 
 _MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
 
@@ -83,7 +82,7 @@ class GenerationTask:
         self.tokenizer, self.context_length = tokenizer, context_length
         self._bytes = token_bytes(tokenizer)
         self._ends = end_tokens(tokenizer)
-        self._writer: Writer = writer(config, tokenizer, context_length, model)
+        self._method = text_method(config, tokenizer, context_length, model)
 
     def input_columns(self) -> list[str]:
         return [self.task.prompt_column]
@@ -107,10 +106,10 @@ class GenerationTask:
     # -------------------------------------------------------------------------------------------------------- prompts
 
     def _next(self, chat: _Chat) -> Request | Record:
-        """The work that answers the conversation's next turn."""
+        """The request that answers the conversation's next turn."""
         turns = [*chat.turns, {"role": "user", "content": chat.left[0]}]
-        tokens = self._tokens([*chat.turns, {"role": "user", "content": self._writer.request(chat.left[0])}])
-        room = self.context_length - self._writer.most_positions(self.decoding)
+        tokens = self._tokens([*chat.turns, {"role": "user", "content": self._method.user_turn(chat.left[0])}])
+        room = self.context_length - self._method.most_positions()
         if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
             return Record(
                 row=chat.document.row,
@@ -120,7 +119,7 @@ class GenerationTask:
         tokens = tokens[-room:]
         seed = _seed(chat.document.id, chat.sample, chat.turn, self.decoding.sampling.seed)
         stops = StopStrings(self._bytes, self._ends, self.task.stop)
-        program = self._writer.program(Prompt(tokens), stops, self._ends, seed)
+        program = self._method.program(Prompt(tokens), stops, seed)
         return Request([chat.document.row], program, lambda answer: self._finish(chat, turns, answer), seed)
 
     def _tokens(self, turns: list[dict[str, str]]) -> list[int]:
@@ -142,19 +141,19 @@ class GenerationTask:
 
     # -------------------------------------------------------------------------------------------------------- answers
 
-    def _finish(self, chat: _Chat, turns: list[dict[str, str]], answer: Any) -> list[Record | Request]:
-        said = self._writer.read(answer)
-        text, stopped = self._cut(said)
+    def _finish(self, chat: _Chat, turns: list[dict[str, str]], answer: TextAnswer) -> list[Record | Request]:
+        generated = answer.generated(self._method.model.decode)
+        text, stopped = self._cut(generated)
         columns = {
             "sample": chat.sample,
             "turn": chat.turn,
             "text": text,
             "finish_reason": "stop" if stopped else "length",
-            "tokens": said.tokens,
-            "confidence": math.exp(sum(said.logprobs) / len(said.logprobs)) if said.logprobs else None,
-            "raw": said.raw,
-            "counters": json.dumps(said.counters) if said.counters else None,
-            "warnings": said.warnings,
+            "tokens": generated.tokens,
+            "confidence": math.exp(sum(logprobs) / len(logprobs)) if (logprobs := generated.logprobs) else None,
+            "raw": generated.raw,
+            "counters": json.dumps(generated.counters) if generated.counters else None,
+            "warnings": generated.warnings,
         }
         done: list[Record | Request] = [Record(row=chat.document.row, columns=columns)]
         if len(chat.left) > 1:
@@ -162,10 +161,10 @@ class GenerationTask:
             done.append(self._next(dataclasses.replace(chat, turns=turns, left=chat.left[1:], turn=chat.turn + 1)))
         return done
 
-    def _cut(self, said: Text) -> tuple[str, bool]:
+    def _cut(self, generated: GeneratedText) -> tuple[str, bool]:
         """The text up to the first stop string, and whether all that stands in it came to its end."""
-        at = min((place for stop in self.task.stop if (place := said.text.find(stop)) >= 0), default=None)
-        return said.text[:at], said.cut is None or (at is not None and at < said.cut)
+        at = min((place for stop in self.task.stop if (place := generated.text.find(stop)) >= 0), default=None)
+        return generated.text[:at], generated.cut is None or (at is not None and at < generated.cut)
 
 
 def _seed(id: str, sample: int, turn: int, seed: int) -> int:

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from raypd.config import QuestionAnsweringConfig, RunConfig
 from raypd.decoding.grammar import Bounded, Choice, Grammar, Vocabulary
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
-from raypd.decoding.methods.intra_prompt import Answer, Context, PromptTree, Question, intra_prompt
+from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.base import Document, Record, Request
@@ -227,7 +227,7 @@ class QuestionAnsweringTask:
         contexts = [Context(page.context, [asked.question for _, asked in page.good()]) for page in stack]
         program = intra_prompt(PromptTree(self._instruction, contexts), self.task.max_answer_tokens)
 
-        def finish(answers: Sequence[Answer]) -> list[Record]:
+        def finish(answers: Sequence[Continuation]) -> list[Record]:
             left = iter(answers)
             return [r for page in stack for r in self._records(page, {n: next(left) for n, _ in page.good()})]
 
@@ -261,7 +261,7 @@ class QuestionAnsweringTask:
 
     # ------------------------------------------------------------------------------------------------------- answers
 
-    def _records(self, page: _Page, answers: Mapping[int, Answer | Continuation | str]) -> list[Record]:
+    def _records(self, page: _Page, answers: Mapping[int, Continuation | str]) -> list[Record]:
         """The row's records in the order of its questions; an answer may be the reason why there is none."""
         records = []
         for n, asked in enumerate(page.asked):
@@ -275,7 +275,7 @@ class QuestionAnsweringTask:
                 records.append(Record(page.document.row, columns))
         return records
 
-    def _read(self, asked: _Asked, answer: Answer | Continuation) -> dict[str, Any]:
+    def _read(self, asked: _Asked, answer: Continuation) -> dict[str, Any]:
         probability = math.exp(sum(answer.logprobs) / len(answer.logprobs))
         columns: dict[str, Any] = {"answer": None, "choice_index": None, "confidence": probability}
         if asked.rules is not None and asked.choices is not None:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import hyper_parallel
-from raypd.decoding.methods.intra_prompt import Answer, Context, PromptTree, Question, header, intra_prompt
+from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, header, intra_prompt
 from raypd.decoding.program import Predictions
 from raypd.decoding.visibility import grown, one_segment, visible
 from tests.decoding import reference
@@ -58,7 +58,7 @@ def alone(stock, prompt: PromptTree, most: int = MOST):
             yield reference.autoregressive(stock, tokens, most, q.stops, allowed_token_ids)
 
 
-def check(stock, prompt: PromptTree, answers: list[Answer], most: int = MOST) -> None:
+def check(stock, prompt: PromptTree, answers: list[Continuation], most: int = MOST) -> None:
     for expected, answer in zip(alone(stock, prompt, most), answers, strict=True):
         agree(expected, answer.tokens, answer.logprobs)
         assert answer.stopped or len(answer.tokens) == most
@@ -112,7 +112,10 @@ def test_steps_positions_and_segments():
     assert (feed.tokens, feed.positions, feed.segments) == ([8], [6], [3])
     with pytest.raises(StopIteration) as end:
         program.send(Predictions([9], [-3.0]))
-    assert end.value.value == [Answer([7, 0], [-1.0, -1.0], True), Answer([8, 8, 9], [-2.0, -2.0, -3.0], False)]
+    assert end.value.value == [
+        Continuation([7, 0], [-1.0, -1.0], True),
+        Continuation([8, 8, 9], [-2.0, -2.0, -3.0], False),
+    ]
 
 
 def test_one_token_answers_take_one_feed():

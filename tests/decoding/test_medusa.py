@@ -221,7 +221,7 @@ def test_the_cache_holds_the_text_and_one_tree():
     said = []
     while engine.pending:
         said += engine.step()
-        for row in engine.sequences:
+        for row in engine.scheduler.sequences:
             here = row.owner[: row.high]
             kept = sorted(token for token in here[here != NO_TOKEN] if token < row.size - len(row.feed.tokens))
             assert row.table[1, kept].tolist() == list(range(len(kept)))
@@ -372,7 +372,7 @@ def test_apar_medusa_reuses_segments_and_frees_the_cache():
     said, most, size = [], 0, 0
     while engine.pending:
         said += engine.step()
-        for row in engine.sequences:
+        for row in engine.scheduler.sequences:
             live = np.flatnonzero(~row.dropped[: row.size])
             _, positions, segments, _ = row.table[:, live]
             fed = live >= row.size - len(row.feed.tokens)

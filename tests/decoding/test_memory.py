@@ -104,7 +104,7 @@ def test_at_the_floor_one_program_fails_and_the_others_do_not() -> None:
     expected = [
         a.tokens for a in Engine(tiny_model("llama"), max_num_seqs=4).run(autoregressive(p, 8, never) for p in small)
     ]
-    device(engine, lambda tokens: any(row.size > 200 and row.high > 16 for row in engine.sequences))
+    device(engine, lambda tokens: any(row.size > 200 and row.high > 16 for row in engine.scheduler.sequences))
     for number, prompt in enumerate([small[0], large, *small[1:]]):
         engine.submit(autoregressive(prompt, 8, never), tag=number)
     done = {}
@@ -120,7 +120,7 @@ def test_a_shared_prefix_that_does_not_fit_fails_whoever_waits_for_it() -> None:
     never = lambda tokens: False  # noqa: E731
     prefix = tokens_of(rng, 200, 200)
     engine = Engine(tiny_model("llama"), max_num_seqs=8)
-    device(engine, lambda tokens: any(row.size > 150 and row.cached < 190 for row in engine.sequences))
+    device(engine, lambda tokens: any(row.size > 150 and row.cached < 190 for row in engine.scheduler.sequences))
     for number in range(3):
         engine.submit(autoregressive(Prompt([*prefix, 5 + number], shared=200), 4, never), tag=f"waits {number}")
     engine.submit(autoregressive(Prompt([5, 6, 7]), 4, never), tag="other")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raypd.decoding.grammar import Grammar, Number, OneOf, Text, Vocabulary
+from raypd.decoding.grammar import Grammar, JsonString, Number, OneOf, Vocabulary
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel, slot_positions
@@ -41,7 +41,7 @@ def test_positions_are_those_of_algorithm_2():
 
 
 def test_hyper_parallel_places_prunes_and_stops():
-    text = Grammar(Text(), VOCABULARY)
+    text = Grammar(JsonString(), VOCABULARY)
     prompt = SlottedPrompt([25] * 6, [Slot(2, text), Slot(3, text), Slot(5, text)], shared=2)
     values = [say(' "', "red", '",\n'), say(" null"), say(' "', "blue", " wine", "x")]
     feeds, answer = drive(hyper_parallel(prompt, 4), lambda feed, step: [v[step] for v in values if step < len(v)])
@@ -54,7 +54,7 @@ def test_hyper_parallel_places_prunes_and_stops():
 
 
 def test_hyper_parallel_isolates_values_by_segment():
-    text = Grammar(Text(), VOCABULARY)
+    text = Grammar(JsonString(), VOCABULARY)
     prompt = SlottedPrompt([25] * 4, [Slot(1, text), Slot(3, text)])
     feeds, _ = drive(
         hyper_parallel(prompt, 3, isolate_values=True), lambda feed, step: say(*[' "'] * len(feed.sample_at))
@@ -122,13 +122,13 @@ def allowed(grammar: Grammar, *texts: str, left: int = 30) -> set[str] | None:
     ],
 )
 def test_text_ends_at_quote_newline_or_null(texts, done, completion):
-    grammar = Grammar(Text(), VOCABULARY)
+    grammar = Grammar(JsonString(), VOCABULARY)
     state = read(grammar, say(*texts))
     assert (grammar.done(state), grammar.completion(state)) == (done, completion)
 
 
 def test_text_is_limited_at_its_start_alone():
-    grammar = Grammar(Text(), VOCABULARY)
+    grammar = Grammar(JsonString(), VOCABULARY)
     assert allowed(grammar) == {' "', '"', '",\n', "null", " null", "n", '"red"', " "}
     assert allowed(grammar, " ") == {'"', '",\n', "null", "n", '"red"'}  # one blank at the most
     assert allowed(grammar, ' "') is None
@@ -165,14 +165,14 @@ def test_enum_is_done_when_one_choice_is_left():
 @pytest.mark.parametrize(
     ("automaton", "tokens", "rest"),
     [
-        (Text(), [' "', "red", '"'], '"'),
-        (Text(), [' "', "red", '",\n'], '"'),
-        (Text(), [' "', "red", "\n"], '"'),
-        (Text(), ['"', "red", " wine"], ' wine"'),  # cut
-        (Text(), ['"', "\\"], '\\\\"'),  # cut within an escape: the text has a backslash more
-        (Text(), ['"', "\\", '"', '"'], '"'),
-        (Text(), ["n"], "null"),
-        (Text(), [" ", "n"], "null"),
+        (JsonString(), [' "', "red", '"'], '"'),
+        (JsonString(), [' "', "red", '",\n'], '"'),
+        (JsonString(), [' "', "red", "\n"], '"'),
+        (JsonString(), ['"', "red", " wine"], ' wine"'),  # cut
+        (JsonString(), ['"', "\\"], '\\\\"'),  # cut within an escape: the text has a backslash more
+        (JsonString(), ['"', "\\", '"', '"'], '"'),
+        (JsonString(), ["n"], "null"),
+        (JsonString(), [" ", "n"], "null"),
         (Number(), [" 7", ",", ], ""),
         (Number(), [" 7", ".", "23", "\n"], ""),
         (Number(), [" 7", " wine", ","], ""),

@@ -159,5 +159,5 @@ def test_the_pool_is_empty_when_all_is_done():
     engine.run(wandering(seed, True) for seed in range(6))
     kept = sum(prefix.length for prefix in engine.scheduler.prefixes.values())
     assert engine.cache.allocator.available == engine.cache.allocator.slots - kept
-    assert not engine.sequences
+    assert not engine.scheduler.sequences
     assert torch.isfinite(engine.cache.keys[0]).all()

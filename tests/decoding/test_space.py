@@ -239,7 +239,7 @@ def test_rejected_and_mask_tokens_leave_the_cache():
     said = []
     while engine.pending:
         said += engine.step()
-        for row in engine.sequences:
+        for row in engine.scheduler.sequences:
             here = row.owner[: row.high]
             fed = len(row.feed.tokens)
             kept = sorted(token for token in here[here != NO_TOKEN] if token < row.size - fed)

@@ -130,7 +130,7 @@ def test_damaged_weights_of_heads_are_refused(base, tmp_path):
 
 
 def test_what_cannot_be_done_is_said_and_leaves_nothing(base, tmp_path):
-    with pytest.raises(ModelError, match="--for medusa: has no control tokens; choose from apar, space, pasta"):
+    with pytest.raises(ModelError, match="--for medusa: has no control tokens; choose from apar, pasta, space, "):
         run("add-tokens", base, tmp_path / "x", "--for", "medusa")
     with pytest.raises(ModelError, match="exists already"):
         run("add-tokens", base, base, "--for", "apar")

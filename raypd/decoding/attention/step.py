@@ -44,7 +44,7 @@ class Span:
 
 
 @dataclass
-class Group:
+class PrefixGroup:
     """Spans that stand side by side in the pass and share a prefix of `length` slots from `start` (length 0: none)."""
 
     spans: list[Span]
@@ -68,12 +68,14 @@ class Step:
     """
 
     cache: KVCache
-    groups: list[Group]
+    groups: list[PrefixGroup]
     slots: torch.Tensor
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
     _windows: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
-    def own_mask(self, group: Group, span: Span, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor:
+    def own_mask(
+        self, group: PrefixGroup, span: Span, window: int | None, repeat: int, like: torch.Tensor
+    ) -> torch.Tensor:
         """Additive mask [repeat * queries, keys] of a span over its own keys, built once for all layers."""
         window = _felt(window, group, span)
         key = (id(span), repeat, window)
@@ -86,7 +88,9 @@ class Step:
         assert mask is not None
         return mask
 
-    def prefix_mask(self, group: Group, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
+    def prefix_mask(
+        self, group: PrefixGroup, window: int | None, repeat: int, like: torch.Tensor
+    ) -> torch.Tensor | None:
         """Additive mask [repeat * queries, prefix keys], or None where every query sees the whole prefix."""
         if window is None or all(_felt(window, group, span) is None for span in group.spans):
             return None
@@ -96,7 +100,7 @@ class Step:
             self._masks[key] = None if seen.all() else _additive(seen, repeat, like)
         return self._masks[key]
 
-    def _in_window(self, group: Group, span: Span, window: int) -> np.ndarray:
+    def _in_window(self, group: PrefixGroup, span: Span, window: int) -> np.ndarray:
         """`in_window` over the prefix, which all see, and the span's own keys: [queries, prefix keys + own keys]."""
         key = (id(span), window)
         if key not in self._windows:
@@ -107,7 +111,7 @@ class Step:
         return self._windows[key]
 
 
-def _felt(window: int | None, group: Group, span: Span) -> int | None:
+def _felt(window: int | None, group: PrefixGroup, span: Span) -> int | None:
     """The window, or None where all keys there are do not fill it."""
     return None if window is None or group.length + span.length <= window else window
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.program import Feed, Program
+from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
 
 
@@ -32,7 +33,7 @@ class Paragraph:
 
 
 @dataclass
-class Cost:
+class AparCost:
     """What a tree, or its text decoded one token after the other, takes (section 3.4).
 
     steps: forward passes. max_cached_tokens: most tokens, prompt included, that are in the cache together.
@@ -48,52 +49,72 @@ class Cost:
 class AparAnswer:
     """A paragraph tree and its text.
 
-    tokens, logprobs: the text in the order root, first_child, next_sibling, without control and end tokens.
-    stopped: every thread came to its end; False when one was cut at the most tokens, or had none left to begin with.
-    threads: all that ever ran. unstarted_threads: children that were forked and had no tokens left to begin with.
-    cost: of this decoding; flattened: of the same text decoded autoregressively.
+    Args:
+        root: the tree.
+        tokens, logprobs: the text in the order root, first_child, next_sibling, without control and end tokens.
+        cut: tokens of the text up to the end of the first paragraph in which a thread was cut at the most tokens, or
+            that had none left to begin with; None: every thread came to its end.
+        threads: all that ever ran.
+        unstarted_threads: children that were forked and had no tokens left to begin with.
+        cost: of this decoding; flattened: of the same text decoded autoregressively.
     """
 
     root: Paragraph
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
+    cut: int | None = 0
     threads: int = 1
     unstarted_threads: int = 0
-    cost: Cost = field(default_factory=Cost)
-    flattened: Cost = field(default_factory=Cost)
+    cost: AparCost = field(default_factory=AparCost)
+    flattened: AparCost = field(default_factory=AparCost)
+
+    @property
+    def stopped(self) -> bool:
+        """Every thread came to its end."""
+        return self.cut is None
+
+    def counters(self) -> dict[str, Any]:
+        """Its figures, told with a generated text."""
+        counters: dict[str, Any] = {"threads": self.threads, "unstarted_threads": self.unstarted_threads}
+        counters |= {"apar": asdict(self.cost), "flattened": asdict(self.flattened)}
+        return {**counters, "longest_path": self.cost.steps}  # a pass decodes a token of every thread
+
+    def generated(self, decode: Decode) -> GeneratedText:
+        """The answer for task `generation`."""
+        cut = None if self.cut is None else len(decode(self.tokens[: self.cut]))
+        return GeneratedText(decode(self.tokens), cut, len(self.tokens), self.logprobs, counters=self.counters())
 
 
 @dataclass(eq=False)
-class Node:
+class AparNode:
     """A paragraph in decoding: its segment, its parent, the row indices of its tokens that are in the cache, and how
     many unfinished sequences have it on their path."""
 
     paragraph: Paragraph
     segment: int
-    parent: Node | None = None
+    parent: AparNode | None = None
     cached: list[int] = field(default_factory=list)
     users: int = 1
 
-    def path(self) -> Iterator[Node]:
+    def path(self) -> Iterator[AparNode]:
         """This node and those above it."""
-        node: Node | None = self
+        node: AparNode | None = self
         while node is not None:
             yield node
             node = node.parent
 
 
 @dataclass(eq=False)
-class Sequence:
+class AparSequence:
     """A thread: its last token, which is not fed yet, the position of that token, and its leaf of the tree."""
 
     last_token: int
     position: int
-    current_node: Node
+    current_node: AparNode
 
 
 @dataclass
-class Group:
+class AparGroup:
     """The paragraph tree and the sequences that have not finished (G of algorithm 1), as they grow token by token.
 
     sequences: those that run, at most `max_threads`. waiting: children that were forked while as many ran; what they
@@ -103,13 +124,13 @@ class Group:
     """
 
     answer: AparAnswer
-    sequences: list[Sequence]
+    sequences: list[AparSequence]
     fork: int
     child: int
     ends: frozenset[int]
     max_new_tokens: int
     max_threads: int
-    waiting: deque[Sequence] = field(default_factory=deque)
+    waiting: deque[AparSequence] = field(default_factory=deque)
     used: int = 0
     segments: int = 1
     reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
@@ -118,13 +139,13 @@ class Group:
     @classmethod
     def of(
         cls, prompt: Prompt, max_new_tokens: int, fork: int, child: int, ends: frozenset[int], max_threads: int
-    ) -> Group:
+    ) -> AparGroup:
         """One sequence, the prompt, that writes the root paragraph."""
-        root = Node(Paragraph(), segment=0)
-        first = Sequence(prompt.tokens[-1], len(prompt.tokens) - 1, root)
+        root = AparNode(Paragraph(), segment=0)
+        first = AparSequence(prompt.tokens[-1], len(prompt.tokens) - 1, root)
         return cls(AparAnswer(root.paragraph), [first], fork, child, ends, max_new_tokens, max_threads)
 
-    def append(self, s: Sequence, x: int, logprob: float) -> None:
+    def append(self, s: AparSequence, x: int, logprob: float) -> None:
         """Lines 19 to 33 for one sequence that has sampled x (counted in `used` already)."""
         if s.last_token == self.fork:
             self._fork(s)
@@ -136,9 +157,9 @@ class Group:
             self.drop += _released(s)
         self._start_waiting()
 
-    def _fork(self, s: Sequence) -> None:
+    def _fork(self, s: AparSequence) -> None:
         above = s.current_node
-        n, n2 = (Node(Paragraph(), self.segments + i, above) for i in range(2))
+        n, n2 = (AparNode(Paragraph(), self.segments + i, above) for i in range(2))
         self.segments += 2
         for node in above.path():
             node.users += 1
@@ -146,7 +167,7 @@ class Group:
         self.reach[n.segment, n.segment] = self.reach[n2.segment, n2.segment] = Reach.CAUSAL
         above.paragraph.next_sibling, above.paragraph.first_child = n.paragraph, n2.paragraph
         s.current_node = n
-        self.waiting.append(Sequence(self.child, s.position + 1, n2))
+        self.waiting.append(AparSequence(self.child, s.position + 1, n2))
 
     def _start_waiting(self) -> None:
         """Gives waiting children their [Child] while there is a place and a token behind it to sample; they sample that
@@ -168,14 +189,18 @@ class Group:
     def finish(self, start: int) -> AparAnswer:
         """The answer with its text, behind a prompt of `start` tokens."""
         answer = self.answer
-        answer.stopped = not self.sequences and not self.waiting
+        stopped = not self.sequences and not self.waiting
+        answer.cut = None
         answer.unstarted_threads = len(self.waiting)
         for paragraph in restore(answer.root):
             for token, logprob in zip(paragraph.tokens, paragraph.logprobs, strict=True):
                 if token not in (self.fork, self.child) and token not in self.ends:
                     answer.tokens.append(token)
                     answer.logprobs.append(logprob)
-        answer.flattened = _flattened(start, len(answer.tokens), answer.stopped)
+            ended = paragraph.first_child is not None or self.ends.intersection(paragraph.tokens[-1:])
+            if not stopped and not ended and answer.cut is None:
+                answer.cut = len(answer.tokens)
+        answer.flattened = _flattened(start, len(answer.tokens), stopped)
         return answer
 
 
@@ -195,7 +220,7 @@ def apar(
     has ended.
     """
     start = len(prompt.tokens)
-    group = Group.of(prompt, max_new_tokens, fork, child, ends, max_threads)
+    group = AparGroup.of(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost
     fed = cached = start
     attended, predicted = 0, 0
@@ -241,7 +266,7 @@ def restore(root: Paragraph) -> Iterator[Paragraph]:
         stack += [p for p in (paragraph.next_sibling, paragraph.first_child) if p is not None]
 
 
-def _released(finished: Sequence) -> list[int]:
+def _released(finished: AparSequence) -> list[int]:
     """RELEASECACHE: row indices of the tokens that no other sequence has on its path."""
     drop: list[int] = []
     for node in finished.current_node.path():
@@ -251,9 +276,17 @@ def _released(finished: Sequence) -> list[int]:
     return drop
 
 
-def _flattened(prompt: int, tokens: int, stopped: bool) -> Cost:
+def _flattened(prompt: int, tokens: int, stopped: bool) -> AparCost:
     """What `tokens` of text behind `prompt` tokens cost one after the other, with one end token if it came to that."""
     predictions = tokens + stopped
     if not predictions:
-        return Cost()
-    return Cost(predictions, prompt + predictions - 1, prompt + (predictions - 1) / 2)
+        return AparCost()
+    return AparCost(predictions, prompt + predictions - 1, prompt + (predictions - 1) / 2)
+
+
+class AparText(TextMethod):
+    """Task `generation` with APAR."""
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        options, (fork, child) = self.options, self.model.control_tokens
+        return apar(prompt, options.max_new_tokens, fork, child, self.model.ends, options.max_threads)

@@ -11,13 +11,14 @@ in another order.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from raypd.decoding.methods.apar import AparAnswer, Group, Sequence
-from raypd.decoding.methods.autoregressive import Prompt
+from raypd.decoding.methods.apar import AparAnswer, AparGroup, AparSequence
 from raypd.decoding.methods.medusa import MedusaHeads, Tree, check_depth, guessing
 from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.text import Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
 
 
@@ -33,6 +34,12 @@ class AparMedusaAnswer(AparAnswer):
         """Tokens decoded a forward pass, in all threads together."""
         return self.decoded / self.cost.steps if self.cost.steps else 0.0
 
+    def counters(self) -> dict[str, Any]:
+        """Its figures. Guesses make the passes fewer than the tokens of a path."""
+        counters = super().counters()
+        del counters["longest_path"]
+        return {**counters, "average_accepted_tokens": self.average_accepted_tokens}
+
 
 @dataclass
 class Drafts:
@@ -46,7 +53,7 @@ class Drafts:
     guesses: list[int] = field(default_factory=list)
     root: int = 0  # where in the feed the thread's last token is; the guesses stand behind it
 
-    def follow(self, s: Sequence) -> dict[tuple[int, int], Reach]:
+    def follow(self, s: AparSequence) -> dict[tuple[int, int], Reach]:
         """The pairs that make the segments reach the path of `s`, and nothing but it and each other."""
         path = {node.segment for node in s.current_node.path()}
         pairs = {(own, gone): Reach.HIDDEN for own in self.segments for gone in self.path - path}
@@ -64,9 +71,9 @@ class Decode:
     of them that are in the cache. attended: tokens seen when a token was predicted, over all predictions.
     """
 
-    group: Group
+    group: AparGroup
     tree: Tree
-    drafts: dict[Sequence, Drafts] = field(default_factory=dict)
+    drafts: dict[AparSequence, Drafts] = field(default_factory=dict)
     free: list[Drafts] = field(default_factory=list)
     rejected: list[int] = field(default_factory=list)
     move: dict[int, int] = field(default_factory=dict)
@@ -76,7 +83,7 @@ class Decode:
     decoded: int = 0
     accepted: int = 0
 
-    def feed(self, prompt: Prompt, decoding: list[Sequence], spare: int) -> Feed:
+    def feed(self, prompt: Prompt, decoding: list[AparSequence], spare: int) -> Feed:
         """Each thread's last token (the prompt in the first pass), and its guesses, `spare` at most."""
         group, tree, first = self.group, self.tree, self.fed == 0
         reach, released = group.take_news()
@@ -112,7 +119,7 @@ class Decode:
             want_hidden=True,
         )
 
-    def _drafts_of(self, s: Sequence, reach: dict[tuple[int, int], Reach]) -> Drafts:
+    def _drafts_of(self, s: AparSequence, reach: dict[tuple[int, int], Reach]) -> Drafts:
         """A thread's drafts; a new thread takes over those of one that has ended, or gets segments of its own."""
         if s not in self.drafts:
             if not self.free:
@@ -124,7 +131,7 @@ class Decode:
             self.drafts[s] = self.free.pop()
         return self.drafts[s]
 
-    def accept(self, decoding: list[Sequence], said: Predictions) -> tuple[list[Drafts], list[torch.Tensor]]:
+    def accept(self, decoding: list[AparSequence], said: Predictions) -> tuple[list[Drafts], list[torch.Tensor]]:
         """Takes the longest right path of each thread's guesses and the token behind it through algorithm 1.
 
         Returns the drafts of the threads that go on, and the hidden state behind the last token of each.
@@ -179,7 +186,7 @@ def apar_medusa(
     """Algorithm 1 with drafts; arguments as those of `apar` and `medusa`."""
     tree = tree or heads.tree
     check_depth(tree, heads)
-    group = Group.of(prompt, max_new_tokens, fork, child, ends, max_threads)
+    group = AparGroup.of(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost
     state = Decode(group, tree)
     while group.sequences and group.used < max_new_tokens:
@@ -199,3 +206,12 @@ def apar_medusa(
         cost.attended_tokens = state.attended / state.decoded
     answer = group.finish(len(prompt.tokens))
     return AparMedusaAnswer(**vars(answer), decoded=state.decoded, accepted=state.accepted)
+
+
+class AparMedusaText(TextMethod):
+    """Task `generation` with APAR and Medusa; the tree is that of the heads."""
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        options, (fork, child) = self.options, self.model.control_tokens
+        ends, heads = self.model.ends, self.model.heads
+        return apar_medusa(prompt, options.max_new_tokens, fork, child, ends, heads, max_threads=options.max_threads)

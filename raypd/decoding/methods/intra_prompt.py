@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Feed, Program
 from raypd.decoding.visibility import Reach
 
@@ -45,15 +46,6 @@ class PromptTree:
 
     instruction: Sequence[int]
     contexts: list[Context] = field(default_factory=list)
-
-
-@dataclass
-class Answer:
-    """The decoded tokens of one question; `stopped` is False when it was cut at the most tokens."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
 
 
 @dataclass
@@ -107,10 +99,10 @@ def header(prompt: PromptTree) -> _Header:
     return head
 
 
-def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Answer]]:
+def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Continuation]]:
     """Answers of all questions, context by context; every step decodes the next token of every open answer."""
     questions = [question for context in prompt.contexts for question in context.questions]
-    answers = [Answer() for _ in questions]
+    answers = [Continuation() for _ in questions]
     if not questions:
         return answers
     head = header(prompt)

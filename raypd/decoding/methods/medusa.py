@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from raypd.decoding.methods.autoregressive import Continuation, Prompt
+from raypd.decoding.methods.autoregressive import DraftedContinuation
 from raypd.decoding.program import DraftRequest, Feed, Program
+from raypd.decoding.text import Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
 
 # ------------------------------------------------------------------------------------------------------------- trees
@@ -179,33 +180,20 @@ class MedusaHeads(torch.nn.Module):
 # ------------------------------------------------------------------------------------------------------------ method
 
 
-@dataclass
-class MedusaAnswer(Continuation):
-    """What was decoded in `steps` forward passes (the prompt's included), `accepted` of it guessed by the heads."""
-
-    steps: int = 0
-    accepted: int = 0
-
-    @property
-    def average_accepted_tokens(self) -> float:
-        """Tokens decoded a forward pass."""
-        return len(self.tokens) / self.steps if self.steps else 0.0
-
-
 def medusa(
     prompt: Prompt,
     max_new_tokens: int,
     heads: MedusaHeads,
     tree: Tree | None = None,
-    stops: Callable[[Sequence[int]], bool] = lambda tokens: False,
-) -> Program[MedusaAnswer]:
+    stops: Stops = lambda tokens: False,
+) -> Program[DraftedContinuation]:
     """Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`: what AR says, in fewer passes.
 
     tree: None takes the heads' own. Raises ValueError for a tree that is deeper than there are heads.
     """
     tree = tree or heads.tree
     check_depth(tree, heads)
-    answer = MedusaAnswer()
+    answer = DraftedContinuation()
     reach = {(1 + run, 1 + seen): Reach.CAUSAL for run, above in enumerate(tree.above) for seen in above}
     reach |= {(1 + run, 0): Reach.CAUSAL for run in range(len(tree.above))}
     text, at = list(prompt.tokens), 0  # what is fed of the text in this step, and its first position
@@ -258,3 +246,10 @@ def check_depth(tree: Tree, heads: MedusaHeads) -> None:
     """Raises ValueError for a tree that is deeper than there are heads."""
     if max(tree.depths, default=0) > heads.count:
         raise ValueError(f"the tree is {max(tree.depths)} deep and there are {heads.count} Medusa heads")
+
+
+class MedusaText(TextMethod):
+    """Task `generation` with Medusa; the tree is that of the heads."""
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        return medusa(prompt, self.options.max_new_tokens, self.model.heads, stops=stops)

@@ -26,19 +26,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
-from raypd.decoding.methods.autoregressive import Prompt
-from raypd.decoding.methods.pasta_answer import CUT, PastaAnswer, Thread, Written
+from raypd.decoding.methods.pasta_answer import CUT, PastaAnswer, PastaThread, Written
 from raypd.decoding.methods.pasta_lang import Lexer, Piece, Tag, readable
 from raypd.decoding.methods.pasta_lengths import Lengths
+from raypd.decoding.methods.registry import CLOSE, OPEN, SYNC
 from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.text import Prompt, Stops, TextMethod, TextModel
 from raypd.decoding.visibility import Reach
 
-OPEN, CLOSE, SYNC = "<async>", "</async>", "<sync/>"
 
-
-class State(Enum):
+class ThreadState(Enum):
     RUNNING = "running"
     WAITING = "waiting"  # for its children, at a <sync/>
     ENDED = "ended"
@@ -74,18 +73,18 @@ def pasta(
 
 
 @dataclass(eq=False)
-class _Thread:
+class _RunningThread:
     """A thread in decoding. `segment` is open, `path` the closed segments that it sees; `position` of its next token;
     `queue` its (token, position, segment) not yet fed; `clock` tokens decoded one after the other to get here."""
 
-    record: Thread
+    record: PastaThread
     name: str
     segment: int
     position: int
     path: list[int]
     lexer: Lexer
     clock: int = 0
-    state: State = State.RUNNING
+    state: ThreadState = ThreadState.RUNNING
     queue: list[tuple[int, int, int]] = field(default_factory=list)
     written: Written = field(default_factory=Written)
 
@@ -117,14 +116,14 @@ class _Interpreter:
         self.decoded = self.steps = 0
         self.segments = 1
         self.reach: dict[tuple[int, int], Reach] = {}
-        self.main = _Thread(Thread(), "main thread", 0, 0, [], Lexer(self._warner("main thread")))
+        self.main = _RunningThread(PastaThread(), "main thread", 0, 0, [], Lexer(self._warner("main thread")))
         self.main.place(self.prompt.tokens)
-        self.children: list[_Thread] = []
-        self.unjoined: list[_Thread] = []  # children that the main thread does not see yet
+        self.children: list[_RunningThread] = []
+        self.unjoined: list[_RunningThread] = []  # children that the main thread does not see yet
         self.closing: list[tuple[int, int, int]] = []  # the last tokens of joined children, to be fed before the main's
         self.events: deque[Piece] = deque()  # pieces of the main thread that are not acted on yet
         self.held: tuple[int, int] | None = None  # (token, position) that ended the <sync/> waited at
-        self.asked: list[_Thread] = []
+        self.asked: list[_RunningThread] = []
 
     def promise_takes(self, rule: Literal["predicted", "fixed"] | Sequence[int], fixed: int) -> None:
         """How many positions the main thread skips at a promise."""
@@ -134,7 +133,7 @@ class _Interpreter:
 
     def feed(self) -> Feed | None:
         """The next tokens of all threads, or None when all have ended or no token is left."""
-        running = [thread for thread in (self.main, *self.children) if thread.state is State.RUNNING]
+        running = [thread for thread in (self.main, *self.children) if thread.state is ThreadState.RUNNING]
         self.asked = running[: min(self.max_threads, self.max_new_tokens - self.decoded)]
         if not self.asked:
             return None
@@ -163,7 +162,9 @@ class _Interpreter:
                 self._main_token(token)
             else:
                 self._child_token(thread, token)
-        while self.main.state is State.WAITING and all(child.state is State.ENDED for child in self.unjoined):
+        while self.main.state is ThreadState.WAITING and all(
+            child.state is ThreadState.ENDED for child in self.unjoined
+        ):
             self._join()
 
     # ---------------------------------------------------------------------------------------------- the main thread
@@ -195,7 +196,7 @@ class _Interpreter:
                 self._warn(main, f"{SYNC} without a promise to wait for does nothing")
             else:
                 self._warn(main, f"{readable(piece.text)} in the main thread is left out")
-        if self._remaining_tokens(main) <= 0 and main.state is State.RUNNING:
+        if self._remaining_tokens(main) <= 0 and main.state is ThreadState.RUNNING:
             self._warn(main, "cut where the positions end")
             self._end_main()
 
@@ -205,15 +206,15 @@ class _Interpreter:
         name = f"async {number} ({tag.topic})"
         length = self.lengths.of(tag, number, self._remaining_tokens(main))
         path = [*main.path, main.segment]
-        child = _Thread(
-            Thread(tag.topic, length), name, self._segment(path), main.position, path, Lexer(self._warner(name))
+        child = _RunningThread(
+            PastaThread(tag.topic, length), name, self._segment(path), main.position, path, Lexer(self._warner(name))
         )
         child.clock = main.clock
         if self._remaining_tokens(child) > len(self.open) + len(self.close):
             child.written = Written([Piece(OPEN, Tag("open"))], given=len(OPEN))
             child.place(self.open)
         else:
-            child.state = State.ENDED
+            child.state = ThreadState.ENDED
             self._warn(child, "has no content: the positions end here")
         self.children.append(child)
         self.unjoined.append(child)
@@ -223,7 +224,7 @@ class _Interpreter:
 
     def _wait(self) -> None:
         """At a <sync/>: the token that ended it is fed after the wait, so that it sees the children."""
-        self.main.state = State.WAITING
+        self.main.state = ThreadState.WAITING
         token, position, segment = self.main.queue[-1]
         self.held = None
         if segment == self.main.segment:  # else a promise ended in this token too, and its child needs it at once
@@ -240,7 +241,7 @@ class _Interpreter:
         main.path = [*main.path, main.segment, *(child.segment for child in self.unjoined)]
         main.segment = self._segment(main.path)
         main.clock = max(main.clock, *(child.clock for child in self.unjoined))
-        main.state, self.unjoined = State.RUNNING, []
+        main.state, self.unjoined = ThreadState.RUNNING, []
         if self.held is not None:
             main.queue.append((*self.held, main.segment))
         elif self._remaining_tokens(main) >= len(self.sync):
@@ -253,7 +254,7 @@ class _Interpreter:
 
     def _end_main(self) -> None:
         main = self.main
-        main.state = State.ENDED
+        main.state = ThreadState.ENDED
         for piece in main.lexer.close():
             main.written.pieces.append(piece)
             if piece.tag is not None:
@@ -263,7 +264,7 @@ class _Interpreter:
 
     # ------------------------------------------------------------------------------------------------- the children
 
-    def _child_token(self, child: _Thread, token: int) -> None:
+    def _child_token(self, child: _RunningThread, token: int) -> None:
         if token in self.ends:
             self._warn(child, f"ended its text without {CLOSE}, which was put there")
             child.record.stopped = True
@@ -287,8 +288,8 @@ class _Interpreter:
             self._warn(child, f"closed after {len(child.record.tokens)} tokens, the most it may have")
             self._end_child(child, put=True)
 
-    def _end_child(self, child: _Thread, put: bool = False) -> None:
-        child.state = State.ENDED
+    def _end_child(self, child: _RunningThread, put: bool = False) -> None:
+        child.state = ThreadState.ENDED
         child.written.pieces += child.lexer.close()
         if put:
             child.place(self.close)
@@ -296,7 +297,7 @@ class _Interpreter:
 
     # -------------------------------------------------------------------------------------------------------- helpers
 
-    def _remaining_tokens(self, thread: _Thread) -> float:
+    def _remaining_tokens(self, thread: _RunningThread) -> float:
         """Positions that are left to a thread."""
         return float("inf") if self.max_position is None else self.max_position - thread.position
 
@@ -310,7 +311,7 @@ class _Interpreter:
     def _text(self, token: int) -> str:
         return self.texts[token].decode("latin-1") if token < len(self.texts) else ""
 
-    def _warn(self, thread: _Thread, flaw: str) -> None:
+    def _warn(self, thread: _RunningThread, flaw: str) -> None:
         self.warnings.append(f"{thread.name}: {flaw}")
 
     def _warner(self, name: str) -> Callable[[str], None]:
@@ -321,11 +322,11 @@ class _Interpreter:
     def answer(self) -> PastaAnswer:
         """Puts the text together; what has not ended is cut where it stands."""
         for child in self.children:
-            if child.state is not State.ENDED:
+            if child.state is not ThreadState.ENDED:
                 cut = "cut, for no tokens are left" if child.record.tokens else "has no content: no tokens are left"
                 self._warn(child, cut)
                 self._end_child(child)
-        if self.main.state is not State.ENDED:
+        if self.main.state is not ThreadState.ENDED:
             self._warn(self.main, "cut, for no tokens are left")
             self.main.written.pieces += self.events
             self._end_main()
@@ -343,4 +344,27 @@ class _Interpreter:
             steps=self.steps,
             longest_path=max(thread.clock for thread in threads),
             content_tokens=sum(t.written.content_tokens(t.record.tokens, self.texts, self.ends) for t in threads),
+        )
+
+
+class PastaText(TextMethod):
+    """Task `generation` with PASTA."""
+
+    def __init__(self, model: TextModel) -> None:
+        super().__init__(model)
+        self.texts = model.token_bytes()
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        model, options = self.model, self.options
+        return pasta(
+            prompt,
+            options.max_new_tokens,
+            self.texts,
+            model.encode,
+            model.ends,
+            promised=options.promised_length,
+            fixed_length=options.fixed_length,
+            max_async_tokens=options.max_async_tokens,
+            max_threads=options.max_threads,
+            max_position=model.context_length,
         )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from raypd.decoding.methods.pasta_lang import Piece, Tag, readable
+from raypd.decoding.text import Decode, GeneratedText
 
 CUT = Piece("", Tag("cut"))  # stands where a thread ended that did not come to its own end
 
 
 @dataclass
-class Thread:
+class PastaThread:
     """What one thread decoded: tokens with their log-probabilities, tags and end token among them.
 
     topic, promised: of a child, what its promise says and the positions that the main thread skipped for it.
@@ -39,7 +41,7 @@ class PastaAnswer:
     text: str
     raw: str
     warnings: list[str]
-    threads: list[Thread]
+    threads: list[PastaThread]
     cut: int | None = None
     tokens: int = 0
     steps: int = 0
@@ -55,6 +57,13 @@ class PastaAnswer:
     def parallelism(self) -> float:
         """Theoretical parallelism (section 5.1): content tokens a token of the longest path."""
         return self.content_tokens / self.longest_path if self.longest_path else 0.0
+
+    def generated(self, decode: Decode) -> GeneratedText:
+        """The answer for task `generation`."""
+        counters: dict[str, Any] = {"threads": len(self.threads), "steps": self.steps}
+        counters |= {"longest_path": self.longest_path, "parallelism": self.parallelism}
+        logprobs = [logprob for thread in self.threads for logprob in thread.logprobs]
+        return GeneratedText(self.text, self.cut, self.tokens, logprobs, self.raw, counters, self.warnings)
 
 
 @dataclass

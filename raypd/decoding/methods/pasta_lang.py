@@ -134,7 +134,7 @@ class Lexer:
             return False
         return True
 
-    def _tag(self, closing: bool, name: str, found: _Found) -> Tag:
+    def _tag(self, closing: bool, name: str, found: _ParsedTag) -> Tag:
         kind = KINDS.get((closing, name), "stray")
         text = readable(self.begun)
         if kind == "stray":
@@ -147,7 +147,7 @@ class Lexer:
 
 
 @dataclass
-class _Found:
+class _ParsedTag:
     """What stands in a tag so far."""
 
     attributes: dict[str, str]
@@ -167,12 +167,12 @@ def _quoted(text: str) -> bool:
     return found is not None and found.quoted
 
 
-def _read(text: str) -> _Found | None:
+def _read(text: str) -> _ParsedTag | None:
     """Reads the attributes of a tag that has begun, from its name to the end of `text`."""
     begin = _BEGIN.match(text)
     if begin is None or begin["name"] is None:
         return None
-    found, at = _Found({}), begin.end()
+    found, at = _ParsedTag({}), begin.end()
     while True:
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
         if at == len(text):

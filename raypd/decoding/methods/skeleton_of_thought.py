@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from raypd.decoding.methods.autoregressive import Prompt
+from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Feed, Program
+from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod, TextModel
 from raypd.decoding.visibility import Reach
 
 # Requests for a task to put into its chat turns.
@@ -26,7 +28,7 @@ _POINT = re.compile(r"^[ \t]*(\d{1,3})[.)][ \t]*(\S.*?)[ \t]*$", re.MULTILINE | 
 
 
 @dataclass
-class Point:
+class OutlinePoint:
     """A point of the outline, "3. Keep a routine" being number 3, and the tokens that write it out.
 
     stopped: it came to its end; False when it was cut at the most tokens.
@@ -34,15 +36,6 @@ class Point:
 
     number: int
     heading: str
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
-
-
-@dataclass
-class Outline:
-    """The outline's tokens, and whether it came to its own end."""
-
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
@@ -62,7 +55,7 @@ class SkeletonAnswer:
     text: str
     outline: list[int]
     outline_logprobs: list[float]
-    points: list[Point]
+    points: list[OutlinePoint]
     cut: int | None
     steps: int
     longest_path: int
@@ -73,17 +66,23 @@ class SkeletonAnswer:
         """The outline and all points came to their own end."""
         return self.cut is None
 
+    def generated(self, decode: Decode) -> GeneratedText:
+        """The answer for task `generation`."""
+        logprobs = [*self.outline_logprobs, *(p for point in self.points for p in point.logprobs)]
+        counters = {"points": len(self.points), "steps": self.steps, "longest_path": self.longest_path}
+        return GeneratedText(self.text, self.cut, self.content_tokens, logprobs, counters=counters)
 
-def points_of(outline: str) -> list[Point]:
+
+def points_of(outline: str) -> list[OutlinePoint]:
     """The numbered lines of an outline."""
-    return [Point(int(match[1]), match[2]) for match in _POINT.finditer(outline)]
+    return [OutlinePoint(int(match[1]), match[2]) for match in _POINT.finditer(outline)]
 
 
 def skeleton_of_thought(
     prompt: Prompt,
     max_new_tokens: int,
-    expand: Callable[[Point], Sequence[int]],
-    decode: Callable[[Sequence[int]], str],
+    expand: Callable[[OutlinePoint], Sequence[int]],
+    decode: Decode,
     ends: frozenset[int],
     *,
     begun: str = "",
@@ -133,9 +132,9 @@ def skeleton_of_thought(
     )
 
 
-def _outline(prompt: Prompt, most: int, ends: frozenset[int]) -> Program[Outline]:
+def _outline(prompt: Prompt, most: int, ends: frozenset[int]) -> Program[Continuation]:
     """Decodes the outline, a token a pass."""
-    outline, at = Outline(), len(prompt.tokens)
+    outline, at = Continuation(), len(prompt.tokens)
     feed = Feed(prompt.tokens, range(at), sample_at=[at - 1], shared=prompt.shared)
     while len(outline.tokens) < most and not outline.stopped:
         predictions = yield feed
@@ -148,7 +147,7 @@ def _outline(prompt: Prompt, most: int, ends: frozenset[int]) -> Program[Outline
 
 
 def _expand(
-    points: Sequence[Point],
+    points: Sequence[OutlinePoint],
     requests: Sequence[list[int]],
     unfed: list[int],
     at: int,
@@ -198,3 +197,24 @@ def _expand(
         for i, n in enumerate(live):
             held[n].append(fed + i)
     return steps
+
+
+class SkeletonText(TextMethod):
+    """Task `generation` with a skeleton of thought: the outline is asked for, then each point in a turn of its own."""
+
+    def __init__(self, model: TextModel) -> None:
+        super().__init__(model)
+        self._request_tokens = len(self._expand(OutlinePoint(999, "")))
+
+    def user_turn(self, content: str) -> str:
+        return OUTLINE_REQUEST.format(question=content)
+
+    def most_positions(self) -> int:
+        return super().most_positions() + self._request_tokens
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        model = self.model
+        return skeleton_of_thought(prompt, self.options.max_new_tokens, self._expand, model.decode, model.ends)
+
+    def _expand(self, point: OutlinePoint) -> list[int]:
+        return self.model.next_turn(POINT_REQUEST.format(index=point.number))

@@ -8,34 +8,28 @@ said one token at a time: greedily token for token, sampled in distribution, for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
-from raypd.decoding.methods.autoregressive import Continuation, Prompt
+from raypd.decoding.methods.autoregressive import DraftedContinuation
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling, pick, probabilities
+from raypd.decoding.text import Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
 
 
 @dataclass
-class SpaceAnswer(Continuation):
-    """What was decoded in `steps` forward passes (the prompt's included).
+class SpaceAnswer(DraftedContinuation):
+    """A text of candidates that passed verification, and of what the model said in place of `rejected` ones.
 
-    `accepted` candidates passed verification and are in the text, in place of `rejected` ones stands what the model
-    said. Candidates behind a failed one were not looked at, those behind the end of the text do not count.
+    Candidates behind a failed one were not looked at, those behind the end of the text do not count.
     """
 
-    steps: int = 0
-    accepted: int = 0
+    COUNTERS = ("steps", "accepted", "rejected", "average_accepted_tokens")
     rejected: int = 0
-
-    @property
-    def average_accepted_tokens(self) -> float:
-        """Tokens decoded a forward pass (section 4.1): 1 is autoregressive, k + 1 the most."""
-        return len(self.tokens) / self.steps if self.steps else 0.0
 
 
 @dataclass
@@ -63,7 +57,7 @@ def space(
     mask_token: int,
     sampling: Sampling = GREEDY,
     seed: int = 0,
-    stops: Callable[[Sequence[int]], bool] = lambda tokens: False,
+    stops: Stops = lambda tokens: False,
 ) -> Program[SpaceAnswer]:
     """Algorithm 1. Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`; k = 0 is AR.
 
@@ -179,3 +173,11 @@ def logprobs(predictions: Predictions, said: list[int]) -> list[float]:
 
 def _draws(random: np.random.Generator, chance: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(random.random(len(chance))).to(chance.device)
+
+
+class SpaceText(TextMethod):
+    """Task `generation` with SPACE; decoding.mask_tokens is k."""
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        options, (mask, *_) = self.options, (*self.model.control_tokens, 0)
+        return space(prompt, options.max_new_tokens, options.mask_tokens, mask, self.model.sampling, seed, stops)
