@@ -185,7 +185,7 @@ def _check_feed(feed: Feed, token: int | None = None) -> None:
     """Raises ProgramError where a feed is not that of `autoregressive`: a prompt, or `token`, which came last."""
     plain = (
         feed.segments is None
-        and feed.guess is None
+        and feed.draft is None
         and not any(one is not None for one in feed.allowed_token_ids or ())
     )
     if (

@@ -36,12 +36,17 @@ __all__ = ["Engine", "Finished"]
 
 
 @dataclass
-class Output:
-    """What a pass says: logits [asks, vocabulary], for each ask its sequence and number, and, where a feed wanted them,
-    the last hidden states [asks, hidden size]."""
+class PassOutput:
+    """What a pass computed.
+
+    Args:
+        logits: [samples, vocabulary], where a next token is wanted.
+        samples: for each line of `logits` its sequence, and which one of its feed's `sample_at` it is.
+        hidden: the last hidden states [hidden size] of the same tokens, where a feed of the pass wants them.
+    """
 
     logits: torch.Tensor
-    asked: list[tuple[Sequence, int]]
+    samples: list[tuple[Sequence, int]]
     hidden: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -50,7 +55,7 @@ class Engine:
 
     Args:
         model: is switched to the engine's attention and must not be called otherwise afterwards.
-        max_num_seqs: programs in decoding at the same time.
+        max_num_seqs: most programs in decoding at the same time.
         max_num_batched_tokens: most tokens of one forward pass; fewer where the device runs out of memory.
         cache_tokens: most slots of the cache; None lets it grow as far as memory goes.
     """
@@ -75,7 +80,12 @@ class Engine:
     # --------------------------------------------------------------------------------------------------- using it
 
     def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
-        """Queues a program. `seed` alone decides its random draws, whatever it is batched with."""
+        """Queues a program.
+
+        Args:
+            tag: comes back with what it ends with (`Finished.tag`).
+            seed: decides alone, whatever the program is batched with, its random draws.
+        """
         self.scheduler.waiting.append(Sequence(program, tag, sampling, seed))
 
     @property
@@ -89,7 +99,11 @@ class Engine:
         return len(self.scheduler.waiting) + len(self.scheduler.running)
 
     def run(self, programs: Iterable[Program[Any]], *, sampling: Sampling = GREEDY, seed: int = 0) -> list[Any]:
-        """Answers of the programs, in their order. Raises the first exception that a program raised."""
+        """Answers of the programs, in their order; program n draws from `seed` + n.
+
+        Raises:
+            Exception: the first one that a program raised.
+        """
         for number, program in enumerate(programs):
             self.submit(program, tag=number, sampling=sampling, seed=seed + number)
         answers: dict[int, Any] = {}
@@ -102,36 +116,44 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """One forward pass; returns the programs that ended with it.
+        """One forward pass over what the scheduler chose; the programs that ended with it.
 
-        A pass that the device has no memory for is undone, and the next ones are smaller.
+        A pass that the device has no memory for is taken back, and the next ones are smaller.
+
+        Raises:
+            RuntimeError: of the model; or not even the smallest passes fit the memory.
         """
         chunks, finished = self.scheduler.schedule()
         if not chunks:
             return finished
-        reason = None
+        out_of_memory = self._run(chunks)
+        if out_of_memory is not None:
+            return finished + self.scheduler.rollback(chunks, out_of_memory)
+        return finished + list(self._advance(chunks))
+
+    def _run(self, chunks: list[Chunk]) -> str | None:
+        """The forward pass and its sampling; the message of the device where it has no memory for them."""
         try:
-            _answer(self._forward(chunks))
+            _sample(self._forward(chunks))
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not is_out_of_memory(error):
                 raise
             reason = str(error)
-        # Here and not above: while the exception lives, so do the tensors of the pass that failed.
-        if reason is not None:
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            return finished + self.scheduler.rollback(chunks, reason)
-        self.budget.fitted()
-        return finished + list(self._advance(chunks))
+        else:
+            self.budget.fitted()
+            return None
+        if self.device.type == "cuda":  # here and not above: while the exception lives, so do the pass's tensors
+            torch.cuda.empty_cache()
+        return reason
 
-    def _forward(self, chunks: list[Chunk]) -> Output:
-        """One pass over all chunks, side by side."""
-        asked: list[tuple[Sequence, int]] = []
-        keep: list[int] = []
+    def _forward(self, chunks: list[Chunk]) -> PassOutput:
+        """All chunks in one pass, side by side, without padding."""
+        samples: list[tuple[Sequence, int]] = []
+        keep: list[int] = []  # places in the pass whose logits are wanted
         groups: list[PrefixGroup] = []
         for chunk in chunks:
-            for number, place in chunk.seq.asked(chunk.tokens):
-                asked.append((chunk.seq, number))
+            for number, place in chunk.seq.samples_in(chunk.tokens):
+                samples.append((chunk.seq, number))
                 keep.append(chunk.at + place)
             prefix = chunk.prefix
             if groups and prefix is not None and groups[-1].length and groups[-1].start == prefix.start:
@@ -152,11 +174,11 @@ class Engine:
                 step=Step(self.cache, groups, to),
             )
         self.steps += 1
-        return Output(output.logits[0], asked, hidden)
+        return PassOutput(output.logits[0], samples, hidden)
 
     @contextmanager
     def _hidden_states(self, chunks: list[Chunk]) -> Iterator[list[torch.Tensor]]:
-        """Is filled with what the output embeddings read, asks x [hidden size], where a feed wants it."""
+        """Is filled with what the output embeddings read, [hidden size] a sample, where a feed wants it."""
         found: list[torch.Tensor] = []
         if not any(chunk.seq.feed is not None and chunk.seq.feed.want_hidden for chunk in chunks):
             yield found
@@ -169,51 +191,52 @@ class Engine:
             yield found
 
     def _advance(self, chunks: list[Chunk]) -> Iterator[Finished]:
-        """Tells the programs whose feed is complete what the model said, and takes their next feed."""
+        """Sends the programs whose feed is complete their predictions, and takes their next feeds."""
         answered = [(chunk.seq, chunk.seq.predictions()) for chunk in chunks if self.scheduler.advance(chunk)]
         while answered:
-            asking: list[tuple[Sequence, DraftRequest]] = []
+            drafting: list[tuple[Sequence, DraftRequest]] = []
             for seq, predictions in answered:
                 try:
                     feed = seq.program.send(predictions)
-                    if feed.guess is not None:
-                        asking.append((seq, feed.guess))
+                    if feed.draft is not None:
+                        drafting.append((seq, feed.draft))
                     else:
                         seq.take(feed)
                 except StopIteration as end:
                     yield self.scheduler.finish(seq, end.value)
                 except Exception as error:
                     yield self.scheduler.fail(seq, error)
-            answered = _guessed(asking)
+            answered = _draft(drafting)
 
 
-def _answer(output: Output) -> None:
-    """Samples every ask of a pass."""
-    asks = []
-    for seq, number in output.asked:
+def _sample(output: PassOutput) -> None:
+    """Picks the tokens that a pass was asked for, each by its sequence's rule."""
+    requests = []
+    for seq, number in output.samples:
         assert seq.feed is not None
         draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
         allowed = seq.feed.allowed_token_ids
-        asks.append(SampleRequest(seq.sampling, draw, None if allowed is None else allowed[number]))
-    tokens, logprobs = sample(output.logits, asks)
-    for i, (seq, number) in enumerate(output.asked):
-        seq.answers[number] = tokens[i], logprobs[i]
-        if seq.feed is not None and seq.feed.want_logits:
+        requests.append(SampleRequest(seq.sampling, draw, None if allowed is None else allowed[number]))
+    tokens, logprobs = sample(output.logits, requests)
+    for i, (seq, number) in enumerate(output.samples):
+        assert seq.feed is not None
+        seq.sampled[number] = tokens[i], logprobs[i]
+        if seq.feed.want_logits:
             seq.logits[number] = output.logits[i]
-        if seq.feed is not None and seq.feed.want_hidden:
+        if seq.feed.want_hidden:
             seq.hidden[number] = output.hidden[i]
 
 
-def _guessed(asking: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:
-    """What the heads say to each row, each heads called once with the hidden states of all rows that ask them."""
+def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:
+    """What the heads draft for each sequence; each heads run once, with the hidden states of all that ask them."""
     together: dict[tuple[int, int], list[tuple[Sequence, DraftRequest]]] = {}
-    for seq, guess in asking:
-        together.setdefault((id(guess.heads), id(guess.tree)), []).append((seq, guess))
+    for seq, request in drafting:
+        together.setdefault((id(request.heads), id(request.tree)), []).append((seq, request))
     answered: list[tuple[Sequence, Predictions]] = []
     for members in together.values():
         first = members[0][1]
-        said = iter(first.heads.guess([state for _, guess in members for state in guess.hidden], first.tree))
-        answered += [(seq, Predictions([], [], guesses=[next(said) for _ in guess.hidden])) for seq, guess in members]
+        drafts = iter(first.heads.draft([state for _, asked in members for state in asked.hidden], first.tree))
+        answered += [(seq, Predictions([], [], drafts=[next(drafts) for _ in asked.hidden])) for seq, asked in members]
     return answered
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Heads(Protocol):
     """What drafts behind last hidden states, as Medusa's heads do."""
 
-    def guess(self, hidden: Sequence[torch.Tensor], tree: Any) -> list[list[int]]:
+    def draft(self, hidden: Sequence[torch.Tensor], tree: Any) -> list[list[int]]:
         """For each hidden state [hidden size] the tokens that are guessed, as `tree` orders them."""
 
 
@@ -76,7 +76,7 @@ class Feed:
     move: dict[int, int] = field(default_factory=dict)
     want_logits: bool = False
     want_hidden: bool = False
-    guess: DraftRequest | None = None
+    draft: DraftRequest | None = None
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Predictions:
     logprobs: list[float]
     logits: list[torch.Tensor] | None = None
     hidden: list[torch.Tensor] | None = None
-    guesses: list[list[int]] = field(default_factory=list)
+    drafts: list[list[int]] = field(default_factory=list)
 
 
 Program = Generator[Feed, Predictions, T]

@@ -62,7 +62,7 @@ class Sequence:
     reach: np.ndarray = field(default_factory=one_segment)
     steps: int = 0
     feed: Feed | None = None
-    answers: dict[int, tuple[int, float]] = field(default_factory=dict)
+    sampled: dict[int, tuple[int, float]] = field(default_factory=dict)
     logits: dict[int, Any] = field(default_factory=dict)
     hidden: dict[int, Any] = field(default_factory=dict)
     draws: dict[int, float] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Sequence:
             raise ProgramError(f"segments {segments.tolist()} of a feed must at least reach themselves")
         if self.base and (self.reach[segments, 0] == Reach.HIDDEN).any():
             raise ProgramError("a segment that does not reach segment 0 cannot be in a row with a shared prefix")
-        self.feed, self.answers, self.logits, self.hidden, self.draws = feed, {}, {}, {}, {}
+        self.feed, self.sampled, self.logits, self.hidden, self.draws = feed, {}, {}, {}, {}
         self.size += new
 
     def _check(self, feed: Feed) -> None:
@@ -136,27 +136,26 @@ class Sequence:
             self.high -= 1
         self.holes = [hole for hole in self.holes if hole < self.high]
 
-    def asked(self, chunk: np.ndarray) -> list[tuple[int, int]]:
-        """(number of the ask, place in the chunk) of the current feed's asks that lie in a chunk of own tokens."""
+    def samples_in(self, chunk: np.ndarray) -> list[tuple[int, int]]:
+        """(index into `sample_at`, place in the chunk) of the current feed's samples that a chunk of own tokens holds."""
         assert self.feed is not None
         first = self.size - len(self.feed.tokens)  # negative in the first feed, by the shared tokens
         at = {int(own): i for i, own in enumerate(chunk)} if len(chunk) else {}
         return [(n, at[first + index]) for n, index in enumerate(self.feed.sample_at) if first + index in at]
 
     def predictions(self) -> Predictions:
-        """The answers to the current feed, in the order of its asks."""
+        """What was sampled for the current feed, in the order of its `sample_at`."""
         assert self.feed is not None
-        asks = range(len(self.feed.sample_at))
-        tokens, logprobs = [self.answers[n][0] for n in asks], [self.answers[n][1] for n in asks]
+        samples = range(len(self.feed.sample_at))
         return Predictions(
-            tokens,
-            logprobs,
-            [self.logits[n] for n in asks] if self.feed.want_logits else None,
-            [self.hidden[n] for n in asks] if self.feed.want_hidden else None,
+            [self.sampled[n][0] for n in samples],
+            [self.sampled[n][1] for n in samples],
+            [self.logits[n] for n in samples] if self.feed.want_logits else None,
+            [self.hidden[n] for n in samples] if self.feed.want_hidden else None,
         )
 
     def draw(self, number: int) -> float:
-        """The random number of an ask of the current feed: the same when a pass is done again."""
+        """The random number of a sample of the current feed: the same when a pass is done again."""
         if number not in self.draws:
             self.draws[number] = self.random.random()
         return self.draws[number]

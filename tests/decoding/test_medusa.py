@@ -47,7 +47,7 @@ class Knowing(MedusaHeads):
             self.behind += [tokens[place:] for place in range(begin, len(tokens) + 1)]
         self.states = torch.cat(states)
 
-    def guess(self, hidden, tree):
+    def draft(self, hidden, tree):
         return [self.guess_one(state, tree) for state in hidden]
 
     def guess_one(self, hidden, tree):
@@ -166,7 +166,7 @@ def test_a_pass_by_hand():
     """Tokens, positions, segments and what leaves the cache, with heads that always guess 40 + rank."""
 
     class Fixed(MedusaHeads):
-        def guess(self, hidden, tree):
+        def draft(self, hidden, tree):
             return [[10 * (3 + depth) + rank for depth, rank in zip(tree.depths, tree.ranks, strict=True)]]
 
     heads = Fixed(3, 1, 4, 99)
@@ -175,8 +175,8 @@ def test_a_pass_by_hand():
     assert (list(first.tokens), list(first.sample_at), first.want_hidden) == ([7, 8], [1], True)
     hidden = [torch.zeros(4)] * 7
     ask = program.send(Predictions([9], [0.0], hidden=hidden[:1]))
-    assert (ask.tokens, ask.guess.heads, ask.guess.tree) == ((), heads, TREES[2])
-    feed = program.send(Predictions([], [], guesses=heads.guess(ask.guess.hidden, TREES[2])))
+    assert (ask.tokens, ask.draft.heads, ask.draft.tree) == ((), heads, TREES[2])
+    feed = program.send(Predictions([], [], drafts=heads.draft(ask.draft.hidden, TREES[2])))
     assert list(feed.tokens) == [9, 40, 41, 42, 50, 51, 60]
     assert list(feed.positions) == [2, 3, 3, 3, 4, 4, 5]
     assert list(feed.segments) == [0, 1, 2, 3, 4, 5, 4]  # (1, 0) and (1, 0, 0) are one run
@@ -184,7 +184,7 @@ def test_a_pass_by_hand():
     assert list(feed.sample_at) == list(range(7))
     # the model says 41 behind 9, 50 behind 41, and 1 behind 50
     ask = program.send(Predictions([41, 0, 50, 0, 1, 0, 0], [0.0] * 7, hidden=hidden))
-    feed = program.send(Predictions([], [], guesses=heads.guess(ask.guess.hidden, TREES[2])))
+    feed = program.send(Predictions([], [], drafts=heads.draft(ask.draft.hidden, TREES[2])))
     assert (feed.tokens[0], feed.positions[0]) == (1, 5)
     assert (feed.move, sorted(feed.drop)) == ({4: 0, 6: 0}, [3, 5, 7, 8])
 
@@ -193,9 +193,9 @@ def test_heads_run_once_a_step_for_all_programs_that_share_them():
     calls: list[int] = []
 
     class Counting(MedusaHeads):
-        def guess(self, hidden, tree):
+        def draft(self, hidden, tree):
             calls.append(len(hidden))
-            return super().guess(hidden, tree)
+            return super().draft(hidden, tree)
 
     model, stock = pair("llama")
     torch.manual_seed(1)

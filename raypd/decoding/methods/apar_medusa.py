@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from raypd.decoding.methods.apar import AparAnswer, AparGroup, AparSequence
-from raypd.decoding.methods.medusa import MedusaHeads, Tree, check_depth, guessing
+from raypd.decoding.methods.medusa import MedusaHeads, Tree, check_depth, draft_feed
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.text import Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
@@ -199,8 +199,8 @@ def apar_medusa(
         going_on, states = state.accept(decoding, predictions)
         state.fed += len(feed.tokens)
         if going_on and group.used + 1 < max_new_tokens:
-            drafted = yield guessing(heads, states, tree)
-            for drafts, guesses in zip(going_on, drafted.guesses, strict=True):
+            drafted = yield draft_feed(heads, states, tree)
+            for drafts, guesses in zip(going_on, drafted.drafts, strict=True):
                 drafts.guesses = guesses
     if state.decoded:
         cost.attended_tokens = state.attended / state.decoded

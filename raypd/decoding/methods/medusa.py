@@ -168,7 +168,7 @@ class MedusaHeads(torch.nn.Module):
         return torch.stack([head(hidden) for head in self.heads])
 
     @torch.no_grad()
-    def guess(self, hidden: Sequence[torch.Tensor], tree: Tree) -> list[list[int]]:
+    def draft(self, hidden: Sequence[torch.Tensor], tree: Tree) -> list[list[int]]:
         """For each last hidden state [hidden size] the guesses of a tree's nodes."""
         if not tree.paths or not hidden:
             return [[] for _ in hidden]
@@ -233,13 +233,13 @@ def medusa(
         wanted = tree.size(max_new_tokens - len(answer.tokens) - 1)  # deeper guesses could not be taken any more
         guesses = []
         if wanted:
-            drafted = yield guessing(heads, [predictions.hidden[asks[-1]]], tree)
-            guesses = drafted.guesses[0][:wanted]
+            drafted = yield draft_feed(heads, [predictions.hidden[asks[-1]]], tree)
+            guesses = drafted.drafts[0][:wanted]
 
 
-def guessing(heads: MedusaHeads, hidden: Sequence[torch.Tensor], tree: Tree) -> Feed:
+def draft_feed(heads: MedusaHeads, hidden: Sequence[torch.Tensor], tree: Tree) -> Feed:
     """The feed that asks the heads for the guesses of a tree behind each hidden state."""
-    return Feed((), (), guess=DraftRequest(heads, hidden, tree))
+    return Feed((), (), draft=DraftRequest(heads, hidden, tree))
 
 
 def check_depth(tree: Tree, heads: MedusaHeads) -> None:
