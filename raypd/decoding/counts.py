@@ -1,4 +1,4 @@
-"""What an engine says of a program that ended. No torch here: `model: fake` has none."""
+"""What an engine reports of a program. No torch here: `model: fake` has none."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 
 @dataclass
 class TokenCounts:
-    """What a row has cost, in tokens put through the model: by its first feed, and by all later ones.
+    """What a program has cost.
 
-    `shared_tokens` were in the cache already, computed for another row.
+    Args:
+        prefill_tokens: of its first feed, put through the model for it.
+        shared_tokens: of its first feed, in the cache already, computed for another program.
+        decode_tokens: of all later feeds.
+        steps: feeds that were answered.
     """
 
     prefill_tokens: int = 0

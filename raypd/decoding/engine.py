@@ -29,7 +29,7 @@ from raypd.decoding.memory import TokenBudget, is_out_of_memory
 from raypd.decoding.program import DraftRequest, Predictions, Program
 from raypd.decoding.sampling import GREEDY, SampleRequest, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Finished, Scheduler
-from raypd.decoding.sequence import POSITION, SEGMENT, STEP, TOKEN, Sequence
+from raypd.decoding.sequence import POSITION, TOKEN, Sequence
 from raypd.decoding.visibility import NO_TOKEN
 
 __all__ = ["Engine", "Finished"]
@@ -155,13 +155,10 @@ class Engine:
             for number, place in chunk.seq.samples_in(chunk.tokens):
                 samples.append((chunk.seq, number))
                 keep.append(chunk.at + place)
-            prefix = chunk.prefix
-            if groups and prefix is not None and groups[-1].length and groups[-1].start == prefix.start:
-                groups[-1].spans.append(_span(chunk))
-            elif prefix is not None:
-                groups.append(PrefixGroup([_span(chunk)], prefix.start, prefix.length))
-            else:
-                groups.append(PrefixGroup([_span(chunk)]))
+            shared = (0, 0) if chunk.prefix is None else (chunk.prefix.start, chunk.prefix.length)
+            if not groups or shared[1] == 0 or (groups[-1].start, groups[-1].length) != shared:
+                groups.append(PrefixGroup([], *shared))
+            groups[-1].spans.append(_span(chunk))
         tables = np.concatenate([chunk.seq.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
         slots = np.concatenate([chunk.slots for chunk in chunks])
         ids, positions, to = torch.from_numpy(np.stack([tables[TOKEN], tables[POSITION], slots])).to(self.device)
@@ -241,19 +238,9 @@ def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence
 
 
 def _span(chunk: Chunk) -> Span:
-    seq, table = chunk.seq, chunk.seq.table
+    seq = chunk.seq
     owner = seq.owner[: seq.high]
-    keys = np.where(owner == NO_TOKEN, NO_TOKEN, table[SEGMENT, owner])
-    return Span(
-        a=chunk.at,
-        b=chunk.at + len(chunk.tokens),
-        start=seq.start,
-        length=seq.high,
-        reach=seq.reach,
-        query_segments=table[SEGMENT, chunk.tokens],
-        query_positions=table[POSITION, chunk.tokens],
-        query_steps=table[STEP, chunk.tokens],
-        key_segments=keys,
-        key_positions=table[POSITION, owner],
-        key_steps=table[STEP, owner],
-    )
+    keys = seq.table[1:, owner]  # position, segment, step
+    keys[1, owner == NO_TOKEN] = NO_TOKEN
+    end = chunk.at + len(chunk.tokens)
+    return Span(chunk.at, end, seq.start, seq.high, seq.reach, seq.table[1:, chunk.tokens], keys)

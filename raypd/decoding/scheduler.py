@@ -1,4 +1,4 @@
-"""Which programs run, what of each goes into the next pass, and who gives way when cache or memory are full."""
+"""Which programs run, what of each goes into the next pass, and which is preempted when cache or memory are full."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Chunk:
 class Scheduler:
     """Continuous batching: admission, packing, preemption.
 
-    max_num_seqs: programs in decoding at the same time. budget: most tokens of one pass.
+    Args:
+        cache: where admitted sequences get slots.
+        budget: most tokens of one pass.
+        max_num_seqs: most programs in decoding at the same time.
     """
 
     def __init__(self, cache: KVCache, budget: TokenBudget, max_num_seqs: int) -> None:
@@ -53,7 +56,7 @@ class Scheduler:
         return [seq for seq in self.sequences if seq.tag is not _PREFIX]
 
     def schedule(self) -> tuple[list[Chunk], list[Finished]]:
-        """What goes into the next pass, and the programs that ended or failed before it."""
+        """What goes into the next pass, at most `budget.tokens`, and the programs that ended or failed before it."""
         finished = list(self._admit())
         return self._pack(finished), finished
 
@@ -84,7 +87,7 @@ class Scheduler:
         key = tuple(feed.tokens[:length])
         prefix = self.prefixes.get(key)
         if prefix is None:
-            prefix = self.prefixes[key] = Prefix(key, 0, length)
+            prefix = self.prefixes[key] = Prefix(0, length)
             first = Sequence(_feed_once(key), tag=_PREFIX)
             first.take(next(first.program))
             first.prefix = prefix
@@ -137,7 +140,7 @@ class Scheduler:
         return False
 
     def _preempt(self, seq: Sequence, full: OutOfSlots, finished: list[Finished]) -> None:
-        """None can go on: the youngest other one gives its region up and is fed again later; one alone fails."""
+        """No sequence has room to go on: the youngest other one is released, to be fed again later; one alone fails."""
         others = [other for other in self.sequences if other is not seq and len(other.owner)]
         if others:
             others[-1].release(self.cache)
@@ -145,9 +148,19 @@ class Scheduler:
         finished.append(self.fail(seq, ProgramError(f"does not fit the cache: {full}; raise engine.cache_tokens")))
 
     def rollback(self, chunks: list[Chunk], reason: str) -> list[Finished]:
-        """Takes a pass back that ran out of memory. At the least budget, the program that holds most of it fails."""
+        """Takes back a pass that ran out of memory, and halves the budget.
+
+        Args:
+            reason: the device's message.
+
+        Returns:
+            At the least budget, the program that holds most of the cache, failed.
+
+        Raises:
+            RuntimeError: even the smallest passes fail, one after the other.
+        """
         for chunk in chunks:
-            chunk.seq.unplace(chunk.tokens)
+            chunk.seq.unplace(chunk.tokens.tolist())
         if self.budget.too_much(sum(len(chunk.tokens) for chunk in chunks)):
             return []
         if self.budget.hopeless:
@@ -165,7 +178,7 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------------ after a pass
 
     def advance(self, chunk: Chunk) -> bool:
-        """Counts a chunk that went through; whether the feed of its program is complete."""
+        """Counts a chunk that went through the model; whether the feed of its program is complete."""
         seq = chunk.seq
         if seq.steps == 0:
             seq.counts.prefill_tokens += len(chunk.tokens)

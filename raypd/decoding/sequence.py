@@ -1,7 +1,8 @@
-"""One program in the engine: its tokens, where they stand in the cache, and what it is waiting for."""
+"""One program in the engine: its tokens, where they stand in the cache, and what it waits for."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +14,9 @@ from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling
 from raypd.decoding.visibility import NO_TOKEN, Reach, grown, one_segment
 
-TOKEN, POSITION, SEGMENT, STEP = range(4)  # the lines of a row's table
+TOKEN, POSITION, SEGMENT, STEP = range(4)  # the lines of a sequence's table
 NO_SLOT = -1  # the place of a token that is not in the cache
-LEAST_REGION = 64
+LEAST_REGION = 64  # slots
 LEAST_HOLES = 16  # fewer are not worth a move
 
 
@@ -25,9 +26,11 @@ class ProgramError(Exception):
 
 @dataclass
 class Prefix:
-    """Keys and values of an instruction that many rows share: `length` slots from `start`, once `ready`."""
+    """Keys and values of an instruction that many sequences share: `length` slots from `start`, once `ready`.
 
-    key: tuple[int, ...]
+    Those who use it, at present `users`, read it in place.
+    """
+
     start: int
     length: int
     ready: bool = False
@@ -38,10 +41,20 @@ class Prefix:
 class Sequence:
     """A program, its tokens and its region of the cache.
 
-    `table` [4, tokens]: id, position, segment, step of every own token ever fed; `place` [tokens]: its slot in the
-    region, NO_SLOT when it has none; `dropped` [tokens]: left the cache for good; `owner` [region slots]: the token
-    that lives there, NO_TOKEN when none. Own tokens exclude the `base` shared ones; row indices of a program count
-    both. Own tokens before `cached` are in the cache.
+    Own tokens exclude the `base` shared ones of its prefix; a program's row indices count both.
+
+    Args:
+        table: [4, tokens] id, position, segment, step of every own token ever fed: `size` of them.
+        place: [tokens] slot in the region; NO_SLOT: none.
+        dropped: [tokens] left the cache for good.
+        cached: own tokens before this one went through the model.
+        start: first slot of the region in the cache.
+        owner: [region slots] the own token that lives there; NO_TOKEN: none. Slots from `high` on are free, and so are
+            the `holes` below it.
+        reach: [segments, segments] of Reach.
+        steps: feeds that were answered.
+        feed: the program's latest; what was found for it so far, by index into its `sample_at`, is `sampled` (token and
+            log-probability), `logits`, `hidden`, and `draws`.
     """
 
     program: Program[Any]
@@ -74,10 +87,15 @@ class Sequence:
     # ---------------------------------------------------------------------------------------------- program side
 
     def take(self, feed: Feed) -> None:
-        """Accepts the program's next feed. Raises ProgramError where it cannot be carried out."""
+        """Accepts the program's next feed.
+
+        Raises:
+            ProgramError: the feed cannot be carried out.
+        """
         self._check(feed)
         for index in feed.drop:
-            self._drop(index - self.base)
+            self.dropped[index - self.base] = True
+            self.unplace([index - self.base])
         for index, segment in feed.move.items():
             self.table[SEGMENT, index - self.base] = segment
         self.reach = grown(self.reach, feed.reach)
@@ -119,16 +137,9 @@ class Sequence:
             self.place = np.pad(self.place, (0, more), constant_values=NO_SLOT)
             self.dropped = np.pad(self.dropped, (0, more))
 
-    def _drop(self, own: int) -> None:
-        self.dropped[own] = True
-        self._vacate([own])
-
-    def unplace(self, tokens: np.ndarray) -> None:
-        """Takes `place_tokens` back, for tokens whose pass failed."""
-        self._vacate(tokens.tolist())
-
-    def _vacate(self, tokens: list[int]) -> None:
-        """The slots of own tokens become free."""
+    def unplace(self, tokens: Collection[int]) -> None:
+        """Frees the slots of own tokens."""
+        tokens = list(tokens)
         self.owner[self.place[tokens]] = NO_TOKEN
         self.holes += self.place[tokens].tolist()
         self.place[tokens] = NO_SLOT
@@ -137,7 +148,7 @@ class Sequence:
         self.holes = [hole for hole in self.holes if hole < self.high]
 
     def samples_in(self, chunk: np.ndarray) -> list[tuple[int, int]]:
-        """(index into `sample_at`, place in the chunk) of the current feed's samples that a chunk of own tokens holds."""
+        """(index into the feed's `sample_at`, place in the chunk) of the samples behind tokens of a chunk."""
         assert self.feed is not None
         first = self.size - len(self.feed.tokens)  # negative in the first feed, by the shared tokens
         at = {int(own): i for i, own in enumerate(chunk)} if len(chunk) else {}
@@ -169,7 +180,14 @@ class Sequence:
     def place_tokens(self, chunk: np.ndarray, cache: KVCache) -> np.ndarray:
         """Finds slots for a chunk of own tokens, moving to a larger region where needed.
 
-        Returns their slots in the cache [chunk]. Raises OutOfSlots and changes nothing when there is no room.
+        Args:
+            chunk: [n] own tokens.
+
+        Returns:
+            Their slots in the cache [n].
+
+        Raises:
+            OutOfSlots: the cache has no room; nothing has changed.
         """
         reused = min(len(chunk), len(self.holes))
         if self.high + len(chunk) - reused > len(self.owner):

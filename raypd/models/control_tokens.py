@@ -62,7 +62,8 @@ def add_control_tokens(
     ids = [tokenizer.get_vocab()[name] for name in names]
     new = [id for name, id in zip(names, ids, strict=True) if name not in old]
     if new:
-        _grow(model, max(new) + 1)
+        if max(new) >= model.get_input_embeddings().weight.shape[0]:  # many models have more rows than ids
+            model.resize_token_embeddings(max(new) + 1, mean_resizing=False)
         known = sorted(id for id in old.values() if id not in new)
         draw = torch.Generator().manual_seed(seed)
         for name, id in zip(names, ids, strict=True):
@@ -78,12 +79,6 @@ def markup_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
         if name in vocabulary:
             found[vocabulary[name]] = name.encode()
     return found
-
-
-def _grow(model: PreTrainedModel, size: int) -> None:
-    """Many models have more rows than their tokenizer has ids; they never shrink here."""
-    if size > model.get_input_embeddings().weight.shape[0]:
-        model.resize_token_embeddings(size, mean_resizing=False)
 
 
 @torch.no_grad()

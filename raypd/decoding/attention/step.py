@@ -13,9 +13,11 @@ from raypd.decoding.visibility import in_window, visible
 
 @dataclass
 class Span:
-    """The queries [a:b) of one row in the packed pass, and its own keys: `length` slots from `start`.
+    """The queries [a:b) of one sequence in the packed pass, and its own keys: `length` slots from `start`.
 
-    The key arrays are [length], the query arrays [b - a]; `reach` as in visibility.
+    Args:
+        reach: [segments, segments] of Reach.
+        queries, keys: [3, b - a] and [3, length]: position, segment and step of each.
     """
 
     a: int
@@ -23,24 +25,14 @@ class Span:
     start: int
     length: int
     reach: np.ndarray
-    query_segments: np.ndarray
-    query_positions: np.ndarray
-    query_steps: np.ndarray
-    key_segments: np.ndarray
-    key_positions: np.ndarray
-    key_steps: np.ndarray
+    queries: np.ndarray
+    keys: np.ndarray
 
     def seen(self) -> np.ndarray:
-        """bool [queries, keys] by the one rule. Steps matter where a row is fed again after it lost its cache."""
-        return visible(
-            self.reach,
-            self.query_segments,
-            self.query_positions,
-            self.key_segments,
-            self.key_positions,
-            self.query_steps,
-            self.key_steps,
-        )
+        """bool [queries, keys] by the one rule. Steps matter where a sequence is fed again after it lost its cache."""
+        positions, segments, steps = self.queries
+        key_positions, key_segments, key_steps = self.keys
+        return visible(self.reach, segments, positions, key_segments, key_positions, steps, key_steps)
 
 
 @dataclass
@@ -64,7 +56,9 @@ class PrefixGroup:
 class Step:
     """One packed forward pass of `tokens` tokens; handed to every attention layer as it is.
 
-    slots: [tokens] where each token's key and value go.
+    Args:
+        groups: its spans, by the prefix that they share.
+        slots: [tokens] where each token's key and value go.
     """
 
     cache: KVCache
@@ -106,8 +100,8 @@ class Step:
         if key not in self._windows:
             prefix = np.arange(group.length)
             seen = np.concatenate([np.ones((span.b - span.a, group.length), dtype=bool), span.seen()], axis=1)
-            positions = np.concatenate([prefix, span.key_positions])
-            self._windows[key] = in_window(seen, span.query_positions, positions, window)
+            positions = np.concatenate([prefix, span.keys[0]])
+            self._windows[key] = in_window(seen, span.queries[0], positions, window)
         return self._windows[key]
 
 

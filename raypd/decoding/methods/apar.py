@@ -22,8 +22,10 @@ from raypd.decoding.visibility import Reach
 class Paragraph:
     """A node of the paragraph tree: PNODE of algorithm 1.
 
-    tokens: all that stand in it, control tokens too ([Child] first in a child's, [Fork] last where it forked, the end
-    token where a thread ended). logprobs: one a token; 0.0 for a [Child], which is given and not decoded.
+    Args:
+        tokens: all that stand in it, control tokens too ([Child] first in a child's, [Fork] last where it forked, the
+            end token where a thread ended).
+        logprobs: one a token; 0.0 for a [Child], which is given and not decoded.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -36,8 +38,10 @@ class Paragraph:
 class AparCost:
     """What a tree, or its text decoded one token after the other, takes (section 3.4).
 
-    steps: forward passes. max_cached_tokens: most tokens, prompt included, that are in the cache together.
-    attended_tokens: tokens seen when a token was predicted, the mean over the predictions.
+    Args:
+        steps: forward passes.
+        max_cached_tokens: most tokens, prompt included, that are in the cache together.
+        attended_tokens: tokens seen when a token was predicted, the mean over the predictions.
     """
 
     steps: int = 0
@@ -117,10 +121,12 @@ class AparSequence:
 class AparGroup:
     """The paragraph tree and the sequences that have not finished (G of algorithm 1), as they grow token by token.
 
-    sequences: those that run, at most `max_threads`. waiting: children that were forked while as many ran; what they
-    see stays in the cache, and they begin, the oldest first, as others end.
-    used: tokens in all threads, each [Child] counted, of at most `max_new_tokens`. reach, drop: what the next feed has
-    to say of new segments, and of tokens that no sequence has on its path any more; `take_news` hands them over.
+    Args:
+        sequences: those that run, at most `max_threads`.
+        waiting: children that were forked while as many ran; what they see stays in the cache, and they begin, the
+            oldest first, as others end.
+        used: tokens in all threads, each [Child] counted, of at most `max_new_tokens`.
+        reach, drop: of the next feed: new segments, and tokens that no sequence has on its path any more.
     """
 
     answer: AparAnswer
@@ -180,11 +186,11 @@ class AparGroup:
             self.used += 1
             self.answer.threads += 1
 
-    def take_news(self) -> tuple[dict[tuple[int, int], Reach], list[int]]:
-        """(reach, drop) since the last time."""
-        news = self.reach, self.drop
+    def take_changes(self) -> tuple[dict[tuple[int, int], Reach], list[int]]:
+        """(reach, drop) for the next feed."""
+        changes = self.reach, self.drop
         self.reach, self.drop = {}, []
-        return news
+        return changes
 
     def finish(self, start: int) -> AparAnswer:
         """The answer with its text, behind a prompt of `start` tokens."""
@@ -214,10 +220,11 @@ def apar(
 ) -> Program[AparAnswer]:
     """Algorithm 1: decodes until every thread has written one of the tokens `ends`.
 
-    fork, child: ids of [Fork] and [Child]. At most `max_new_tokens` tokens in all threads together, each [Child]
-    counted, so that no position passes len(prompt.tokens) + max_new_tokens; where fewer are left than threads run, the
-    older threads have them. At most `max_threads` run at the same time: a child forked beyond them waits until a thread
-    has ended.
+    Args:
+        max_new_tokens: most tokens in all threads together, each [Child] counted, so that no position passes
+            len(prompt.tokens) + max_new_tokens; where fewer are left than threads run, the older threads have them.
+        fork, child: ids of [Fork] and [Child].
+        max_threads: most at the same time: a child forked beyond them waits until a thread has ended.
     """
     start = len(prompt.tokens)
     group = AparGroup.of(prompt, max_new_tokens, fork, child, ends, max_threads)
@@ -233,7 +240,7 @@ def apar(
             for s in decoding:
                 s.current_node.cached.append(fed)
                 fed += 1
-            reach, drop = group.take_news()
+            reach, drop = group.take_changes()
             feed = Feed(
                 [s.last_token for s in decoding],
                 [s.position for s in decoding],

@@ -64,11 +64,15 @@ class Drafts:
 
 @dataclass
 class Decode:
-    """What is known between two passes: the drafts of each thread, and what the next feed puts right in the cache.
+    """What is known between two passes: the drafts of each thread, and what the next feed corrects in the cache.
 
-    free: drafts of threads that have ended. rejected: row indices of guesses that were wrong. move: row indices of
-    guesses that were right, and the segments of the threads whose text they are. fed: tokens fed so far; cached: those
-    of them that are in the cache. attended: tokens seen when a token was predicted, over all predictions.
+    Args:
+        free: drafts of threads that have ended.
+        rejected: row indices of guesses that were wrong.
+        move: row indices of guesses that were right, and the segments of the threads whose text they are.
+        fed: tokens fed so far; cached: those of them that are in the cache.
+        attended: tokens seen when a token was predicted, over all predictions.
+        decoded, accepted: as in the answer.
     """
 
     group: AparGroup
@@ -86,7 +90,7 @@ class Decode:
     def feed(self, prompt: Prompt, decoding: list[AparSequence], spare: int) -> Feed:
         """Each thread's last token (the prompt in the first pass), and its guesses, `spare` at most."""
         group, tree, first = self.group, self.tree, self.fed == 0
-        reach, released = group.take_news()
+        reach, released = group.take_changes()
         tokens: list[int] = []
         positions: list[int] = []
         segments: list[int] = []
@@ -183,7 +187,11 @@ def apar_medusa(
     tree: Tree | None = None,
     max_threads: int = 64,
 ) -> Program[AparMedusaAnswer]:
-    """Algorithm 1 with drafts; arguments as those of `apar` and `medusa`."""
+    """Algorithm 1 with drafts; arguments as those of `apar` and `medusa`.
+
+    Raises:
+        ValueError: the tree is deeper than there are heads.
+    """
     tree = tree or heads.tree
     check_depth(tree, heads)
     group = AparGroup.of(prompt, max_new_tokens, fork, child, ends, max_threads)

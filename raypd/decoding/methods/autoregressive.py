@@ -57,20 +57,22 @@ def autoregressive(
         allowed_token_ids: the ids that may come next behind the tokens decoded so far; None, or returning None: all.
     """
     answer = Continuation()
-    at = len(prompt.tokens)
-    limits = [allowed_token_ids([])] if allowed_token_ids is not None else None
-    predictions = yield Feed(
-        prompt.tokens, range(at), sample_at=[at - 1], allowed_token_ids=limits, shared=prompt.shared
-    )
+    tokens, at = prompt.tokens, 0  # to be fed, and the position of the first
     while True:
-        answer.tokens += predictions.tokens
+        predictions = yield Feed(
+            tokens,
+            range(at, at + len(tokens)),
+            sample_at=[len(tokens) - 1],
+            allowed_token_ids=None if allowed_token_ids is None else [allowed_token_ids(answer.tokens)],
+            shared=0 if at else prompt.shared,
+        )
+        at += len(tokens)
+        tokens = predictions.tokens
+        answer.tokens += tokens
         answer.logprobs += predictions.logprobs
         answer.stopped = stops(answer.tokens)
         if answer.stopped or len(answer.tokens) == max_new_tokens:
             return answer
-        limits = [allowed_token_ids(answer.tokens)] if allowed_token_ids is not None else None
-        predictions = yield Feed([answer.tokens[-1]], [at], sample_at=[0], allowed_token_ids=limits)
-        at += 1
 
 
 class AutoregressiveText(TextMethod):

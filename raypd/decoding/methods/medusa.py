@@ -31,8 +31,11 @@ class Tree:
     """Which guesses are tried together: each path names the rank of the guess at every head from the first on.
 
     (0,) is head 1's best guess, (0, 2) head 2's third best behind it. Lists, in the order of the nodes (by depth):
-    ranks [n], depths [n] from 1, parents [n] (-1: under the text), runs [n]: a stretch without branches is one run,
-    which shares a segment. `above[run]` are the runs that a run's nodes see, itself included.
+    ranks [n], depths [n] from 1, parents [n] (-1: under the text), runs [n]: nodes in a row without branches are one
+    run, which shares a segment. `above[run]` are the runs that a run's nodes see, itself included.
+
+    Raises:
+        ValueError: a path is empty, has a negative rank, or the path above it is missing.
     """
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
@@ -77,8 +80,9 @@ def cartesian_tree(*widths: int) -> Tree:
 def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> Tree:
     """The tree of at most `nodes` guesses that is expected to have the most accepted.
 
-    accuracies: [heads][ranks] how often the guess of that rank is right, measured on text; a path's chance is the
-    product along it.
+    Args:
+        accuracies: [heads][ranks] how often the guess of that rank is right on text; a path's chance is the product
+            along it.
     """
     paths: list[tuple[int, ...]] = []
     heap: list[tuple[float, tuple[int, ...]]] = [(-chance, (rank,)) for rank, chance in enumerate(accuracies[0])]
@@ -123,7 +127,9 @@ class MedusaHead(torch.nn.Module):
 class MedusaHeads(torch.nn.Module):
     """`count` heads of `layers` residual blocks and a linear layer each, beside the model's own output embeddings.
 
-    base_model: the name of the model they were trained for. tree: the paths that suit them.
+    Args:
+        base_model: name of the model that they were trained for.
+        tree: the paths that suit them; None: 3, 2, 1 and 1 guesses of the first heads.
     """
 
     def __init__(
@@ -155,7 +161,7 @@ class MedusaHeads(torch.nn.Module):
         return heads
 
     def check(self, model: PreTrainedModel) -> None:
-        """Raises ValueError where these heads cannot sit on `model`."""
+        """Raises ValueError where hidden size or vocabulary of `model` are others."""
         own = model.get_output_embeddings().weight.shape
         if (self.vocabulary, self.hidden_size) != tuple(own):
             raise ValueError(
@@ -187,9 +193,15 @@ def medusa(
     tree: Tree | None = None,
     stops: Stops = lambda tokens: False,
 ) -> Program[DraftedContinuation]:
-    """Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`: what AR says, in fewer passes.
+    """Decodes what `autoregressive` decodes, in fewer passes.
 
-    tree: None takes the heads' own. Raises ValueError for a tree that is deeper than there are heads.
+    Args:
+        max_new_tokens: most tokens that are decoded.
+        tree: which guesses are tried together; None: the heads' own.
+        stops: whether the text, as the tokens decoded so far, is complete.
+
+    Raises:
+        ValueError: the tree is deeper than there are heads.
     """
     tree = tree or heads.tree
     check_depth(tree, heads)

@@ -58,12 +58,16 @@ def pasta(
 ) -> Program[PastaAnswer]:
     """Decodes until the main thread has written one of the tokens `ends` and all its children have ended.
 
-    texts: the bytes that every token id adds to a text. encode: ids of a text, for the tags that the interpreter
-    writes itself. promised: how many positions a promise takes, its child's <async> and </async> among them: what its
-    `tokens` attribute says (predicted: Pred-10X, and Pred-1X as well), `fixed_length` (fixed), or given lengths in the
-    order of the promises (oracle). max_new_tokens: most decoded tokens of all threads together; max_async_tokens: of
-    one child. Of more than `max_threads` threads the youngest wait for a place. max_position: no token stands at or
-    behind it (the model's context length); a promise that would pass it takes half of what is left.
+    Args:
+        max_new_tokens: most decoded tokens of all threads together; max_async_tokens: of one child.
+        texts: the bytes that every token id adds to a text.
+        encode: ids of a text, for the tags that the interpreter writes itself.
+        promised: how many positions a promise takes, its child's <async> and </async> among them: what its `tokens`
+            attribute says (predicted: Pred-10X, and Pred-1X as well), `fixed_length` (fixed), or given lengths in the
+            order of the promises (oracle).
+        max_threads: of more, the youngest wait for a place.
+        max_position: no token stands at or behind it (the model's context length); a promise that would pass it takes
+            half of what is left.
     """
     interpreter = _Interpreter(prompt, texts, encode, ends, max_new_tokens, max_async_tokens, max_threads, max_position)
     interpreter.promise_takes(promised, fixed_length)
@@ -75,7 +79,7 @@ def pasta(
 @dataclass(eq=False)
 class _RunningThread:
     """A thread in decoding. `segment` is open, `path` the closed segments that it sees; `position` of its next token;
-    `queue` its (token, position, segment) not yet fed; `clock` tokens decoded one after the other to get here."""
+    `queue` its (token, position, segment) not yet fed; `depth` tokens decoded one after the other to get here."""
 
     record: PastaThread
     name: str
@@ -83,7 +87,7 @@ class _RunningThread:
     position: int
     path: list[int]
     lexer: Lexer
-    clock: int = 0
+    depth: int = 0
     state: ThreadState = ThreadState.RUNNING
     queue: list[tuple[int, int, int]] = field(default_factory=list)
     written: Written = field(default_factory=Written)
@@ -156,7 +160,7 @@ class _Interpreter:
         for thread, token, logprob in zip(self.asked, predictions.tokens, predictions.logprobs, strict=True):
             thread.record.tokens.append(token)
             thread.record.logprobs.append(logprob)
-            thread.clock += 1
+            thread.depth += 1
             self.decoded += 1
             if thread is self.main:
                 self._main_token(token)
@@ -209,7 +213,7 @@ class _Interpreter:
         child = _RunningThread(
             PastaThread(tag.topic, length), name, self._segment(path), main.position, path, Lexer(self._warner(name))
         )
-        child.clock = main.clock
+        child.depth = main.depth
         if self._remaining_tokens(child) > len(self.open) + len(self.close):
             child.written = Written([Piece(OPEN, Tag("open"))], given=len(OPEN))
             child.place(self.open)
@@ -240,7 +244,7 @@ class _Interpreter:
             child.queue = []
         main.path = [*main.path, main.segment, *(child.segment for child in self.unjoined)]
         main.segment = self._segment(main.path)
-        main.clock = max(main.clock, *(child.clock for child in self.unjoined))
+        main.depth = max(main.depth, *(child.depth for child in self.unjoined))
         main.state, self.unjoined = ThreadState.RUNNING, []
         if self.held is not None:
             main.queue.append((*self.held, main.segment))
@@ -342,7 +346,7 @@ class _Interpreter:
             cut=self.main.written.cut(),
             tokens=self.decoded,
             steps=self.steps,
-            longest_path=max(thread.clock for thread in threads),
+            longest_path=max(thread.depth for thread in threads),
             content_tokens=sum(t.written.content_tokens(t.record.tokens, self.texts, self.ends) for t in threads),
         )
 

@@ -14,10 +14,12 @@ CUT = Piece("", Tag("cut"))  # stands where a thread ended that did not come to 
 
 @dataclass
 class PastaThread:
-    """What one thread decoded: tokens with their log-probabilities, tags and end token among them.
+    """What one thread decoded.
 
-    topic, promised: of a child, what its promise says and the positions that the main thread skipped for it.
-    stopped: it came to its own end (end token, </async>); False when it was closed or cut.
+    Args:
+        topic, promised: of a child, what its promise says and the positions that the main thread skipped for it.
+        tokens, logprobs: tags and end token among them.
+        stopped: it came to its own end (end token, </async>); False when it was closed or cut.
     """
 
     topic: str | None = None
@@ -31,11 +33,14 @@ class PastaThread:
 class PastaAnswer:
     """The text, put together in reading order.
 
-    text: every child's content behind its promise, tags left out. raw: the same with tags. threads: the main thread,
-    then the children in the order of their promises. cut: characters of `text` in front of the first place where a
-    thread was cut; None: every thread came to its own end. tokens: decoded in all threads. steps: forward passes.
-    longest_path: most tokens that had to be decoded one after the other, end token and tags among them.
-    content_tokens: decoded tokens that hold text, not tags alone.
+    Args:
+        text: every child's content behind its promise, tags left out; raw: the same with tags.
+        threads: the main thread, then the children in the order of their promises.
+        cut: characters of `text` in front of the first place where a thread was cut; None: all threads ended.
+        tokens: decoded in all threads.
+        steps: forward passes.
+        longest_path: most tokens that had to be decoded one after the other, end token and tags among them.
+        content_tokens: decoded tokens that hold text, not tags alone.
     """
 
     text: str

@@ -60,7 +60,7 @@ class Tag:
 
 @dataclass
 class Piece:
-    """A stretch of the text: a tag, or text between tags."""
+    """A piece of the text: a tag, or text between tags."""
 
     text: str
     tag: Tag | None = None
@@ -72,7 +72,7 @@ def readable(text: str) -> str:
 
 
 class Lexer:
-    """Cuts a growing text into pieces; `warn` is told of every flaw."""
+    """Cuts a growing text into pieces; `warn` is called with every flaw."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self.warn = warn

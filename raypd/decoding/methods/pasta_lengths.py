@@ -11,9 +11,12 @@ from raypd.decoding.methods.pasta_lang import Tag, readable
 
 @dataclass
 class Lengths:
-    """The rule of a run. predicted: what the promise says (Pred-10X, and Pred-1X as well); fixed; or given (oracle).
+    """The rule of a run.
 
-    most: more than that a child cannot take, so no promise does. `warn` is told of every promise that is no good.
+    Args:
+        rule: predicted: what the promise says (Pred-10X, and Pred-1X as well); fixed; or given lengths (oracle).
+        most: more than that a child cannot take, so no promise does.
+        warn: is called with every flaw of a promise.
     """
 
     rule: Literal["predicted", "fixed"] | Sequence[int]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raypd.decoding.methods.autoregressive import Continuation
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.program import Feed, Program
 from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod, TextModel
 from raypd.decoding.visibility import Reach
@@ -43,13 +43,17 @@ class OutlinePoint:
 
 @dataclass
 class SkeletonAnswer:
-    """The text: every point as "number. heading" with what was written behind it, a line each; the outline alone
-    where it has no points.
+    """Outline and points.
 
-    outline, outline_logprobs: its tokens. cut: characters of `text` up to where the first point was cut, all of them
-    where points are missing (the outline was cut, or has more than `max_points`); None: outline and points came to
-    their own end. steps: forward passes. longest_path: most tokens decoded one after the other. content_tokens: decoded
-    tokens but end tokens.
+    Args:
+        text: every point as "number. heading" with what was written behind it, a line each; the outline alone where it
+            has no points.
+        outline, outline_logprobs: its tokens.
+        cut: characters of `text` up to where the first point was cut, all of them where points are missing (the outline
+            was cut, or has more than `max_points`); None: outline and points came to their own end.
+        steps: forward passes.
+        longest_path: most tokens decoded one after the other.
+        content_tokens: decoded tokens but end tokens.
     """
 
     text: str
@@ -92,13 +96,23 @@ def skeleton_of_thought(
 ) -> Program[SkeletonAnswer]:
     """Decodes an outline behind `prompt` up to one of the tokens `ends`, then all its points up to one each.
 
-    expand: the ids that stand between the outline and a point's text: the end of the model's turn, the request, and the
-    beginning of the answer. decode: the text of ids. begun: what the outline begins with that the prompt holds already
-    ("1."). At most `max_new_tokens` tokens in outline and points together, `max_outline_tokens` in the outline,
-    `max_point_tokens` in one point and `max_points` points; where fewer are left than points run, the earlier points
-    have them. Of an outline that was cut, the last line is no point.
+    Where fewer tokens are left than points run, the earlier points have them. Of an outline that was cut, the last line
+    is no point.
+
+    Args:
+        max_new_tokens: most tokens of outline and points together.
+        expand: the ids between the outline and a point's text: the end of the model's turn, the request, and the
+            beginning of the answer.
+        decode: text of ids.
+        begun: what the outline begins with that the prompt holds already ("1.").
+        max_outline_tokens, max_point_tokens: most tokens of the outline, and of one point.
+        max_points: most points that are written out.
+
+    Raises:
+        ValueError: `expand` gives no tokens.
     """
-    outline = yield from _outline(prompt, min(max_new_tokens, max_outline_tokens), ends)
+    most = min(max_new_tokens, max_outline_tokens)
+    outline = yield from autoregressive(prompt, most, lambda tokens: tokens[-1] in ends)
     written = outline.tokens[:-1] if outline.stopped else outline.tokens
     text = begun + decode(written)
     left = max_new_tokens - len(outline.tokens)
@@ -132,20 +146,6 @@ def skeleton_of_thought(
     )
 
 
-def _outline(prompt: Prompt, most: int, ends: frozenset[int]) -> Program[Continuation]:
-    """Decodes the outline, a token a pass."""
-    outline, at = Continuation(), len(prompt.tokens)
-    feed = Feed(prompt.tokens, range(at), sample_at=[at - 1], shared=prompt.shared)
-    while len(outline.tokens) < most and not outline.stopped:
-        predictions = yield feed
-        outline.tokens += predictions.tokens
-        outline.logprobs += predictions.logprobs
-        outline.stopped = outline.tokens[-1] in ends
-        feed = Feed([outline.tokens[-1]], [at], sample_at=[0])
-        at += 1
-    return outline
-
-
 def _expand(
     points: Sequence[OutlinePoint],
     requests: Sequence[list[int]],
@@ -155,10 +155,9 @@ def _expand(
     most: int,
     ends: frozenset[int],
 ) -> Program[int]:
-    """Decodes all points side by side behind the outline; the number of passes.
+    """Decodes all points side by side behind the outline, which ends before position `at`; the number of passes.
 
-    Point n is segment n + 1 and sees segment 0, the prompt and the outline, whose tokens end before position `at`.
-    unfed: the outline's last token where it is not in the cache. left: tokens for all points; most: for one.
+    Point n is segment n + 1 and sees segment 0, prompt and outline, of which `unfed` is not in the cache yet.
     """
     tokens = list(unfed)
     fed = at - len(tokens)  # row index of the next token: all before stand at their index

@@ -34,7 +34,7 @@ class SpaceAnswer(DraftedContinuation):
 
 @dataclass
 class Candidates:
-    """L_c [c] and, when sampling, the distributions [c, vocabulary] that they were drawn from (P_c)."""
+    """L_c: [c] ids and, when sampling, the distributions [c, vocabulary] that they were drawn from (P_c)."""
 
     tokens: list[int] = field(default_factory=list)
     chance: torch.Tensor | None = None
@@ -59,10 +59,7 @@ def space(
     seed: int = 0,
     stops: Stops = lambda tokens: False,
 ) -> Program[SpaceAnswer]:
-    """Algorithm 1. Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`; k = 0 is AR.
-
-    Greedy takes the tokens that the engine picked. With a temperature all draws are the program's own, from `seed`,
-    and the row's sampling does not matter.
+    """Algorithm 1.
 
     Where this differs from the paper: line 18 samples the extra token from Q even behind a rejected candidate, which
     would favour what the draft favours. The output has Q's distribution only if that token comes from the residual
@@ -70,7 +67,17 @@ def space(
     included (Leviathan et al. 2023, theorem 1). And where fewer than k more tokens are wanted, fewer are drafted.
 
     A drafted token that happens to be `mask_token` is a candidate as any other: it stays only where the model itself
-    says it. Raises ValueError for a negative k.
+    says it.
+
+    Args:
+        max_new_tokens: most tokens that are decoded.
+        k: mask tokens a group; 0 is autoregressive decoding.
+        sampling: greedy takes the tokens that the engine picked. With a temperature all draws are the program's own,
+            from `seed`, and the engine's sampling does not matter.
+        stops: whether the text, as the tokens decoded so far, is complete.
+
+    Raises:
+        ValueError: k is negative.
     """
     if k < 0:
         raise ValueError(f"k is {k}: the number of mask tokens cannot be negative")
@@ -132,7 +139,7 @@ def space(
 
 
 def verify(predictions: Predictions, drafted: Candidates, sampling: Sampling, random: np.random.Generator) -> list[int]:
-    """Lines 6 to 19: the accepted candidates and the one extra token; the first asks are those behind which Q is."""
+    """Lines 6 to 19: the accepted candidates and the one extra token. Q stands in the first predictions."""
     count = len(drafted.tokens)
     if predictions.logits is None:
         said = predictions.tokens[: count + 1]
