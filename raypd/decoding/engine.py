@@ -77,8 +77,6 @@ class Engine:
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs)
         self.steps = 0
 
-    # --------------------------------------------------------------------------------------------------- using it
-
     def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
         """Queues a program.
 

@@ -60,8 +60,6 @@ class Scheduler:
         finished = list(self._admit())
         return self._pack(finished), finished
 
-    # ------------------------------------------------------------------------------------------------- admission
-
     def _admit(self) -> Iterator[Finished]:
         """Starts waiting programs while there is a place in the batch."""
         while self.waiting and not self.full and len(self.running) < self.max_num_seqs:
@@ -98,8 +96,6 @@ class Scheduler:
             seq.counts.shared_tokens += length
         prefix.users += 1
         seq.prefix, seq.base = prefix, length
-
-    # --------------------------------------------------------------------------------------------------- packing
 
     def _pack(self, finished: list[Finished]) -> list[Chunk]:
         """Decoding sequences first, then prefills in chunks, up to the token budget."""
@@ -174,8 +170,6 @@ class Scheduler:
             self.prefixes = OrderedDict((k, p) for k, p in self.prefixes.items() if p is not largest.prefix)
         error = f"out of memory, and no step is smaller: {reason}"
         return [self.fail(seq, ProgramError(error)) for seq in victims]
-
-    # ------------------------------------------------------------------------------------------------ after a pass
 
     def advance(self, chunk: Chunk) -> bool:
         """Counts a chunk that went through the model; whether the feed of its program is complete."""

@@ -84,8 +84,6 @@ class Sequence:
     def __post_init__(self) -> None:
         self.random = np.random.Generator(np.random.Philox(key=self.seed))
 
-    # ---------------------------------------------------------------------------------------------- program side
-
     def take(self, feed: Feed) -> None:
         """Accepts the program's next feed.
 
@@ -170,8 +168,6 @@ class Sequence:
         if number not in self.draws:
             self.draws[number] = self.random.random()
         return self.draws[number]
-
-    # ------------------------------------------------------------------------------------------------ cache side
 
     def waiting(self) -> np.ndarray:
         """Own tokens that must go through the model before the current feed is answered."""

@@ -28,7 +28,11 @@ class Adapter:
 
 
 def find_adapter(config: ModelConfig) -> Adapter | None:
-    """The files of `model.adapter` (fetched if it is a Hub id), or None without one."""
+    """The files of `model.adapter`, fetched if it is a Hub id; None without one.
+
+    Raises:
+        ModelError: peft is missing, or there is no adapter.
+    """
     name = config.adapter
     if name is None:
         return None
@@ -66,10 +70,13 @@ def _from_hub(name: str) -> Adapter:
 
 
 def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> None:
-    """Raises ModelError if the adapter is not a LoRA of this base model. Loads no weights of the base.
+    """Checks an adapter against its base model, of which no weights are loaded.
 
     Its base model's name must not contradict ours, and its tensors must be exactly those that its settings make on
     this model: the same layers, ranks and widths.
+
+    Raises:
+        ModelError: the adapter is not a LoRA of this base model.
     """
     try:
         settings = json.loads(adapter.settings.read_text(encoding="utf-8"))

@@ -26,9 +26,13 @@ _MARKUP = {token for spec in REGISTRY.values() if spec.markup for token in spec.
 
 
 def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | None = None) -> int:
-    """The id of a control token. `model`: the model's name for the message; None: where the tokenizer came from.
+    """The id of a control token.
 
-    Raises ModelError that names the token, the model and the command that adds it where the tokenizer lacks it.
+    Args:
+        model: its name for the message; None: where the tokenizer came from.
+
+    Raises:
+        ModelError: the tokenizer lacks it; names the token, the model and the command that adds it.
     """
     id = tokenizer.get_vocab().get(name)
     if id is not None:
@@ -45,13 +49,20 @@ def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | No
 def add_control_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, method: str, seed: int = 0
 ) -> list[int]:
-    """Adds the control tokens of a method, in place, where they are missing; returns the ids of all of them.
+    """Adds the control tokens of a method, in place, where they are missing.
 
     The embeddings grow where they have no row left. A new row is the mean of the rows there were; the input row of
     SPACE's mask token is drawn from a normal distribution instead (its sec. 4.1), with the model's initializer_range.
     A token that the tokenizer has keeps its row.
 
-    Raises ModelError for a method without control tokens, and for quantized weights.
+    Args:
+        seed: of the drawn row.
+
+    Returns:
+        The ids of all of them.
+
+    Raises:
+        ModelError: the method has no control tokens, or the weights are quantized.
     """
     if method not in CONTROL_TOKENS:
         raise ModelError(f"method {method!r} has no control tokens; those of {', '.join(CONTROL_TOKENS)} can be added")

@@ -103,8 +103,6 @@ class GenerationTask:
             for sample in range(self.task.samples):
                 yield self._next(_Chat(document, sample, list(turns), list(left)))
 
-    # -------------------------------------------------------------------------------------------------------- prompts
-
     def _next(self, chat: _Chat) -> Request | Record:
         """The request that answers the conversation's next turn."""
         turns = [*chat.turns, {"role": "user", "content": chat.left[0]}]
@@ -138,8 +136,6 @@ class GenerationTask:
                 tokens += encode(self.tokenizer, turn["content"], special=False)
                 rest = behind
         return tokens + encode(self.tokenizer, rest, special=True)
-
-    # -------------------------------------------------------------------------------------------------------- answers
 
     def _finish(self, chat: _Chat, turns: list[dict[str, str]], answer: TextAnswer) -> list[Record | Request]:
         generated = answer.generated(self._method.model.decode)

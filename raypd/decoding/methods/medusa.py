@@ -24,8 +24,6 @@ from raypd.decoding.program import DraftRequest, Feed, Program
 from raypd.decoding.text import Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
 
-# ------------------------------------------------------------------------------------------------------------- trees
-
 
 class Tree:
     """Which guesses are tried together: each path names the rank of the guess at every head from the first on.
@@ -94,9 +92,6 @@ def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> Tree:
             for rank, right in enumerate(accuracies[len(path)]):
                 heapq.heappush(heap, (chance * right, (*path, rank)))
     return Tree(paths)
-
-
-# ------------------------------------------------------------------------------------------------------------- heads
 
 
 class ResidualBlock(torch.nn.Module):
@@ -181,9 +176,6 @@ class MedusaHeads(torch.nn.Module):
         best = self(torch.stack(list(hidden))).topk(1 + max(tree.ranks), dim=-1).indices.tolist()
         nodes = list(zip(tree.depths, tree.ranks, strict=True))
         return [[best[depth - 1][i][rank] for depth, rank in nodes] for i in range(len(hidden))]  # [heads][i][ranks]
-
-
-# ------------------------------------------------------------------------------------------------------------ method
 
 
 def medusa(

@@ -29,8 +29,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from raypd.decoding.methods.pasta_answer import CUT, PastaAnswer, PastaThread, Written
-from raypd.decoding.methods.pasta_lang import Lexer, Piece, Tag, readable
-from raypd.decoding.methods.pasta_lengths import Lengths
+from raypd.decoding.methods.pasta_lang import Lengths, Lexer, Piece, Tag, readable
 from raypd.decoding.methods.registry import CLOSE, OPEN, SYNC
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.text import Prompt, Stops, TextMethod, TextModel
@@ -69,8 +68,8 @@ def pasta(
         max_position: no token stands at or behind it (the model's context length); a promise that would pass it takes
             half of what is left.
     """
-    interpreter = _Interpreter(prompt, texts, encode, ends, max_new_tokens, max_async_tokens, max_threads, max_position)
-    interpreter.promise_takes(promised, fixed_length)
+    limits = max_new_tokens, max_async_tokens, max_threads, max_position
+    interpreter = _Interpreter(prompt, texts, encode, ends, *limits, promised, fixed_length)
     while (feed := interpreter.feed()) is not None:
         interpreter.take((yield feed))
     return interpreter.answer()
@@ -82,7 +81,6 @@ class _RunningThread:
     `queue` its (token, position, segment) not yet fed; `depth` tokens decoded one after the other to get here."""
 
     record: PastaThread
-    name: str
     segment: int
     position: int
     path: list[int]
@@ -111,6 +109,8 @@ class _Interpreter:
     max_async_tokens: int
     max_threads: int
     max_position: int | None
+    promised: Literal["predicted", "fixed"] | Sequence[int]
+    fixed_length: int
 
     def __post_init__(self) -> None:
         self.open, self.close, self.sync = (list(self.encode(tag)) for tag in (OPEN, CLOSE, SYNC))
@@ -120,18 +120,16 @@ class _Interpreter:
         self.decoded = self.steps = 0
         self.segments = 1
         self.reach: dict[tuple[int, int], Reach] = {}
-        self.main = _RunningThread(PastaThread(), "main thread", 0, 0, [], Lexer(self._warner("main thread")))
+        self.main = _RunningThread(PastaThread(), 0, 0, [], Lexer(self._warner("main thread")))
         self.main.place(self.prompt.tokens)
+        most = self.max_async_tokens + len(self.open)
+        self.lengths = Lengths(self.promised, self.fixed_length, most, self.main.lexer.warn)
         self.children: list[_RunningThread] = []
         self.unjoined: list[_RunningThread] = []  # children that the main thread does not see yet
         self.closing: list[tuple[int, int, int]] = []  # the last tokens of joined children, to be fed before the main's
         self.events: deque[Piece] = deque()  # pieces of the main thread that are not acted on yet
         self.held: tuple[int, int] | None = None  # (token, position) that ended the <sync/> waited at
         self.asked: list[_RunningThread] = []
-
-    def promise_takes(self, rule: Literal["predicted", "fixed"] | Sequence[int], fixed: int) -> None:
-        """How many positions the main thread skips at a promise."""
-        self.lengths = Lengths(rule, fixed, self.max_async_tokens + len(self.open), self._warner("main thread"))
 
     # ------------------------------------------------------------------------------------------------------ a step
 
@@ -197,11 +195,11 @@ class _Interpreter:
                 self._wait()
                 return
             elif piece.tag.kind == "sync":
-                self._warn(main, f"{SYNC} without a promise to wait for does nothing")
+                main.lexer.warn(f"{SYNC} without a promise to wait for does nothing")
             else:
-                self._warn(main, f"{readable(piece.text)} in the main thread is left out")
+                main.lexer.warn(f"{readable(piece.text)} in the main thread is left out")
         if self._remaining_tokens(main) <= 0 and main.state is ThreadState.RUNNING:
-            self._warn(main, "cut where the positions end")
+            main.lexer.warn("cut where the positions end")
             self._end_main()
 
     def _promise(self, tag: Tag) -> None:
@@ -211,7 +209,7 @@ class _Interpreter:
         length = self.lengths.of(tag, number, self._remaining_tokens(main))
         path = [*main.path, main.segment]
         child = _RunningThread(
-            PastaThread(tag.topic, length), name, self._segment(path), main.position, path, Lexer(self._warner(name))
+            PastaThread(tag.topic, length), self._segment(path), main.position, path, Lexer(self._warner(name))
         )
         child.depth = main.depth
         if self._remaining_tokens(child) > len(self.open) + len(self.close):
@@ -219,7 +217,7 @@ class _Interpreter:
             child.place(self.open)
         else:
             child.state = ThreadState.ENDED
-            self._warn(child, "has no content: the positions end here")
+            child.lexer.warn("has no content: the positions end here")
         self.children.append(child)
         self.unjoined.append(child)
         main.written.pieces.append(child.written)
@@ -251,7 +249,7 @@ class _Interpreter:
         elif self._remaining_tokens(main) >= len(self.sync):
             main.place(self.sync)
         else:
-            self._warn(main, "cut where the positions end")
+            main.lexer.warn("cut where the positions end")
             self._end_main()
             return
         self._act()
@@ -262,15 +260,15 @@ class _Interpreter:
         for piece in main.lexer.close():
             main.written.pieces.append(piece)
             if piece.tag is not None:
-                self._warn(main, f"{readable(piece.text)} at the very end is left out")
+                main.lexer.warn(f"{readable(piece.text)} at the very end is left out")
         if main.written.ends_with_promise():
-            self._warn(main, "ended with a promise, beside which nothing was decoded")
+            main.lexer.warn("ended with a promise, beside which nothing was decoded")
 
     # ------------------------------------------------------------------------------------------------- the children
 
     def _child_token(self, child: _RunningThread, token: int) -> None:
         if token in self.ends:
-            self._warn(child, f"ended its text without {CLOSE}, which was put there")
+            child.lexer.warn(f"ended its text without {CLOSE}, which was put there")
             child.record.stopped = True
             self._end_child(child, put=True)
             return
@@ -281,15 +279,15 @@ class _Interpreter:
             if piece.tag is not None and piece.tag.kind == "close":
                 rest = "".join(p.text for p in pieces[number + 1 :]) + child.lexer.begun
                 if rest.strip():
-                    self._warn(child, f"{readable(rest)!r} behind {CLOSE} in the same token is left out")
+                    child.lexer.warn(f"{readable(rest)!r} behind {CLOSE} in the same token is left out")
                 child.lexer.begun = ""
                 child.record.stopped = True
                 self._end_child(child)
                 return
             if piece.tag is not None and piece.tag.kind != "stray":
-                self._warn(child, f"{readable(piece.text)} in a child does nothing and is left out")
+                child.lexer.warn(f"{readable(piece.text)} in a child does nothing and is left out")
         if len(child.record.tokens) >= self.max_async_tokens or self._remaining_tokens(child) <= len(self.close):
-            self._warn(child, f"closed after {len(child.record.tokens)} tokens, the most it may have")
+            child.lexer.warn(f"closed after {len(child.record.tokens)} tokens, the most it may have")
             self._end_child(child, put=True)
 
     def _end_child(self, child: _RunningThread, put: bool = False) -> None:
@@ -315,9 +313,6 @@ class _Interpreter:
     def _text(self, token: int) -> str:
         return self.texts[token].decode("latin-1") if token < len(self.texts) else ""
 
-    def _warn(self, thread: _RunningThread, flaw: str) -> None:
-        self.warnings.append(f"{thread.name}: {flaw}")
-
     def _warner(self, name: str) -> Callable[[str], None]:
         return lambda flaw: self.warnings.append(f"{name}: {flaw}")
 
@@ -328,10 +323,10 @@ class _Interpreter:
         for child in self.children:
             if child.state is not ThreadState.ENDED:
                 cut = "cut, for no tokens are left" if child.record.tokens else "has no content: no tokens are left"
-                self._warn(child, cut)
+                child.lexer.warn(cut)
                 self._end_child(child)
         if self.main.state is not ThreadState.ENDED:
-            self._warn(self.main, "cut, for no tokens are left")
+            self.main.lexer.warn("cut, for no tokens are left")
             self.main.written.pieces += self.events
             self._end_main()
         threads = [self.main, *self.children]

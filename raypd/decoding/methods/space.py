@@ -92,19 +92,17 @@ def space(
         left = max_new_tokens - len(answer.tokens)
         masks = [max(0, min(k, left - g - 2)) for g in range(len(drafted.tokens) + 1)]  # of each group
         end = at + len(text)
-        tokens, positions, segments = text, list(range(at, end)), [0] * len(text)
+        tokens, positions, segments = [*text], [*range(at, end)], [0] * len(text)
         ends = [len(text) - 1]  # what each group stands behind: the text, then the candidates
         for g, count in enumerate(masks):
             if g > 0:
                 ends.append(len(tokens))
-                tokens, positions, segments = (
-                    [*tokens, drafted.tokens[g - 1]],
-                    [*positions, end + g - 1],
-                    [*segments, g],
-                )
-            tokens = tokens + [mask_token] * count  # equation 4
-            positions = positions + list(range(end + g, end + g + count))
-            segments = segments + [k + 1 + g] * count
+                tokens.append(drafted.tokens[g - 1])
+                positions.append(end + g - 1)
+                segments.append(g)
+            tokens += [mask_token] * count  # equation 4
+            positions += range(end + g, end + g + count)
+            segments += [k + 1 + g] * count
         groups = [range(place + 1, place + 1 + count) for place, count in zip(ends, masks, strict=True)]
         predictions = yield Feed(
             tokens,
