@@ -138,11 +138,7 @@ class AssistedEngine:
 
 
 class _Receiver(StoppingCriteria):
-    """Sends a program what each pass has brought, token by token; the generation stops where the program ends.
-
-    length: tokens of the text so far. drafts: of the latest pass; logprobs [1 + drafts, vocabulary]: what the model
-    says behind the text and behind each of them.
-    """
+    """Sends a program what each pass has brought, token by token; the generation stops where the program ends."""
 
     def __init__(self, program: Program[Any]) -> None:
         self.program = program
@@ -150,8 +146,8 @@ class _Receiver(StoppingCriteria):
         self.length = self.drafted = self.accepted = 0
         self.ended = False
         self.answer: Any = None
-        self.drafts: list[int] = []
-        self.logprobs = torch.empty(0)
+        self.drafts: list[int] = []  # of the latest pass
+        self.logprobs = torch.empty(0)  # [1 + drafts, vocabulary] behind the text and each of them
 
     def passed(self, model: torch.nn.Module, _: Any, inputs: dict[str, Any], output: Any) -> None:
         """After a forward pass of the model, whose first takes the whole prompt and later ones the last token."""

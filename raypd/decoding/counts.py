@@ -8,19 +8,12 @@ from typing import Any
 
 @dataclass
 class TokenCounts:
-    """What a program has cost.
+    """What a program has cost."""
 
-    Args:
-        prefill_tokens: of its first feed, put through the model for it.
-        shared_tokens: of its first feed, in the cache already, computed for another program.
-        decode_tokens: of all later feeds.
-        steps: feeds that were answered.
-    """
-
-    prefill_tokens: int = 0
-    shared_tokens: int = 0
-    decode_tokens: int = 0
-    steps: int = 0
+    prefill_tokens: int = 0  # of its first feed, put through the model for it
+    shared_tokens: int = 0  # of its first feed, in the cache already, computed for another program
+    decode_tokens: int = 0  # of all later feeds
+    steps: int = 0  # feeds that were answered
 
 
 @dataclass

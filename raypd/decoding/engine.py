@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,21 +32,6 @@ from raypd.decoding.sequence import POSITION, TOKEN, Sequence
 from raypd.decoding.visibility import NO_TOKEN
 
 __all__ = ["Engine", "Finished"]
-
-
-@dataclass
-class PassOutput:
-    """What a pass computed.
-
-    Args:
-        logits: [samples, vocabulary], where a next token is wanted.
-        samples: for each line of `logits` its sequence, and which one of its feed's `sample_at` it is.
-        hidden: the last hidden states [hidden size] of the same tokens, where a feed of the pass wants them.
-    """
-
-    logits: torch.Tensor
-    samples: list[tuple[Sequence, int]]
-    hidden: list[torch.Tensor] = field(default_factory=list)
 
 
 class Engine:
@@ -132,7 +116,7 @@ class Engine:
     def _run(self, chunks: list[Chunk]) -> str | None:
         """The forward pass and its sampling; the message of the device where it has no memory for them."""
         try:
-            _sample(self._forward(chunks))
+            _sample(chunks, *self._forward(chunks))
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not is_out_of_memory(error):
                 raise
@@ -144,19 +128,19 @@ class Engine:
             torch.cuda.empty_cache()
         return reason
 
-    def _forward(self, chunks: list[Chunk]) -> PassOutput:
-        """All chunks in one pass, side by side, without padding."""
-        samples: list[tuple[Sequence, int]] = []
-        keep: list[int] = []  # places in the pass whose logits are wanted
+    def _forward(self, chunks: list[Chunk]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """All chunks in one pass, side by side, without padding.
+
+        Returns:
+            Logits [samples, vocabulary] and, where a feed wants them, last hidden states, [hidden size] a sample.
+        """
         groups: list[PrefixGroup] = []
         for chunk in chunks:
-            for number, place in chunk.seq.samples_in(chunk.tokens):
-                samples.append((chunk.seq, number))
-                keep.append(chunk.at + place)
             shared = (0, 0) if chunk.prefix is None else (chunk.prefix.start, chunk.prefix.length)
             if not groups or shared[1] == 0 or (groups[-1].start, groups[-1].length) != shared:
                 groups.append(PrefixGroup([], *shared))
             groups[-1].spans.append(_span(chunk))
+        keep = [chunk.at + place for chunk in chunks for _, place in chunk.samples]
         tables = np.concatenate([chunk.seq.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
         slots = np.concatenate([chunk.slots for chunk in chunks])
         ids, positions, to = torch.from_numpy(np.stack([tables[TOKEN], tables[POSITION], slots])).to(self.device)
@@ -169,7 +153,7 @@ class Engine:
                 step=Step(self.cache, groups, to),
             )
         self.steps += 1
-        return PassOutput(output.logits[0], samples, hidden)
+        return output.logits[0], hidden
 
     @contextmanager
     def _hidden_states(self, chunks: list[Chunk]) -> Iterator[list[torch.Tensor]]:
@@ -198,28 +182,29 @@ class Engine:
                     else:
                         seq.take(feed)
                 except StopIteration as end:
-                    yield self.scheduler.finish(seq, end.value)
+                    yield self.scheduler.end(seq, end.value)
                 except Exception as error:
-                    yield self.scheduler.fail(seq, error)
+                    yield self.scheduler.end(seq, error=error)
             answered = _draft(drafting)
 
 
-def _sample(output: PassOutput) -> None:
+def _sample(chunks: list[Chunk], logits: torch.Tensor, hidden: list[torch.Tensor]) -> None:
     """Picks the tokens that a pass was asked for, each by its sequence's rule."""
+    samples = [(chunk.seq, number) for chunk in chunks for number, _ in chunk.samples]
     requests = []
-    for seq, number in output.samples:
+    for seq, number in samples:
         assert seq.feed is not None
         draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
         allowed = seq.feed.allowed_token_ids
         requests.append(SampleRequest(seq.sampling, draw, None if allowed is None else allowed[number]))
-    tokens, logprobs = sample(output.logits, requests)
-    for i, (seq, number) in enumerate(output.samples):
+    tokens, logprobs = sample(logits, requests)
+    for i, (seq, number) in enumerate(samples):
         assert seq.feed is not None
         seq.sampled[number] = tokens[i], logprobs[i]
         if seq.feed.want_logits:
-            seq.logits[number] = output.logits[i]
+            seq.logits[number] = logits[i]
         if seq.feed.want_hidden:
-            seq.hidden[number] = output.hidden[i]
+            seq.hidden[number] = hidden[i]
 
 
 def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:

@@ -60,7 +60,6 @@ class KVCache:
     masked slot would leak through attention. The cache doubles when it is full.
 
     Args:
-        slots: at first.
         limit: most slots; None: as many as the device has memory for.
     """
 

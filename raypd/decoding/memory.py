@@ -21,11 +21,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class TokenBudget:
-    """Most tokens of one pass: halved when a pass does not fit the memory, doubled again after many that did.
-
-    Args:
-        most: tokens of a pass where memory is no matter.
-    """
+    """Tokens of one pass, at most `most`: halved when a pass does not fit the memory, doubled after many that did."""
 
     def __init__(self, most: int) -> None:
         self.most = self.tokens = most

@@ -21,11 +21,15 @@ _PREFIX = object()  # the tag of the sequences that compute shared prefixes
 
 @dataclass
 class Chunk:
-    """The tokens [n] of one sequence that go into a pass, their slots, and where they stand in the packed pass."""
+    """The tokens [n] of one sequence that go into a pass, their slots [n], and where they begin in the packed pass.
+
+    samples: (index into the feed's `sample_at`, place in the chunk) of those behind which a next token is wanted.
+    """
 
     seq: Sequence
     tokens: np.ndarray
     slots: np.ndarray
+    samples: list[tuple[int, int]]
     at: int = 0
 
     @property
@@ -35,13 +39,7 @@ class Chunk:
 
 
 class Scheduler:
-    """Continuous batching: admission, packing, preemption.
-
-    Args:
-        cache: where admitted sequences get slots.
-        budget: most tokens of one pass.
-        max_num_seqs: most programs in decoding at the same time.
-    """
+    """Continuous batching: admission of at most `max_num_seqs` programs, packing within the budget, preemption."""
 
     def __init__(self, cache: KVCache, budget: TokenBudget, max_num_seqs: int) -> None:
         self.cache, self.budget, self.max_num_seqs = cache, budget, max_num_seqs
@@ -69,9 +67,9 @@ class Scheduler:
                 self._share(seq, feed)
                 seq.take(feed)
             except StopIteration as end:
-                yield Finished(seq.tag, end.value, None, seq.counts)
+                yield self.end(seq, end.value)
             except Exception as error:
-                yield self._failed(seq, error)
+                yield self.end(seq, error=error)
             else:
                 self.sequences.append(seq)
 
@@ -109,7 +107,8 @@ class Scheduler:
             if not len(tokens):
                 break
             try:
-                chunks.append(Chunk(seq, tokens, seq.place_tokens(tokens, self.cache)))
+                slots = seq.place_tokens(tokens, self.cache)
+                chunks.append(Chunk(seq, tokens, slots, seq.samples_in(tokens)))
                 room -= len(tokens)
             except OutOfSlots as full:
                 self.full = True
@@ -141,7 +140,7 @@ class Scheduler:
         if others:
             others[-1].release(self.cache)
             return
-        finished.append(self.fail(seq, ProgramError(f"does not fit the cache: {full}; raise engine.cache_tokens")))
+        finished.append(self.end(seq, error=ProgramError(f"does not fit the cache: {full}; raise engine.cache_tokens")))
 
     def rollback(self, chunks: list[Chunk], reason: str) -> list[Finished]:
         """Takes back a pass that ran out of memory, and halves the budget.
@@ -169,7 +168,7 @@ class Scheduler:
             largest.release(self.cache)
             self.prefixes = OrderedDict((k, p) for k, p in self.prefixes.items() if p is not largest.prefix)
         error = f"out of memory, and no step is smaller: {reason}"
-        return [self.fail(seq, ProgramError(error)) for seq in victims]
+        return [self.end(seq, error=ProgramError(error)) for seq in victims]
 
     def advance(self, chunk: Chunk) -> bool:
         """Counts a chunk that went through the model; whether the feed of its program is complete."""
@@ -197,27 +196,16 @@ class Scheduler:
         if sum(prefix.users == 0 for prefix in self.prefixes.values()) > PREFIXES_KEPT:
             self._evict_prefix()
 
-    def finish(self, seq: Sequence, answer: Any) -> Finished:
-        """A program came to its end."""
-        self.sequences.remove(seq)
-        self._free(seq)
-        return Finished(seq.tag, answer, None, seq.counts)
-
-    def fail(self, seq: Sequence, error: Exception) -> Finished:
-        """A program is ended with an error."""
-        self.sequences.remove(seq)
-        return self._failed(seq, error)
-
-    def _failed(self, seq: Sequence, error: Exception) -> Finished:
+    def end(self, seq: Sequence, answer: Any = None, error: Exception | None = None) -> Finished:
+        """A program came to its end, or is ended with an error: its region is freed."""
         seq.program.close()
-        self._free(seq)
-        return Finished(seq.tag, None, error, seq.counts)
-
-    def _free(self, seq: Sequence) -> None:
+        if seq in self.sequences:
+            self.sequences.remove(seq)
         self.full = False
         seq.release(self.cache)
         if seq.prefix is not None:
             seq.prefix.users -= 1
+        return Finished(seq.tag, answer, error, seq.counts)
 
 
 def _feed_once(tokens: tuple[int, ...]) -> Program[None]:

@@ -197,11 +197,10 @@ class Sequence:
         return self.start + self.place[chunk]
 
     def _close_up(self, coming: int, cache: KVCache) -> None:
-        """Early release (APAR, section 3.4): what left the cache is attended to no more, and its room is given back.
+        """Early release (APAR, section 3.4): what left the cache is attended to no more, and its slots are freed.
 
-        The tokens move together when more than one slot in four up to `high` is a hole that no new token fills: a
-        token that is dropped costs the moving of at most three. Behind them and the `coming` tokens of the feed a
-        quarter more stays, to grow in; the rest of the region goes back to the cache.
+        The tokens move together when more than one slot in four is a hole, so a dropped token costs the moving of at
+        most three. Behind them and the `coming` tokens of the feed a quarter more stays, to grow in.
         """
         close = len(self.holes) >= LEAST_HOLES and 4 * len(self.holes) > self.high
         if close:

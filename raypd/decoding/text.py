@@ -28,25 +28,15 @@ class Prompt:
 
 @dataclass
 class GeneratedText:
-    """What an answer says: its text, where that was cut, and what it took.
+    """What an answer says: its text, where that was cut, and what it took."""
 
-    Args:
-        text: without control and end tokens.
-        cut: characters of `text` in front of the first place where a thread was cut; None: all came to their own end.
-        tokens: decoded tokens.
-        logprobs: one for each decoded token, in any order.
-        raw: the text with the method's markup, where it has one.
-        counters: the method's own figures, for the column of that name.
-        warnings: one for each flaw of the markup.
-    """
-
-    text: str
-    cut: int | None
-    tokens: int
-    logprobs: list[float]
-    raw: str | None = None
-    counters: dict[str, Any] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    text: str  # without control and end tokens
+    cut: int | None  # characters in front of the first place where a thread was cut; None: all came to their own end
+    tokens: int  # decoded
+    logprobs: list[float]  # one for each decoded token, in any order
+    raw: str | None = None  # the text with the method's markup, where it has one
+    counters: dict[str, Any] = field(default_factory=dict)  # the method's own figures, for the column of that name
+    warnings: list[str] = field(default_factory=list)  # one for each flaw of the markup
 
 
 class TextAnswer(Protocol):
@@ -58,31 +48,18 @@ class TextAnswer(Protocol):
 
 @dataclass(frozen=True)
 class TextModel:
-    """The model, and the run's options, as a method sees them.
+    """The model, and the run's options, as a method sees them."""
 
-    Args:
-        options: section `decoding` of the configuration.
-        sampling: of the run; the engine uses it for every program, unless the method draws for itself.
-        context_length: positions that the model has.
-        ends: ids that end a text.
-        control_tokens: ids of the tokens that the method's entry requires under these options, in its order.
-        heads: Medusa heads on the model's device, where the entry asks for them.
-        encode: ids of a text, in which control strings become their tokens.
-        decode: text of ids, special tokens left out.
-        token_bytes: the bytes that every id adds to a text, PASTA's tags included.
-        next_turn: the ids that, behind text of the model, end its turn, ask something, and begin the next answer.
-    """
-
-    options: Any
-    sampling: Sampling
-    context_length: int
-    ends: frozenset[int]
-    control_tokens: tuple[int, ...]
-    heads: Any
-    encode: Callable[[str], list[int]]
-    decode: Decode
-    token_bytes: Callable[[], Sequence[bytes]]
-    next_turn: Callable[[str], list[int]]
+    options: Any  # section `decoding` of the configuration
+    sampling: Sampling  # of the run; the engine uses it for every program, unless the method draws for itself
+    context_length: int  # positions that the model has
+    ends: frozenset[int]  # ids that end a text
+    control_tokens: tuple[int, ...]  # ids of those that the method's entry requires under these options, in its order
+    heads: Any  # Medusa heads on the model's device, where the entry asks for them
+    encode: Callable[[str], list[int]]  # ids of a text, in which control strings become their tokens
+    decode: Decode  # text of ids, special tokens left out
+    token_bytes: Callable[[], Sequence[bytes]]  # the bytes that every id adds to a text, PASTA's tags included
+    next_turn: Callable[[str], list[int]]  # ids that end the model's turn, ask something, and begin the next answer
 
 
 class TextMethod(ABC):

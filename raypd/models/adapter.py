@@ -97,11 +97,7 @@ def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> N
 
 
 def _contradicts(named: str, ours: str) -> bool:
-    """Whether two names cannot mean the same weights.
-
-    Folders say little: an adapter trained from one, or used with one, is held to its tensors alone unless the last
-    parts differ although both are Hub ids. A copy under another owner (same last part) is let through.
-    """
+    """Whether two names are Hub ids of different weights; a copy under another owner is not, and folders say little."""
     if looks_local(named) or looks_local(ours) or not (HUB_ID.fullmatch(named) and HUB_ID.fullmatch(ours)):
         return False
     return named.rsplit("/", 1)[-1].lower() != ours.rsplit("/", 1)[-1].lower()

@@ -1,12 +1,7 @@
 """Control tokens that a decoding method asks of its model: added to a tokenizer and a model, and found again.
 
-    add_control_tokens(model, tokenizer, "apar")
-    model.save_pretrained(folder), tokenizer.save_pretrained(folder)
-    control_token(tokenizer, FORK)       # the id, or a ModelError that names the command that adds it
-
-`raypd model add-tokens` does this for a user. A model has to be trained to write them. Text of a prompt that spells a
-control token becomes that token, unless the tokenizer is told otherwise (`split_special_tokens=True`, for the special
-ones).
+A model has to be trained to write them. Text of a prompt that spells a control token becomes that token, unless the
+tokenizer splits special tokens (`split_special_tokens=True`, for the special ones).
 """
 
 from __future__ import annotations

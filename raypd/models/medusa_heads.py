@@ -77,8 +77,8 @@ def _check_shapes(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _made(config: dict[str, Any]) -> MedusaHeads:
-    sizes = (config[key] for key in ("heads", "layers", "hidden_size", "vocabulary", "base_model"))
-    return MedusaHeads(*sizes, tree=Tree(config["tree"]))
+    sizes = {key: config[key] for key in ("layers", "hidden_size", "vocabulary", "base_model")}
+    return MedusaHeads(config["heads"], **sizes, tree=Tree(config["tree"]))
 
 
 def load_heads(

@@ -26,13 +26,7 @@ def attention(
     step: Step | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls in every layer.
-
-    Args:
-        step: the pass, handed by the engine through the model.
-
-    Returns:
-        [1, tokens, heads, head_dim].
+    """The attention function that transformers calls in every layer; returns [1, tokens, heads, head_dim].
 
     Raises:
         RuntimeError: the model was called otherwise than by its engine.

@@ -36,41 +36,29 @@ class Paragraph:
 
 @dataclass
 class AparCost:
-    """What a tree, or its text decoded one token after the other, takes (section 3.4).
+    """What a tree, or its text decoded one token after the other, takes (section 3.4)."""
 
-    Args:
-        steps: forward passes.
-        max_cached_tokens: most tokens, prompt included, that are in the cache together.
-        attended_tokens: tokens seen when a token was predicted, the mean over the predictions.
-    """
-
-    steps: int = 0
-    max_cached_tokens: int = 0
-    attended_tokens: float = 0.0
+    steps: int = 0  # forward passes
+    max_cached_tokens: int = 0  # most tokens, prompt included, that are in the cache together
+    attended_tokens: float = 0.0  # tokens seen when a token was predicted, the mean over the predictions
 
 
 @dataclass
 class AparAnswer:
     """A paragraph tree and its text.
 
-    Args:
-        root: the tree.
-        tokens, logprobs: the text in the order root, first_child, next_sibling, without control and end tokens.
-        cut: tokens of the text up to the end of the first paragraph in which a thread was cut at the most tokens, or
-            that had none left to begin with; None: every thread came to its end.
-        threads: all that ever ran.
-        unstarted_threads: children that were forked and had no tokens left to begin with.
-        cost: of this decoding; flattened: of the same text decoded autoregressively.
+    cut: tokens of the text up to the end of the first paragraph in which a thread was cut at the most tokens, or that
+    had none left to begin with; None: every thread came to its end.
     """
 
     root: Paragraph
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # root, first_child, next_sibling, without control tokens
     logprobs: list[float] = field(default_factory=list)
     cut: int | None = 0
-    threads: int = 1
-    unstarted_threads: int = 0
-    cost: AparCost = field(default_factory=AparCost)
-    flattened: AparCost = field(default_factory=AparCost)
+    threads: int = 1  # all that ever ran
+    unstarted_threads: int = 0  # children that were forked and had no tokens left to begin with
+    cost: AparCost = field(default_factory=AparCost)  # of this decoding
+    flattened: AparCost = field(default_factory=AparCost)  # of the same text decoded autoregressively
 
     @property
     def stopped(self) -> bool:
@@ -121,20 +109,15 @@ class AparSequence:
 class AparGroup:
     """The paragraph tree and the sequences that have not finished (G of algorithm 1), as they grow token by token.
 
-    Args:
-        sequences: those that run, at most `max_threads`.
-        waiting: children that were forked while as many ran; what they see stays in the cache, and they begin, the
-            oldest first, as others end.
-        used: tokens in all threads, each [Child] counted, of at most `max_new_tokens`.
-        reach, drop: of the next feed: new segments, and tokens that no sequence has on its path any more.
+    At most `max_threads` run (`sequences`); children that were forked beyond them wait, and what they see stays in the
+    cache. `used` counts tokens in all threads, each [Child] included. `reach` and `drop` are for the next feed.
     """
 
-    answer: AparAnswer
-    sequences: list[AparSequence]
+    prompt: Prompt
+    max_new_tokens: int
     fork: int
     child: int
     ends: frozenset[int]
-    max_new_tokens: int
     max_threads: int
     waiting: deque[AparSequence] = field(default_factory=deque)
     used: int = 0
@@ -142,14 +125,10 @@ class AparGroup:
     reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
     drop: list[int] = field(default_factory=list)
 
-    @classmethod
-    def of(
-        cls, prompt: Prompt, max_new_tokens: int, fork: int, child: int, ends: frozenset[int], max_threads: int
-    ) -> AparGroup:
-        """One sequence, the prompt, that writes the root paragraph."""
+    def __post_init__(self) -> None:
         root = AparNode(Paragraph(), segment=0)
-        first = AparSequence(prompt.tokens[-1], len(prompt.tokens) - 1, root)
-        return cls(AparAnswer(root.paragraph), [first], fork, child, ends, max_new_tokens, max_threads)
+        self.answer = AparAnswer(root.paragraph)
+        self.sequences = [AparSequence(self.prompt.tokens[-1], len(self.prompt.tokens) - 1, root)]
 
     def append(self, s: AparSequence, x: int, logprob: float) -> None:
         """Lines 19 to 33 for one sequence that has sampled x (counted in `used` already)."""
@@ -176,8 +155,7 @@ class AparGroup:
         self.waiting.append(AparSequence(self.child, s.position + 1, n2))
 
     def _start_waiting(self) -> None:
-        """Gives waiting children their [Child] while there is a place and a token behind it to sample; they sample that
-        in the next decode."""
+        """Gives waiting children their [Child] while there is a place, and a token left that they sample next."""
         while self.waiting and len(self.sequences) < self.max_threads and self.used + 2 <= self.max_new_tokens:
             s = self.waiting.popleft()
             s.current_node.paragraph.tokens.append(self.child)
@@ -192,8 +170,8 @@ class AparGroup:
         self.reach, self.drop = {}, []
         return changes
 
-    def finish(self, start: int) -> AparAnswer:
-        """The answer with its text, behind a prompt of `start` tokens."""
+    def finish(self) -> AparAnswer:
+        """The answer with its text."""
         answer = self.answer
         stopped = not self.sequences and not self.waiting
         answer.cut = None
@@ -206,7 +184,7 @@ class AparGroup:
             ended = paragraph.first_child is not None or self.ends.intersection(paragraph.tokens[-1:])
             if not stopped and not ended and answer.cut is None:
                 answer.cut = len(answer.tokens)
-        answer.flattened = _flattened(start, len(answer.tokens), stopped)
+        answer.flattened = _flattened(len(self.prompt.tokens), len(answer.tokens), stopped)
         return answer
 
 
@@ -227,7 +205,7 @@ def apar(
         max_threads: most at the same time: a child forked beyond them waits until a thread has ended.
     """
     start = len(prompt.tokens)
-    group = AparGroup.of(prompt, max_new_tokens, fork, child, ends, max_threads)
+    group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost
     fed = cached = start
     attended, predicted = 0, 0
@@ -261,7 +239,7 @@ def apar(
 
     if predicted:
         cost.attended_tokens = attended / predicted
-    return group.finish(start)
+    return group.finish()
 
 
 def restore(root: Paragraph) -> Iterator[Paragraph]:

@@ -64,26 +64,17 @@ class Drafts:
 
 @dataclass
 class Decode:
-    """What is known between two passes: the drafts of each thread, and what the next feed corrects in the cache.
-
-    Args:
-        free: drafts of threads that have ended.
-        rejected: row indices of guesses that were wrong.
-        move: row indices of guesses that were right, and the segments of the threads whose text they are.
-        fed: tokens fed so far; cached: those of them that are in the cache.
-        attended: tokens seen when a token was predicted, over all predictions.
-        decoded, accepted: as in the answer.
-    """
+    """What is known between two passes: the drafts of each thread, and what the next feed corrects in the cache."""
 
     group: AparGroup
     tree: Tree
     drafts: dict[AparSequence, Drafts] = field(default_factory=dict)
-    free: list[Drafts] = field(default_factory=list)
-    rejected: list[int] = field(default_factory=list)
-    move: dict[int, int] = field(default_factory=dict)
-    fed: int = 0
-    cached: int = 0
-    attended: int = 0
+    free: list[Drafts] = field(default_factory=list)  # of threads that have ended
+    rejected: list[int] = field(default_factory=list)  # row indices of guesses that were wrong
+    move: dict[int, int] = field(default_factory=dict)  # of right ones: the segments of the threads whose text they are
+    fed: int = 0  # tokens so far
+    cached: int = 0  # those of them that are in the cache
+    attended: int = 0  # tokens seen when a token was predicted, over all predictions
     decoded: int = 0
     accepted: int = 0
 
@@ -194,7 +185,7 @@ def apar_medusa(
     """
     tree = tree or heads.tree
     check_depth(tree, heads)
-    group = AparGroup.of(prompt, max_new_tokens, fork, child, ends, max_threads)
+    group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost
     state = Decode(group, tree)
     while group.sequences and group.used < max_new_tokens:
@@ -212,7 +203,7 @@ def apar_medusa(
                 drafts.guesses = guesses
     if state.decoded:
         cost.attended_tokens = state.attended / state.decoded
-    answer = group.finish(len(prompt.tokens))
+    answer = group.finish()
     return AparMedusaAnswer(**vars(answer), decoded=state.decoded, accepted=state.accepted)
 
 

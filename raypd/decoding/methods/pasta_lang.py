@@ -61,17 +61,11 @@ class Tag:
 
 @dataclass
 class Lengths:
-    """The rule of a run.
+    """How many positions a promise takes (sections 3 and 6.2): what the main thread skips."""
 
-    Args:
-        rule: predicted: what the promise says (Pred-10X, and Pred-1X as well); fixed; or given lengths (oracle).
-        most: more than that a child cannot take, so no promise does.
-        warn: is called with every flaw of a promise.
-    """
-
-    rule: Literal["predicted", "fixed"] | Sequence[int]
+    rule: Literal["predicted", "fixed"] | Sequence[int]  # what the promise says (Pred-10X, Pred-1X); fixed; or oracle
     fixed: int
-    most: int
+    most: int  # more than that a child cannot take, so no promise does
     warn: Callable[[str], None]
 
     def of(self, tag: Tag, number: int, room: float) -> int:

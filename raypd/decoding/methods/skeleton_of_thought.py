@@ -45,25 +45,18 @@ class OutlinePoint:
 class SkeletonAnswer:
     """Outline and points.
 
-    Args:
-        text: every point as "number. heading" with what was written behind it, a line each; the outline alone where it
-            has no points.
-        outline, outline_logprobs: its tokens.
-        cut: characters of `text` up to where the first point was cut, all of them where points are missing (the outline
-            was cut, or has more than `max_points`); None: outline and points came to their own end.
-        steps: forward passes.
-        longest_path: most tokens decoded one after the other.
-        content_tokens: decoded tokens but end tokens.
+    cut: characters of `text` up to where the first point was cut, all of them where points are missing (the outline was
+    cut, or has more than `max_points`); None: outline and points came to their own end.
     """
 
-    text: str
+    text: str  # a line a point: "number. heading" and what was written; the outline alone where it has no points
     outline: list[int]
     outline_logprobs: list[float]
     points: list[OutlinePoint]
     cut: int | None
-    steps: int
-    longest_path: int
-    content_tokens: int
+    steps: int  # forward passes
+    longest_path: int  # most tokens decoded one after the other
+    content_tokens: int  # decoded tokens but end tokens
 
     @property
     def stopped(self) -> bool:
