@@ -110,11 +110,11 @@ class AssistedEngine:
         except Exception as error:
             program.close()
             return [Finished(tag, None, error, receiver.counts)]
-        said = receiver.answer
-        if isinstance(said, Continuation):
+        answer = receiver.answer
+        if isinstance(answer, Continuation):
             steps, drafted, accepted = receiver.counts.steps, receiver.drafted, receiver.accepted
-            said = AssistedAnswer(**vars(said), steps=steps, drafted=drafted, accepted=accepted)
-        return [Finished(tag, said, None, receiver.counts)]
+            answer = AssistedAnswer(**vars(answer), steps=steps, drafted=drafted, accepted=accepted)
+        return [Finished(tag, answer, None, receiver.counts)]
 
     def _generate(self, prompt: list[int], receiver: _Receiver, sampling: Sampling, seed: int) -> None:
         ids = torch.tensor([prompt], device=self.model.device)

@@ -6,8 +6,8 @@ A method reads like its paper's pseudo-code and knows nothing of batches, device
         predictions = yield Feed(prompt, positions=range(len(prompt)), sample_at=[len(prompt) - 1])
         ...
 
-The engine runs many programs at once and packs their feeds into one forward pass. Each program is one row: its tokens
-see tokens of that row alone, as `visibility` says.
+The engine runs many programs at once and packs their feeds into one forward pass. Tokens of a program see tokens of the
+same program alone, as `visibility` says.
 """
 
 from __future__ import annotations

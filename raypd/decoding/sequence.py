@@ -109,7 +109,7 @@ class Sequence:
         if segments[-1] >= len(self.reach) or (self.reach[segments, segments] == Reach.HIDDEN).any():
             raise ProgramError(f"segments {segments.tolist()} of a feed must at least reach themselves")
         if self.base and (self.reach[segments, 0] == Reach.HIDDEN).any():
-            raise ProgramError("a segment that does not reach segment 0 cannot be in a row with a shared prefix")
+            raise ProgramError("a segment that does not reach segment 0 cannot be in a program with a shared prefix")
         self.feed, self.sampled, self.logits, self.hidden, self.draws = feed, {}, {}, {}, {}
         self.size += new
 

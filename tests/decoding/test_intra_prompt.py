@@ -16,7 +16,8 @@ from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, h
 from raypd.decoding.program import Predictions
 from raypd.decoding.visibility import grown, one_segment, visible
 from tests.decoding import reference
-from tests.decoding.test_exactness import FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+from tests.decoding.drivers import INSTRUCTION, tokens_of
+from tests.decoding.test_exactness import FAMILIES, agree, expected_values, pair, slotted
 from tests.tiny import in_float64
 
 MOST = 7

@@ -16,14 +16,15 @@ from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.methods.medusa import MedusaHeads, Tree, cartesian_tree, medusa, sparse_tree
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import Sampling
-from raypd.decoding.visibility import NO_TOKEN, visible
+from raypd.decoding.visibility import visible
 from raypd.errors import ModelError
 from raypd.models.medusa_heads import load_heads, save_heads
 from tests.decoding import reference
+from tests.decoding.drivers import never, prompts_of, rarely, steered
 from tests.decoding.reference import Replay
-from tests.decoding.test_apar import CHILD, ENDS, EOS, FORK, steered
-from tests.decoding.test_exactness import FEW_FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
-from tests.decoding.test_space import answers_beside_others, chance_of_texts, chi_square, likely, never, rarely
+from tests.decoding.test_apar import CHILD, ENDS, EOS, FORK
+from tests.decoding.test_exactness import FEW_FAMILIES, agree, expected_values, pair, slotted
+from tests.decoding.test_space import answers_beside_others, chance_of_texts, check_cached_text, check_distribution
 from tests.tiny import in_float64, tiny_model
 
 TREES = [cartesian_tree(1, 1, 1), cartesian_tree(3, 2), Tree([(0,), (1,), (2,), (1, 0), (1, 1), (1, 0, 0)])]
@@ -85,11 +86,6 @@ def bounded(token, position, predicted):
 
 def scripted(program):
     return steered(program, bounded)
-
-
-def prompts_of(seed, count=4):
-    rng = random.Random(seed)
-    return [Prompt(INSTRUCTION + tokens_of(rng, 1, 12), shared=23 if i % 2 else 0) for i in range(count)]
 
 
 @pytest.mark.parametrize("kind", FEW_FAMILIES)
@@ -218,17 +214,7 @@ def test_the_cache_holds_the_text_and_one_tree():
     text = [t for t, _, _ in reference.autoregressive(stock, prompt.tokens, 40, never)]
     engine = Engine(model)
     engine.submit(medusa(prompt, 40, knowing(stock, prompt.tokens, text, 0.6), TREES[1]))
-    said = []
-    while engine.pending:
-        said += engine.step()
-        for row in engine.scheduler.sequences:
-            here = row.owner[: row.high]
-            kept = sorted(token for token in here[here != NO_TOKEN] if token < row.size - len(row.feed.tokens))
-            assert row.table[1, kept].tolist() == list(range(len(kept)))
-            assert row.table[0, kept].tolist() == [*prompt.tokens, *text][: len(kept)]
-            assert not row.table[2, kept].any()
-            assert len(row.reach) == 10
-    assert said[0].answer.tokens == text
+    check_cached_text(engine, prompt, text, 10)
 
 
 def test_small_cache_feeds_rows_again():
@@ -251,13 +237,8 @@ def test_sampled_texts_have_the_distribution_of_autoregressive_ones():
     heads = MedusaHeads.for_model(model, count=2, layers=1, tree=cartesian_tree(4, 3))
     chances = chance_of_texts(stock, prompt.tokens, 4, sampling)
     answers = Engine(model, max_num_seqs=175).run((medusa(prompt, 4, heads) for _ in range(runs)), sampling=sampling)
-    counts: dict[tuple[int, ...], int] = {}
-    for answer in answers:
-        counts[tuple(answer.tokens)] = counts.get(tuple(answer.tokens), 0) + 1
     assert runs / 10 < sum(a.accepted for a in answers) < 2.5 * runs
-    statistic, freedom = chi_square(counts, chances, runs)
-    assert freedom > 12
-    assert likely(statistic, freedom), (statistic, freedom)
+    check_distribution(answers, chances, 12)
 
 
 # ---------------------------------------------------------------------------------------------------- APAR and Medusa

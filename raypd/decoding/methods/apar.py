@@ -66,7 +66,7 @@ class AparAnswer:
         return self.cut is None
 
     def counters(self) -> dict[str, Any]:
-        """Its figures, told with a generated text."""
+        """Its figures, for a generated text."""
         counters: dict[str, Any] = {"threads": self.threads, "unstarted_threads": self.unstarted_threads}
         counters |= {"apar": asdict(self.cost), "flattened": asdict(self.flattened)}
         return {**counters, "longest_path": self.cost.steps}  # a pass decodes a token of every thread

@@ -24,7 +24,7 @@ from raypd.decoding.visibility import Reach
 
 @dataclass
 class AparMedusaAnswer(AparAnswer):
-    """As AparAnswer. decoded: tokens that the model said, in all threads; accepted: those of them that were guessed."""
+    """As AparAnswer. decoded: tokens of the model, in all threads; accepted: those of them that were guessed."""
 
     decoded: int = 0
     accepted: int = 0
@@ -126,12 +126,12 @@ class Decode:
             self.drafts[s] = self.free.pop()
         return self.drafts[s]
 
-    def accept(self, decoding: list[AparSequence], said: Predictions) -> tuple[list[Drafts], list[torch.Tensor]]:
+    def accept(self, decoding: list[AparSequence], predictions: Predictions) -> tuple[list[Drafts], list[torch.Tensor]]:
         """Takes the longest right path of each thread's guesses and the token behind it through algorithm 1.
 
         Returns the drafts of the threads that go on, and the hidden state behind the last token of each.
         """
-        assert said.hidden is not None
+        assert predictions.hidden is not None
         self.group.used += len(decoding)
         self.rejected, self.move = [], {}
         going_on: list[Drafts] = []
@@ -140,7 +140,7 @@ class Decode:
         for s in decoding:
             mine = self.drafts[s]
             count = len(mine.guesses)
-            nodes = self.tree.accepted(mine.guesses, said.tokens[first : first + 1 + count])
+            nodes = self.tree.accepted(mine.guesses, predictions.tokens[first : first + 1 + count])
             kept: set[int] = set()
             for i, place in enumerate((first, *(first + 1 + n for n in nodes))):
                 if i > 0:
@@ -150,7 +150,7 @@ class Decode:
                 self.accepted += int(i < len(nodes))
                 self.attended += s.position + 1
                 self.decoded += 1
-                self.group.append(s, said.tokens[place], said.logprobs[place])
+                self.group.append(s, predictions.tokens[place], predictions.logprobs[place])
                 if s.last_token in self.group.ends:
                     self.free.append(self.drafts.pop(s))
                     break
@@ -161,7 +161,7 @@ class Decode:
                     s.current_node.cached.append(index)
                 else:
                     going_on.append(mine)
-                    states.append(said.hidden[place])
+                    states.append(predictions.hidden[place])
             self.rejected += [self.fed + mine.root + 1 + n for n in range(count) if n not in kept]
             mine.guesses = []
             first += 1 + count

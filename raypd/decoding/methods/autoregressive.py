@@ -16,7 +16,7 @@ from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod
 class Continuation:
     """What was decoded; `stopped` is False when it was cut at the most tokens."""
 
-    COUNTERS: ClassVar[tuple[str, ...]] = ()  # its figures that are told with a generated text
+    COUNTERS: ClassVar[tuple[str, ...]] = ()  # its figures that go with a generated text
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stopped: bool = False

@@ -4,7 +4,7 @@
 Head d reads the hidden state behind which the model says token t, and guesses token t + d. A pass holds the last token
 of the text, which is certain, and under it the tree of guesses: each sees the text, its ancestors and itself. What the
 model says behind the last token picks a child of it, if one guessed that; and so on down. So every token of the text is
-one that the model said behind exactly the text before it, for any heads, trained or not. That holds for sampling too:
+one that the model says behind exactly the text before it, for any heads, trained or not. That holds for sampling too:
 the drafts are fixed before the model's draw. Medusa's typical acceptance, which takes more at a temperature but changes
 the distribution, is not built.
 """
@@ -58,13 +58,13 @@ class Tree:
         """How many nodes, the first ones, are not deeper than `depth`."""
         return sum(d <= depth for d in self.depths)
 
-    def accepted(self, guesses: Sequence[int], said: Sequence[int]) -> list[int]:
-        """The nodes from the top down whose guess [nodes] is what the model said above: said [1 + nodes], the text's
-        last token first."""
+    def accepted(self, guesses: Sequence[int], sampled: Sequence[int]) -> list[int]:
+        """The nodes from the top down whose guess [nodes] is what was sampled above them: [1 + nodes], first that behind
+        the text's last token."""
         nodes: list[int] = []
         while True:
             at = nodes[-1] if nodes else -1
-            hit = [n for n in range(len(guesses)) if self.parents[n] == at and guesses[n] == said[at + 1]]
+            hit = [n for n in range(len(guesses)) if self.parents[n] == at and guesses[n] == sampled[at + 1]]
             if not hit:
                 return nodes
             nodes.append(hit[0])

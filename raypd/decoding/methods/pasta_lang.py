@@ -55,8 +55,8 @@ class Tag:
     @property
     def tokens(self) -> int | None:
         """The number of tokens that a promise names; None where it names no positive number."""
-        said = self.attributes.get("tokens", "").strip(" \t\r").removeprefix("+").lstrip("0")
-        return int(said) if said.isascii() and said.isdigit() else None
+        value = self.attributes.get("tokens", "").strip(" \t\r").removeprefix("+").lstrip("0")
+        return int(value) if value.isascii() and value.isdigit() else None
 
 
 @dataclass
@@ -85,9 +85,9 @@ class Lengths:
         return length
 
     def _predicted(self, tag: Tag, number: int) -> int:
-        said, length = tag.attributes.get("tokens"), tag.tokens
+        value, length = tag.attributes.get("tokens"), tag.tokens
         if length is None:
-            what = "has no tokens attribute" if said is None else f"promises {readable(said)!r} tokens"
+            what = "has no tokens attribute" if value is None else f"promises {readable(value)!r} tokens"
             self.warn(f"promise {number} {what}: it is {self.fixed}")
             return self.fixed
         if length > self.most:

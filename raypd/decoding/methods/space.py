@@ -2,8 +2,15 @@
 ("Generation Meets Verification", section 3.2, algorithm 1, equations 4 to 7, appendix A.3).
 
 A pass holds the text, k candidates in a chain, and behind the text and behind each candidate a group of k mask tokens,
-whose outputs draft what may follow if everything before the group is accepted. The text is what the model would have
-said one token at a time: greedily token for token, sampled in distribution, for any model, trained to draft or not.
+whose outputs draft what may follow if everything before the group is accepted. The text is what the model would
+write one token at a time: greedily token for token, sampled in distribution, for any model, trained to draft or not.
+
+Where this differs from the paper: line 18 samples the extra token from Q even behind a rejected candidate, which would
+favour what the draft favours. The output has Q's distribution only if that token comes from the residual max(0, Q - P),
+normalised, P being the distribution that the candidate was drawn from, temperature, top-k and top-p included (Leviathan
+et al. 2023, theorem 1). And where fewer than k more tokens are wanted, fewer are drafted.
+
+A drafted token that happens to be `mask_token` is a candidate as any other: it stays only where the model says it.
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from raypd.decoding.visibility import Reach
 
 @dataclass
 class SpaceAnswer(DraftedContinuation):
-    """A text of candidates that passed verification, and of what the model said in place of `rejected` ones.
+    """A text of candidates that passed verification, and of what the model says in place of `rejected` ones.
 
     Candidates behind a failed one were not looked at, those behind the end of the text do not count.
     """
@@ -60,14 +67,6 @@ def space(
     stops: Stops = lambda tokens: False,
 ) -> Program[SpaceAnswer]:
     """Algorithm 1.
-
-    Where this differs from the paper: line 18 samples the extra token from Q even behind a rejected candidate, which
-    would favour what the draft favours. The output has Q's distribution only if that token comes from the residual
-    max(0, Q - P), normalised, P being the distribution that the candidate was drawn from, temperature, top-k and top-p
-    included (Leviathan et al. 2023, theorem 1). And where fewer than k more tokens are wanted, fewer are drafted.
-
-    A drafted token that happens to be `mask_token` is a candidate as any other: it stays only where the model itself
-    says it.
 
     Args:
         max_new_tokens: most tokens that are decoded.
@@ -117,9 +116,9 @@ def space(
         )
         answer.steps += 1
 
-        said = verify(predictions, drafted, sampling, random)
-        accepted = len(said) - 1
-        for place, (token, logprob) in enumerate(zip(said, logprobs(predictions, said), strict=True)):
+        verified = verify(predictions, drafted, sampling, random)
+        accepted = len(verified) - 1
+        for place, (token, logprob) in enumerate(zip(verified, logprobs(predictions, verified), strict=True)):
             answer.accepted += int(place < accepted)
             answer.rejected += int(place == accepted < len(drafted.tokens))
             answer.tokens.append(token)
@@ -133,18 +132,18 @@ def space(
         move = {first + place: 0 for place in ends[1 : accepted + 1]}
         drop = [first + index for index in range(ends[0] + 1, len(tokens)) if first + index not in move]
         first += len(tokens)
-        text, at = said[-1:], end + accepted
+        text, at = verified[-1:], end + accepted
 
 
 def verify(predictions: Predictions, drafted: Candidates, sampling: Sampling, random: np.random.Generator) -> list[int]:
     """Lines 6 to 19: the accepted candidates and the one extra token. Q stands in the first predictions."""
     count = len(drafted.tokens)
     if predictions.logits is None:
-        said = predictions.tokens[: count + 1]
+        verified = predictions.tokens[: count + 1]
         accepted = 0
-        while accepted < count and said[accepted] == drafted.tokens[accepted]:
+        while accepted < count and verified[accepted] == drafted.tokens[accepted]:
             accepted += 1
-        return said[: accepted + 1]
+        return verified[: accepted + 1]
     q = probabilities(torch.stack(predictions.logits[: count + 1]), sampling)  # [candidates + 1, vocabulary]
     accepted, rest = 0, q[0]
     if drafted.chance is not None:
@@ -167,13 +166,13 @@ def draft(predictions: Predictions, asks: range, sampling: Sampling, random: np.
     return Candidates(pick(chance, _draws(random, chance)).tolist(), chance)
 
 
-def logprobs(predictions: Predictions, said: list[int]) -> list[float]:
-    """Log-probabilities of what was said under the model, at temperature 1."""
+def logprobs(predictions: Predictions, verified: list[int]) -> list[float]:
+    """Log-probabilities of the tokens under the model, at temperature 1."""
     if predictions.logits is None:
-        return predictions.logprobs[: len(said)]
-    logits = torch.stack(predictions.logits[: len(said)])
+        return predictions.logprobs[: len(verified)]
+    logits = torch.stack(predictions.logits[: len(verified)])
     chance = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    return chance.gather(1, torch.tensor(said, device=logits.device)[:, None])[:, 0].tolist()
+    return chance.gather(1, torch.tensor(verified, device=logits.device)[:, None])[:, 0].tolist()
 
 
 def _draws(random: np.random.Generator, chance: torch.Tensor) -> torch.Tensor:
