@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 
 import pytest
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.apar import AparAnswer, Paragraph, apar, restore
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.methods.hyper_parallel import hyper_parallel
+from raypd.decoding.methods.autoregressive import Prompt
 from tests.decoding import reference
 from tests.decoding.drivers import changed, drive, never, prompts_of, steered
 from tests.decoding.reference import Replay
-from tests.decoding.test_exactness import FEW_FAMILIES, agree, expected_values, pair, slotted
+from tests.decoding.test_exactness import FEW_FAMILIES, beside_others, pair
 from tests.tiny import in_float64
 
 FORK, CHILD, EOS = 3, 4, 2
@@ -129,16 +127,11 @@ def agree_steered(picked, tokens, logprobs, atol) -> None:
 def test_threads_equal_threads_alone_beside_other_programs(kind):
     model, stock = pair(kind)
     prompts = prompts_of(2, 3, 15, 3)
-    values = slotted(random.Random(3), 2, shared=True)
     expected = [from_scratch(stock, p.tokens, 40) for p in prompts]
-    programs = [forked(p, 40) for p in prompts]
-    programs += [hyper_parallel(values, 5), autoregressive(prompts[0], 9, never)]
-    *answers, filled, plain = Engine(model, max_num_seqs=4, max_num_batched_tokens=24).run(programs)
+    engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=24)
+    answers = beside_others(engine, stock, [forked(p, 40) for p in prompts], prompts[0])
     for answer, want in zip(answers, expected, strict=True):
         compare(answer, want)
-    for value, want in zip(filled, expected_values(stock, values, 5, False), strict=True):
-        agree(want, value.tokens, value.logprobs)
-    agree(reference.autoregressive(stock, prompts[0].tokens, 9, never), plain.tokens, plain.logprobs)
     assert sum(answer.threads for answer in answers) > 6
     assert any(p.first_child and p.first_child.first_child for a in answers for p in restore(a.root)), "nested forks"
 
@@ -146,11 +139,8 @@ def test_threads_equal_threads_alone_beside_other_programs(kind):
 def test_float64_and_the_independent_interpreter_of_feeds():
     model, stock = pair("qwen3")
     model, stock = in_float64(model), in_float64(stock)
-    for prompt, answer in zip(
-        prompts_of(4, 2, 15, 3),
-        Engine(model, max_num_seqs=3).run(forked(p, 40) for p in prompts_of(4, 2, 15, 3)),
-        strict=True,
-    ):  # fmt: skip
+    prompts = prompts_of(4, 2, 15, 3)
+    for prompt, answer in zip(prompts, Engine(model, max_num_seqs=3).run(forked(p, 40) for p in prompts), strict=True):
         compare(answer, from_scratch(stock, prompt.tokens, 40), atol=1e-9)
         replayed = Replay(stock).run(forked(prompt, 40))
         assert replayed.tokens == answer.tokens

@@ -90,6 +90,18 @@ def expected_values(stock, prompt: SlottedPrompt, k_max: int, isolate: bool):
     )
 
 
+def beside_others(engine, stock, programs, prompt: Prompt, stops=never) -> list:
+    """Answers of programs that run among an AR and an HPD program, whose answers are checked here."""
+    values = slotted(random.Random(3), 2, shared=True)
+    first, second, *rest = programs
+    answers = engine.run([first, autoregressive(prompt, 9, stops), second, hyper_parallel(values, 5), *rest])
+    plain, filled = answers.pop(1), answers.pop(2)
+    agree(reference.autoregressive(stock, prompt.tokens, 9, stops), plain.tokens, plain.logprobs)
+    for value, expected in zip(filled, expected_values(stock, values, 5, False), strict=True):
+        agree(expected, value.tokens, value.logprobs)
+    return answers
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_autoregressive(kind):
     model, stock = pair(kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,14 +10,13 @@ import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.apar import apar
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.methods.hyper_parallel import hyper_parallel
+from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.methods.pasta import PastaAnswer, pasta
 from tests.decoding import reference
-from tests.decoding.drivers import never, prompts_of, steered
+from tests.decoding.drivers import prompts_of, steered
 from tests.decoding.pasta_script import BYTES, ENDS, EOS
 from tests.decoding.reference import Replay
-from tests.decoding.test_exactness import FEW_FAMILIES, agree, expected_values, pair, slotted
+from tests.decoding.test_exactness import FEW_FAMILIES, beside_others, pair
 from tests.tiny import in_float64
 
 A, B, SYNC, CLOSE, OPEN, BEHIND, LT, WORD, GT = range(240, 249)
@@ -130,16 +128,11 @@ def program(prompt: Prompt):
 def test_threads_equal_threads_read_from_scratch_beside_other_programs(kind):
     model, stock = pair(kind)
     prompts = prompts_of(3, 4, 15, 3)
-    values = slotted(random.Random(3), 2, shared=True)
-    programs = [program(p) for p in prompts]
-    programs += [hyper_parallel(values, 5), autoregressive(prompts[0], 9, never)]
-    programs += [apar(prompts[1], 20, 3, 4, ENDS)]
-    *answers, filled, plain, _ = Engine(model, max_num_seqs=4, max_num_batched_tokens=24).run(programs)
+    engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=24)
+    forking = apar(prompts[1], 20, 3, 4, ENDS)
+    *answers, _ = beside_others(engine, stock, [*map(program, prompts), forking], prompts[0])
     for answer, prompt in zip(answers, prompts, strict=True):
         compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC))
-    for value, want in zip(filled, expected_values(stock, values, 5, False), strict=True):
-        agree(want, value.tokens, value.logprobs)
-    agree(reference.autoregressive(stock, prompts[0].tokens, 9, never), plain.tokens, plain.logprobs)
     assert sum(len(answer.threads) for answer in answers) > 8
     assert "<sync/>" in "".join(a.raw.partition("</async>")[2] for a in answers), "a wait for a child"
 

@@ -12,14 +12,13 @@ import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.methods.space import segments_seen, space
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import Sampling, probabilities
 from raypd.decoding.visibility import NO_TOKEN, grown, one_segment, visible
 from tests.decoding import reference
 from tests.decoding.drivers import changed, drive, never, prompts_of, rarely
-from tests.decoding.test_exactness import FEW_FAMILIES, agree, expected_values, pair, slotted
+from tests.decoding.test_exactness import FEW_FAMILIES, agree, beside_others, pair
 from tests.tiny import in_float64, tiny_model
 
 MASK = 3
@@ -38,19 +37,10 @@ def guided(program, prompt, text, k, right, seed=0):
     return changed(program, draft)
 
 
-def answers_beside_others(model, stock, programs, expected, second, stops):
-    """Answers of four programs that must say `expected`, run beside two of other methods: AR on the prompt `second`,
-    which says expected[1] too, and HPD."""
-    values = slotted(random.Random(3), 2, shared=True)
-    first, *rest = programs
-    others = [autoregressive(second, 14, stops[1]), hyper_parallel(values, 5)]
-    answers = Engine(model, max_num_seqs=4, max_num_batched_tokens=20).run(
-        [first, others[0], rest[0], others[1], *rest[1:]]
-    )
-    agree(expected[1], answers[1].tokens, answers[1].logprobs)
-    for value, want in zip(answers[3], expected_values(stock, values, 5, False), strict=True):
-        agree(want, value.tokens, value.logprobs)
-    ours = [answers[i] for i in (0, 2, 4, 5)]
+def answers_beside_others(model, stock, programs, expected, prompt, stops):
+    """Answers of programs that must say `expected`, run beside those of other methods."""
+    engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=20)
+    ours = beside_others(engine, stock, programs, prompt, stops[1])
     for answer, want, stop in zip(ours, expected, stops, strict=True):
         agree(want, answer.tokens, answer.logprobs)
         assert answer.stopped == stop(answer.tokens)

@@ -59,8 +59,8 @@ class Tree:
         return sum(d <= depth for d in self.depths)
 
     def accepted(self, guesses: Sequence[int], sampled: Sequence[int]) -> list[int]:
-        """The nodes from the top down whose guess [nodes] is what was sampled above them: [1 + nodes], first that behind
-        the text's last token."""
+        """The nodes from the top down whose guess [nodes] is what was sampled above them; `sampled` [1 + nodes] begins
+        behind the text's last token."""
         nodes: list[int] = []
         while True:
             at = nodes[-1] if nodes else -1
