@@ -31,7 +31,6 @@ from pydantic import TypeAdapter
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
-from raypd.decoding.methods.intra_prompt import Answer
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.models.load import LoadedModel, load_model, resolve_dtype
 from raypd.tasks import build_task
@@ -134,7 +133,7 @@ class ExactMatch:
     def compare(self, documents: Sequence[Document], batch: int, unshared_too: bool = False) -> list[Outcome]:
         """The outcomes of all questions of some contexts; `unshared_too`: of every prompt from its first token, too."""
         stacked = requests_of(self.ippd, documents)
-        answers: list[list[Answer]] = self.run((request.program for request in stacked), batch)
+        answers: list[list[Continuation]] = self.run((request.program for request in stacked), batch)
         items = [item for request, found in zip(stacked, answers, strict=True) for item in request.finish(found)]
         records = [item for item in items if isinstance(item, Record) and item.error is None]
 

@@ -24,7 +24,7 @@ import typer
 from raypd.config import ModelConfig
 from raypd.decoding.attention.step import Step
 from raypd.decoding.engine import Engine
-from raypd.decoding.grammar import Grammar, Text, Vocabulary
+from raypd.decoding.grammar import Grammar, JsonString, Vocabulary
 from raypd.decoding.methods.apar import apar
 from raypd.decoding.methods.apar_medusa import apar_medusa
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
@@ -100,7 +100,7 @@ def main(
     text = (encode(_TEXT) * (1 + prompt // len(encode(_TEXT))))[:prompt]
     ends = frozenset([tokenizer.eos_token_id])
     never = lambda tokens: False  # noqa: E731
-    grammar = Grammar(Text(), Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)]))
+    grammar = Grammar(JsonString(), Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)]))
     stop, other = encode(".")[0], encode("It")[0]
     heads, markup = MedusaHeads.for_model(model), markup_bytes(tokenizer)
     outline = encode("1. Leather and sole\n2. Colors\n3. What buyers say")

@@ -17,7 +17,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import Attribute, ExtractionConfig, RunConfig
-from raypd.decoding.grammar import Automaton, Grammar, Number, OneOf, Text, Vocabulary
+from raypd.decoding.grammar import Automaton, Grammar, JsonString, Number, OneOf, Vocabulary
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
@@ -258,7 +258,7 @@ class ExtractionTask:
 def _automaton(attribute: Attribute) -> Automaton:
     """What may stand in an attribute's slot; characters are the bytes of the text, as latin-1."""
     if attribute.type == "text":
-        return Text()
+        return JsonString()
     if attribute.type == "number":
         return Number()
     if attribute.type == "boolean":

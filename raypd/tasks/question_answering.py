@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from raypd.config import QuestionAnsweringConfig, RunConfig
 from raypd.decoding.grammar import Bounded, Choice, Grammar, Vocabulary
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
-from raypd.decoding.methods.intra_prompt import Answer, Context, PromptTree, Question, intra_prompt
+from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
@@ -226,7 +226,7 @@ class QuestionAnsweringTask:
         contexts = [Context(page.context, [asked.question for _, asked in page.good()]) for page in stack]
         program = intra_prompt(PromptTree(self._instruction, contexts), self.task.max_answer_tokens)
 
-        def records(answers: Iterator[Answer | str]) -> list[Record]:
+        def records(answers: Iterator[Continuation | str]) -> list[Record]:
             return [r for page in stack for r in self._records(page, {n: next(answers) for n, _ in page.good()})]
 
         seed = seed_of(self.decoding.sampling.seed, [page.document.id for page in stack])
@@ -258,7 +258,7 @@ class QuestionAnsweringTask:
 
     # ------------------------------------------------------------------------------------------------------- answers
 
-    def _records(self, page: _Page, answers: Mapping[int, Answer | Continuation | str]) -> list[Record]:
+    def _records(self, page: _Page, answers: Mapping[int, Continuation | str]) -> list[Record]:
         """The row's records in the order of its questions; an answer may be the reason why there is none."""
         records = []
         for n, asked in enumerate(page.asked):
@@ -272,7 +272,7 @@ class QuestionAnsweringTask:
                 records.append(Record(page.document.row, columns))
         return records
 
-    def _read(self, asked: _Asked, answer: Answer | Continuation) -> dict[str, Any]:
+    def _read(self, asked: _Asked, answer: Continuation) -> dict[str, Any]:
         columns: dict[str, Any] = {"answer": None, "choice_index": None, "confidence": confidence(answer.logprobs)}
         if asked.rules is not None and asked.choices is not None:
             letter = asked.rules.completion(answer.tokens)

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.load import LoadedModel
 from raypd.models.medusa_heads import save_heads
-from raypd.tasks import extraction, question_answering, writers
+from raypd.tasks import extraction, question_answering
 from raypd.tasks.base import Document
 from tests.config.test_fingerprint import decoding_keys, others
 from tests.runs import answer
@@ -42,7 +43,11 @@ SMALL = {"max_value_tokens": 9, "max_new_tokens": 14, "stacked_documents": 2, "m
 PROGRAMS = [
     *((extraction, name) for name in METHODS["extraction"] if name != "speculative"),  # that is an engine
     *((question_answering, name) for name in METHODS["question_answering"]),
-    *((writers, name) for name in METHODS["generation"] if name != "speculative"),
+    *(
+        (import_module(f"raypd.decoding.methods.{name}"), name)
+        for name in METHODS["generation"]
+        if name != "speculative"
+    ),
 ]
 
 

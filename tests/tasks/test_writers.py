@@ -19,7 +19,7 @@ from raypd.models.medusa_heads import save_heads
 from raypd.tasks import build_task
 from raypd.tasks.base import Document
 from raypd.tasks.prompting import end_tokens
-from tests.decoding.test_apar import steered
+from tests.decoding.drivers import steered
 from tests.runs import answer
 from tests.tiny import tiny_model, tiny_tokenizer
 
