@@ -1,5 +1,16 @@
 """Errors that a user can act on. The command line prints their text alone; all else is a bug and keeps its trace."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+
+
+def did_you_mean(wanted: str, known: Iterable[str], shown: Callable[[str], object] = repr) -> str:
+    """`did you mean 'x'?`, about the nearest of the names that are known; "" where none is near."""
+    near = difflib.get_close_matches(wanted, list(known), 1, cutoff=0.5)
+    return f"did you mean {shown(near[0])}?" if near else ""
+
 
 class UserError(Exception):
     """Something in the input, the configuration or the surroundings that the user can put right.

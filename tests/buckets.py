@@ -1,4 +1,4 @@
-"""A bucket for every test, on the one real S3 server of the session."""
+"""A bucket for every test, on the one real S3 server of the session, and a proxy before that server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import s3
+from tests import fault_proxy, s3
 
 _numbers = itertools.count()
 
@@ -31,3 +31,12 @@ def bucket(connected: s3.Server) -> str:
     name = f"bucket-{next(_numbers)}"
     connected.client().create_bucket(Bucket=name)
     return f"s3://{name}"
+
+
+@pytest.fixture
+def proxy(s3_server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[fault_proxy.Proxy]:
+    """A proxy that does nothing yet; waits between tries are short in this process."""
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.01)
+    monkeypatch.setattr("raypd.storage.s3_read._LONGEST_WAIT", 0.05)
+    with fault_proxy.proxy(s3_server.url) as made:
+        yield made

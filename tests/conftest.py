@@ -1,6 +1,6 @@
 """One thread a process: tests run beside the processes of Ray, where threads that spin cost more than they help.
 
-At the end every reason for which tests were skipped is said once.
+At the end every reason for which tests were skipped is printed once.
 """
 
 import os
@@ -26,8 +26,8 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from tests import processes, s3  # noqa: E402
-from tests.buckets import bucket, connected  # noqa: E402, F401
-from tests.runs import make_config  # noqa: E402, F401
+from tests.buckets import bucket, connected, proxy  # noqa: E402, F401
+from tests.runs import in_process, make_config  # noqa: E402, F401
 
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=random looks for others.
 hypothesis.settings.register_profile(
@@ -77,7 +77,6 @@ ALONE = ("tests/faults/test_faults.py", "tests/cluster/test_ledger_actor.py")
 LONG_FILES = (
     "tests/storage/test_runs.py",
     "tests/cluster/test_driver.py",
-    "tests/cluster/test_work_stealing.py",
     "tests/faults/",
     "tests/cluster/test_scheduler.py",
     "tests/cluster/test_ledger_actor.py",

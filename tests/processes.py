@@ -1,6 +1,6 @@
 """Runs as processes of their own, which a test may kill; and how a test waits for what they do.
 
-process = start("-m", "tests.cluster.run", "run.yaml")     # ended with all that it started when the test ends
+process = start("-m", "tests.faults.run", "run.yaml")      # ended with all that it started when the test ends
 wait_for(lambda: (folder / "units").exists(), "no unit")
 """
 
@@ -39,14 +39,14 @@ def start(*words: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str], code: int = 0) -> str:
-    """Waits for the end of a process, which has to be this; what it said."""
+    """Waits for the end of a process, whose exit code has to be this; its output."""
     out, err = process.communicate(timeout=LONG)
     assert process.returncode == code, err[-3000:] + out[-3000:]
     return out + err
 
 
 def wait_for(condition: Callable[[], Any], what: str = "it did not happen") -> Any:
-    """Waits until a condition holds; what it said then."""
+    """Waits until a condition holds; what it returned then."""
     end = time.monotonic() + LONG
     while not (found := condition()):
         assert time.monotonic() < end, what

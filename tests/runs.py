@@ -14,6 +14,11 @@ from tests.processes import start
 
 if TYPE_CHECKING:
     from raypd.config import RunConfig
+    from raypd.dataset.plan import Plan
+    from raypd.decoding.counts import Finished
+    from raypd.tasks.base import Document, Record
+
+_OF_THE_CLUSTER = ("unit_documents", "units_in_flight", "unit_bytes", "min_workers", "max_workers")
 
 
 @pytest.fixture(name="config")
@@ -21,27 +26,21 @@ def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
     """Makes a configuration: config("in/*.jsonl", unit_documents=10, text_columns=["title"], ...)."""
     from raypd.config import RunConfig
 
-    def make(path: Any, output: str = "out", **keys: Any) -> RunConfig:
+    def make(path: Any, output: str = "out", storage: dict[str, Any] | None = None, **keys: Any) -> RunConfig:
         clusters = {"address": "local", "unit_documents": 10, "max_workers": 1}
         source: dict[str, Any] = {"path": path, "text_columns": ["title"], "category_column": None}
         engine: dict[str, Any] = {"max_num_seqs": 4}
         for key, value in keys.items():
-            for part, names in (
-                (clusters, ("unit_documents", "units_in_flight", "min_workers", "max_workers")),
-                (engine, ("max_num_seqs",)),
-            ):
-                if key in names:
-                    part[key] = value
-                    break
-            else:
-                source[key] = value
+            part = clusters if key in _OF_THE_CLUSTER else engine if key in engine else source
+            part[key] = value
         return RunConfig.model_validate(
             {
                 "input": source,
-                "output": {"path": str(tmp_path / output)},
+                "output": {"path": output if "://" in output else str(tmp_path / output)},
                 "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
                 "engine": engine,
                 "cluster": clusters,
+                "storage": storage or {},
             }
         )
 
@@ -55,8 +54,81 @@ def write_jsonl(path: Path, titles: Sequence[str]) -> Path:
     return path
 
 
+def parquet(table: Any, **how: Any) -> bytes:
+    """A table as Parquet; a dict's values are its columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(table), sink, **how)
+    return sink.getvalue().to_pybytes()
+
+
+def read_all(run: RunConfig) -> list[Document]:
+    """All documents of an input, in the order of its units."""
+    from raypd.dataset.planner import plan
+    from raypd.dataset.reader import read_unit
+
+    return [document for unit in plan(run) for document in read_unit(unit, run)]
+
+
 def run_process(config: RunConfig, tmp_path: Path) -> subprocess.Popen[str]:
     """Starts a run with the fake engine as a process of its own."""
     file = tmp_path / "run.yaml"
     file.write_text(config.model_dump_json())  # JSON is YAML
-    return start("-m", "tests.cluster.run", str(file))
+    return start("-m", "tests.faults.run", str(file))
+
+
+def answer(task: Any, documents: Sequence[Any], engine: Any, **how: Any) -> tuple[list[Record], list[Finished]]:
+    """All records of some documents, as they come, and what ended in the engine."""
+    from raypd.tasks.base import Record
+
+    records, ended = [], []
+    items = list(task.plan(documents))
+    while items or engine.pending:
+        records += [item for item in items if isinstance(item, Record)]
+        for item in items:
+            if not isinstance(item, Record):
+                engine.submit(item.program, tag=item, seed=item.seed, **how)
+        done = engine.step() if engine.pending else []
+        assert not [finished.error for finished in done if finished.error is not None]
+        items = [item for finished in done for item in finished.tag.finish(finished.answer)]
+        ended += done
+    return records, ended
+
+
+def run_here(config: RunConfig, build: Any = None, planned: Plan | None = None, most: int | None = None) -> Plan:
+    """A run without Ray, its worker in this process; what was planned. most: units, after which it is cut off."""
+    from raypd.cluster.worker import DecodeWorker, WorkerSpec
+    from raypd.dataset import planner
+    from raypd.errors import RunError
+    from raypd.run import manifest
+    from raypd.run.lease import RunLease
+    from tests.cluster import fakes
+
+    output = config.output.path
+    manifest.claim(config, output)
+    lease = RunLease(output)
+    planned = planned or planner.plan(config, output)
+    worker = DecodeWorker(WorkerSpec(config, output, lease.id, build=build or fakes.build))
+    for number, unit in enumerate(planned):
+        if number == most:
+            lease.end("failed")
+            raise RunError("cut off")
+        worker.run_unit(unit)
+    lease.end("complete")
+    return planned
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """`driver.run_extract` as `run_here`. Returns a function that makes the next runs stop after n units."""
+    from raypd.cluster import driver
+
+    limit: dict[str, int | None] = {"units": None}
+
+    def run_extract(config: RunConfig, *, verbose: bool = False, build: Any = None, planned: Any = None) -> Any:
+        return driver.finish(config, config.output.path, run_here(config, build, planned, limit["units"]))
+
+    monkeypatch.setattr(driver, "run_extract", run_extract)
+    return lambda units: limit.update(units=units)

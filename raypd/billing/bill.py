@@ -13,102 +13,41 @@ a worker is startup before the node's first worker and idle after it. A node wit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+
+from raypd.run.records import Counts, NodeTime, Seconds, WorkerTime
 
 MICRO = 1_000_000
 PARTS = ("decode", "prefill", "startup", "idle", "lost", "head", "other")
 GONE_SECONDS = 20.0  # a worker that was not heard of for so long has died
-Spans = list[tuple[float, float, str, str | None]]
-
-
-@dataclass
-class Node:
-    """One machine in a session. Times are unix seconds; ended None: it is still there."""
-
-    node: str
-    began: float
-    head: bool = False
-    instance_type: str | None = None
-    market: str = "local"
-    region: str | None = None
-    usd_per_hour: float = 0.0
-    price_source: str = ""
-    ended: float | None = None
-    gpus: float = 0.0
-    slots: int = 0
-
-
-@dataclass
-class Seconds:
-    """What a worker did with its time, in seconds; prefill and decode together are its busy time."""
-
-    startup: float = 0.0
-    prefill: float = 0.0
-    decode: float = 0.0
-    idle: float = 0.0
-    lost: float = 0.0
-
-    @property
-    def busy(self) -> float:
-        return self.prefill + self.decode
-
-    def total(self) -> float:
-        return self.startup + self.prefill + self.decode + self.idle + self.lost
-
-    def add(self, other: Seconds) -> None:
-        for name in vars(self):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    def lose(self, prefill: float, decode: float) -> None:
-        """Moves busy time of work that came to nothing to `lost`."""
-        prefill, decode = min(prefill, self.prefill), min(decode, self.decode)
-        self.prefill, self.decode, self.lost = (
-            self.prefill - prefill,
-            self.decode - decode,
-            self.lost + prefill + decode,
-        )
-
-
-@dataclass
-class Worker:
-    """One worker process. heard: when it last reported; open: busy (prefill, decode) seconds of units in hand."""
-
-    worker: str
-    node: str
-    began: float
-    heard: float
-    ended: float | None = None
-    sequence: int = -1  # of the last report that is in here
-    seconds: Seconds = field(default_factory=Seconds)
-    open: dict[str, tuple[float, float]] = field(default_factory=dict)
-    spans: Spans = field(default_factory=list)
-
-    def left(self, until: float, final: bool) -> float | None:
-        """When it ended, as far as is known at `until`; None while it works."""
-        if self.ended is not None:
-            return self.ended
-        if until - self.heard > GONE_SECONDS:
-            return self.heard
-        return max(self.heard, until) if final else None
-
-    def settled(self, until: float, final: bool) -> Seconds:
-        """Its seconds; what it had in hand is lost when it has ended without an end to that."""
-        seconds = Seconds(**vars(self.seconds))
-        if self.left(until, final) is not None:
-            for prefill, decode in self.open.values():
-                seconds.lose(prefill, decode)
-        return seconds
 
 
 @dataclass(frozen=True)
-class Bill:
+class Charges:
     """In micro-dollars: of each node by its id, of each part, and together; seconds of each part over all slots."""
 
     nodes: dict[str, int]
     parts: dict[str, int]
     total: int
     seconds: dict[str, float]
+
+
+def ended(worker: WorkerTime, until: float, final: bool) -> float | None:
+    """When a worker ended, as far as is known at `until`; None while it works."""
+    if worker.ended is not None:
+        return worker.ended
+    if until - worker.heard > GONE_SECONDS:
+        return worker.heard
+    return max(worker.heard, until) if final else None
+
+
+def settled(worker: WorkerTime, until: float, final: bool) -> Seconds:
+    """A worker's seconds; those of open units are lost when it has ended."""
+    seconds = replace(worker.seconds)
+    if ended(worker, until, final) is not None:
+        for prefill, decode in worker.open.values():
+            seconds.lose(prefill, decode)
+    return seconds
 
 
 def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
@@ -140,21 +79,21 @@ def shared_seconds(began: float, ended: float, shares: Sequence[tuple[float, int
     return seconds
 
 
-def interval(node: Node, began: float, until: float) -> tuple[float, float]:
+def interval(node: NodeTime, began: float, until: float) -> tuple[float, float]:
     """When the session began to pay for a node, and when it ceased or how far the bill goes."""
     start = max(node.began, began)
     return start, max(start, min(until, node.ended if node.ended is not None else until))
 
 
 def make(
-    nodes: Sequence[Node],
-    workers: Sequence[Worker],
+    nodes: Sequence[NodeTime],
+    workers: Sequence[WorkerTime],
     began: float,
     until: float,
     *,
     shares: Sequence[tuple[float, int]] = (),
     final: bool = False,
-) -> Bill:
+) -> Charges:
     """The bill of a session that began at `began`, as it stands at `until`. final: no worker goes on after that."""
     usd: dict[str, int] = {}
     parts = dict.fromkeys(PARTS, 0)
@@ -170,11 +109,11 @@ def make(
         weights = spent if sum(spent.values()) > 0 else {"other": 1.0}
         for name, share in apportion(usd[node.node], weights).items():
             parts[name] += share
-    return Bill(usd, parts, sum(usd.values()), seconds)
+    return Charges(usd, parts, sum(usd.values()), seconds)
 
 
 def _node_seconds(
-    node: Node, workers: Sequence[Worker], start: float, end: float, until: float, final: bool
+    node: NodeTime, workers: Sequence[WorkerTime], start: float, end: float, until: float, final: bool
 ) -> dict[str, float]:
     """Slot-seconds of a node by part."""
     length = end - start
@@ -183,10 +122,9 @@ def _node_seconds(
     spent = dict.fromkeys(PARTS, 0.0)
     alive = 0.0
     for worker in workers:
-        seconds = worker.settled(until, final)
+        seconds, gone = settled(worker, until, final), ended(worker, until, final)
         # What it reported cannot be more than what it lived, but for clocks; the node's time is what is paid.
-        left = worker.left(until, final)
-        lived = max(0.0, min(end, left if left is not None else end) - max(start, worker.began))
+        lived = max(0.0, min(end, end if gone is None else gone) - max(start, worker.began))
         alive += lived
         scale = min(1.0, lived / seconds.total()) if seconds.total() else 0.0
         for name, value in vars(seconds).items():
@@ -206,7 +144,7 @@ def usd(micro: int) -> float:
     return round(micro / MICRO, 6)
 
 
-def shared_out(total: int, counts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def shared_out(total: int, counts: Mapping[str, Counts]) -> dict[str, Counts]:
     """`counts` by name with the money of each: the whole bill in proportion to the busy seconds behind it."""
     money = apportion(total, {name: own["seconds"] for name, own in counts.items()})
     return {name: {**own, "usd": usd(money[name])} for name, own in counts.items()}

@@ -1,9 +1,9 @@
 """The arithmetic of a budget and a deadline: whether one more unit may be begun, and how many workers it takes.
 
-No Ray, no clock. The budget has two lines. A unit is begun only where the bill, at the end of all that is in hand and
+No Ray, no clock. The budget has two lines. A unit is begun only where the bill, at the end of all that is in flight and
 of this unit too, stays below the budget less a reserve. Where that guess was wrong (the first units, whose pace nobody
-knows; a unit of long documents; nodes that came later), the run is stopped when the reserve is reached, and the work
-in hand is lost and done again by the session that goes on.
+knows; a unit of long documents; nodes that came later), the run is stopped when the reserve is reached; what is in
+flight is lost, and done again by the session that goes on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from raypd.errors import ConfigError, RunError
+from raypd.run.text import count, usd
 
 _KEPT = 64  # units whose pace counts
 _CAUTION = 1.25  # a unit may take this much longer than the slowest of those
@@ -40,29 +41,27 @@ class Pace:
         if documents > 0:
             self.seconds.append(seconds / documents)
 
-    def cautious(self, documents: int) -> float | None:
-        """Seconds that a unit may take; None while no unit has ended."""
-        return _CAUTION * max(self.seconds) * documents if self.seconds else None
+    def cautious(self, documents: int) -> float:
+        """Seconds that a unit may take, once one has ended."""
+        return _CAUTION * max(self.seconds) * documents
 
     def mean(self) -> float | None:
         return statistics.fmean(self.seconds) if self.seconds else None
 
 
 @dataclass
-class Hand:
-    """A unit in hand: when it was begun (unix seconds), and its documents."""
+class InFlight:
+    """A unit that was begun (unix seconds) and has not ended, and its documents."""
 
     began: float
     documents: int
 
 
-def ends(now: float, hands: Iterable[Hand], pace: Pace) -> float:
-    """When all units in hand are done, at the latest that is to be expected; now where nobody knows."""
-    end = now
-    for hand in hands:
-        took = pace.cautious(hand.documents)
-        end = max(end, hand.began + took) if took is not None else end
-    return end
+def ends(now: float, units: Iterable[InFlight], pace: Pace) -> float:
+    """When all units in flight are done, at the latest that is to be expected; now where nobody knows."""
+    if pace.mean() is None:
+        return now
+    return max([now, *(unit.began + pace.cautious(unit.documents) for unit in units)])
 
 
 def holds(left: float, spent: float, usd_per_second: float, seconds: float) -> bool:
@@ -70,22 +69,19 @@ def holds(left: float, spent: float, usd_per_second: float, seconds: float) -> b
     return spent + usd_per_second * seconds < left
 
 
-def money(usd: float) -> str:
-    """For people: cents, and more digits where cents would hide all."""
-    return f"${usd:,.2f}" if usd >= 1 or usd == 0 else f"${usd:.4g}"
-
-
 def reached(budget: float, spent: float, done: int, documents: int, exact: bool = True) -> str:
-    """What a user is told at the end of the money. spent: USD of all sessions; done: documents of the run's."""
+    """The message at the end of the money. spent: USD of all sessions; done: documents of the run's."""
     about = "" if exact else "about "
-    text = f"cost.budget_usd {money(budget)} is reached: {done:,} of {about}{documents:,} documents are done for "
-    text += money(spent)
+    now = (
+        f"cost.budget_usd {usd(budget)} is reached: {count(done)} of {about}{count(documents)} documents are done for "
+    )
+    now += usd(spent)
     if done <= 0:
-        return f"{text}; the start of the workers alone may take more than that: raise cost.budget_usd"
+        return f"{now}; the start of the workers alone may take more than that: raise cost.budget_usd"
     rest = spent / done * max(0, documents - done)
     wanted = math.ceil((spent + 1.15 * rest) * 100) / 100
     return (
-        f"{text} ({money(1000 * spent / done)} per 1,000). The rest takes about {money(rest)}: the same command with "
+        f"{now} ({usd(1000 * spent / done)} per 1,000). The rest takes about {usd(rest)}: the same command with "
         f"cost.budget_usd={wanted:.2f} goes on"
     )
 
@@ -93,20 +89,21 @@ def reached(budget: float, spent: float, done: int, documents: int, exact: bool 
 # ------------------------------------------------------------------------------------------------------------- deadline
 
 
-def parse_deadline(text: str, now: float) -> float:
+def parse_deadline(given: str, now: float) -> float:
     """Unix seconds of a time (2026-11-30T18:00, local where it names no zone) or of a duration from now (8h, 1h30m).
 
     Raises ConfigError.
     """
-    match = _DURATION.fullmatch(text.strip())
-    if match and text.strip():
+    given = given.strip()
+    match = _DURATION.fullmatch(given)
+    if match and given:
         parts = [float(part or 0) for part in match.groups()]
         return now + sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=True))
     try:
-        return datetime.fromisoformat(text.strip()).timestamp()
+        return datetime.fromisoformat(given).timestamp()
     except ValueError:
         raise ConfigError(
-            f"cost.deadline {text!r}: is neither a time such as 2026-11-30T18:00 nor a duration such as 8h or 1h30m"
+            f"cost.deadline {given!r}: is neither a time such as 2026-11-30T18:00 nor a duration such as 8h or 1h30m"
         ) from None
 
 
@@ -149,14 +146,3 @@ def clock(seconds: float) -> str:
     """A time of day, with the date where that is another day."""
     then = datetime.fromtimestamp(seconds)
     return then.strftime("%H:%M" if then.date() == datetime.now().date() else "%Y-%m-%d %H:%M")
-
-
-def length(seconds: float) -> str:
-    """A duration in words of at most two units."""
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return f"{max(1, round(seconds))} s"
-    days, rest = divmod(minutes, 1440)
-    hours, minutes = divmod(rest, 60)
-    parts = [f"{n} {u}" for n, u in ((days, "d"), (hours, "h"), (minutes, "min")) if n]
-    return " ".join(parts[:2])

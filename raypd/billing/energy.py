@@ -12,16 +12,20 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from raypd.billing.meter import Report
+from raypd.run.records import WorkerTime
 
 _SAMPLE_SECONDS = 1.0
 _JOULES_PER_KWH = 3.6e6
 
 
 def meter(gpus: float) -> Callable[[], float | None]:
-    """A function that says how many joules this process's GPUs took since now; None where that is not measured.
+    """A counter of the energy of this process's GPUs.
 
-    gpus: how many of them are this worker's; of a GPU that several workers share it takes that fraction.
+    Args:
+        gpus: how many of them are this worker's; of a GPU that several workers share it takes that fraction.
+
+    Returns:
+        A function that gives the joules since now; None where they are not measured.
     """
     if not gpus:
         return lambda: None
@@ -35,17 +39,21 @@ def meter(gpus: float) -> Callable[[], float | None]:
     if not handles:
         return lambda: None
     fraction = min(1.0, gpus / len(handles))
+
+    def total() -> float:
+        millijoules = sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles)
+        return fraction * millijoules / 1000
+
     try:
-        before = [pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles]
+        before = total()
     except pynvml.NVMLError:  # GPUs before Volta count nothing: sample their power
         return _Sampler(pynvml, handles, fraction)
 
     def joules() -> float | None:
         try:
-            now = [pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles]
+            return total() - before
         except pynvml.NVMLError:
             return None
-        return fraction * sum(b - a for a, b in zip(before, now, strict=True)) / 1000  # it counts millijoules
 
     return joules
 
@@ -65,12 +73,11 @@ class _Sampler:
 
     def __init__(self, pynvml: Any, handles: list[Any], fraction: float) -> None:
         self._pynvml, self._handles, self._fraction = pynvml, handles, fraction
-        self._joules = 0.0
-        self._measured = False
+        self._joules: float | None = None
         threading.Thread(target=self._run, name="power", daemon=True).start()
 
     def __call__(self) -> float | None:
-        return self._joules if self._measured else None
+        return self._joules
 
     def _run(self) -> None:
         at = time.monotonic()
@@ -79,12 +86,11 @@ class _Sampler:
             now = time.monotonic()
             with contextlib.suppress(self._pynvml.NVMLError):
                 watts = sum(self._pynvml.nvmlDeviceGetPowerUsage(handle) for handle in self._handles) / 1000
-                self._joules += self._fraction * watts * (now - at)
-                self._measured = True
+                self._joules = (self._joules or 0.0) + self._fraction * watts * (now - at)
             at = now
 
 
-def of(reports: Iterable[Report], watts_per_gpu: float | None, co2e_grams_per_kwh: float | None) -> dict[str, Any]:
+def of(reports: Iterable[WorkerTime], watts_per_gpu: float | None, co2e_grams_per_kwh: float | None) -> dict[str, Any]:
     """{"kwh", "co2e_kg", "source"} of workers; kwh is None where a GPU was neither measured nor given watts."""
     joules, sources = 0.0, set()
     for report in reports:

@@ -1,4 +1,4 @@
-"""What a worker does with its time: measured in the worker, told to the ledger.
+"""What a worker does with its time: measured in the worker, reported to the ledger.
 
 A report holds all that the worker did since it began, not what came since the last report, under a number that grows.
 So a report that is lost, comes twice or comes late does no harm: the one with the highest number is the truth.
@@ -14,46 +14,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raypd.billing.bill import Seconds, Spans
+from raypd.run.records import Counts, Seconds, Spans, WorkerTime
 
 _JOIN_SECONDS = 0.05  # a pause between two steps that is shorter belongs to them
 _MOST_SPANS = 120  # of one worker
 COUNTS = ("documents", "prefill_tokens", "shared_tokens", "decode_tokens")
 
 
-def zero() -> dict[str, float]:
+def zero() -> Counts:
     """Counts of a category: documents, tokens, and the busy seconds behind them."""
     return {**dict.fromkeys(COUNTS, 0), "seconds": 0.0}
 
 
 @dataclass
-class Report:
-    """All that a worker did since it began. Times are unix seconds, money is not its business."""
-
-    worker: str
-    node: str
-    pid: int
-    sequence: int
-    began: float
-    heard: float
-    seconds: Seconds
-    open: dict[str, tuple[float, float]]
-    spans: Spans
-    categories: dict[str, dict[str, float]]
-    method: str
-    ok: int
-    failed: int
-    gpus: float = 0.0
-    joules: float | None = None
-
-
-@dataclass
-class Unit:
+class UnitUsage:
     """The busy seconds of an attempt at a unit, and what it counted by category."""
 
     prefill: float = 0.0
     decode: float = 0.0
-    categories: dict[str, dict[str, float]] = field(default_factory=dict)
+    categories: dict[str, Counts] = field(default_factory=dict)
 
     def share(self) -> None:
         """Gives every category its share of the seconds: those of prefill and decode each by the tokens."""
@@ -87,12 +66,13 @@ class Meter:
         self._state = "startup"
         self._seconds = Seconds()
         self._spans: Spans = []
-        self._units: dict[str, Unit] = {}
-        self._categories: dict[str, dict[str, float]] = {}
+        self._units: dict[str, UnitUsage] = {}
+        self._categories: dict[str, Counts] = {}
         self._ok = self._failed = 0
         self._sequence = -1
         self._fed = (0, 0)  # tokens of ended programs
         self._last = (0, 0)  # the same and those of running ones, after the last step
+        self._tokens = (0, 0)  # that went through the model, of prompts and of answers
         self._ratio = 1.0  # share of prefill in the last step that fed anything
         self._work: dict[str, int] = {}  # programs by unit in the step that runs or ran last
 
@@ -106,7 +86,7 @@ class Meter:
 
     def begin(self, unit: str) -> None:
         with self._lock:
-            self._units[unit] = Unit()
+            self._units[unit] = UnitUsage()
 
     def documents(self, unit: str, categories: Iterable[str]) -> None:
         """The category of every document of a unit."""
@@ -114,22 +94,24 @@ class Meter:
             for name in categories:
                 self._unit(unit).categories.setdefault(name, zero())["documents"] += 1
 
-    def tokens(self, unit: str, category: str, counts: Any) -> None:
-        """What a program of a unit has counted."""
+    def tokens(self, unit: str, categories: Sequence[str], counts: Any) -> None:
+        """What a program of a unit has counted, in whole tokens over the categories of the documents it answers."""
         with self._lock:
-            own = self._unit(unit).categories.setdefault(category, zero())
-            for name in COUNTS[1:]:
-                own[name] += getattr(counts, name, 0)
+            for i, category in enumerate(categories):
+                own = self._unit(unit).categories.setdefault(category, zero())
+                for name in COUNTS[1:]:
+                    all_of_it = getattr(counts, name, 0)
+                    own[name] += (i + 1) * all_of_it // len(categories) - i * all_of_it // len(categories)
 
-    def end(self, unit: str) -> Unit:
+    def end(self, unit: str) -> UnitUsage:
         """An attempt's seconds and counts, shared by category; it stays open until `commit` or `lose`."""
         with self._lock:
             own = self._unit(unit)
-            done = Unit(own.prefill, own.decode, {name: dict(counts) for name, counts in own.categories.items()})
+            done = UnitUsage(own.prefill, own.decode, {name: dict(counts) for name, counts in own.categories.items()})
         done.share()
         return done
 
-    def commit(self, unit: str, done: Unit, ok: int, failed: int) -> None:
+    def commit(self, unit: str, done: UnitUsage, ok: int, failed: int) -> None:
         """The unit is in the output by this attempt."""
         with self._lock:
             self._units.pop(unit, None)
@@ -140,28 +122,15 @@ class Meter:
                 for key, value in counts.items():
                     total[key] += value
 
-    def hand_over(self, unit: str) -> Unit:
-        """The seconds and tokens of a share that was borrowed of another worker's unit go on this worker's bill.
-
-        Without its documents, which are that worker's to count when it commits the unit. Should that worker die before
-        it does, these seconds stay busy time and are not lost time; the tokens are put right at the session's end
-        (`book.reconcile`).
-        """
-        done = self.end(unit)
-        for counts in done.categories.values():
-            counts["documents"] = 0
-        self.commit(unit, done, 0, 0)
-        return done
-
     def lose(self, unit: str) -> None:
-        """An attempt that came to nothing; no-op for one that has ended."""
+        """An attempt that failed; no-op for one that has ended."""
         with self._lock:
             own = self._units.pop(unit, None)
             if own is not None:
                 self._seconds.lose(own.prefill, own.decode)
 
-    def _unit(self, unit: str) -> Unit:
-        return self._units.setdefault(unit, Unit())
+    def _unit(self, unit: str) -> UnitUsage:
+        return self._units.setdefault(unit, UnitUsage())
 
     # --------------------------------------------------------------------------------------------------------- steps
 
@@ -174,13 +143,18 @@ class Meter:
             self._state, self._work = "busy", dict(work)
         finished: list[Any] = engine.step()
         with self._lock:
-            self._count(finished, getattr(engine, "sequences", ()))
+            self._count(finished, engine.sequences)
             spent = self._go_on(self._clock(), next(iter(work), None))
             self._state = "idle"
             for unit, (prefill, decode) in self._shares(spent).items():
                 self._units[unit].prefill += prefill
                 self._units[unit].decode += decode
         return finished
+
+    def totals(self) -> tuple[float, float, int, int]:
+        """Seconds of prefill and of decode, and tokens of each, up to the end of the last step."""
+        with self._lock:
+            return self._seconds.prefill, self._seconds.decode, *self._tokens
 
     def _shares(self, spent: float) -> dict[str, tuple[float, float]]:
         """Seconds of a step, (prefill, decode), by unit: as many as each had programs in it."""
@@ -200,6 +174,7 @@ class Meter:
             now = _plus(now, row.counts)
         prefill, decode = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
         self._last = now
+        self._tokens = self._tokens[0] + prefill, self._tokens[1] + decode
         if prefill + decode:
             self._ratio = prefill / (prefill + decode)
 
@@ -218,7 +193,7 @@ class Meter:
 
     # ------------------------------------------------------------------------------------------------------- reports
 
-    def report(self) -> Report:
+    def report(self) -> WorkerTime:
         """All so far, under the next number."""
         with self._lock:
             now = self._clock()
@@ -227,14 +202,14 @@ class Meter:
             self._sequence += 1
             seconds, spans = Seconds(**vars(self._seconds)), list(self._spans)
             held = {name: (unit.prefill, unit.decode) for name, unit in self._units.items()}
-            if self._state == "busy":  # a step that runs is told as far as it is, and counted when it has ended
+            if self._state == "busy":  # a step that runs is reported as far as it is, and counted when it has ended
                 running = max(0.0, now - self._at)
                 seconds.prefill += running * self._ratio
                 seconds.decode += running * (1 - self._ratio)
                 for name, (prefill, decode) in self._shares(running).items():
                     held[name] = held[name][0] + prefill, held[name][1] + decode
                 spans = joined(spans, (self._at, now, "busy", next(iter(self._work), None)))
-            return Report(
+            return WorkerTime(
                 worker=self.id,
                 node=self._node,
                 pid=os.getpid(),

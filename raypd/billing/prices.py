@@ -19,6 +19,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
+from pydantic.dataclasses import dataclass as checked_dataclass
+
 from raypd.config import CostConfig
 from raypd.errors import ConfigError
 
@@ -31,7 +33,7 @@ class PriceUnknown(ConfigError):
     """No table has the price."""
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)  # which makes numbers of a table's texts
 class Instance:
     """An EC2 instance type. gpu_memory_gib: of one GPU; gpu is "" where there is none."""
 
@@ -67,21 +69,7 @@ def _csv(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def _instances() -> dict[str, Instance]:
-    return {
-        row["instance_type"]: Instance(
-            row["instance_type"],
-            int(row["gpus"]),
-            row["gpu"],
-            float(row["gpu_memory_gib"]),
-            int(row["vcpus"]),
-            float(row["memory_gib"]),
-        )
-        for row in _csv("instances.csv")
-    }
-
-
-INSTANCES = _instances()
+INSTANCES = {row["instance_type"]: Instance(*row.values()) for row in _csv("instances.csv")}  # type: ignore[arg-type]
 
 
 @cache
@@ -164,19 +152,23 @@ def price(
 ) -> Price:
     """The price of one machine for one hour.
 
-    instance_type None: a machine of your own, whose price is cost.prices.local or 0. region None: cost.region, else
-    us-east-1. market None: cost.market, else on-demand. zone: its spot price counts before the region's. known: in
-    place of `table()`. Raises PriceUnknown, with what to do.
+    Args:
+        instance_type: None: a machine of your own, whose price is cost.prices.local or 0.
+        region: None: cost.region, else us-east-1.
+        market: None: cost.market, else on-demand.
+        cost: of the configuration; its prices come first.
+        zone: its spot price counts before the region's.
+        known: in place of `table()`.
+
+    Raises:
+        PriceUnknown: with what to do.
     """
-    if instance_type is None:
-        own = cost.prices.get(LOCAL)
-        if own is None:
-            return Price(0.0, "a machine of your own; cost.prices.local gives it a price")
-        return Price(own, f"cost.prices.{LOCAL}")
     market = market or cost.market or "on-demand"
-    for key in (f"{instance_type}/{market}", instance_type):
+    for key in (f"{instance_type}/{market}", instance_type) if instance_type is not None else (LOCAL,):
         if key in cost.prices:
             return Price(cost.prices[key], f"cost.prices.{key}")
+    if instance_type is None:
+        return Price(0.0, "a machine of your own; cost.prices.local gives it a price")
     region = region or cost.region or DEFAULT_REGION
     known = table() if known is None else known
     for place in (zone, region):
@@ -207,8 +199,7 @@ def price_or_bound(
     except PriceUnknown:
         if (market or cost.market) != "spot":
             return None
-    try:
-        bound = price(instance_type, region, "on-demand", cost, known=known)
-    except PriceUnknown:
+    bound = price_or_bound(instance_type, region, "on-demand", cost, known=known)
+    if bound is None:
         return None
     return Price(bound.usd_per_hour, f"on-demand price, as no spot price is known ({bound.source})", bound.date)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich import box
@@ -26,17 +27,24 @@ _PRICE_LIST_REGION = "us-east-1"  # AWS's price list is served from few regions,
 _SPOT_PAGE = 20  # instance types asked for at once
 
 
-def refresh(regions: Sequence[str] = SHIPPED_REGIONS, say: Callable[[str], None] = print) -> Path:
-    """Asks AWS for the on-demand and spot prices of all instance types that raypd knows; the file it writes.
+def refresh(regions: Sequence[str] = SHIPPED_REGIONS) -> Path:
+    """Asks AWS for the on-demand and spot prices of all instance types that raypd knows.
 
-    Raises ConfigError without credentials, without the right to ask, or without a connection.
+    Args:
+        regions: of AWS.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        ConfigError: no credentials, no right to ask, or no connection.
     """
     found: Table = {}
     for region in regions:
         on_demand, spot = _on_demand(region), _spot(region)
         if not on_demand and not spot:
             raise ConfigError(f"--region {region}: AWS lists no price of any instance type there; is it a region?")
-        say(f"{region}: {len(on_demand)} on-demand prices, {len({key[0] for key in spot})} types with a spot price")
+        print(f"{region}: {len(on_demand)} on-demand prices, {len({key[0] for key in spot})} types with a spot price")
         found |= on_demand | spot
     return pricing.write_refreshed(found)
 
@@ -112,17 +120,16 @@ def _spot(region: str) -> Table:
         )
         for page in _asked("ec2:DescribeSpotPriceHistory", partial(list, pages)):
             for row in page["SpotPriceHistory"]:
-                key = (row["InstanceType"], row["AvailabilityZone"])
-                if key not in newest or row["Timestamp"] > newest[key][0]:
-                    newest[key] = (row["Timestamp"], float(row["SpotPrice"]))
+                key, offer = (row["InstanceType"], row["AvailabilityZone"]), (row["Timestamp"], float(row["SpotPrice"]))
+                newest[key] = max(newest.get(key, offer), offer)
     found: Table = {}
     zones: dict[str, list[float]] = {}
     for (instance_type, zone), (_, usd) in newest.items():
         found[instance_type, zone, "spot"] = Price(usd, f"AWS spot price in {zone}", _today())
         zones.setdefault(instance_type, []).append(usd)
     for instance_type, prices in zones.items():
-        mean = round(sum(prices) / len(prices), 6)
-        found[instance_type, region, "spot"] = Price(mean, f"AWS spot price, mean of {len(prices)} zones", _today())
+        source = f"AWS spot price, mean of {len(prices)} zones"
+        found[instance_type, region, "spot"] = Price(round(fmean(prices), 6), source, _today())
     return found
 
 
@@ -131,29 +138,23 @@ def show(
 ) -> None:
     """Prints what is known of a region. Raises ConfigError where that is nothing."""
     console = console or Console(highlight=False)
-    known = {key: price for key, price in pricing.table().items() if key[1] == region}
+    table = pricing.table()
     types = [t for t in INSTANCES if instance_type is None or t == instance_type]
     if not types:
         raise ConfigError(f"{instance_type}: raypd does not know this instance type; cost.prices can give its price")
-    if not any(key[0] in types for key in known):
+    if not any(place == region and name in types for name, place, _ in table):
         raise ConfigError(
             f"no price is known for {instance_type or 'any instance type'} in {region}: `raypd prices refresh --region "
             f"{region}` asks AWS"
         )
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for head in ("instance", "GPUs", "on-demand $/h", "spot $/h"):
-        grid.add_column(head, justify="left" if head in ("instance", "GPUs") else "right", no_wrap=True)
+        grid.add_column(head, justify="right" if head.endswith("$/h") else "left", no_wrap=True)
     grid.add_column("from", overflow="fold")
     for name in types:
-        own, there = INSTANCES[name], known.get((name, region, "on-demand"))
-        spot = known.get((name, region, "spot"))
+        own = INSTANCES[name]
+        found = [table.get((name, region, market)) for market in ("on-demand", "spot")]
         gpus = f"{own.gpus} x {own.gpu} {own.gpu_memory_gib:g} GiB" if own.gpus else "none"
-        source = there or spot
-        grid.add_row(
-            name,
-            gpus,
-            f"{there.usd_per_hour:.4f}" if there else "unknown",
-            f"{spot.usd_per_hour:.4f}" if spot else "unknown",
-            f"{source.date} {source.source}" if source else "",
-        )
+        source = next((f"{price.date} {price.source}" for price in found if price is not None), "")
+        grid.add_row(name, gpus, *(f"{p.usd_per_hour:.4f}" if p is not None else "unknown" for p in found), source)
     console.print(grid)

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Annotated
 
@@ -17,7 +17,7 @@ import typer
 
 import raypd
 from raypd.cli import options as o
-from raypd.cli.run import config_of, retry_of, run_job
+from raypd.cli.run import COMMANDS, config_over, run_task
 from raypd.config.load import load_config
 from raypd.errors import RunError, UserError
 
@@ -58,39 +58,38 @@ def extract(
     verbose: o.Verbose = False,
 ) -> None:
     """Extract attributes from every document. A second run with the same output.path resumes."""
-    run_job(load_config(config, overrides or []), "extraction", verbose, retry_of(retry_errors, all_errors))
+    run_task(load_config(config, overrides or []), "extraction", retry_errors, all_errors, verbose)
 
 
-@app.command()
-def answer(
-    source: o.Source,
-    overrides: o.Overrides = None,
-    method: o.Method = None,
-    model: o.Model = None,
-    output: o.Output = None,
-    retry_errors: o.RetryErrors = False,
-    all_errors: o.AllErrors = False,
-    verbose: o.Verbose = False,
-) -> None:
-    """Answer the questions of every context: raypd answer questions.jsonl, or a YAML with more to say."""
-    made = config_of(source, "question_answering", overrides, method, model, output)
-    run_job(made, "question_answering", verbose, retry_of(retry_errors, all_errors))
+def _command_over_data(kind: str, help: str) -> Callable[..., None]:
+    """A command that takes a configuration, or the data itself and the options that a short run needs."""
+
+    @app.command(COMMANDS[kind], help=help)
+    def command(
+        source: o.Source,
+        overrides: o.Overrides = None,
+        method: o.Method = None,
+        model: o.Model = None,
+        output: o.Output = None,
+        retry_errors: o.RetryErrors = False,
+        all_errors: o.AllErrors = False,
+        verbose: o.Verbose = False,
+    ) -> None:
+        config = config_over(source, kind, overrides or [], method, model, output)
+        run_task(config, kind, retry_errors, all_errors, verbose)
+
+    command.__doc__ = help  # which a job of its own shows
+    return command
 
 
-@app.command()
-def generate(
-    source: o.Source,
-    overrides: o.Overrides = None,
-    method: o.Method = None,
-    model: o.Model = None,
-    output: o.Output = None,
-    retry_errors: o.RetryErrors = False,
-    all_errors: o.AllErrors = False,
-    verbose: o.Verbose = False,
-) -> None:
-    """Write an answer to every prompt: raypd generate prompts.jsonl --method space, or a YAML with more to say."""
-    made = config_of(source, "generation", overrides, method, model, output)
-    run_job(made, "generation", verbose, retry_of(retry_errors, all_errors))
+answer = _command_over_data(
+    "question_answering",
+    "Answer the questions of every context: raypd answer questions.jsonl, or a YAML with more to say.",
+)
+generate = _command_over_data(
+    "generation",
+    "Write an answer to every prompt: raypd generate prompts.jsonl --method space, or a YAML with more to say.",
+)
 
 
 @app.command()
@@ -138,12 +137,7 @@ def evaluate(
 
 
 @app.command()
-def verify(
-    run: o.Run,
-    overrides: o.Overrides = None,
-    threads: o.Threads = 8,
-    as_json: o.AsJson = False,
-) -> None:
+def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as_json: o.AsJson = False) -> None:
     """Prove that a run has lost and doubled no document: read its input again and compare. Exit code 1 when it has.
 
     RUN knows its configuration; input.path=... says where the input lies now, if it was moved. Of a nightly folder the
@@ -171,6 +165,7 @@ def errors(
 ) -> None:
     """List the dead letters of a run: documents without an answer, grouped by reason, and units that failed."""
     import json
+    from dataclasses import asdict
 
     from raypd.run import load
     from raypd.verify import dead_letters, findings
@@ -182,7 +177,7 @@ def errors(
         findings.print_letters(run)
     else:
         summary = dead_letters.summarize(run)
-        tree = json.dumps(summary.to_tree(), indent=2, ensure_ascii=False)
+        tree = json.dumps(asdict(summary), indent=2, ensure_ascii=False)
         print(tree if as_json else findings.describe_errors(summary))
 
 
@@ -204,11 +199,12 @@ def estimate(
     verbose: o.Verbose = False,
 ) -> None:
     """Say what a run will take and cost, from a sample that is decoded, an earlier run, or given throughputs."""
-    from raypd.estimate import estimate_command
+    from raypd.estimate import estimate as estimates
+    from raypd.estimate import options
 
-    estimate_command.run(
+    estimates.run(
         load_config(config, overrides or []) if config is not None else None,
-        estimate_command.options(
+        options.parse(
             sample=sample,
             minutes=minutes,
             baseline=not no_baseline,
@@ -243,62 +239,48 @@ def tune(
     """Measure settings on a sample and write the cheapest configuration that still answers alike."""
     from raypd.cli import tune as tune_command
 
-    limits = tune_command.Options(sample, minutes, budget_usd, agreement, judge, reference, instance, fresh)
+    limits = tune_command.TuneOptions(sample, minutes, budget_usd, agreement, judge, reference, instance, fresh)
     tune_command.run(config, overrides or [], output, limits, verbose)
 
 
 @app.command()
-def report(
-    run: o.Run,
-    overrides: o.Overrides = None,
-    output: o.PageTo = None,
-) -> None:
+def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None) -> None:
     """Write what a run did and cost as one HTML page that loads nothing, for any browser, phone or printer."""
     from raypd import storage
     from raypd.report import data, page
 
-    run = storage.absolute(run)
-    where = storage.absolute(output) if output is not None else None
-    print(page.write(data.load(run, overrides or []), where))
+    found = data.load(storage.absolute(run), overrides or [])
+    print(page.write(found, storage.absolute(output) if output is not None else None))
 
 
 @app.command()
 def status(
-    run: o.Run,
-    overrides: o.Overrides = None,
-    watch: o.Watch = False,
-    every: o.Every = 5.0,
-    as_json: o.AsJson = False,
+    run: o.Run, overrides: o.Overrides = None, watch: o.Watch = False, every: o.Every = 5.0, as_json: o.AsJson = False
 ) -> None:
     """Show how a run stands: progress, speed, cost, workers, errors. Reads its folder, so it runs on any machine."""
     from raypd import storage
     from raypd.report import terminal
     from raypd.report.status import Watch
 
-    looking = Watch(storage.absolute(run), overrides or [])
-    terminal.show(looking, again=every if watch else None, as_json=as_json)
+    shown = Watch(storage.absolute(run), overrides or [])
+    terminal.show(shown, again=every if watch else None, as_json=as_json)
 
 
 @config_app.command()
-def show(
-    config: o.Shown = None,
-    overrides: o.Overrides = None,
-) -> None:
+def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
     """Print the whole configuration with its defaults; every key with what it means."""
     from raypd.config.render import render
 
-    if config is not None and "=" in config and not os.path.exists(config):
+    if config is None:
+        print(render(), end="")
+        return
+    if "=" in config and not os.path.exists(config):
         raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
-    print(render(load_config(config, overrides or []) if config is not None else None), end="")
+    print(render(load_config(config, overrides or [])), end="")
 
 
 @model_app.command("add-tokens")
-def add_tokens(
-    model: o.BaseModel,
-    output: o.NewModel,
-    method: o.ForMethods,
-    seed: o.Seed = 0,
-) -> None:
+def add_tokens(model: o.BaseModel, output: o.NewModel, method: o.ForMethods, seed: o.Seed = 0) -> None:
     """Write a copy of a model that has the control tokens of a decoding method."""
     from raypd.models import prepare
 
@@ -308,12 +290,7 @@ def add_tokens(
 
 
 @model_app.command("add-heads")
-def add_heads(
-    model: o.BaseModel,
-    output: o.NewHeads,
-    heads: o.Heads = 2,
-    layers: o.Layers = 2,
-) -> None:
+def add_heads(model: o.BaseModel, output: o.NewHeads, heads: o.Heads = 2, layers: o.Layers = 2) -> None:
     """Write untrained Medusa heads for a model: 2 heads of 2 layers, as APAR's (table 6), unless told otherwise."""
     from raypd.models import prepare
 
@@ -324,9 +301,7 @@ def add_heads(
 
 
 @prices_app.command("refresh")
-def prices_refresh(
-    region: o.Regions = None,
-) -> None:
+def prices_refresh(region: o.Regions = None) -> None:
     """Ask AWS for today's on-demand and spot prices (needs credentials) and keep them for the next runs."""
     from raypd.billing import prices_aws
 
@@ -334,10 +309,7 @@ def prices_refresh(
 
 
 @prices_app.command("show")
-def prices_show(
-    instance_type: o.InstanceType = None,
-    region: o.Region = "us-east-1",
-) -> None:
+def prices_show(instance_type: o.InstanceType = None, region: o.Region = "us-east-1") -> None:
     """Print the prices that a bill would be made with, and where each is from."""
     from raypd.billing import prices_aws
 
@@ -352,14 +324,13 @@ def report_errors() -> Iterator[None]:
     """
     try:
         yield
+        return
     except KeyboardInterrupt:
-        _leave("interrupted", 130)
+        message, code = "interrupted", 130
     except UserError as error:
-        _leave(str(error), getattr(error, "exit_code", 1 if isinstance(error, RunError) else 2))
-
-
-def _leave(message: str, code: int) -> None:
-    print(message if code == 130 else f"error: {message}", file=sys.stderr, flush=True)
+        code = getattr(error, "exit_code", 1 if isinstance(error, RunError) else 2)
+        message = str(error) if code == 130 else f"error: {error}"
+    print(message, file=sys.stderr, flush=True)
     sys.stdout.flush()
     # Not sys.exit: threads of Ray that are in the middle of something would hold the process or print a traceback.
     os._exit(code)

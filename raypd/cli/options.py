@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import typer
 
 # ---------------------------------------------------------------------------------------------------- of most commands
-
 Config = Annotated[str, typer.Argument(help="YAML of the run; `raypd config show` lists all keys")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run (its output.path)")]
@@ -18,7 +17,6 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what Ray h
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 # ------------------------------------------------------------------------------------------- extract, answer, generate
-
 Source = Annotated[str, typer.Argument(help="YAML of the run, or the data itself (.jsonl[.gz|.zst], .parquet)")]
 Method = Annotated[str | None, typer.Option("--method", "-m", help="decoding.method")]
 Model = Annotated[str | None, typer.Option(help="model.name")]
@@ -27,7 +25,6 @@ RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Try the faile
 AllErrors = Annotated[bool, typer.Option("--all-errors", help="The same, also for what cannot be read in the input")]
 
 # ------------------------------------------------------------------------------------------------------------- nightly
-
 Nights = Annotated[str, typer.Argument(help="YAML of the nightly run; its output.path is the folder of all nights")]
 Full = Annotated[bool, typer.Option("--full", help="Extract every document anew")]
 AlsoErrors = Annotated[bool, typer.Option("--retry-errors", help="Also try what failed before again")]
@@ -40,13 +37,11 @@ Against = Annotated[
 ]
 
 # ------------------------------------------------------------------------------------------------------ verify, errors
-
 Threads = Annotated[int, typer.Option(min=1, help="Units that are compared at the same time")]
 Everything = Annotated[bool, typer.Option("--all", help="Every failed document on a line (tab-separated)")]
 LettersTo = Annotated[str | None, typer.Option("--output", "-o", help="Write them: .csv, .jsonl or .parquet")]
 
 # ------------------------------------------------------------------------------------------------------ estimate, tune
-
 MaybeConfig = Annotated[str | None, typer.Argument(help="YAML of the run; not needed with --throughput")]
 Sample = Annotated[int, typer.Option(min=2, help="Documents that are decoded to measure; tune: by every setting")]
 Minutes = Annotated[float | None, typer.Option(help="Most time for measuring")]
@@ -80,13 +75,11 @@ PricedAs = Annotated[str | None, typer.Option("--instance", help="Instance type 
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what was measured before")]
 
 # ------------------------------------------------------------------------------------------------------ report, status
-
 PageTo = Annotated[str | None, typer.Option("--output", "-o", help="Where to write it; none: into the run")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Look again until the run has ended")]
 Every = Annotated[float, typer.Option(min=0.5, help="Seconds between two looks")]
 
 # ----------------------------------------------------------------------------------------------- config, model, prices
-
 Shown = Annotated[str | None, typer.Argument(help="YAML of a run; none: the defaults")]
 BaseModel = Annotated[str, typer.Argument(help="Hub id, folder, or smollm2-135m-instruct")]
 NewModel = Annotated[str, typer.Argument(help="New folder for the model with the tokens")]

@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
 
 from raypd.config import RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.errors import ConfigError
 
-Retry = Literal["failed", "all"]
 COMMANDS = {"extraction": "extract", "question_answering": "answer", "generation": "generate"}  # task.kind -> command
 
 
-def config_of(
-    source: str, kind: str, overrides: list[str] | None, method: str | None, model: str | None, output: str | None
+def config_over(
+    source: str, kind: str, overrides: list[str], method: str | None, model: str | None, output: str | None
 ) -> RunConfig:
     """A configuration from a YAML file, or around a data file; options go before overrides."""
     given = {"decoding.method": method, "model.name": model, "output.path": output}
-    changes = [f"{key}={value}" for key, value in given.items() if value is not None] + (overrides or [])
+    changes = [f"{key}={value}" for key, value in given.items() if value is not None] + overrides
     if source.endswith((".yaml", ".yml")):
         return load_config(source, changes)
-    name = os.path.basename(source).split(".")[0]
-    tree: dict[str, Any] = {
-        "input": {"path": source},
-        "output": {"path": f"runs/{name}-{method or kind}"},
-        "task": {"kind": kind},
-    }
-    return make_config(tree, changes)
+    path = f"runs/{os.path.basename(source).split('.')[0]}-{method or kind}"
+    return make_config({"input": {"path": source}, "output": {"path": path}, "task": {"kind": kind}}, changes)
 
 
-def retry_of(retry_errors: bool, all_errors: bool) -> Retry | None:
-    """Which documents of a run are tried again; None: it is run, not retried."""
-    return "all" if all_errors else "failed" if retry_errors else None
+def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool, verbose: bool) -> None:
+    """Runs a task of a kind, and prints a few documents, the totals and where the files lie; or retries its errors."""
+    if config.task.kind != kind:
+        raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {COMMANDS[config.task.kind]}`")
+    if retry_errors or all_errors:
+        from raypd.verify import retry
 
-
-def run_job(config: RunConfig, kind: str, verbose: bool = False, retry: Retry | None = None) -> None:
-    """Runs a job of a kind, and prints a few documents, the totals and where the files lie; or retries its errors."""
+        print(retry.retry_errors(config, everything=all_errors, verbose=verbose).describe())
+        return
     from raypd.cluster.driver import run_extract
     from raypd.cluster.summary import print_summary
 
-    if config.task.kind != kind:
-        raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {COMMANDS[config.task.kind]}`")
-    if retry is None:
-        print_summary(run_extract(config, verbose=verbose))
-        return
-    from raypd.verify.retry import retry_errors
-
-    print(retry_errors(config, everything=retry == "all", verbose=verbose).describe())
+    print_summary(run_extract(config, verbose=verbose))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from raypd.cli.run import COMMANDS
-from raypd.cluster.driver import Interrupted
+from raypd.cluster import driver
 from raypd.config import rewrite
 from raypd.config.load import load_config
 from raypd.errors import ConfigError
-from raypd.estimate.tune import Options, describe, tune
-from raypd.estimate.tune_view import show, why
+from raypd.estimate.tune import TuneOptions, describe, tune
+from raypd.estimate.views import show_tune, why
 
 
-def run(path: str, overrides: list[str], output: str | None, options: Options, verbose: bool) -> None:
-    """Tunes and writes. Raises ConfigError before anything is measured where the result could not be written."""
+def run(path: str, overrides: list[str], output: str | None, options: TuneOptions, verbose: bool) -> None:
+    """Tunes a run and writes the new configuration; output None: CONFIG.tuned.yaml beside the old one.
+
+    Raises:
+        ConfigError: the result could not be written; before anything is decoded.
+    """
     config = load_config(path, overrides)
     source = Path(path)
     target = Path(output) if output is not None else source.with_name(f"{source.stem}.tuned.yaml")
@@ -23,18 +26,13 @@ def run(path: str, overrides: list[str], output: str | None, options: Options, v
     if not 0 <= options.agreement <= 1:
         raise ConfigError(f"--agreement {options.agreement:g}: a share of values, from 0 to 1")
     measurements = target.with_suffix(".jsonl")
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     try:
-        result = tune(config, options, measurements, verbose=verbose, say=say)
+        result = tune(config, options, measurements, verbose=verbose, say=driver.say)
     except KeyboardInterrupt:
-        raise Interrupted(
+        raise driver.Interrupted(
             f"interrupted: what was measured stands in {measurements}; the same command goes on from there"
         ) from None
-    assert result.best is not None
-    show(result)
+    show_tune(result)
     changed = f"changed: {describe(result.best.changes)}" if result.best.changes else "nothing had to be changed"
     rewrite.write(source, overrides, result.best.changes, target, f"{changed}\n{why(result)}")
     print(f"configuration: {target}")

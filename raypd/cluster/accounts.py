@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from raypd.billing import book, budget
-from raypd.billing.budget import BudgetReached, Hand, Need, Pace
+from raypd.billing.budget import BudgetReached, InFlight, Pace
 from raypd.cluster import ledger_actor
 from raypd.cluster.ledger_actor import Standing
 from raypd.config import RunConfig
+from raypd.run.text import count, duration, number
 from raypd.run.unit import Unit
 
 if TYPE_CHECKING:
@@ -23,10 +24,16 @@ _RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
 
 
 class Accounts:
-    """One session's. documents: of the run; done: of these, committed when the session began.
+    """One session's.
 
-    say: tells the user a line. Raises ConfigError for a deadline that cannot be read, and for a budget on machines
-    without a price.
+    Args:
+        share: what one worker takes.
+        documents: of the run; done: of these, committed when the session began; exact: whether they are counted.
+        say: shows the user a line.
+
+    Raises:
+        ConfigError: a deadline that cannot be read, or a budget on machines without a price.
+        BudgetReached: earlier sessions have spent it.
     """
 
     def __init__(
@@ -41,64 +48,57 @@ class Accounts:
         say: Callable[[str], None],
         exact: bool = True,
     ) -> None:
-        self.config, self.output, self.session = config, output, session
+        self.config = config
         self.documents, self.done, self.exact, self._say = documents, done, exact, say
         cost = config.cost
         self.deadline = None if cost.deadline is None else budget.parse_deadline(cost.deadline, began)
-        earlier = book.bills(output)
-        self.earlier = sum(tree["usd"] for tree in earlier)
-        self.sessions = len(earlier) + 1
-        self._done_before = done
-        self._check_before(began)
+        self.earlier = sum(bill.usd for bill in book.bills(output))
+        self._standing = Standing(began, 0.0, 0.0, 0, 0.0, 0.0, None)
+        if cost.budget_usd is not None and self.earlier >= cost.budget_usd:
+            raise self.reached()
+        if self.deadline is not None and self.deadline <= began:
+            say(f"the deadline, {budget.clock(self.deadline)}, has passed: the run goes on without one")
+            self.deadline = None
         self.ledger = ledger_actor.start(config, output, session, began, share.cpus, share.gpus)
         self.held = False
-        self._hands: dict[str, Hand] = {}
+        self._in_flight: dict[str, InFlight] = {}
         self._pace = Pace()
         self._asked = 0.0
         self._answer: Any = None
-        self._standing = Standing(began, 0.0, 0.0, 0, 0.0, 0.0, None)
         self._thought = 0.0
-        self._told: set[str] = set()
-
-    def _check_before(self, now: float) -> None:
-        cap = self.config.cost.budget_usd
-        if cap is not None and self.earlier >= cap:
-            raise self.reached(self.earlier)
-        if self.deadline is not None and self.deadline <= now:
-            self._say(f"the deadline, {budget.clock(self.deadline)}, has passed: the run goes on without one")
-            self.deadline = None
-
-    # ---------------------------------------------------------------------------------------------------------- units
+        self._shown: set[str] = set()  # what the user has been shown once
 
     def admit(self, unit: Unit, beside: int) -> bool:
-        """Whether a unit may be begun, on a worker that has `beside` others in hand; once not, never again."""
+        """Whether a unit may be begun, on a worker that has `beside` others in flight; once not, never again."""
         now = time.time()
-        hand = Hand(now, unit.expected)
+        own = InFlight(now, unit.expected)
         if self.config.cost.budget_usd is not None:
-            others = [own for name, own in self._hands.items() if name != unit.id]
+            others = [other for name, other in self._in_flight.items() if name != unit.id]
             if self._pace.mean() is None and beside and others:
                 return False  # nobody knows yet how long one takes: a second one can wait
-            seconds = budget.ends(now, [*others, hand], self._pace) - now + self.config.cost.reserve_seconds
+            seconds = budget.ends(now, [*others, own], self._pace) - now + self.config.cost.reserve_seconds
             if not self._holds(seconds):
                 self.held = True
                 return False
-        self._hands[unit.id] = hand
+        self._in_flight[unit.id] = own
         return True
 
     def ended(self, unit: Unit, documents: int | None) -> None:
-        """A unit is not in hand any more. documents: of one that was committed; None: it failed."""
-        hand = self._hands.pop(unit.id, None)
+        """A unit is not in flight any more. documents: of one that was committed; None: it failed."""
+        own = self._in_flight.pop(unit.id, None)
         if documents is not None:
             self.done += documents
-            if hand is not None:
-                self._pace.ended(time.time() - hand.began, documents)
+            if own is not None:
+                self._pace.ended(time.time() - own.began, documents)
+
+    def _spent(self) -> float:
+        """USD of this session until now."""
+        own = self._standing
+        return own.usd + own.usd_per_second * max(0.0, time.time() - own.at)
 
     def _holds(self, seconds: float) -> bool:
-        own = self._standing
-        spent = own.usd + own.usd_per_second * max(0.0, time.time() - own.at)
-        return budget.holds((self.config.cost.budget_usd or 0.0) - self.earlier, spent, own.usd_per_second, seconds)
-
-    # ----------------------------------------------------------------------------------------------------------- time
+        left = (self.config.cost.budget_usd or 0.0) - self.earlier
+        return budget.holds(left, self._spent(), self._standing.usd_per_second, seconds)
 
     def look(self, running: int) -> int | None:
         """To be called often. How many workers are wanted from now on; None: as before.
@@ -106,14 +106,18 @@ class Accounts:
         running: workers that have loaded. Raises BudgetReached when the money is spent but for the reserve.
         """
         self._ask()
-        own = self._standing
-        if own.unpriced is not None and own.unpriced not in self._told:
-            self._told.add(own.unpriced)
-            self._say(f"price {own.unpriced}: it stands on the bill with $0; set cost.prices")
+        unpriced = self._standing.unpriced
+        if unpriced is not None:
+            self._say_once(unpriced, f"price {unpriced}: it stands on the bill with $0; set cost.prices")
         if self.config.cost.budget_usd is not None and not self._holds(self.config.cost.reserve_seconds):
             self.held = True
             raise self.reached()
         return self._towards_deadline(running)
+
+    def _say_once(self, what: str, line: str) -> None:
+        if what not in self._shown:
+            self._shown.add(what)
+            self._say(line)
 
     def _ask(self) -> None:
         """Takes the ledger's answer when there is one, and asks again every second."""
@@ -140,33 +144,22 @@ class Accounts:
         left = max(0, self.documents - self.done)
         seconds, per_worker = _SLACK * (self.deadline - now), own.documents / own.busy_seconds
         need = budget.need(left, seconds, per_worker, own.startup_seconds, running, most, now)
-        self._tell(need, left, per_worker)
+        late = need.done_at - self.deadline
+        if need.workers > most and late > 0:
+            would = f"{count(need.workers)} workers" if need.workers < budget.NEVER else "no number of workers"
+            self._say_once(
+                "late",
+                f"the deadline, {budget.clock(self.deadline)}, cannot be met: {count(left)} documents are left, and "
+                f"{most} workers (cluster.max_workers) do {number(per_worker * most)} documents/s, so it is done at "
+                f"about {budget.clock(need.done_at)}, {duration(late)} late; {would} would do",
+            )
         return min(max(need.workers, self.config.cluster.min_workers, 1), most)
 
-    def _tell(self, need: Need, left: int, per_worker: float) -> None:
-        assert self.deadline is not None
-        late = need.done_at - self.deadline
-        if need.workers <= need.most or late <= 0:
-            return
-        if "late" in self._told:
-            return
-        self._told.add("late")
-        more = f"{need.workers:,} workers would do" if need.workers < budget.NEVER else "no number of workers would do"
-        self._say(
-            f"the deadline, {budget.clock(self.deadline)}, cannot be met: {left:,} documents are left, and "
-            f"{need.most} workers (cluster.max_workers) do {per_worker * need.most:.3g} documents/s, so it is done at "
-            f"about {budget.clock(need.done_at)}, {budget.length(late)} late; {more}"
-        )
-
-    # ------------------------------------------------------------------------------------------------------------ end
-
-    def reached(self, spent: float | None = None) -> BudgetReached:
+    def reached(self) -> BudgetReached:
         """What to raise at the end of the money."""
-        own = self._standing if spent is None else None
-        total = spent if own is None else self.earlier + own.usd + own.usd_per_second * max(0.0, time.time() - own.at)
         cap = self.config.cost.budget_usd or 0.0
-        return BudgetReached(budget.reached(cap, total or 0.0, self.done, self.documents, self.exact))
+        return BudgetReached(budget.reached(cap, self.earlier + self._spent(), self.done, self.documents, self.exact))
 
-    def close(self) -> dict[str, Any] | None:
-        """Ends the bill; it, as its file holds it."""
-        return ledger_actor.close(self.ledger, self.output, self.session)
+    def close(self) -> None:
+        """Ends the bill."""
+        ledger_actor.close(self.ledger)

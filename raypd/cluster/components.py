@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """What a worker needs of raypd.decoding.engine.Engine."""
+    """What a worker needs of raypd.decoding.engine.Engine. sequences: what is being decoded, each with its `counts`."""
 
     @property
     def pending(self) -> int: ...
+
+    @property
+    def sequences(self) -> Sequence[Any]: ...
 
     def submit(self, program: Any, *, tag: Any, sampling: Any, seed: int) -> Any: ...
 
@@ -41,21 +44,15 @@ Build = Callable[[RunConfig, int | None], WorkerComponents]
 def build(
     config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None = None
 ) -> WorkerComponents:
-    """Loads the model and makes engine and task. Raises ModelError, ConfigError.
+    """Loads the model and makes engine and task.
 
-    load: in place of `load_model`, for a caller that keeps models.
+    threads: CPU threads of the worker. load: in place of `load_model`, for a caller that keeps models.
+    Raises ModelError, ConfigError.
     """
     if config.model.is_fake:
         from raypd.testing import fake
 
-        engine, task = fake.make(config)
-        return WorkerComponents(engine, task, None)
-    return _build_real(config, threads, load)
-
-
-def _build_real(
-    config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None
-) -> WorkerComponents:
+        return WorkerComponents(*fake.make(config), None)
     import torch
 
     from raypd.decoding import engine as decoding

@@ -1,4 +1,4 @@
-"""The main job: plan, skip what is committed, stream the rest through decode workers, add up what is there."""
+"""A run: plan, skip what is committed, stream the rest through decode workers, add up what is there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,13 @@ from raypd.dataset.plan import Plan, take_apart
 from raypd.errors import ConfigError, RunError
 from raypd.run import lease, manifest
 from raypd.run.manifest import Manifest, Unreadable
+from raypd.run.records import UnitResult
 from raypd.run.unit import Unit
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster.accounts import Accounts
     from raypd.cluster.components import Build
-    from raypd.cluster.scheduler import Ended, Scheduler
+    from raypd.cluster.scheduler import Scheduler
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
@@ -41,14 +43,11 @@ class Interrupted(RunError):
 def output_folder(config: RunConfig) -> str:
     """The run's folder, absolute. A relative path in a job's copy of its working folder would vanish with the copy."""
     path = config.output.path
-    if "://" not in path and not Path(path).expanduser().is_absolute() and in_working_copy(os.getcwd()):
+    here = os.getcwd()
+    in_copy = "runtime_resources/working_dir_files" in here or "_ray_pkg_" in here  # `ray job submit --working-dir`
+    if in_copy and "://" not in path and not Path(path).expanduser().is_absolute():
         path = str(Path.home() / "raypd" / path)
     return storage.absolute(path)
-
-
-def in_working_copy(folder: str) -> bool:
-    """Whether a folder is the copy that `ray job submit --working-dir` makes."""
-    return "runtime_resources/working_dir_files" in folder or "_ray_pkg_" in folder
 
 
 def run_extract(
@@ -58,12 +57,18 @@ def run_extract(
     build: Build | None = None,
     planned: Plan | None = None,
 ) -> Manifest:
-    """Runs or resumes an extraction until every unit is committed; writes the manifest and returns it.
+    """Runs or resumes an extraction until every unit is committed, and writes the manifest.
 
-    verbose: let Ray print what it has to say. build: what a worker is made of; None: model and task.
-    planned: what to do; None: all of the input.
-    Raises ConfigError, InputError and ModelError before anything runs; RunError when it cannot go on; Interrupted at
-    SIGINT or SIGTERM. What is committed by then is whole, and the same call resumes.
+    Args:
+        config: of the run; its output folder belongs to this configuration.
+        verbose: let Ray print what it has to say.
+        build: makes a worker's engine and task; None: as the configuration says.
+        planned: what to do; None: all of the input.
+
+    Raises:
+        ConfigError, InputError, ModelError: before anything runs.
+        RunError: it cannot go on.
+        Interrupted: at SIGINT or SIGTERM. What is committed by then is whole, and the same call resumes.
     """
     storage.configure(config.storage)
     output = output_folder(config)
@@ -92,7 +97,7 @@ def run_extract(
     if own.took_over:  # and that one may have gone on while this one looked
         done = writer.committed(output)
     storage.clean_temporary(writer.units_folder(output))
-    run = _Run(config, output, planned, done, own, verbose, build)
+    run = DriverSession(config, output, planned, done, own, verbose, build)
     how = "failed"
     try:
         with _signals():
@@ -144,10 +149,7 @@ def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable
 
 def _check_known(planned: Plan, done: set[str], output: str) -> None:
     """A committed unit that this plan does not have would leave its documents in the output twice."""
-    unknown = set(done)
-    for unit in planned:
-        unknown.discard(unit.id)
-    foreign = sorted(unknown)
+    foreign = sorted(done.difference(unit.id for unit in planned))
     if foreign:
         raise ConfigError(
             f"output.path {output}: holds {len(foreign)} units that this run would not make (for instance "
@@ -184,136 +186,126 @@ def _signals() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-class _Run:
-    """One session on a cluster."""
+@dataclass
+class DriverSession:
+    """One session on a cluster. done: ids of the units that were committed before."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        output: str,
-        planned: Plan,
-        done: set[str],
-        own: lease.RunLease,
-        verbose: bool,
-        build: Build,
-    ) -> None:
-        self.config, self.output, self.planned, self.done = config, output, planned, done
-        self.own, self.verbose, self.build = own, verbose, build
-        self.done_documents = sum(unit.expected for unit in planned if unit.id in done)
-        self.done_units = len(done)
-        self.failed_documents = 0
-        self.unit_errors: dict[str, str] = {}
-        self.unreadable = Unreadable()
-        self.units = planned.units
+    config: RunConfig
+    output: str
+    planned: Plan
+    done: set[str]
+    own: lease.RunLease
+    verbose: bool
+    build: Build
+    failed_documents: int = 0
+    unit_errors: dict[str, str] = field(default_factory=dict)
+    unreadable: Unreadable = field(default_factory=Unreadable)
+
+    def __post_init__(self) -> None:
+        self.units, self.done_units = self.planned.units, len(self.done)
+        self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
+        self._display = progress.Display(self.planned.documents, self.done_documents)
+        self._scheduler: Scheduler | None = None
+        self._accounts: Accounts | None = None
 
     def state(self) -> str:
         return f"{self.done_units} of {self.units} units committed"
 
     def stream(self) -> None:
         """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""
-        from raypd.cluster import worker
-        from raypd.cluster.accounts import Accounts
-        from raypd.cluster.scheduler import Scheduler
-
         connected = ray_session.connect(self.config.cluster, self.verbose)
-        pool: Scheduler | None = None
-        accounts: Accounts | None = None
         try:
-            with progress.Display(self.planned.documents, self.done_documents, 0) as display:
-                ray_session.silence_ray_logs(display.say, self.verbose)
-                share = ray_session.share(self.config)
-                accounts = Accounts(
-                    self.config,
-                    self.output,
-                    self.own.id,
-                    self.own.began,
-                    share,
-                    self.planned.documents,
-                    self.done_documents,
-                    display.say,
-                    self.planned.exact,
-                )
-                order = worker.WorkerSpec(
-                    self.config, self.output, self.own.id, share.threads, self.build, accounts.ledger, share.gpus
-                )
-                pool = Scheduler(order, share, self.config.cluster, display.say)
-                pool.admit = accounts.admit
-                if accounts.deadline is not None:  # how many it takes is known after the first unit
-                    pool.wanted = max(1, self.config.cluster.min_workers)
-                self._run(pool, accounts, self.planned.left(self.done), self.units - self.done_units, display)
-                if self._apart and not accounts.held:
-                    singles = take_apart(self.output, self._apart, self.config.fingerprint())
-                    self.units += len(singles) - len(self._apart)
-                    self._run(pool, accounts, iter(singles), len(singles), display)
-                display.update(self.done_documents, self.failed_documents)
-                if accounts.held:
-                    raise accounts.reached()
+            with self._display:
+                self._stream()
         except BudgetReached:
             raise
         except RunError as error:
             raise self._error(str(error)) from None
         finally:
-            if accounts is not None:
-                accounts.close()
+            if self._accounts is not None:
+                self._accounts.close()
             if connected:
-                _disconnect()
-            elif pool is not None:
-                pool.close()
+                with contextlib.suppress(Exception):
+                    import ray
+
+                    ray.shutdown()
+            elif self._scheduler is not None:
+                self._scheduler.close()
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")
 
-    def _run(
-        self, pool: Scheduler, accounts: Accounts, left: Iterator[Unit], count: int, display: progress.Display
-    ) -> None:
-        """Runs units until none is left."""
-        from raypd.cluster.scheduler import Ended
+    def _stream(self) -> None:
+        from raypd.cluster.accounts import Accounts
+        from raypd.cluster.scheduler import Scheduler
+        from raypd.cluster.worker import WorkerSpec
 
-        for event in pool.run(left, count):
+        config, say = self.config, self._display.say
+        ray_session.silence_ray_logs(say, self.verbose)
+        resources = ray_session.worker_resources(config)
+        accounts = self._accounts = Accounts(
+            config,
+            self.output,
+            self.own.id,
+            self.own.began,
+            resources,
+            self.planned.documents,
+            self.done_documents,
+            say,
+            self.planned.exact,
+        )
+        spec = WorkerSpec(
+            config, self.output, self.own.id, resources.threads, self.build, accounts.ledger, resources.gpus
+        )
+        scheduler = self._scheduler = Scheduler(spec, resources, config.cluster, say)
+        scheduler.admit = accounts.admit
+        if accounts.deadline is not None:  # how many it takes is known after the first unit
+            scheduler.wanted = max(1, config.cluster.min_workers)
+        self._run(scheduler, accounts, self.planned.left(self.done), self.units - self.done_units)
+        if self._apart and not accounts.held:
+            singles = take_apart(self.output, self._apart, config.fingerprint())
+            self.units += len(singles) - len(self._apart)
+            self._run(scheduler, accounts, iter(singles), len(singles))
+        self._display.update(self.done_documents, self.failed_documents)
+        if accounts.held:
+            raise accounts.reached()
+
+    def _run(self, scheduler: Scheduler, accounts: Accounts, left: Iterator[Unit], count: int) -> None:
+        """Runs units until none is left."""
+        from raypd.cluster.scheduler import Tick
+
+        for event in scheduler.run(left, count):
             if self.own.lost is not None:
                 raise RunError(self.own.lost)
-            if isinstance(event, Ended):
-                accounts.ended(event.unit, event.ok + event.failed if event.error is None else None)
-                self._take(event, display)
-                continue
-            pool.wanted = accounts.look(event.workers) or pool.wanted
-            pool.closing = accounts.held
-            if event.workers:
-                display.begin()
-            answered, failed = event.working
-            display.update(self.done_documents + answered, self.failed_documents + failed)
+            if isinstance(event, Tick):
+                scheduler.wanted = accounts.look(event.workers) or scheduler.wanted
+                scheduler.closing = accounts.held
+                if event.workers:
+                    self._display.begin()
+                self._display.update(self.done_documents + event.answered, self.failed_documents + event.failed)
+            else:
+                accounts.ended(event.unit, event.result.ok + event.result.failed if event.result.done else None)
+                self._take(event.unit, event.result)
 
     def _error(self, what: str) -> RunError:
         return RunError(f"{what}\n{self.state()}; the same command resumes")
 
-    def _take(self, event: Ended, display: progress.Display) -> None:
+    def _take(self, unit: Unit, result: UnitResult) -> None:
         """A unit has ended."""
-        if event.error is None:
+        if result.error is None:
             self.done_units += 1
-            self.done_documents += event.ok + event.failed
-            self.failed_documents += event.failed
+            self.done_documents += result.ok + result.failed
+            self.failed_documents += result.failed
             return
-        if event.unreadable and len(event.unit.parts) > 1:
-            self._apart.append(event.unit)
-            return
-        if event.unreadable:
-            self.unreadable.add(event.unit, event.error)
-            display.say(f"unit {event.unit.id} cannot be read: {_last_line(event.error)}")
-            return
-        self.unit_errors[event.unit.id] = event.error
-        display.say(f"unit {event.unit.id} failed: {_last_line(event.error)}")
-        if len(self.unit_errors) > _MOST_LOST_UNITS:
-            raise RunError(f"more than {_MOST_LOST_UNITS} units failed, the last one because: {event.error}")
-
-
-def _last_line(error: Any) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
-
-
-def _disconnect() -> None:
-    import ray
-
-    with contextlib.suppress(Exception):
-        ray.shutdown()
+        reason = result.error.strip().rpartition("\n")[2]
+        if result.unreadable and len(unit.parts) > 1:
+            self._apart.append(unit)
+        elif result.unreadable:
+            self.unreadable.add(unit, result.error)
+            self._display.say(f"unit {unit.id} cannot be read: {reason}")
+        else:
+            self.unit_errors[unit.id] = result.error
+            self._display.say(f"unit {unit.id} failed: {reason}")
+            if len(self.unit_errors) > _MOST_LOST_UNITS:
+                raise RunError(f"more than {_MOST_LOST_UNITS} units failed, the last one because: {result.error}")

@@ -1,8 +1,8 @@
 """The ledger: one actor that keeps a session's bill, and what the driver asks of it.
 
 It stands on the head node, whose death ends the run anyway, and is restarted there for ever: after its own death it
-goes on from its file. It belongs to the driver and ends with it, so that no bill runs on; the bill of a driver that
-was killed ends with the file's last word, a few seconds before.
+goes on from its file. It belongs to the driver and ends with it: the bill of a driver that was killed ends a few
+seconds before, where it was last written.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raypd import storage
-from raypd.billing import bill, book
+from raypd.billing import bill as billing
+from raypd.billing import book
 from raypd.billing import prices as pricing
 from raypd.billing.book import Book
-from raypd.billing.meter import Report
 from raypd.cluster import machines
-from raypd.config import CostConfig, RunConfig
+from raypd.cluster.metrics import Metrics
+from raypd.config import RunConfig
 from raypd.errors import ConfigError
+from raypd.run.records import NodeTime, WorkerTime
 
-_LOOK_SECONDS = 5.0  # between two looks at the nodes
-_FLUSH_SECONDS = 3.0
+_ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
 _ANSWER_SECONDS = 30.0  # a ledger that is away that long (a restart takes one) does not answer
 
 
 @dataclass
 class LedgerSpec:
-    """What a session's ledger is told. cpus, gpus: of one worker."""
+    """What a session's ledger is made from. cpus, gpus: of one worker."""
 
     config: RunConfig
     output: str
@@ -41,9 +42,9 @@ class LedgerSpec:
     gpus: float
     prices: pricing.Table = field(default_factory=dict)
 
-    @property
-    def cost(self) -> CostConfig:
-        return self.config.cost
+    def nodes(self, worked: set[str]) -> list[NodeTime]:
+        """Those of the cluster, with their prices. worked: where a worker was."""
+        return machines.look(self.config.cost, self.prices, self.cpus, self.gpus, worked)
 
 
 @dataclass(frozen=True)
@@ -66,28 +67,20 @@ class Standing:
 class Ledger:
     """The actor. Its methods are quick; a thread looks at the nodes and writes the file."""
 
-    def __init__(self, order: LedgerSpec) -> None:
-        storage.configure(order.config.storage)
-        self.order = order
-        cost = order.cost
-        settings: dict[str, Any] = {
-            "budget_usd": cost.budget_usd,
-            "deadline": cost.deadline,
-            "watts_per_gpu": cost.watts_per_gpu,
-            "co2e_grams_per_kwh": cost.co2e_grams_per_kwh,
-        }
-        tree = book.read(order.output, order.session)
-        if tree is None:
-            self.book = Book(order.session, order.began, **settings)
-        else:
-            self.book = book.from_tree(tree, **settings)
-        self._metrics: Any = None
-        self._writing = threading.Lock()
+    def __init__(self, spec: LedgerSpec) -> None:
+        storage.configure(spec.config.storage)
+        self.spec = spec
+        keys = ("budget_usd", "deadline", "watts_per_gpu", "co2e_grams_per_kwh")
+        settings: dict[str, Any] = {key: getattr(spec.config.cost, key) for key in keys}
+        kept = book.read(spec.output, spec.session)
+        self.book = book.from_bill(kept, **settings) if kept else Book(spec.session, spec.began, **settings)
+        self._metrics: Metrics | None = None
+        self._writing, self._ended = threading.Lock(), threading.Event()
         self._durable = {worker.worker: worker.sequence for worker in self.book.workers.values()}
         self._look()
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
-    def report(self, report: Report) -> int:
+    def report(self, report: WorkerTime) -> int:
         """Takes a worker's report; the number of this worker's last one that is on storage (-1: none)."""
         self.book.take(report)
         return self._durable.get(report.worker, -1)
@@ -96,52 +89,38 @@ class Ledger:
         now = time.time()
         workers, nodes = list(self.book.workers.values()), list(self.book.nodes.values())
         loaded = [own.seconds for own in workers if own.seconds.total() > own.seconds.startup]
+        live = [node for node in nodes if node.ended is None or node.ended > now]
+        runs = self.book.shares[-1][1] if self.book.shares else 1
         unpriced = [node.price_source for node in nodes if node.price_source.startswith(machines.UNKNOWN)]
         return Standing(
             at=now,
-            usd=bill.usd(self.book.bill(now).total),
-            usd_per_second=self._rate(now),
+            usd=billing.usd(self.book.charges(now).total),
+            usd_per_second=sum(node.usd_per_hour for node in live) / 3600 / runs,
             documents=self.book.totals()["documents"],
-            busy_seconds=sum(own.settled(now, final=False).busy for own in workers),
+            busy_seconds=sum(billing.settled(own, now, final=False).busy for own in workers),
             startup_seconds=sum(own.startup for own in loaded) / len(loaded) if loaded else 0.0,
             unpriced=unpriced[0] if unpriced else None,
         )
 
-    def close(self) -> dict[str, Any]:
-        """Ends the bill, now, and writes it; it as it stands."""
+    def close(self) -> None:
+        """Ends the bill, now, and writes it."""
         with contextlib.suppress(Exception):  # the nodes as they were last seen do
             self._look()
+        self._ended.set()
         self.book.close(time.time())
-        return self._flush()
-
-    # -------------------------------------------------------------------------------------------------------- inside
-
-    def _rate(self, now: float) -> float:
-        """USD a second of the nodes that are there now."""
-        runs = self.book.shares[-1][1] if self.book.shares else 1
-        live = [node for node in list(self.book.nodes.values()) if node.ended is None or node.ended > now]
-        return sum(node.usd_per_hour for node in live) / 3600 / runs
+        self._flush()
 
     def _run(self) -> None:
-        looked = flushed = time.monotonic()
-        while not self.book.final:
-            time.sleep(0.5)
-            now = time.monotonic()
-            try:
-                if now - looked >= _LOOK_SECONDS:
-                    looked = now
-                    self._look()
-                if now - flushed >= _FLUSH_SECONDS and not self.book.final:
-                    flushed = now
-                    self._flush()
-            except Exception:  # storage or Ray is away for a moment: the next round tries again
-                traceback.print_exc()
-                print("raypd: the ledger goes on", file=sys.stderr, flush=True)
+        while not self.book.final and not self._ended.wait(_ROUND_SECONDS):
+            for step in (self._look, self._flush):
+                try:
+                    step()
+                except Exception:  # storage or Ray is away for a moment: the next round tries again
+                    traceback.print_exc()
+                    print("raypd: the ledger goes on", file=sys.stderr, flush=True)
 
     def _look(self) -> None:
-        order = self.order
-        worked = {worker.node for worker in list(self.book.workers.values())}
-        found = machines.look(order.cost, order.prices, order.cpus, order.gpus, worked)
+        found = self.spec.nodes({worker.node for worker in list(self.book.workers.values())})
         runs = machines.runs()
         if runs > 1:
             self.book.note("other runs used the cluster at the same time; each pays its share of that time")
@@ -150,39 +129,34 @@ class Ledger:
                 self.book.note(f"price {node.price_source}: it stands on the bill with $0")
         self.book.see(found, runs, time.time())
 
-    def _flush(self) -> dict[str, Any]:
+    def _flush(self) -> None:
         with self._writing:
-            tree = self.book.tree(time.time())
-            book.write(self.order.output, tree)
-            self._durable = {own["worker"]: own["sequence"] for own in tree["workers"]}
-        self._show(tree)
-        return tree
-
-    def _show(self, tree: dict[str, Any]) -> None:
-        """The live metrics: a view of the bill."""
-        from raypd.cluster.metrics import Metrics
-
+            bill = self.book.bill(time.time())
+            book.write(self.spec.output, bill)
+            self._durable = {own.worker: own.sequence for own in bill.workers}
         try:
             if self._metrics is None:
-                self._metrics = Metrics(self.order.output.rstrip("/").rpartition("/")[2])
-            self._metrics.show(tree)
-        except Exception:
+                self._metrics = Metrics(self.spec.output.rstrip("/").rpartition("/")[2])
+            self._metrics.show(bill)
+        except Exception:  # the bill does not need them
             traceback.print_exc()
-
-
-# ---------------------------------------------------------------------------------------------------------- the driver
 
 
 def start(config: RunConfig, output: str, session: str, began: float, cpus: float, gpus: float) -> Any:
     """Starts the session's ledger on the head of the connected cluster; its handle.
 
-    Raises ConfigError where a budget is to be held on machines whose price nobody knows.
+    Raises ConfigError where a budget is to be held on machines without a price.
     """
     import ray
 
-    order = LedgerSpec(config, output, session, began, cpus, gpus, pricing.table())
-    if config.cost.budget_usd is not None:
-        _check_prices(order)
+    spec = LedgerSpec(config, output, session, began, cpus, gpus, pricing.table())
+    for node in spec.nodes(set()) if config.cost.budget_usd is not None else ():
+        kind = node.instance_type or pricing.LOCAL
+        if node.ended is None and node.usd_per_hour == 0 and kind not in config.cost.prices:
+            raise ConfigError(  # machines at $0 would run for ever
+                f"cost.budget_usd is set, and the price of this cluster's machines is not known ({node.price_source}): "
+                f"set cost.prices.{kind} in USD per hour"
+            )
     actor = ray.remote(Ledger).options(
         name=f"{machines.LEDGER}{session}",
         namespace=machines.NAMESPACE,
@@ -190,18 +164,7 @@ def start(config: RunConfig, output: str, session: str, began: float, cpus: floa
         max_restarts=-1,
         resources={"node:__internal_head__": 0.001},
     )
-    return actor.remote(order)
-
-
-def _check_prices(order: LedgerSpec) -> None:
-    """A budget needs prices: machines at $0 would run for ever."""
-    for node in machines.look(order.cost, order.prices, order.cpus, order.gpus, set()):
-        kind = node.instance_type or pricing.LOCAL
-        if node.ended is None and node.usd_per_hour == 0 and kind not in order.cost.prices:
-            raise ConfigError(
-                f"cost.budget_usd is set, and the price of this cluster's machines is not known ({node.price_source}): "
-                f"set cost.prices.{kind} in USD per hour"
-            )
+    return actor.remote(spec)
 
 
 def ask(call: Any, seconds: float = _ANSWER_SECONDS) -> Any:
@@ -218,14 +181,10 @@ def ask(call: Any, seconds: float = _ANSWER_SECONDS) -> Any:
             time.sleep(0.3)
 
 
-def close(handle: Any, output: str, session: str) -> dict[str, Any] | None:
-    """Ends a session's bill; the bill, or what its file holds when the ledger is gone."""
+def close(handle: Any) -> None:
+    """Ends a session's bill; of a ledger that is gone the file stays as it is."""
     import ray
 
-    with contextlib.suppress(Exception):  # whatever Ray has come to, the file stays
-        tree: dict[str, Any] = ask(handle.close)
+    with contextlib.suppress(Exception):  # whatever Ray has come to
+        ask(handle.close)
         ray.kill(handle)
-        return tree
-    with contextlib.suppress(OSError, ValueError):
-        return book.read(output, session)
-    return None

@@ -1,8 +1,8 @@
 """What Ray knows of the machines of a cluster, as the bill needs it.
 
-Ray's control service says of every node when it came and went, what it has, and the labels and names that it was
+Ray's control service knows of every node when it came and went, what it has, and the labels and names that it was
 started with; infra/docker/node-environment.sh sets these on EC2 (RAY_NODE_MARKET_TYPE, RAY_NODE_REGION, RAY_NODE_ZONE,
-RAY_CLOUD_INSTANCE_TYPE_NAME), Kubernetes sets them in the pod. What a node does not say the section `cost` can.
+RAY_CLOUD_INSTANCE_TYPE_NAME), Kubernetes sets them in the pod. What is missing the section `cost` can have.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import math
 from typing import Any
 
 from raypd.billing import prices
-from raypd.billing.bill import Node
 from raypd.cluster import ray_private
 from raypd.config import CostConfig
+from raypd.run.records import NodeTime
 
 NAMESPACE = "raypd"
 LEDGER = "ledger-"  # the names of ledgers begin with this
@@ -21,7 +21,7 @@ UNKNOWN = "unknown"  # how the source of a price that nobody knows begins
 _MARKETS = {"spot": "spot", "on-demand": "on-demand", "ondemand": "on-demand", "on_demand": "on-demand"}
 
 
-def look(cost: CostConfig, known: prices.Table, cpus: float, gpus: float, worked: set[str]) -> list[Node]:
+def look(cost: CostConfig, known: prices.Table, cpus: float, gpus: float, worked: set[str]) -> list[NodeTime]:
     """The nodes of the connected cluster, the dead ones too, with their prices.
 
     cpus, gpus: of one worker. worked: nodes where a worker was. The head stays out where it is not to be billed.
@@ -33,15 +33,16 @@ def look(cost: CostConfig, known: prices.Table, cpus: float, gpus: float, worked
     ]
 
 
-def _node(info: dict[str, Any], cost: CostConfig, known: prices.Table, cpus: float, gpus: float) -> Node:
+def _node(info: dict[str, Any], cost: CostConfig, known: prices.Table, cpus: float, gpus: float) -> NodeTime:
     labels, resources = info["labels"], info["resources"]
     instance_type = info["type"] or labels.get("node.kubernetes.io/instance-type") or cost.instance_type
     region = labels.get("ray.io/availability-region") or cost.region
     zone = labels.get("ray.io/availability-zone")
     market = _MARKETS.get(labels.get("ray.io/market-type", "").lower()) or cost.market or "on-demand"
     price = prices.price_or_bound(instance_type, region, market, cost, zone=zone, known=known)  # type: ignore[arg-type]
+    fits = [resources.get(name, 0.0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0]
     source = price.source if price else f"{UNKNOWN}: no {market} price of {instance_type} in {region or 'its region'}"
-    return Node(
+    return NodeTime(
         node=info["node"],
         began=info["began"],
         head=info["head"],
@@ -52,14 +53,8 @@ def _node(info: dict[str, Any], cost: CostConfig, known: prices.Table, cpus: flo
         price_source=f"{source} ({price.date})" if price and price.date else source,
         ended=info["ended"],
         gpus=resources.get("GPU", 0.0),
-        slots=_slots(resources, cpus, gpus),
+        slots=math.floor(min(fits, default=0.0) + 1e-6),
     )
-
-
-def _slots(resources: dict[str, float], cpus: float, gpus: float) -> int:
-    """Workers that fit."""
-    fits = [resources.get(name, 0.0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0]
-    return math.floor(min(fits, default=0.0) + 1e-6)
 
 
 def runs() -> int:

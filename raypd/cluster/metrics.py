@@ -6,8 +6,10 @@ Ray exports each under `ray_` + its name, a counter with `_total` behind it, fro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+
+from raypd.run.records import Bill
 
 COUNTERS = {  # name: (what it counts, the tag beside `run`)
     "raypd_documents": ("Documents that were committed, by status", "status"),
@@ -26,25 +28,29 @@ class Metrics:
     """A run's metrics in this process. run: the value of the tag `run`."""
 
     def __init__(self, run: str) -> None:
-        from ray.util.metrics import Counter, Gauge
+        from ray.util import metrics
 
         self._run = run
         self._shown: dict[tuple[str, str], float] = {}
         tags = {name: ("run", tag) if tag else ("run",) for name, (_, tag) in (COUNTERS | GAUGES).items()}
-        self._counters = {n: Counter(n, description=text, tag_keys=tags[n]) for n, (text, _) in COUNTERS.items()}
-        self._gauges = {n: Gauge(n, description=text, tag_keys=tags[n]) for n, (text, _) in GAUGES.items()}
+        self._counters = {
+            n: metrics.Counter(n, description=text, tag_keys=tags[n]) for n, (text, _) in COUNTERS.items()
+        }
+        self._gauges = {n: metrics.Gauge(n, description=text, tag_keys=tags[n]) for n, (text, _) in GAUGES.items()}
 
-    def show(self, bill: Mapping[str, Any]) -> None:
-        """Brings the metrics up to a session's bill, as it stands in <run>/ledger/<session>.json."""
-        totals = bill["totals"]
+    def show(self, bill: Bill) -> None:
+        """Brings the metrics up to a session's bill."""
+        totals = bill.totals
         self._count("raypd_documents", {status: totals[status] for status in ("ok", "failed")})
         self._count("raypd_tokens", {kind: totals[f"{kind}_tokens"] for kind in ("prefill", "shared", "decode")})
-        self._count("raypd_category_documents", {name: own["documents"] for name, own in bill["categories"].items()})
-        self._set("raypd_cost_usd", bill["parts"])
-        if bill["budget_usd"] is not None:
-            self._set("raypd_budget_usd", {"": bill["budget_usd"]})
-        self._set("raypd_nodes", _tally(node["market"] for node in bill["nodes"] if node["ended"] is None))
-        self._set("raypd_workers", _tally(_state(worker) for worker in bill["workers"]))
+        self._count("raypd_category_documents", {name: own["documents"] for name, own in bill.categories.items()})
+        self._set("raypd_cost_usd", bill.parts)
+        if bill.budget_usd is not None:
+            self._set("raypd_budget_usd", {"": bill.budget_usd})
+        self._set("raypd_nodes", Counter(node.market for node in bill.nodes if node.ended is None))
+        states = Counter(worker.state for worker in bill.workers)
+        states.pop("ended", None)
+        self._set("raypd_workers", states)
 
     def _count(self, name: str, values: Mapping[str, float]) -> None:
         tag = COUNTERS[name][1]
@@ -60,17 +66,3 @@ class Metrics:
         for value, amount in {**gone, **values}.items():
             self._gauges[name].set(amount, {"run": self._run, **({tag: value} if tag else {})})
             self._shown[name, value] = amount
-
-
-def _state(worker: Mapping[str, Any]) -> str:
-    if worker["ended"] is not None:
-        return "ended"
-    return str(worker["spans"][-1][2]) if worker["spans"] else "startup"
-
-
-def _tally(values: Any) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for value in values:
-        found[value] = found.get(value, 0) + 1
-    found.pop("ended", None)
-    return found

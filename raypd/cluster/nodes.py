@@ -13,7 +13,7 @@ _LOOK_SECONDS = 1.0
 _ANSWER_SECONDS = 2.0
 
 
-class Nodes:
+class NodeWatch:
     """Looks at most once a second. Nodes are known by their hexadecimal id."""
 
     def __init__(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import ray
@@ -21,15 +20,15 @@ _WAIT_SECONDS = 1800.0  # for a worker on a cluster that may have to start a nod
 
 
 class OneWorker:
-    """An object in a process of its own. Use as a context: it connects to Ray and disconnects.
+    """An object in a process of its own, for the length of a `with`: it connects to Ray and disconnects.
 
-    startup_seconds: from the connection until the process stood. share: what a worker takes of the cluster.
+    make: the object's class, which has `ready()`, and the arguments that it is made with.
+    share: what a worker takes of the cluster. startup_seconds: from the connection until the object is ready.
     """
 
     def __init__(
         self, config: RunConfig, verbose: bool, make: Callable[[ray_session.WorkerResources], tuple[type, Any]]
     ) -> None:
-        """make: the object's class, which has `ready()`, and the arguments that it is made with."""
         self.config, self.verbose, self._make = config, verbose, make
         self.startup_seconds = 0.0
         self._actor: Any = None
@@ -38,15 +37,15 @@ class OneWorker:
         self._own = ray_session.connect(self.config.cluster, self.verbose)
         began = time.monotonic()  # a bill begins with its nodes, and Ray on a machine of its own makes that one first
         try:
-            self.share = ray_session.share(self.config)
+            self.share = ray_session.worker_resources(self.config)
             self._start()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         self.startup_seconds = time.monotonic() - began
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(Exception):
             if self._actor is not None:
                 ray.kill(self._actor)
@@ -55,10 +54,8 @@ class OneWorker:
 
     def _start(self) -> None:
         kind, arguments = self._make(self.share)
-        actor: Any = ray.remote(kind)
-        self._actor = actor.options(
-            num_cpus=self.share.cpus, num_gpus=self.share.gpus, max_concurrency=2, max_restarts=0
-        ).remote(*arguments)
+        sizes = {"num_cpus": self.share.cpus, "num_gpus": self.share.gpus}
+        self._actor = ray.remote(max_concurrency=2, max_restarts=0, **sizes)(kind).remote(*arguments)
         try:
             ray.get(self._actor.ready.remote(), timeout=_WAIT_SECONDS)
         except ray.exceptions.GetTimeoutError:
@@ -67,9 +64,9 @@ class OneWorker:
             raise RunError(f"the worker to measure on does not start: {error}") from None
 
     def call(self, label: str, method: str, *arguments: Any, progress: Callable[[tuple[int, int]], None]) -> Any:
-        """What a method says. progress: is told every half second what the object's `progress()` says.
+        """What a method returns. progress: gets what the object's `progress()` returns, every half second.
 
-        Raises the UserError that the method raises; RunError where it fails otherwise or the process dies (another is
+        Raises the UserError that the method raises; RunError where it fails otherwise, or the process dies (another is
         then started by the next call).
         """
         if self._actor is None:
@@ -89,8 +86,5 @@ class OneWorker:
                 raise RunError(f"{label}: it failed: {error.cause}") from None
             except ray.exceptions.RayError as error:
                 self._actor = None
-                raise RunError(f"{label}: the worker died (out of memory?): {_first_line(error)}") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+                reason = str(error).strip().partition("\n")[0] or type(error).__name__
+                raise RunError(f"{label}: the worker died (out of memory?): {reason}") from None

@@ -29,7 +29,18 @@ def node_infos() -> list[dict[str, Any]]:
     from ray._private.worker import global_worker
 
     try:
-        return [_plain(info) for info in global_worker.gcs_client.get_all_node_info().values()]
+        return [
+            {
+                "node": info.node_id.hex(),
+                "labels": dict(info.labels),
+                "type": info.instance_type_name or None,
+                "head": info.is_head_node,
+                "resources": dict(info.resources_total),
+                "began": info.start_time_ms / 1000,
+                "ended": info.end_time_ms / 1000 if info.end_time_ms else None,
+            }
+            for info in global_worker.gcs_client.get_all_node_info().values()
+        ]
     except (AttributeError, TypeError, ValueError):  # another Ray: its public list says less
         import ray
 
@@ -45,18 +56,6 @@ def node_infos() -> list[dict[str, Any]]:
             }
             for own in ray.nodes()
         ]
-
-
-def _plain(info: Any) -> dict[str, Any]:
-    return {
-        "node": info.node_id.hex(),
-        "labels": dict(info.labels),
-        "type": info.instance_type_name or None,
-        "head": info.is_head_node,
-        "resources": dict(info.resources_total),
-        "began": info.start_time_ms / 1000,
-        "ended": info.end_time_ms / 1000 if info.end_time_ms else None,
-    }
 
 
 def redirect_messages(to: Callable[[dict[str, Any]], None]) -> None:

@@ -28,49 +28,43 @@ class WorkerResources:
     threads: int
 
 
-def inside_job() -> bool:
-    """Whether this process was started by `ray job submit`."""
-    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or "RAY_JOB_SUBMISSION_ID" in os.environ
-
-
 def connect(config: ClusterConfig, verbose: bool = False) -> bool:
     """Attaches to the cluster that the configuration means, or starts Ray here.
 
     False when this process was connected before, and whoever did that also disconnects.
     Raises RunError when the cluster of cluster.address or RAY_ADDRESS does not answer.
     """
-    _quiet_environment(verbose)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not verbose:
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     import ray
 
     if ray.is_initialized():
         return False
-    level = logging.INFO if verbose else logging.CRITICAL
-    common: dict[str, Any] = {"log_to_driver": verbose, "logging_level": level}
     wanted = config.address or os.environ.get("RAY_ADDRESS")
     if wanted is None or wanted == "auto":
-        found = _running_here()
-        if found is None and wanted == "auto":
+        found = ray_private.local_address()
+        found = found if found and _answers(found) else None
+        if wanted == "auto" and found is None:
             raise RunError("cluster.address auto: no Ray cluster runs on this machine")
         wanted = found or "local"
     elif wanted != "local" and not _answers(wanted):
         key = "cluster.address" if config.address else "RAY_ADDRESS"
         raise RunError(f"{key} {wanted}: no Ray cluster answers there")
+    keys: dict[str, Any] = {"include_dashboard": verbose}
+    if wanted != "local":
+        # This package for workers on other machines; the working folder of `ray job submit` brings it already.
+        submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or "RAY_JOB_SUBMISSION_ID" in os.environ
+        keys = {"runtime_env": None if submitted else {"py_modules": [str(Path(__file__).resolve().parents[1])]}}
+    level = logging.INFO if verbose else logging.CRITICAL
     with _signals_kept(), contextlib.nullcontext() if verbose else _stderr_muted():
         try:
-            if wanted == "local":
-                ray.init(address="local", include_dashboard=verbose, **common)
-            else:
-                ray.init(address=wanted, runtime_env=_shipped(), **common)
+            ray.init(address=wanted, log_to_driver=verbose, logging_level=level, **keys)
         except (ConnectionError, RuntimeError, ValueError) as error:
             what = "Ray does not start on this machine" if wanted == "local" else f"no connection to Ray at {wanted}"
             raise RunError(f"{what}: {error}") from None
     return True
-
-
-def _running_here() -> str | None:
-    """The address of the cluster that `ray start` has left word of, if it is alive."""
-    address = ray_private.local_address()
-    return address if address and _answers(address) else None
 
 
 def _answers(address: str) -> bool:
@@ -83,20 +77,6 @@ def _answers(address: str) -> bool:
             return True
     except OSError:
         return False
-
-
-def _shipped() -> dict[str, Any] | None:
-    """This package for workers on other machines; a submitted job's working folder brings it already."""
-    if inside_job():
-        return None
-    return {"py_modules": [str(Path(__file__).resolve().parents[1])]}
-
-
-def _quiet_environment(verbose: bool) -> None:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if not verbose:
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
 
 
 @contextlib.contextmanager
@@ -115,7 +95,7 @@ def _signals_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stderr_muted() -> Iterator[None]:
-    """Ray's C++ side writes past Python while it starts; what goes wrong then comes as an exception."""
+    """Ray's C++ side writes past Python while it starts; what goes wrong then is an exception."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:
@@ -129,21 +109,21 @@ def _stderr_muted() -> Iterator[None]:
 
 
 def silence_ray_logs(say: Callable[[str], None], verbose: bool) -> None:
-    """Turns off what Ray prints past every log level; what a user can make something of is told through `say`."""
+    """Turns off what Ray prints past every log level; what a user can make something of goes to `say`."""
+
+    def pass_on(data: dict[str, Any]) -> None:
+        text = " ".join(map(str, data.get("lines", [])))
+        if "running low on memory" in text or "Workers (tasks / actors) killed due to memory pressure" in text:
+            say("Ray killed a worker because the machine ran out of memory; its units are tried again")
+
     if not verbose:
-        ray_private.redirect_messages(lambda data: _retell(data, say))  # the scheduler sees that a worker died
+        ray_private.redirect_messages(pass_on)  # the scheduler sees that a worker died
 
 
-def _retell(data: dict[str, Any], say: Callable[[str], None]) -> None:
-    text = " ".join(map(str, data.get("lines", [])))
-    if "running low on memory" in text or "Workers (tasks / actors) killed due to memory pressure" in text:
-        say("Ray killed a worker because the machine ran out of memory; its units are tried again")
-
-
-def share(config: RunConfig) -> WorkerResources:
+def worker_resources(config: RunConfig) -> WorkerResources:
     """What one worker takes of the connected cluster.
 
-    Raises ConfigError when no node of it has as much and none is added by an autoscaler: nothing could ever start.
+    Raises ConfigError when no node has as much and no autoscaler adds any: nothing could ever start.
     """
     import ray
 

@@ -18,7 +18,7 @@ _MOST_PENDING = 4  # reports on their way: the ledger is away, and the next one 
 
 
 class Reporter:
-    """A thread that tells the ledger, every two seconds and when it is asked to; a ledger that is away is no harm."""
+    """A thread that reports to the ledger every two seconds and at once when asked; one that is away is no harm."""
 
     def __init__(self, meter: Meter, ledger: Any) -> None:
         self._meter, self._ledger = meter, ledger
@@ -29,7 +29,7 @@ class Reporter:
     def now(self) -> None:
         """Sends a report at once and waits until the ledger has it, so that no bill is closed before; 5 s at most."""
         self._send(always=True)
-        with self._sending, contextlib.suppress(Exception):  # the worker's work is worth more than its bill
+        with self._sending, contextlib.suppress(Exception):  # answers are worth more than their bill
             ray.wait(self._pending, num_returns=len(self._pending), timeout=_WAIT_SECONDS)
 
     def _run(self) -> None:
@@ -44,5 +44,5 @@ class Reporter:
                     _, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=0)
                 if always or len(self._pending) < _MOST_PENDING:
                     self._pending.append(self._ledger.report.remote(self._meter.report()))
-        except Exception as error:  # the worker's work is worth more than its bill
+        except Exception as error:  # answers are worth more than their bill
             print(f"raypd: no report to the ledger: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

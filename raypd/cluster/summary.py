@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from raypd import storage
-from raypd.billing.budget import money
 from raypd.dataset import writer
-from raypd.run.manifest import Manifest
+from raypd.run import layout
+from raypd.run.records import Manifest, RunCost
+from raypd.run.text import count, counted, duration, number, share, usd
 
 _ROWS = 8
 _OWN = ("id", "status", "error", "source", "row", "attempts")
@@ -28,45 +29,42 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
         console.print(_table(rows, console.width))
     if manifest.fake:
         console.print("model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red")
-    tokens = (
-        f"tokens: {manifest.prefill_tokens:,} prefilled, {manifest.shared_tokens:,} shared, "
-        f"{manifest.decode_tokens:,} decoded"
-    )
-    units_text = f"{manifest.units:,} unit{'' if manifest.units == 1 else 's'}"
-    failed = f", {manifest.failed:,} failed" if manifest.failed else ""
+    ok = f"{count(manifest.ok)} ok" + (f", {count(manifest.failed)} failed" if manifest.failed else "")
     console.print(
-        f"{manifest.documents:,} documents: {manifest.ok:,} ok{failed}; {units_text}; "
-        f"{_seconds(manifest.seconds)}, {manifest.documents_per_second:.2f} documents/s"
+        f"{counted(manifest.documents, 'document')}: {ok}; {counted(manifest.units, 'unit')}; "
+        f"{duration(manifest.seconds)}, {number(manifest.documents_per_second)} documents/s"
     )
     if manifest.units_unreadable:
-        units_text = f"{manifest.units_unreadable:,} unit{'' if manifest.units_unreadable == 1 else 's'}"
-        console.print(f"left out: {units_text} of the input that cannot be read; the manifest lists them", style="red")
-    console.print(tokens)
+        left_out = f"left out: {counted(manifest.units_unreadable, 'unit')} of the input that cannot be read"
+        console.print(f"{left_out}; the manifest lists them", style="red")
+    console.print(
+        f"tokens: {count(manifest.prefill_tokens)} prefilled, {count(manifest.shared_tokens)} shared, "
+        f"{count(manifest.decode_tokens)} decoded"
+    )
     for line in cost_lines(manifest.cost):
         console.print(line, soft_wrap=True)
     partition = [f"{key}=*" for key in manifest.config["output"]["partition"]]
     rows_at = storage.join(writer.units_folder(manifest.output), *partition, "*.parquet")
     console.print(f"rows:     {rows_at}", soft_wrap=True)
-    console.print(f"manifest: {manifest.output}/manifest.json", soft_wrap=True)
+    console.print(f"manifest: {manifest.output}/{layout.MANIFEST}", soft_wrap=True)
 
 
-def cost_lines(cost: dict[str, Any] | None) -> list[str]:
+def cost_lines(cost: RunCost | None) -> list[str]:
     """The bill in one line, its parts in another: in money, or in time where the machines have no price."""
-    if not cost:
+    if cost is None:
         return []
-    whole = sum(cost["seconds"].values())
-    if not cost["usd"]:
-        parts = [f"{name} {_seconds(seconds)}" for name, seconds in _largest(cost["seconds"]) if seconds >= 0.05]
-        reason = "; ".join(cost["notes"] or cost["prices"])
-        return [f"cost:   $0 ({reason})", *([f"time:   {', '.join(parts)}"] if whole else [])]
-    per_1000 = cost["usd_per_1000_documents"]
-    sessions = f", {cost['sessions']} sessions" if cost["sessions"] > 1 else ""
-    each = f", {money(per_1000)} per 1,000 documents" if per_1000 is not None else ""
-    parts = [f"{name} {money(usd)} ({usd / cost['usd']:.0%})" for name, usd in _largest(cost["parts"]) if usd]
-    lines = [f"cost:   {money(cost['usd'])}{each}{sessions}", f"        {', '.join(parts)}"]
-    if cost["kwh"] is not None:
-        co2e = f", {cost['co2e_kg']:.3g} kg CO2e" if cost["co2e_kg"] is not None else ""
-        lines.append(f"energy: {cost['kwh']:.3g} kWh of the GPUs{co2e}")
+    if not cost.usd:
+        parts = [f"{name} {duration(seconds)}" for name, seconds in _largest(cost.seconds) if seconds >= 0.05]
+        reason = "; ".join(cost.notes or cost.prices)
+        return [f"cost:   $0 ({reason})", *([f"time:   {', '.join(parts)}"] if parts else [])]
+    sessions = f", {counted(cost.sessions, 'session')}" if cost.sessions > 1 else ""
+    each = cost.usd_per_1000_documents
+    per_1000 = "" if each is None else f", {usd(each)} per 1,000 documents"
+    parts = [f"{name} {usd(part)} ({share(part, cost.usd)})" for name, part in _largest(cost.parts) if part]
+    lines = [f"cost:   {usd(cost.usd)}{per_1000}{sessions}", f"        {', '.join(parts)}"]
+    if cost.kwh is not None:
+        co2e = f", {number(cost.co2e_kg)} kg CO2e" if cost.co2e_kg is not None else ""
+        lines.append(f"energy: {number(cost.kwh)} kWh of the GPUs{co2e}")
     return lines
 
 
@@ -130,8 +128,3 @@ def _flat(name: str, value: Any) -> list[str]:
 def _short(value: Any, most: int = 28) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _seconds(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

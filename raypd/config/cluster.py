@@ -40,8 +40,7 @@ class CostConfig(Section):
         10.0, ge=0, description="Of the budget: time at the present price that is kept for the end of the run"
     )
     deadline: str | None = Field(
-        None,
-        description="When it has to be done: a time (2026-11-30T18:00) or a duration (8h, 90m)",
+        None, description="When it has to be done: a time (2026-11-30T18:00) or a duration (8h, 90m)"
     )
     prices: dict[str, float] = Field(
         {},

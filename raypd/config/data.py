@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from raypd.config.section import SECRETS, Section, without_credentials
+from raypd.config.section import SECRETS, Section, Uri, without_credentials
 
 
 class InputConfig(Section):
@@ -41,10 +41,9 @@ class InputConfig(Section):
 class OutputConfig(Section):
     """Where the table goes."""
 
-    path: str = Field(
-        ...,
+    path: Uri = Field(
         description="Folder of the run, local or s3://bucket/prefix; a second run into it resumes. Relative: to the "
-        "current folder",
+        "current folder"
     )
     partition: dict[str, str] = Field(
         {},
@@ -56,10 +55,9 @@ class OutputConfig(Section):
     @classmethod
     def _as_written(cls, given: Any) -> Any:
         """YAML reads 2026-11-21 as a date and 7 as a number."""
-        scalar = (str, int, date)
-        return (
-            {k: str(v) if isinstance(v, scalar) else v for k, v in given.items()} if isinstance(given, dict) else given
-        )
+        if not isinstance(given, dict):
+            return given
+        return {key: str(value) if isinstance(value, (int, date)) else value for key, value in given.items()}
 
     @field_validator("partition")
     @classmethod
@@ -71,16 +69,11 @@ class OutputConfig(Section):
                 raise ValueError(f"{value!r}: a value is of letters, digits and . _ -")
         return given
 
-    @field_validator("path")
-    @classmethod
-    def _no_credentials(cls, path: str) -> str:
-        return without_credentials(path)
-
 
 class StorageConfig(Section):
     """How S3 is reached; credentials come from the environment, AWS's files or the instance's role, never from here."""
 
-    endpoint_url: str | None = Field(None, description="S3 of another maker, http(s)://host[:port]; null: AWS")
+    endpoint_url: Uri | None = Field(None, description="S3 of another maker, http(s)://host[:port]; null: AWS")
     region: str | None = Field(None, description="null: AWS_REGION, the profile's, the instance's")
     profile: str | None = Field(None, description="Profile in AWS's credential files; null: AWS_PROFILE or none")
     anonymous: bool = Field(False, description="Sign nothing: for public buckets")
@@ -109,7 +102,7 @@ class StorageConfig(Section):
     def _endpoint_is_a_url(cls, url: str | None) -> str | None:
         if url is not None and not re.match(r"https?://[^/]", url):
             raise ValueError("write http://host:port or https://host")
-        return url if url is None else without_credentials(url)
+        return url
 
     @model_validator(mode="after")
     def _key_has_its_kind(self) -> StorageConfig:

@@ -6,7 +6,6 @@ folder.
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,26 @@ from pydantic import ValidationError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig
 from raypd.config.renamed import RENAMED
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, did_you_mean
+
+PATHS = (
+    "input.path", "training.validation", "task.categories_file", "task.template", "task.few_shot", "model.name",
+    "model.adapter",
+)  # fmt: skip
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """Reads and checks a configuration.
 
-    Raises ConfigError with file, line and key of every mistake found.
+    Args:
+        path: of the YAML file.
+        overrides: `key=value`, dotted keys, later ones over earlier ones and over the file.
+
+    Raises:
+        ConfigError: with file, line and key of every mistake found.
     """
-    path = Path(path)
-    source = _read_yaml(path)
-    _expand_model(source.tree)
-    _anchor_paths(source.tree, path.parent)
+    source = _read_yaml(Path(path))
+    _anchor_paths(source.tree, Path(path).parent)
     return _checked(source, overrides)
 
 
@@ -42,14 +49,46 @@ def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> Run
 def _checked(source: _Yaml, overrides: list[str] | None) -> RunConfig:
     tree: dict[str, Any] = source.tree
     for override in overrides or []:
-        _expand_model(tree)
-        _apply_override(tree, override)
-    _expand_model(tree)
-    _inline_categories(tree)
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(
+                f"{override!r}: an override is written key=value, for instance decoding.method=autoregressive"
+            )
+        try:
+            set_key(tree, key, value_of(value))
+        except TypeError as error:
+            raise ConfigError(f"{override!r}: {error}") from None
+    task = tree.get("task")
+    if isinstance(task, dict) and task.get("categories_file"):
+        if task.get("categories"):
+            raise ConfigError("task.categories and task.categories_file are both set: keep one")
+        task["categories"] = _read_yaml(Path(task["categories_file"])).tree
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_explain(error, source)) from None
+
+
+def value_of(text: str) -> Any:
+    """The value that stands behind `key=`, as YAML reads it, or as text where that is no YAML."""
+    try:
+        return yaml.safe_load(text) if text else None
+    except yaml.YAMLError:
+        return text
+
+
+def set_key(tree: Any, key: str, value: Any) -> None:
+    """Sets a dotted key in a mapping of mappings. Raises TypeError where a part of it holds something else."""
+    *above, last = key.split(".")
+    for part in above:
+        if part == "model" and isinstance(tree.get(part), str):
+            tree[part] = {"name": tree[part]}  # model: NAME is short for it
+        if tree.get(part) is None:
+            tree[part] = {}
+        tree = tree[part]
+        if not isinstance(tree, dict):
+            raise TypeError(f"{part!r} holds no keys")
+    tree[last] = value
 
 
 class _Yaml:
@@ -96,9 +135,8 @@ def _read_yaml(path: Path) -> _Yaml:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], 1)
-        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-        raise ConfigError(f"{path}: no such configuration file{hint}") from None
+        hint = did_you_mean(path.name, [p.name for p in path.parent.glob("*.y*ml")], lambda name: path.parent / name)
+        raise ConfigError("; ".join(filter(None, [f"{path}: no such configuration file", hint]))) from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; give the YAML file in it") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -114,54 +152,18 @@ def _anchored(path: Any, folder: Path) -> Any:
     return str(folder / path)
 
 
-def _expand_model(tree: dict[str, Any]) -> None:
-    """`model: NAME` stands for `model: {name: NAME}`."""
-    if isinstance(tree.get("model"), str):
-        tree["model"] = {"name": tree["model"]}
-
-
-_TASK_FILES = ("categories_file", "template", "few_shot")
-
-
 def _anchor_paths(tree: dict[str, Any], folder: Path) -> None:
     """Makes the paths that stand in a file relative to that file (the output path stays as it is)."""
-    for section, key in (("input", "path"), ("training", "validation"), *(("task", key) for key in _TASK_FILES)):
+    if isinstance(tree.get("model"), str):
+        tree["model"] = {"name": tree["model"]}
+    for key in PATHS:
+        section, _, name = key.partition(".")
         part = tree.get(section)
-        if isinstance(part, dict) and part.get(key) is not None:
-            part[key] = _anchored(part[key], folder)
-    model = tree.get("model")
-    if isinstance(model, dict):
-        for key in ("name", "adapter"):
-            name = model.get(key)
-            if isinstance(name, str) and (name.startswith(("./", "../")) or (folder / name).is_dir()):
-                model[key] = _anchored(name, folder)
-
-
-def _apply_override(tree: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(
-            f"{override!r}: an override is written key=value, for instance decoding.method=autoregressive"
-        )
-    *above, last = key.split(".")
-    at = tree
-    for part in above:
-        at = at.setdefault(part, {})
-        if not isinstance(at, dict):
-            raise ConfigError(f"{override!r}: {part!r} holds no keys")
-    try:
-        at[last] = yaml.safe_load(value) if value else None
-    except yaml.YAMLError:
-        at[last] = value
-
-
-def _inline_categories(tree: dict[str, Any]) -> None:
-    task = tree.get("task")
-    if not isinstance(task, dict) or not task.get("categories_file"):
-        return
-    if task.get("categories"):
-        raise ConfigError("task.categories and task.categories_file are both set: keep one")
-    task["categories"] = _read_yaml(Path(task["categories_file"])).tree
+        value = part.get(name) if isinstance(part, dict) else None
+        if section == "model" and isinstance(value, str):  # else of the Hub
+            value = value if value.startswith(("./", "../")) or (folder / value).is_dir() else None
+        if isinstance(part, dict) and value is not None:
+            part[name] = _anchored(value, folder)
 
 
 def _keys_of(location: tuple[str | int, ...]) -> list[str]:
@@ -186,16 +188,15 @@ def _explain(error: ValidationError, source: _Yaml) -> str:
         if key in RENAMED:
             what = f"is called {RENAMED[key]} now"
         elif item["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(at[-1]), _keys_of(keys[:-1]), 1, cutoff=0.5)
-            what = "unknown key" + (f"; did you mean {near[0]!r}?" if near else "; `raypd config show` lists all keys")
+            hint = did_you_mean(str(at[-1]), _keys_of(keys[:-1]))
+            what = f"unknown key; {hint or '`raypd config show` lists all keys'}"
         elif item["type"] == "missing":
             what = "missing"
         else:
             what = item["msg"].removeprefix("Value error, ")
             if item["type"] == "literal_error":
                 choices = re.findall("'([^']*)'", item["ctx"]["expected"])
-                near = difflib.get_close_matches(str(item["input"]), choices, 1)
-                what = (f"did you mean {near[0]!r}? " if near else "") + "choose from " + ", ".join(choices)
+                what = f"{did_you_mean(str(item['input']), choices)} choose from {', '.join(choices)}".strip()
             if item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
                 what += f" (it is {item['input']!r})"
         lines.append(": ".join(part for part in (source.where(at), key, what) if part))

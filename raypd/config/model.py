@@ -24,11 +24,11 @@ ANSWER_KEYS: dict[str, dict[str, tuple[str, ...]]] = {
 SAMPLING_KEYS = ("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.seed")
 _ONLY_WHERE: dict[str, Callable[[DecodingConfig], bool]] = {  # keys that can change an answer nowhere else
     "stacked_documents": lambda decoding: decoding.isolate == "none",
-    # No context sees another, but a prompt's draws are for all of its contexts.
-    "contexts_per_prompt": lambda decoding: decoding.sampling.temperature > 0,
-    "sampling.top_k": lambda decoding: decoding.sampling.temperature > 0,
-    "sampling.top_p": lambda decoding: decoding.sampling.temperature > 0,
-    "sampling.seed": lambda decoding: decoding.sampling.temperature > 0,
+    # contexts_per_prompt: no context sees another, but a prompt's draws are for all of its contexts.
+    **dict.fromkeys(
+        ("contexts_per_prompt", "sampling.top_k", "sampling.top_p", "sampling.seed"),
+        lambda decoding: decoding.sampling.temperature > 0,
+    ),
 }
 METHODS: dict[str, tuple[str, ...]] = {kind: tuple(methods) for kind, methods in ANSWER_KEYS.items()}
 

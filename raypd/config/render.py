@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
@@ -69,6 +69,8 @@ def _type(annotation: Any) -> str:
         return " | ".join(map(str, KINDS if inner[0] in KINDS else inner))  # each kind of task knows its own alone
     if origin in (Union, UnionType):
         return " | ".join(map(_type, inner))
+    if origin is Annotated:
+        return _type(inner[0])
     if origin is list:
         return f"list of {_type(inner[0])}"
     if origin is dict:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import io
 import textwrap
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from raypd.config import RunConfig
-from raypd.config.load import load_config
+from raypd.config.load import PATHS, load_config, set_key, value_of
 from raypd.errors import ConfigError, RunError
 
 _MARK = "# Written by raypd tune."
-_PATHS = ("input.path", "task.categories_file", "task.template", "task.few_shot", "model.name", "model.adapter")
 
 
 def check_target(target: Path, source: Path) -> None:
@@ -30,9 +28,20 @@ def check_target(target: Path, source: Path) -> None:
 
 
 def write(source: Path, overrides: list[str], changes: dict[str, Any], target: Path, why: str) -> RunConfig:
-    """Writes `source` with the overrides of the command line and the changes; what it reads as.
+    """Writes a configuration with the overrides of the command line and the changes; relative paths keep their meaning.
 
-    Relative paths keep their meaning. Raises RunError when it cannot be written.
+    Args:
+        source: the user's file.
+        overrides: `key=value` of the command line.
+        changes: dotted key -> value.
+        target: the file to write.
+        why: comment at its top.
+
+    Returns:
+        What the new file reads as.
+
+    Raises:
+        RunError: it cannot be written, or does not read back.
     """
     from ruamel.yaml import YAML
 
@@ -42,24 +51,23 @@ def write(source: Path, overrides: list[str], changes: dict[str, Any], target: P
     roundtrip.indent(mapping=2, sequence=4, offset=2)
     tree = roundtrip.load(source.read_text(encoding="utf-8"))
     before = load_config(source, overrides)
-    typed = {key: yaml.safe_load(value) if value else None for key, _, value in (o.partition("=") for o in overrides)}
+    typed = {key: value_of(value) for key, _, value in (override.partition("=") for override in overrides)}
     moved = target.resolve().parent != source.resolve().parent
     # An override's relative path is relative to the current folder, a file's is to the file.
     paths = {key: value for key, value in _anchored(before).items() if moved or key in typed}
     for key, value in {**typed, **paths, **changes}.items():
-        _set(tree, key, value)
+        set_key(tree, key, value)
     out = io.StringIO()
     roundtrip.dump(tree, out)
-    told = [part for line in why.splitlines() for part in textwrap.wrap(line, 98, break_on_hyphens=False)]
-    lines = [_MARK, *(f"# {line}" for line in told), ""]
+    reasons = [part for line in why.splitlines() for part in textwrap.wrap(line, 98, break_on_hyphens=False)]
+    lines = [_MARK, *(f"# {line}" for line in reasons), ""]
     try:
         target.write_text("\n".join(lines) + "\n" + out.getvalue(), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{target}: cannot be written: {error}; --output names another file") from None
     made = load_config(target)
     for key, value in changes.items():
-        section, _, name = key.partition(".")
-        if getattr(getattr(made, section), name) != value:
+        if attrgetter(key)(made) != value:
             raise RunError(f"{target}: {key} does not read back as {value!r}; set it by hand")
     return made
 
@@ -67,25 +75,15 @@ def write(source: Path, overrides: list[str], changes: dict[str, Any], target: P
 def _anchored(config: RunConfig) -> dict[str, Any]:
     """The path keys of a loaded configuration that are local paths, absolute."""
     found: dict[str, Any] = {}
-    for key in _PATHS:
+    for key in PATHS:
         section, _, name = key.partition(".")
         value = getattr(getattr(config, section), name, None)
         if isinstance(value, list):
             found[key] = [_absolute(one) for one in value]
-        elif value is not None and not (section == "model" and not Path(value).is_dir()):
+        elif value is not None and (section != "model" or Path(value).is_dir()):
             found[key] = _absolute(value)
     return found
 
 
 def _absolute(path: str) -> str:
     return path if "://" in path else str(Path(path).expanduser().absolute())
-
-
-def _set(tree: Any, key: str, value: Any) -> None:
-    *above, last = key.split(".")
-    for part in above:
-        if not isinstance(tree.get(part), dict):
-            name = tree.get(part)
-            tree[part] = {"name": name} if part == "model" and isinstance(name, str) else {}  # model: NAME is short
-        tree = tree[part]
-    tree[last] = value

@@ -49,12 +49,9 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
-        if self.decoding.method not in METHODS[self.task.kind]:
-            raise ValueError(
-                f"decoding.method {self.decoding.method} does not do {self.task.kind}; choose from "
-                + ", ".join(METHODS[self.task.kind])
-            )
-        method = self.decoding.method
+        method, kind = self.decoding.method, self.task.kind
+        if method not in METHODS[kind]:
+            raise ValueError(f"decoding.method {method} does not do {kind}; choose from {', '.join(METHODS[kind])}")
         if REGISTRY[method].heads and self.decoding.heads is None:
             raise ValueError(
                 f"decoding.method {method} needs decoding.heads, a folder of Medusa heads (`raypd model add-heads` "
@@ -64,11 +61,8 @@ class RunConfig(Section):
             raise ValueError(f"decoding.method {method} needs decoding.draft_model, a smaller model of the same family")
         if isinstance(self.task, ExtractionConfig):
             self._categories_known(self.task)
-        if (
-            isinstance(self.task, GenerationConfig)
-            and self.task.samples > 1
-            and self.decoding.sampling.temperature == 0
-        ):
+        greedy = self.decoding.sampling.temperature == 0
+        if isinstance(self.task, GenerationConfig) and self.task.samples > 1 and greedy:
             raise ValueError("task.samples is above 1: set decoding.sampling.temperature, or all answers are the same")
         return self
 
@@ -88,22 +82,16 @@ class RunConfig(Section):
 
     def wanted_columns(self) -> dict[str, str]:
         """Configuration key -> the column of the input that it names, for every column that must be there."""
-        wanted: dict[str, str] = {}
         if isinstance(self.task, QuestionAnsweringConfig):
-            wanted |= {
-                "task.context_column": self.task.context_column,
-                "task.questions_column": self.task.questions_column,
-            }
+            wanted = {f"task.{key}": getattr(self.task, key) for key in ("context_column", "questions_column")}
         elif isinstance(self.task, GenerationConfig):
-            wanted["task.prompt_column"] = self.task.prompt_column
+            wanted = {"task.prompt_column": self.task.prompt_column}
         else:
-            wanted |= {f"input.text_columns {name!r}": name for name in self.input.text_columns}
+            wanted = {f"input.text_columns {name!r}": name for name in self.input.text_columns}
             # With a category for all, the column may be missing.
             if self.input.category_column is not None and self.input.category is None:
                 wanted["input.category_column"] = self.input.category_column
-        if self.input.id_column is not None:
-            wanted["input.id_column"] = self.input.id_column
-        return wanted
+        return wanted | ({"input.id_column": self.input.id_column} if self.input.id_column is not None else {})
 
     def idle_keys(self) -> set[str]:
         """Keys, dotted, and whole sections that cannot change an answer of this run: all others are in its fingerprint.

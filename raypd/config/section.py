@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 
 class Section(BaseModel):
@@ -26,3 +27,6 @@ def without_credentials(uri: str) -> str:
             "a URI must hold no credentials: give them through the environment, storage.profile or the instance's role"
         )
     return uri
+
+
+Uri = Annotated[str, AfterValidator(without_credentials)]

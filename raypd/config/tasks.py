@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from raypd.config.section import Section
+
+
+def _fits_json(text: str) -> bool:
+    return text.isprintable() and '"' not in text and "\\" not in text
 
 
 class Attribute(Section):
@@ -23,14 +28,14 @@ class Attribute(Section):
             raise ValueError(f"attribute {self.name!r}: `values` is for type enum, and an enum needs it")
         if len(set(self.values)) != len(self.values):
             raise ValueError(f"attribute {self.name!r}: a value stands twice")
-        if any(not v or '"' in v or "\\" in v or not v.isprintable() for v in self.values):
+        if not all(value and _fits_json(value) for value in self.values):
             raise ValueError(f"attribute {self.name!r}: enum values are printable text without quotes and backslashes")
         return self
 
     @field_validator("name")
     @classmethod
-    def _name_fits_json(cls, name: str) -> str:
-        if '"' in name or "\\" in name or not name.isprintable():
+    def _plain_name(cls, name: str) -> str:
+        if not _fits_json(name):
             raise ValueError(f"{name!r}: a name is printable text without quotes and backslashes")
         return name
 
@@ -44,10 +49,9 @@ class Category(Section):
     @field_validator("attributes")
     @classmethod
     def _names_differ(cls, attributes: list[Attribute]) -> list[Attribute]:
-        names = [a.name for a in attributes]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"two attributes are named {name!r}")
+        name, count = Counter(attribute.name for attribute in attributes).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"two attributes are named {name!r}")
         return attributes
 
 

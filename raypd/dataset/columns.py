@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raypd.config import RunConfig
+from raypd.errors import did_you_mean
 
 _SHOWN = 20
 
 
 @dataclass
-class Seen:
-    """What an object's schema or first lines tell. `names`: its columns, at most some of them."""
+class SeenColumns:
+    """The columns of an object's schema or first lines; `objects`: of its lines, how many are JSON objects."""
 
     names: list[str]
-    wanted: set[str]  # columns of the configuration that it has
     lines: int = 0
-    objects: int = 0  # lines that are JSON objects
+    objects: int = 0
+
+
+def columns_of(lines: Iterable[bytes]) -> SeenColumns:
+    """The columns of lines of JSONL."""
+    seen = SeenColumns([])
+    names: set[str] = set()
+    for data in lines:
+        seen.lines += 1
+        try:
+            row = json.loads(data.removeprefix(b"\xef\xbb\xbf"))
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            seen.objects += 1
+            names.update(row)
+    seen.names = sorted(names)
+    return seen
 
 
 class Columns:
@@ -33,43 +49,22 @@ class Columns:
         self._first: tuple[str, list[str]] | None = None  # a JSONL object that was looked into, and its columns
         self._objects = 0
 
-    def of_schema(self, names: Sequence[str]) -> Seen:
-        """What a Parquet schema has."""
-        return Seen(list(names), set(self.wanted.values()).intersection(names))
-
-    def of_lines(self, lines: Iterable[bytes]) -> Seen:
-        """What lines of JSONL have."""
-        seen = Seen([], set())
-        names: dict[str, None] = {}
-        for data in lines:
-            seen.lines += 1
-            try:
-                row = json.loads(data.removeprefix(b"\xef\xbb\xbf"))
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
-                seen.objects += 1
-                names.update(dict.fromkeys(row))
-        seen.names = sorted(names)
-        seen.wanted = set(self.wanted.values()).intersection(names)
-        return seen
-
-    def lacks(self, seen: Seen, strict: bool) -> str | None:
+    def lacks(self, seen: SeenColumns, strict: bool) -> str | None:
         """Why an object cannot be read: a column that a schema lacks (strict), or all text columns of its lines."""
         if strict:
-            missing = [(key, name) for key, name in self.wanted.items() if name not in seen.wanted]
-        elif seen.objects and not seen.wanted.intersection(self.content.values()):
+            missing = [(key, name) for key, name in self.wanted.items() if name not in seen.names]
+        elif seen.objects and not set(seen.names).intersection(self.content.values()):
             missing = list(self.content.items())
         else:
             missing = []
         return self._missing(*missing[0], seen.names) if missing else None
 
-    def note(self, name: str, seen: Seen) -> None:
+    def note(self, name: str, seen: SeenColumns) -> None:
         """Counts the lines of a JSONL object for `nowhere`."""
         if seen.lines:
             self._first = self._first or (name, seen.names[: 4 * _SHOWN])
             self._objects += seen.objects
-            self._seen |= seen.wanted
+            self._seen |= set(self.wanted.values()).intersection(seen.names)
 
     def nowhere(self) -> str | None:
         """After the last object: what no line of any JSONL object had; None when all is there."""
@@ -85,11 +80,10 @@ class Columns:
 
     @staticmethod
     def _missing(key: str, name: str, found: Sequence[str]) -> str:
-        near = difflib.get_close_matches(name, found, 1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, found)
         shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
         extra = {
             "input.id_column": "; input.id_column=null numbers the documents",
             "input.category_column": "; input.category_column=null with input.category gives all the same",
         }.get(key, "")
-        return f"no column {name!r} ({key}): {hint}it has {shown}{extra}"
+        return f"no column {name!r} ({key}): {' '.join(filter(None, [hint, f'it has {shown}{extra}']))}"

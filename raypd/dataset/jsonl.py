@@ -6,15 +6,11 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple, cast
 
-import zstandard
+import pyarrow as pa
 
 from raypd import storage
-
-# What a damaged or cut compressed stream raises.
-BROKEN_STREAM = (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
-
 
 _SKIP = 1 << 20  # bytes at a time of a line that is not wanted
 BOM = b"\xef\xbb\xbf"
@@ -33,55 +29,30 @@ class Line(NamedTuple):
 
 
 def open_lines(path: str, compression: str | None, offset: int = 0, version: str | None = None) -> BinaryIO:
-    """The uncompressed bytes of a JSONL file; `offset` is for uncompressed files alone.
+    """The uncompressed bytes of a JSONL file.
 
-    Raises storage.Changed where the file is not of this version.
+    Args:
+        compression: gz, zst or None.
+        offset: byte to begin at, for uncompressed files alone.
+        version: the only one to read.
+
+    Raises:
+        storage.Changed: the file is not of this version.
+        OSError: it cannot be opened, here or at a later read; see `is_broken`.
     """
     raw = storage.open_read(path, offset, version)
     if compression == "gz":
         return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 20))
     if compression == "zst":
-        return cast(BinaryIO, io.BufferedReader(_Zstd(raw), 1 << 20))
+        frames = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
+        return cast(BinaryIO, io.BufferedReader(frames, 1 << 20))
     return raw
 
 
-class _Zstd(io.RawIOBase):
-    """A zstd file of any number of frames, which raises where the last one is cut (the library ends silently)."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._inside = False  # between the first byte of a frame and its last
-        self._out = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._out:
-            data = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame, self._inside = zstandard.ZstdDecompressor().decompressobj(), False
-            data = data or self._raw.read(1 << 17)
-            if not data:
-                if self._inside:
-                    raise zstandard.ZstdError("the last frame is cut short")
-                return 0
-            self._inside = True
-            self._out = memoryview(self._frame.decompress(data))
-        count = min(len(buffer), len(self._out))
-        buffer[:count] = self._out[:count]
-        self._out = self._out[count:]
-        return count
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-def lines(file: BinaryIO, limit: int) -> Iterator[Line]:
-    """The lines of a file that are not blank, in memory bounded by `limit` bytes a line."""
-    return _lines(file, limit, 1, 0, None)
+def is_broken(error: Exception) -> bool:
+    """Whether a compressed stream is damaged or cut short, and not its storage out of reach."""
+    unnumbered = isinstance(error, OSError) and error.errno is None and not isinstance(error, storage.StorageError)
+    return unnumbered or isinstance(error, (EOFError, zlib.error))
 
 
 def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator[Line]:
@@ -98,10 +69,18 @@ def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator
                 break
         else:
             return  # no line begins in this range: it lies within one
-    yield from _lines(file, limit, 1, offset, end)
+    yield from lines(file, limit, offset, end)
 
 
-def _lines(file: BinaryIO, limit: int, number: int, offset: int, end: int | None) -> Iterator[Line]:
+def lines(file: BinaryIO, limit: int, offset: int = 0, end: int | None = None) -> Iterator[Line]:
+    """The lines of a file that are not blank, in memory bounded by `limit` bytes a line.
+
+    Args:
+        file: opened at `offset`.
+        limit: bytes of a line above which its text is left out.
+        end: byte before which the last line begins; None: that of the file.
+    """
+    number = 1
     while (end is None or offset < end) and (data := file.readline(limit + 2)):
         length = len(data)
         whole: bytes | None = data

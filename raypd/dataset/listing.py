@@ -10,27 +10,28 @@ from typing import NamedTuple
 from raypd import storage
 from raypd.config import InputConfig
 from raypd.errors import InputError
+from raypd.storage.common import literal
 
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-_MAGIC = re.compile(r"[*?[]")
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
-class Found(NamedTuple):
+class InputObject(NamedTuple):
     """An object of the input. `name` differs from all others' and is the same wherever the input lies."""
 
     path: str
     name: str
     size: int
-    stamp: str  # what tells cheaply that it is the object of an earlier listing
+    stamp: str  # see storage.Object: by it a later session knows the object again
     format: str
     compression: str | None
 
 
-def objects(source: InputConfig) -> Iterator[Found]:
-    """The input's objects, each once, in the order of the roots and of the names below each.
+def objects(source: InputConfig) -> Iterator[InputObject]:
+    """The input's objects, each once, in the order of the roots (entries of input.path) and of the names below each.
 
-    Raises InputError where a root (an entry of input.path) does not exist or holds nothing that raypd reads.
+    Raises:
+        InputError: a root does not exist or holds nothing that raypd reads.
     """
     roots = [source.path] if isinstance(source.path, str) else source.path
     seen: set[int] = set()  # hashes of paths, kept only where one root can hold what another does
@@ -41,22 +42,20 @@ def objects(source: InputConfig) -> Iterator[Found]:
         for item in storage.find(root):
             format, compression = _format(item.name, source.format)
             if format is None:
-                if _MAGIC.search(root):
+                if literal(root) != root:
                     raise InputError(_unsupported(item.path))
                 skipped = skipped or item
                 continue
             found += 1
-            if not item.name.isprintable() and not _is_text(item.name):
-                raise InputError(f"{item.path!a}: the name is not UTF-8; rename the file")
+            try:
+                item.name.encode()
+            except UnicodeEncodeError:
+                raise InputError(f"{item.path!a}: the name is not UTF-8; rename the file") from None
             if before and hash(item.path) in seen:
                 continue
             if after:
                 seen.add(hash(item.path))
-            try:
-                stamp = storage.stamp(item)
-            except FileNotFoundError:  # a local file that is gone since it was listed
-                continue
-            yield Found(item.path, _unique(item.name, number), item.size, stamp, format, compression)
+            yield InputObject(item.path, _unique(item.name, number), item.size, item.stamp, format, compression)
         if not found and skipped is not None:
             where = "" if skipped.path.endswith(root) else f"{root}: nothing to read in this folder; "
             raise InputError(where + _unsupported(skipped.path))
@@ -67,23 +66,10 @@ def _unique(name: str, root: int) -> str:
     return f"{name}#{root + 1}" if root or re.search(r"#\d+$", name) else name
 
 
-def _is_text(name: str) -> bool:
-    try:
-        return bool(name.encode())
-    except UnicodeEncodeError:
-        return False
-
-
 def _overlaps(root: str, others: list[str]) -> bool:
-    own = _literal(root)
-    return any(own.startswith(other) or other.startswith(own) for other in map(_literal, others))
-
-
-def _literal(root: str) -> str:
-    """The part of a root that every path below it begins with."""
-    root = storage.absolute(root)
-    magic = _MAGIC.search(root)
-    return root[: magic.start()] if magic else root
+    """Whether a path may lie below a root and below another one."""
+    own, *rest = (literal(storage.absolute(path)) for path in (root, *others))
+    return any(own.startswith(other) or other.startswith(own) for other in rest)
 
 
 def _format(name: str, wanted: str) -> tuple[str | None, str | None]:

@@ -11,7 +11,7 @@ import json
 import tempfile
 import uuid
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,50 +19,34 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.run import layout
+from raypd.run import layout, records
 from raypd.run.records import PlanTotals
 from raypd.run.unit import Part, Unit, make_unit
 
 _CHUNK_PARTS = 20_000  # parts of a chunk: some tens of megabytes while it is made or read
 _BATCH_UNITS = 64
+_TYPES = {"str": pa.string(), "str | None": pa.string(), "int": pa.int64(), "bool": pa.bool_()}
+_PART = pa.struct([(field.name, _TYPES[str(field.type)]) for field in fields(Part)])
 _SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("damaged", pa.string()),
-        ("only", pa.list_(pa.int32())),
-        (
-            "parts",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("path", pa.string()),
-                        ("name", pa.string()),
-                        ("version", pa.string()),
-                        ("stamp", pa.string()),
-                        ("size", pa.int64()),
-                        ("format", pa.string()),
-                        ("compression", pa.string()),
-                        ("start", pa.int64()),
-                        ("end", pa.int64()),
-                        ("expected", pa.int64()),
-                        ("exact", pa.bool_()),
-                        ("bytes", pa.int64()),
-                    ]
-                )
-            ),
-        ),
-    ]
+    {"id": pa.string(), "damaged": pa.string(), "only": pa.list_(pa.int32()), "parts": pa.list_(_PART)}.items()
 )
 
 
 class Plan:
-    """Iterates over its units in the order of the input; `units`, `documents`, `bytes` leave damaged ones out."""
+    """Iterates over its units in the order of the input; `units`, `documents`, `bytes` leave damaged ones out.
+
+    Args:
+        totals: of all units.
+        folder: of the chunks.
+        spool: the local folder that goes with this object.
+
+    Attributes:
+        changes: objects that are not what they were in the last session's plan.
+    """
 
     def __init__(self, totals: PlanTotals, folder: str, spool: tempfile.TemporaryDirectory[str] | None = None) -> None:
-        self.totals = totals
-        self._folder = folder  # of the chunks
-        self._spool = spool  # the local folder that goes with this object
-        self.changes = ""  # objects that are not what they were in the last session's plan
+        self.totals, self._folder, self._spool = totals, folder, spool
+        self.changes = ""
 
     @property
     def units(self) -> int:
@@ -120,8 +104,7 @@ class Plan:
         folder = storage.join(output, layout.PLAN, self.totals.id)
         for number in range(self.totals.chunks):
             storage.put(_chunk(folder, number), storage.read(_chunk(self._folder, number)))
-        head = asdict(self.totals)
-        storage.put(_head(output), (json.dumps(head, indent=2) + "\n").encode())
+        records.write(storage.join(output, layout.PLAN_TOTALS), self.totals)
         self._folder, self._spool = folder, None
         if before is not None:
             for number in range(before.totals.chunks):
@@ -131,18 +114,16 @@ class Plan:
 def stored(output: str) -> Plan | None:
     """The plan that a session before has stored in a run's folder; None where there is none that can be read."""
     try:
-        totals = PlanTotals(**json.loads(storage.read(_head(output))))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError):
-        return None  # of another version of raypd, or torn: it is made again
+        totals = records.read(PlanTotals, storage.join(output, layout.PLAN_TOTALS))
+    except (FileNotFoundError, ValueError):
+        return None  # where it is torn it is made again
     return Plan(totals, storage.join(output, layout.PLAN, totals.id))
 
 
 def alone(output: str) -> set[str]:
     """Names of the objects that are to share no unit, so that an unreadable one keeps no other from being done."""
     try:
-        return set(json.loads(storage.read(_alone(output))))
+        return set(json.loads(storage.read(storage.join(output, layout.PLAN_ALONE))))
     except (FileNotFoundError, ValueError):
         return set()
 
@@ -151,23 +132,15 @@ def take_apart(output: str, taken: Iterable[Unit], fingerprint: str) -> list[Uni
     """Units of one object each in place of these, now and in later sessions. Raises OSError."""
     units = list(taken)
     names = alone(output) | {part.name for unit in units for part in unit.parts}
-    storage.put(_alone(output), json.dumps(sorted(names)).encode())
+    storage.put(storage.join(output, layout.PLAN_ALONE), json.dumps(sorted(names)).encode())
     return [make_unit([part], fingerprint) for unit in units for part in unit.parts]
-
-
-def _alone(output: str) -> str:
-    return storage.join(output, layout.PLAN, "alone.json")
-
-
-def _head(output: str) -> str:
-    return storage.join(output, layout.PLAN, "plan.json")
 
 
 def _chunk(folder: str, number: int) -> str:
     return storage.join(folder, f"{number:06d}.parquet")
 
 
-class Writer:
+class PlanWriter:
     """Takes units one by one and makes a plan of them, in a folder of its own on this machine."""
 
     def __init__(self) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset.columns import Columns
-from raypd.dataset.listing import Found, objects
-from raypd.dataset.plan import Plan, Writer, stored
+from raypd.dataset.jsonl import lines_of_range, open_lines
+from raypd.dataset.listing import InputObject, objects
+from raypd.dataset.plan import Plan, PlanWriter, stored
 from raypd.dataset.plan import alone as stored_alone
 from raypd.dataset.refresh import Changes, Listing, digested, kept
 from raypd.dataset.split import Inspected, inspect, line_limit
@@ -22,16 +25,21 @@ __all__ = ["Part", "Plan", "Unit", "line_limit", "plan"]
 
 _THREADS = 32  # that look into objects at once: mostly they wait for storage
 _HOPELESS = 100  # objects, of which not one can be read: what is wrong is not an object
+# At the end of a plan units are smaller, so that the workers of a run end at about the same time.
+_TAIL = 8  # the last eighth of the units that are planned
+_TAIL_UNITS, _TAIL_PARTS = 1024, 20_000  # of which no more than this is held in memory
+_TAIL_PIECES, _TAIL_DOCUMENTS = 4, 64  # each is cut into so many units where it has at least so many documents
 
 
 def plan(config: RunConfig, output: str | None = None) -> Plan:
     """All units of a run; `Plan.keep` stores them for later sessions.
 
     output: the run's folder. Of the plan that is stored there every unit is kept whose objects are as they were: a
-    later session lists the input and reads nothing of it again, and what is new becomes units of its own.
+    later session lists the input and reads nothing of it again, and what is new becomes units of its own. The last of
+    these are smaller. Without a folder all units have their whole size, and are the same when other objects are added.
     Raises InputError for what makes a run pointless: no such input, nothing in it, a format that is not known, a
     column that is missing everywhere, no object that can be read. Single objects that cannot be read are in the plan.
-    Raises RunError where storage gives way meanwhile: nothing is known then of what was not looked into.
+    Raises RunError where storage fails meanwhile: nothing is known then of what was not looked into.
     """
     try:
         return _plan(config, output)
@@ -47,7 +55,7 @@ def _plan(config: RunConfig, output: str | None) -> Plan:
     cut = {"unit_documents": config.cluster.unit_documents, "unit_bytes": config.cluster.unit_bytes}
     before = stored(output) if output is not None else None
     alone = stored_alone(output) if output is not None else set()
-    planning = _Planning(config, alone)
+    planning = _Planning(config, alone, _TAIL_UNITS if output is not None else 0)
     if before is None or before.totals.cut != cut:
         digest = hashlib.sha256()
         planning.add(digested(objects(config.input), digest))
@@ -68,9 +76,10 @@ def _plan(config: RunConfig, output: str | None) -> Plan:
 class _Planning:
     """A plan in the making: units that are kept, then objects that are looked into."""
 
-    def __init__(self, config: RunConfig, alone: set[str]) -> None:
+    def __init__(self, config: RunConfig, alone: set[str], most_in_tail: int) -> None:
         self.config, self.alone, self.fingerprint = config, alone, config.fingerprint()
-        self.writer, self.columns = Writer(), Columns(config)
+        self._most_in_tail = most_in_tail
+        self.writer, self.columns = PlanWriter(), Columns(config)
         self.objects = 0  # that were looked into
         self._kept = self._readable = 0
         self._damage: str | None = None  # of the first object that cannot be read
@@ -80,11 +89,20 @@ class _Planning:
         self._kept += 1
         self.writer.add(unit)
 
-    def add(self, found: Iterable[Found]) -> None:
-        """Looks into objects and cuts them into units."""
+    def add(self, found: Iterable[InputObject]) -> None:
+        """Looks into objects and cuts them into units, the last of them into smaller ones."""
         inspected = in_threads(lambda item: inspect(item, self.config, self.columns), found, _THREADS)
-        for unit in self._units(self._looked_into(inspected)):
-            self.writer.add(unit)
+        tail: deque[Unit] = deque()
+        parts = 0
+        for count, unit in enumerate(self._units(self._looked_into(inspected)), 1):
+            tail.append(unit)
+            parts += len(unit.parts)
+            while len(tail) > min(count // _TAIL, self._most_in_tail) or parts > _TAIL_PARTS:
+                parts -= len(tail[0].parts)
+                self.writer.add(tail.popleft())
+        for pieces in in_threads(self._pieces, tail, _THREADS):
+            for unit in pieces:
+                self.writer.add(unit)
 
     def _looked_into(self, inspected: Iterable[Inspected]) -> Iterator[Inspected]:
         for item in inspected:
@@ -120,6 +138,24 @@ class _Planning:
         if group:
             yield make_unit(group, self.fingerprint)
 
+    def _pieces(self, unit: Unit) -> list[Unit]:
+        """A unit as smaller ones: between its objects, or by rows or bytes of the only one."""
+        alone = not self.alone.isdisjoint(part.name for part in unit.parts)  # may be committed as it is
+        if unit.damaged is not None or alone or unit.expected < _TAIL_DOCUMENTS:
+            return [unit]
+        pieces: list[list[Part]] = [[] for _ in range(_TAIL_PIECES)]
+        if len(unit.parts) > 1:
+            documents = 0
+            for part in unit.parts:
+                pieces[documents * _TAIL_PIECES // unit.expected].append(part)
+                documents += part.expected
+        else:
+            try:
+                pieces = [[part] for part in _cut(unit.parts[0], line_limit(self.config.input.max_document_bytes))]
+            except (storage.Changed, FileNotFoundError):
+                return [unit]  # reading it tells what is wrong
+        return [make_unit(piece, self.fingerprint) for piece in pieces if piece]
+
     def finish(self, count: int, listing: str, cut: dict[str, int]) -> Plan:
         """The plan. Raises InputError where it holds nothing, or the configuration names what is nowhere."""
         if self.objects and not self._readable and not self._kept:
@@ -133,3 +169,22 @@ class _Planning:
             shown = self.config.input.path
             raise InputError(f"{shown if isinstance(shown, str) else ', '.join(shown)}: no documents in it")
         return made
+
+
+def _cut(part: Part, limit: int) -> list[Part]:
+    """Pieces of a range, of which every document is in one, with the same totals. limit: bytes of a line."""
+    at, documents, size = (
+        [first + count * i // _TAIL_PIECES for i in range(_TAIL_PIECES + 1)]
+        for first, count in ((part.start, part.end - part.start), (0, part.expected), (0, part.bytes))
+    )
+    if part.format == "jsonl" and part.compression is None:
+        if part.exact:  # it stays exact where a piece begins with a line
+            with open_lines(part.path, None, max(0, part.start - 1), part.version) as file:
+                begins = [line.offset for line in lines_of_range(file, limit, part.start, part.end)]
+            at[1:-1] = [begins[number] for number in documents[1:-1]]
+        size = at
+    ends = itertools.pairwise(zip(at, documents, size, strict=True))
+    return [
+        replace(part, start=start, end=end, expected=till - since, bytes=upto - begin)
+        for (start, since, begin), (end, till, upto) in ends
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,21 +13,26 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.dataset.jsonl import BOM, BROKEN_STREAM, Line, lines, lines_of_range, open_lines
+from raypd.dataset.jsonl import BOM, Line, lines, lines_of_range, open_lines
 from raypd.dataset.planner import line_limit
 from raypd.errors import InputError
 from raypd.run.unit import Part, Unit
 from raypd.tasks.base import Document
+from raypd.tasks.documents import kind_of
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
-    """The documents of a unit, in order: as many as its rows, or where these are None as many as there are.
+    """The documents of a unit, in order; of a unit with `only` these alone, numbered as in the whole unit.
 
-    Of a unit with `only` these alone; their `row` is what it is in the whole unit.
+    Args:
+        columns: what the task needs beside the columns of the configuration (Parquet reads no others).
 
-    columns: what the task needs beside the columns of the configuration (Parquet reads no others).
-    Raises InputError when an object cannot be read, or is not the one that was planned; storage.Unavailable when
-    nothing is known of it because storage as a whole gives way.
+    Returns:
+        As many as the unit's rows, or where these are None as many as there are.
+
+    Raises:
+        InputError: an object cannot be read, or is not the one that was planned.
+        storage.Unavailable: storage as a whole is out of reach, and nothing is known of the object.
     """
     if unit.damaged is not None:
         raise InputError(unit.damaged)
@@ -42,16 +48,22 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
 
 def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) -> list[Document]:
     """The documents of one part; `row`: the place of the first in its unit."""
+    documents = []
+    parquet = part.format == "parquet"
     try:
-        if part.format == "parquet":
-            documents = list(_read_parquet(part, config, columns, row))
-        else:
-            documents = list(_read_jsonl(part, config, row))
+        found = _parquet_rows(part, config, columns) if parquet else _jsonl_lines(part, config)
+        for number, (place, raw) in enumerate(found, row):
+            document = Document(number, f"{part.name}:{place}", source=part.name, place=place)
+            documents.append(document)
+            try:
+                _fill(document, raw if parquet else _parsed(raw, config), config)
+            except ValueError as error:
+                document.error = f"{part.name}, {'row' if parquet else 'byte'} {place}: {error}"
     except storage.Changed as error:
         raise InputError(str(error)) from None
     except FileNotFoundError:
         raise InputError(f"{part.path}: is gone since the run was planned; start the run again") from None
-    except (*BROKEN_STREAM, OSError, pa.ArrowException) as error:
+    except (EOFError, zlib.error, OSError, pa.ArrowException) as error:
         if outage := storage.outage(error, part.path):
             raise outage from error
         raise InputError(f"{part.path}: cannot be read: {error}") from error
@@ -63,61 +75,53 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
 # ---------------------------------------------------------------------------------------------------------------- JSONL
 
 
-def _read_jsonl(part: Part, config: RunConfig, row: int) -> Iterator[Document]:
+def _jsonl_lines(part: Part, config: RunConfig) -> Iterator[tuple[int, Any]]:
+    """(byte at which it begins, Line) of every line of a part."""
     limit = line_limit(config.input.max_document_bytes)
-    if part.compression is None:
-        with open_lines(part.path, None, max(0, part.start - 1), part.version) as file:
-            for number, line in enumerate(lines_of_range(file, limit, part.start, part.end)):
-                yield _parse(part, row + number, line, config)
-    else:
-        with open_lines(part.path, part.compression, version=part.version) as file:
-            for number, line in enumerate(itertools.islice(lines(file, limit), part.start, part.end)):
-                yield _parse(part, row + number, line, config)
+    offset = max(0, part.start - 1) if part.compression is None else 0
+    with open_lines(part.path, part.compression, offset, part.version) as file:
+        if part.compression is None:
+            found = lines_of_range(file, limit, part.start, part.end)
+        else:
+            found = itertools.islice(lines(file, limit), part.start, part.end)
+        yield from ((line.offset, line) for line in found)
 
 
-def _parse(part: Part, row: int, line: Line, config: RunConfig) -> Document:
-    document = Document(row, f"{part.name}:{line.offset}", source=part.name, place=line.offset)
-    where = f"{part.name}, byte {line.offset}"
+def _parsed(line: Line, config: RunConfig) -> dict[str, Any]:
+    """A line's fields. Raises ValueError."""
     if line.data is None:
-        reason = f"the line has {line.length} bytes; input.max_document_bytes is {config.input.max_document_bytes}"
-        return _bad(document, f"{where}: {reason}")
+        most = config.input.max_document_bytes
+        raise ValueError(f"the line has {line.length} bytes; input.max_document_bytes is {most}")
     try:
         fields = json.loads(line.data.removeprefix(BOM if line.offset == 0 else b"").decode())
     except UnicodeDecodeError as error:
-        return _bad(document, f"{where}: not UTF-8: {error.reason} at byte {error.start} of the line")
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start} of the line") from None
     except ValueError as error:
-        return _bad(document, f"{where}: not JSON: {error}")
+        raise ValueError(f"not JSON: {error}") from None
     except RecursionError:
-        return _bad(document, f"{where}: not JSON that can be read: nested too deeply")
+        raise ValueError("not JSON that can be read: nested too deeply") from None
     if not isinstance(fields, dict):
-        return _bad(document, f"{where}: expected a JSON object, found {_kind(fields)}")
-    return _document(document, where, fields, config)
+        raise ValueError(f"expected a JSON object, found {kind_of(fields)}")
+    return fields
 
 
 # -------------------------------------------------------------------------------------------------------------- Parquet
 
 
-def _read_parquet(part: Part, config: RunConfig, columns: Sequence[str], row: int) -> Iterator[Document]:
+def _parquet_rows(part: Part, config: RunConfig, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
+    """(number in the object, fields) of a part's rows."""
+    source = config.input
+    wanted = {*columns, *config.wanted_columns().values(), source.id_column, source.category_column}
     with storage.open_file(part.path, part.version, part.size) as file:
         parquet = pq.ParquetFile(file)
-        source = config.input
-        wanted = {*columns, *config.wanted_columns().values(), source.id_column, source.category_column}
         present = [name for name in parquet.schema_arrow.names if name in wanted]
-        first, groups = _row_groups(parquet.metadata, part)
-        skip, at = part.start - first, part.start
+        at, groups = _row_groups(parquet.metadata, part)
         for batch in parquet.iter_batches(batch_size=1024, row_groups=groups, columns=present):
-            taken = batch.slice(skip, part.end - at) if skip < len(batch) else batch.slice(0, 0)
-            skip = max(0, skip - len(batch))
-            for fields in _rows(taken):
-                document = Document(row + at - part.start, f"{part.name}:{at}", source=part.name, place=at)
-                where = f"{part.name}, row {at}"
-                bad = [name for name, value in fields.items() if isinstance(value, UnicodeDecodeError)]
-                if bad:
-                    yield _bad(document, f"{where}: column {bad[0]!r} is not UTF-8")
-                else:
-                    yield _document(document, where, fields, config)
-                at += 1
-            if at == part.end:
+            skip = min(max(0, part.start - at), len(batch))
+            taken = batch.slice(skip, max(0, part.end - at - skip))
+            yield from enumerate(_rows(taken), at + skip)
+            at += len(batch)
+            if at >= part.end:
                 return
 
 
@@ -136,8 +140,8 @@ def _row_groups(metadata: Any, part: Part) -> tuple[int, list[int]]:
 
 def _rows(batch: Any) -> Iterable[dict[str, Any]]:
     """Rows as dicts; a text value that is not UTF-8 is the error itself, so that it spoils its own row alone."""
-    columns = {name: _values(batch.column(i)) for i, name in enumerate(batch.schema.names)}
-    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    columns = map(_values, batch.columns)
+    return (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def _values(column: Any) -> list[Any]:
@@ -162,8 +166,11 @@ def _decoded(value: bytes) -> str | UnicodeDecodeError:
 # ------------------------------------------------------------------------------------------------------------- document
 
 
-def _document(document: Document, where: str, fields: dict[str, Any], config: RunConfig) -> Document:
-    """The document with its id and its fields, or with what is wrong with them."""
+def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None:
+    """Gives a document its id and its fields. Raises ValueError with what is wrong with them."""
+    bad = [name for name, value in fields.items() if isinstance(value, UnicodeDecodeError)]
+    if bad:
+        raise ValueError(f"column {bad[0]!r} is not UTF-8")
     source, texts = config.input, config.text_columns()
     given = fields.get(source.id_column) if source.id_column is not None else None
     if given is not None and not isinstance(given, (dict, list)):
@@ -179,27 +186,15 @@ def _document(document: Document, where: str, fields: dict[str, Any], config: Ru
         if value is None:
             continue
         if not isinstance(value, str):
-            return _bad(document, f"{where}: column {name!r} holds {_kind(value)}, not text")
+            raise ValueError(f"column {name!r} holds {kind_of(value)}, not text")
         if "\0" in value:
-            return _bad(document, f"{where}: column {name!r} holds NUL characters")
+            raise ValueError(f"column {name!r} holds NUL characters")
         try:
             size += len(value.encode())
         except UnicodeEncodeError:
-            return _bad(document, f"{where}: column {name!r} holds half a surrogate pair")
+            raise ValueError(f"column {name!r} holds half a surrogate pair") from None
     if size > source.max_document_bytes:
-        reason = f"the document has {size} bytes; input.max_document_bytes is {config.input.max_document_bytes}"
-        return _bad(document, f"{where}: {reason}")
+        raise ValueError(f"the document has {size} bytes; input.max_document_bytes is {source.max_document_bytes}")
     if texts and not any(isinstance(v, str) and v.strip() for v in map(fields.get, texts)):
-        return _bad(document, f"{where}: no text in {', '.join(texts)}")
+        raise ValueError(f"no text in {', '.join(texts)}")
     document.fields = fields
-    return document
-
-
-def _bad(document: Document, error: str) -> Document:
-    document.error = error
-    return document
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

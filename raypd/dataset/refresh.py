@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from raypd import storage
-from raypd.dataset.listing import Found
+from raypd.dataset.listing import InputObject
 from raypd.dataset.plan import Plan
 from raypd.run.unit import Part, Unit
 
-_BATCH = 1000
 _EXAMPLES = 5
+_COLUMNS = ", ".join(InputObject._fields)
 
 
 class Changes:
@@ -49,62 +47,48 @@ class Listing:
     digest: of names, sizes, versions and paths; of two listings with the same one nothing differs. objects: how many.
     """
 
-    def __init__(self, found: Iterable[Found]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="raypd-listing-")
-        self._base = sqlite3.connect(Path(self._folder.name) / "listing.db")
+    def __init__(self, found: Iterable[InputObject]) -> None:
+        self._base = sqlite3.connect("")  # a file that SQLite removes itself
         self._base.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -32768;"
-            "CREATE TABLE now (number INTEGER PRIMARY KEY, kept INTEGER NOT NULL DEFAULT 0, "
-            "path TEXT, name TEXT, size INTEGER, stamp TEXT, format TEXT, compression TEXT);"
+            f"CREATE TABLE now (number INTEGER PRIMARY KEY, kept INTEGER NOT NULL DEFAULT 0, {_COLUMNS});"
         )
         digest = hashlib.sha256()
-        insert = "INSERT INTO now (path, name, size, stamp, format, compression) VALUES (?, ?, ?, ?, ?, ?)"
-        self._base.executemany(insert, digested(found, digest))
+        self._base.executemany(f"INSERT INTO now ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", digested(found, digest))
         self._base.execute("CREATE UNIQUE INDEX by_name ON now (name)")
         self.digest = digest.hexdigest()
         self.objects: int = self._base.execute("SELECT count(*) FROM now").fetchone()[0]
-        self._last: tuple[Part, Found | None] | None = None
+        self._last: tuple[str, InputObject | None] | None = None
 
     def __enter__(self) -> Listing:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._base.close()
-        self._folder.cleanup()
 
-    def find(self, part: Part) -> Found | None:
+    def find(self, part: Part) -> InputObject | None:
         """The object of a part as it is now, or None where it is gone or another."""
-        if self._last is not None and self._last[0].name == part.name:
-            return self._last[1]  # an object's parts follow on each other
-        found = self._named(part.name)
-        if found is not None and not _same(part, found):
-            found = None
-        self._last = part, found
-        return found
+        if self._last is None or self._last[0] != part.name:  # an object's parts follow on each other
+            found = self.named(part.name)
+            self._last = part.name, found if found is not None and _same(part, found) else None
+        return self._last[1]
 
-    def is_gone(self, name: str) -> bool:
-        return self._named(name) is None
-
-    def _named(self, name: str) -> Found | None:
-        row = self._base.execute(
-            "SELECT path, name, size, stamp, format, compression FROM now WHERE name = ?", (name,)
-        ).fetchone()
-        return Found(*row) if row is not None else None
+    def named(self, name: str) -> InputObject | None:
+        """The object of a name, whatever it holds now."""
+        row = self._base.execute(f"SELECT {_COLUMNS} FROM now WHERE name = ?", (name,)).fetchone()
+        return InputObject(*row) if row is not None else None
 
     def keep(self, name: str) -> None:
         """Marks an object as planned."""
         self._base.execute("UPDATE now SET kept = 1 WHERE name = ?", (name,))
 
-    def left(self) -> Iterator[Found]:
+    def left(self) -> Iterator[InputObject]:
         """The objects that are not marked, in the order of the input."""
-        rows = self._base.execute(
-            "SELECT path, name, size, stamp, format, compression FROM now WHERE kept = 0 ORDER BY number"
-        )
-        while batch := rows.fetchmany(_BATCH):
-            yield from (Found(*row) for row in batch)
+        for row in self._base.execute(f"SELECT {_COLUMNS} FROM now WHERE kept = 0 ORDER BY number"):
+            yield InputObject(*row)
 
 
-def _same(part: Part, found: Found) -> bool:
+def _same(part: Part, found: InputObject) -> bool:
     if part.size != found.size:
         return False
     if part.stamp == found.stamp or storage.is_remote(found.path):
@@ -117,7 +101,7 @@ def _same(part: Part, found: Found) -> bool:
         return False  # looking into it tells why
 
 
-def digested(found: Iterable[Found], digest: hashlib._Hash) -> Iterator[Found]:
+def digested(found: Iterable[InputObject], digest: hashlib._Hash) -> Iterator[InputObject]:
     """The objects, while the digest takes them up."""
     for item in found:
         digest.update("\0".join(map(str, item)).encode() + b"\n")
@@ -134,7 +118,7 @@ def kept(before: Plan, now: Listing, alone: set[str], changes: Changes) -> Itera
         found = [now.find(part) for part in unit.parts]
         for part, item in zip(unit.parts, found, strict=True):
             if item is None:
-                changes.note(part.name, now.is_gone(part.name))
+                changes.note(part.name, now.named(part.name) is None)
         shared = len(unit.parts) > 1 and not alone.isdisjoint(part.name for part in unit.parts)
         if unit.damaged is not None or shared or None in found:
             continue
@@ -145,7 +129,7 @@ def kept(before: Plan, now: Listing, alone: set[str], changes: Changes) -> Itera
         yield Unit(unit.id, tuple(_moved(p, f) for p, f in zip(unit.parts, found, strict=True) if f is not None))
 
 
-def _moved(part: Part, found: Found) -> Part:
+def _moved(part: Part, found: InputObject) -> Part:
     """The part where its object lies now: the folder of the input may have another place than in the last session."""
     if part.path == found.path and part.stamp == found.stamp:
         return part

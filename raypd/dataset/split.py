@@ -7,20 +7,20 @@ read; compressed JSONL by rows, for which all of it is read once, since a stream
 from __future__ import annotations
 
 import io
-import itertools
 import math
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.dataset.columns import Columns, Seen
-from raypd.dataset.jsonl import BROKEN_STREAM, Line, lines, open_lines
-from raypd.dataset.listing import Found
+from raypd.dataset.columns import Columns, SeenColumns, columns_of
+from raypd.dataset.jsonl import Line, is_broken, lines, open_lines
+from raypd.dataset.listing import InputObject
 from raypd.errors import InputError
 from raypd.run.unit import Part
 
@@ -42,31 +42,17 @@ class Range(NamedTuple):
 class Inspected:
     """An object that was looked into; `ranges` are made as they are asked for. `damaged`: why it cannot be read."""
 
-    found: Found
+    found: InputObject
     version: str
     ranges: Iterator[Range]
-    seen: Seen | None = None
+    seen: SeenColumns | None = None
     damaged: str | None = None
 
     def parts(self) -> Iterator[Part]:
         """Its ranges that can hold documents; of a damaged object one that holds none."""
-        found = self.found
-        for start, end, expected, exact, size in self.ranges:
-            if expected or not exact or self.damaged is not None:
-                yield Part(
-                    path=found.path,
-                    name=found.name,
-                    version=self.version,
-                    stamp=found.stamp,
-                    size=found.size,
-                    format=found.format,
-                    compression=found.compression,
-                    start=start,
-                    end=end,
-                    expected=expected,
-                    exact=exact,
-                    bytes=size,
-                )
+        for taken in self.ranges:
+            if taken.expected or not taken.exact or self.damaged is not None:
+                yield Part(**self.found._asdict(), version=self.version, **taken._asdict())
 
 
 def line_limit(max_document_bytes: int) -> int:
@@ -74,19 +60,20 @@ def line_limit(max_document_bytes: int) -> int:
     return 4 * max_document_bytes + 65536
 
 
-def inspect(found: Found, config: RunConfig, columns: Columns) -> Inspected:
-    """Looks into an object. What is wrong with it is told in the result.
+def inspect(found: InputObject, config: RunConfig, columns: Columns) -> Inspected:
+    """Looks into an object. What is wrong with it stands in the result.
 
-    Raises storage.Unavailable where storage as a whole gives way: the object may be well, so it must not be left out.
+    Raises:
+        storage.Unavailable: storage as a whole is out of reach; the object may be intact and must not be left out.
     """
     try:
         version = found.stamp if storage.is_remote(found.path) else storage.version(found.path)
         if found.format == "parquet":
-            ranges, seen = _parquet(found, version, config, columns)
+            ranges, seen = _parquet(found, version, config)
         elif found.compression is None:
-            ranges, seen = _plain(found, version, config, columns)
+            ranges, seen = _plain(found, version, config)
         else:
-            ranges, seen = _compressed(found, version, config, columns)
+            ranges, seen = _compressed(found, version, config)
         reason = columns.lacks(seen, strict=found.format == "parquet")
     except InputError as error:
         reason = str(error)
@@ -104,17 +91,19 @@ def inspect(found: Found, config: RunConfig, columns: Columns) -> Inspected:
 # -------------------------------------------------------------------------------------------------------------- Parquet
 
 
-def _parquet(found: Found, version: str, config: RunConfig, columns: Columns) -> tuple[Iterator[Range], Seen]:
+def _parquet(found: InputObject, version: str, config: RunConfig) -> tuple[Iterator[Range], SeenColumns]:
     with storage.open_file(found.path, version, found.size) as file:
         parquet = pq.ParquetFile(file)
         metadata, names = parquet.metadata, parquet.schema_arrow.names
     wanted = {*config.wanted_columns().values(), config.input.id_column, config.input.category_column}
     groups = [(g.num_rows, _read_bytes(g, wanted)) for g in map(metadata.row_group, range(metadata.num_row_groups))]
-    total = max(1, metadata.num_rows)
-    return (
-        Range(start, end, end - start, True, found.size * (end - start) // total)
-        for start, end in cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
-    ), columns.of_schema(names)
+    bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
+    return _ranges(bounds, metadata.num_rows, found.size), SeenColumns(names)
+
+
+def _ranges(bounds: Iterable[tuple[int, int]], rows: int, size: int) -> Iterator[Range]:
+    """Ranges of an object's rows; each takes its share of the stored bytes."""
+    return (Range(start, end, end - start, True, size * (end - start) // max(1, rows)) for start, end in bounds)
 
 
 def _read_bytes(group: Any, wanted: set[str | None]) -> int:
@@ -123,7 +112,7 @@ def _read_bytes(group: Any, wanted: set[str | None]) -> int:
     return sum(c.total_uncompressed_size for c in found if c.path_in_schema.split(".")[0] in wanted)
 
 
-def cut_rows(groups: list[tuple[int, int]], most_rows: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+def cut_rows(groups: Iterable[tuple[int, int]], most_rows: int, most_bytes: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows over row groups of (rows, bytes): none above either limit, but each of one row at least."""
     start = end = 0
     size = 0.0
@@ -148,7 +137,7 @@ def cut_rows(groups: list[tuple[int, int]], most_rows: int, most_bytes: int) -> 
 # ---------------------------------------------------------------------------------------------------------------- JSONL
 
 
-def _plain(found: Found, version: str, config: RunConfig, columns: Columns) -> tuple[Iterator[Range], Seen]:
+def _plain(found: InputObject, version: str, config: RunConfig) -> tuple[Iterator[Range], SeenColumns]:
     with storage.open_read(found.path, version=version) as file:
         head = file.read(HEAD_BYTES)
     whole = found.size <= HEAD_BYTES
@@ -159,7 +148,7 @@ def _plain(found: Found, version: str, config: RunConfig, columns: Columns) -> t
     first = list(lines(io.BytesIO(head), line_limit(config.input.max_document_bytes)))
     sampled = [line.data for line in first[:_SAMPLED_LINES] if line.data is not None]
     ranges = _counted(first, found.size, config) if whole else _estimated(len(head), len(first), found.size, config)
-    return ranges, columns.of_lines(sampled)
+    return ranges, columns_of(sampled)
 
 
 def _counted(known: list[Line], size: int, config: RunConfig) -> Iterator[Range]:
@@ -179,26 +168,25 @@ def _estimated(seen_bytes: int, seen_lines: int, size: int, config: RunConfig) -
         yield Range(start, end, max(1, round((end - start) / mean)), False, end - start)
 
 
-def _compressed(found: Found, version: str, config: RunConfig, columns: Columns) -> tuple[Iterator[Range], Seen]:
-    most, most_bytes = config.cluster.unit_documents, config.cluster.unit_bytes
-    bounds = [0]
-    rows = size = number = 0
+def _compressed(found: InputObject, version: str, config: RunConfig) -> tuple[Iterator[Range], SeenColumns]:
     sampled: list[bytes] = []
+    number = 0
+
+    def lengths(file: BinaryIO) -> Iterator[tuple[int, int]]:
+        nonlocal number
+        for line in lines(file, line_limit(config.input.max_document_bytes)):
+            if len(sampled) < _SAMPLED_LINES and line.data is not None:
+                sampled.append(line.data)
+            number = line.number
+            yield 1, line.length
+
     try:
         with open_lines(found.path, found.compression, version=version) as file:
-            for line in lines(file, line_limit(config.input.max_document_bytes)):
-                if rows > bounds[-1] and (rows - bounds[-1] >= most or size + line.length > most_bytes):
-                    bounds.append(rows)
-                    size = 0
-                if len(sampled) < _SAMPLED_LINES and line.data is not None:
-                    sampled.append(line.data)
-                rows, size, number = rows + 1, size + line.length, line.number
-    except BROKEN_STREAM as error:
+            bounds = list(cut_rows(lengths(file), config.cluster.unit_documents, config.cluster.unit_bytes))
+    except (EOFError, zlib.error, OSError) as error:
+        if not is_broken(error):
+            raise
         raise InputError(
             f"cannot be read as {found.compression} after line {number}: {error}; the file is damaged or cut short"
         ) from None
-    bounds.append(rows)
-    return (
-        Range(start, end, end - start, True, found.size * (end - start) // max(1, rows))
-        for start, end in itertools.pairwise(bounds)
-    ), columns.of_lines(sampled)
+    return _ranges(bounds, bounds[-1][1] if bounds else 0, found.size), columns_of(sampled)

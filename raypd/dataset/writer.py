@@ -6,9 +6,8 @@ import contextlib
 import errno
 import json
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,13 +16,15 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.errors import ConfigError, Damaged, RunError
 from raypd.run import layout
-from raypd.run.records import UnitSummary
+from raypd.run.records import UnitSummary, from_json, to_json
+from raypd.storage.threads import in_threads
 
 if TYPE_CHECKING:  # tasks and torch behind them take seconds to import, which the command line need not wait for
     from raypd.tasks.base import Document, Record
 
 COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
 _KEY = b"raypd"
+_MISFITS = (pa.ArrowException, ValueError, TypeError, OverflowError)  # raised for a value that fits no column
 _OWN = [
     pa.field("id", pa.string(), nullable=False),
     pa.field("status", pa.string(), nullable=False),
@@ -47,10 +48,11 @@ def unit_path(output: str, unit_id: str, partition: Mapping[str, str] | None = N
 def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.Schema:
     """The columns of every committed object, whatever is in it: a unit of nothing but nulls or errors has them too.
 
-    Raises ConfigError when a key of the partition is one of them, ValueError when a task's column hides one of raypd's.
+    Raises:
+        ConfigError: a key of the partition is one of them.
+        ValueError: a task's column hides one of raypd's.
     """
-    twice = {f.name for f in _OWN} & set(task_columns.names)
-    if twice:
+    if twice := {f.name for f in _OWN} & set(task_columns.names):
         raise ValueError(f"the task's columns {sorted(twice)} are names that every output has already")
     schema = pa.schema([*_OWN, *task_columns])
     for key in partition:
@@ -66,24 +68,20 @@ def make_table(
     from raypd.tasks.base import Record
 
     schema = output_schema(task_columns)
-    by_row: dict[int, list[Record]] = {}
+    by_row: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
-        by_row.setdefault(record.row, []).append(record)
+        by_row[record.row].append(record)
     rows: list[dict[str, Any]] = []
     for document in documents:
-        for record in by_row.get(document.row) or [Record(document.row, error=document.error or "it got no answer")]:
-            own = {
-                "id": document.id,
-                "status": "ok" if record.error is None else "error",
-                "error": None if record.error is None else _printable(record.error),
-                "source": document.source,
-                "row": document.place,
-                "attempts": attempts,
-            }
-            rows.append({**own, **record.columns})
+        for record in by_row[document.row] or [Record(document.row, error=document.error or "it got no answer")]:
+            row = {"id": document.id, "source": document.source, "row": document.place, "attempts": attempts}
+            if record.error is None:
+                rows.append({**row, "status": "ok", **record.columns})
+            else:
+                rows.append({**row, "status": "error", "error": _printable(record.error), **record.columns})
     try:
         return pa.Table.from_pylist(rows, schema)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+    except _MISFITS:
         return pa.Table.from_pylist([_writable(row, schema) for row in rows], schema)
 
 
@@ -92,8 +90,8 @@ def _writable(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
     try:
         pa.Table.from_pylist([row], schema)
         return row
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        own = {f.name: row[f.name] for f in _OWN}
+    except _MISFITS as error:
+        own = {f.name: row.get(f.name) for f in _OWN}
         return {**own, "status": "error", "error": _printable(f"the answer cannot be written: {error}")}
 
 
@@ -128,7 +126,7 @@ def replace_rows(path: str, table: pa.Table, summary: UnitSummary, version: str)
 def _encoded(table: pa.Table, summary: UnitSummary) -> bytes:
     sink = pa.BufferOutputStream()
     # With checksums `raypd verify` sees a flipped bit in any column.
-    table = table.replace_schema_metadata({_KEY: json.dumps(asdict(summary))})
+    table = table.replace_schema_metadata({_KEY: json.dumps(to_json(summary))})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())
 
@@ -146,9 +144,7 @@ def summaries(output: str) -> list[UnitSummary]:
 
     Raises RunError when one is damaged.
     """
-    found = sorted(objects(output))
-    with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(lambda item: read_summary(output, *item), found))
+    return list(in_threads(lambda item: read_summary(output, *item), sorted(objects(output)), 16))
 
 
 def committed(output: str) -> set[str]:
@@ -162,33 +158,37 @@ def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None 
 
 
 def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSummary:
-    """What a committed unit holds. Raises Damaged (a RunError) when its object is, or is not from raypd; RunError.
+    """What a committed unit holds.
 
-    path: of its object, where `objects` has told it; else partitions are searched for it.
+    Args:
+        path: of its object, where `objects` has listed it; else partitions are searched for it.
+
+    Raises:
+        Damaged: its object is damaged, or not from raypd.
+        RunError: its object is out of reach or may not be read.
     """
-    path = path or _locate(output, unit_id)
-    with _readable(path):
-        with storage.open_file(path) as file:
-            metadata = pq.ParquetFile(file).schema_arrow.metadata
-        return UnitSummary(**json.loads(metadata[_KEY]))
+    with _opened(path or _locate(output, unit_id)) as parquet:
+        return _summary(parquet)
 
 
 def read_table(
     output: str, unit_id: str, columns: Sequence[str] | None = None, path: str | None = None
 ) -> tuple[UnitSummary, pa.Table]:
     """A committed unit: its summary and its rows, or some of their columns. Raises as `read_summary` does."""
-    path = path or _locate(output, unit_id)
-    summary = read_summary(output, unit_id, path)
-    with _readable(path), storage.open_file(path) as file:
-        parquet = pq.ParquetFile(file, page_checksum_verification=True)
-        return summary, parquet.read(columns=None if columns is None else list(columns))
+    with _opened(path or _locate(output, unit_id)) as parquet:
+        return _summary(parquet), parquet.read(columns=None if columns is None else list(columns))
+
+
+def _summary(parquet: pq.ParquetFile) -> UnitSummary:
+    return from_json(UnitSummary, json.loads(parquet.schema_arrow.metadata[_KEY]), "its summary")
 
 
 @contextlib.contextmanager
-def _readable(path: str) -> Iterator[None]:
+def _opened(path: str) -> Iterator[pq.ParquetFile]:
     """Raises Damaged where an object is, RunError where it is out of reach or refused and must not be deleted."""
     try:
-        yield
+        with storage.open_file(path) as file:
+            yield pq.ParquetFile(file, page_checksum_verification=True)
     except storage.StorageError as error:
         raise RunError(f"{error}; the same command resumes") from None
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:

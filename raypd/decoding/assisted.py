@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -28,43 +28,37 @@ from transformers.utils import is_sklearn_available
 from raypd.decoding.attention import sdpa
 from raypd.decoding.counts import TokenCounts
 from raypd.decoding.engine import Finished
-from raypd.decoding.methods.autoregressive import Continuation
+from raypd.decoding.methods.autoregressive import Continuation, DraftedContinuation
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling
 from raypd.decoding.sequence import ProgramError
 
 
 @dataclass
-class AssistedAnswer(Continuation):
-    """What was decoded in `steps` forward passes of the model (the prompt's included; not those of the draft model).
+class AssistedAnswer(DraftedContinuation):
+    """A text in `steps` forward passes of the model (those of the draft model do not count), `drafted` tokens tried."""
 
-    drafted: tokens that the draft model said. accepted: those of them that are part of the answer.
-    """
-
-    steps: int = 0
+    COUNTERS = ("steps", "drafted", "accepted", "average_accepted_tokens")
     drafted: int = 0
-    accepted: int = 0
-
-    @property
-    def average_accepted_tokens(self) -> float:
-        """Tokens decoded a forward pass of the model."""
-        return len(self.tokens) / self.steps if self.steps else 0.0
 
 
 class AssistedEngine:
     """Runs `autoregressive` programs one by one with assisted generation: the surface of an Engine, for comparison.
 
-    The program is told each token that the model has accepted, and where it ends, so does the generation: its stops and
+    The program is sent each token that the model has accepted, and where it ends, so does the generation: its stops and
     its most tokens are the only ones. A program's Continuation comes out as an AssistedAnswer. Of a program's counts,
-    decode_tokens are the tokens that it was told; what was drafted besides stands in the answer.
+    decode_tokens are the tokens that it was sent; what was drafted besides stands in the answer. What the checkpoints
+    prefer in generation (penalties, sampling) is set aside, so that greedy decoding says what the model says.
 
-    draft_tokens: drafted before every pass; None: while the draft model is sure. max_new_tokens: most tokens that a
-    program decodes; no draft goes beyond.
-    ends: the end tokens; no draft goes beyond one, and every program must end at one.
+    Args:
+        model, draft_model: neither may belong to an engine.
+        draft_tokens: drafted before every pass; None: while the draft model is sure.
+        max_new_tokens: most tokens that a program decodes; no draft goes beyond.
+        ends: the end tokens; no draft goes beyond one, and every program must end at one.
+        tokenizer, draft_tokenizer: where both are given, their ids are compared, too.
 
-    Neither model may belong to an engine. What their checkpoints prefer in generation (penalties, sampling) is set
-    aside, so that greedy decoding says what the model says. Raises ValueError where the two do not share one
-    vocabulary: sizes are compared, and the tokenizers' ids where these are given.
+    Raises:
+        ValueError: the two do not share one vocabulary, or scikit-learn is missing for `draft_tokens` None.
     """
 
     def __init__(
@@ -91,6 +85,7 @@ class AssistedEngine:
         self.draft_tokens = draft_tokens
         self.max_new_tokens, self.ends = max_new_tokens, ends
         self.queue: deque[tuple[Program[Any], Any, Sampling, int]] = deque()
+        self.sequences = ()  # none is left between two steps
 
     def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
         """Queues a program. `seed` alone decides its random draws."""
@@ -104,35 +99,28 @@ class AssistedEngine:
     def step(self) -> list[Finished]:
         """Decodes one program to its end."""
         program, tag, sampling, seed = self.queue.popleft()
-        told = _Told(program)
+        receiver = _Receiver(program)
         try:
             prompt = next(program)
             _check_feed(prompt)
-            told.length = told.counts.prefill_tokens = len(prompt.tokens)
-            self._generate(list(prompt.tokens), told, sampling, seed)
-            if not told.ended:
+            receiver.length = receiver.counts.prefill_tokens = len(prompt.tokens)
+            self._generate(list(prompt.tokens), receiver, sampling, seed)
+            if not receiver.ended:
                 raise ProgramError("a program asked for more tokens than assisted generation may decode")
         except Exception as error:
             program.close()
-            return [Finished(tag, None, error, told.counts)]
-        said = told.answer
-        if isinstance(said, Continuation):
-            steps, drafted, accepted = told.counts.steps, told.drafted, told.accepted
-            said = AssistedAnswer(**vars(said), steps=steps, drafted=drafted, accepted=accepted)
-        return [Finished(tag, said, None, told.counts)]
+            return [Finished(tag, None, error, receiver.counts)]
+        answer = receiver.answer
+        if isinstance(answer, Continuation):
+            steps, drafted, accepted = receiver.counts.steps, receiver.drafted, receiver.accepted
+            answer = AssistedAnswer(**vars(answer), steps=steps, drafted=drafted, accepted=accepted)
+        return [Finished(tag, answer, None, receiver.counts)]
 
-    def _generate(self, prompt: list[int], told: _Told, sampling: Sampling, seed: int) -> None:
+    def _generate(self, prompt: list[int], receiver: _Receiver, sampling: Sampling, seed: int) -> None:
         ids = torch.tensor([prompt], device=self.model.device)
-        chosen: dict[str, Any] = {"do_sample": False}
-        if sampling.temperature > 0:
-            chosen = {
-                "do_sample": True,
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k,
-                "top_p": sampling.top_p,
-            }
+        chosen: dict[str, Any] = {"do_sample": True, **asdict(sampling)} if sampling.temperature else {}
         cuda = [self.model.device] if self.model.device.type == "cuda" else []
-        hook = self.model.register_forward_hook(told.passed, with_kwargs=True)
+        hook = self.model.register_forward_hook(receiver.passed, with_kwargs=True)
         with torch.random.fork_rng(cuda), hook:
             torch.manual_seed(seed % 2**63)
             self.model.generate(
@@ -145,16 +133,12 @@ class AssistedEngine:
                     pad_token_id=min(self.ends, default=0),
                     **chosen,
                 ),
-                stopping_criteria=StoppingCriteriaList([told]),
+                stopping_criteria=StoppingCriteriaList([receiver]),
             )
 
 
-class _Told(StoppingCriteria):
-    """Tells a program what each pass has brought, token by token; the generation stops where the program ends.
-
-    length: tokens of the text so far. drafts: of the pass in hand; logprobs [1 + drafts, vocabulary]: what the model
-    says behind the text and behind each of them.
-    """
+class _Receiver(StoppingCriteria):
+    """Sends a program what each pass has brought, token by token; the generation stops where the program ends."""
 
     def __init__(self, program: Program[Any]) -> None:
         self.program = program
@@ -162,8 +146,8 @@ class _Told(StoppingCriteria):
         self.length = self.drafted = self.accepted = 0
         self.ended = False
         self.answer: Any = None
-        self.drafts: list[int] = []
-        self.logprobs = torch.empty(0)
+        self.drafts: list[int] = []  # of the latest pass
+        self.logprobs = torch.empty(0)  # [1 + drafts, vocabulary] behind the text and each of them
 
     def passed(self, model: torch.nn.Module, _: Any, inputs: dict[str, Any], output: Any) -> None:
         """After a forward pass of the model, whose first takes the whole prompt and later ones the last token."""
@@ -191,16 +175,9 @@ class _Told(StoppingCriteria):
 
 def _check_feed(feed: Feed, token: int | None = None) -> None:
     """Raises ProgramError where a feed is not that of `autoregressive`: a prompt, or `token`, which came last."""
-    plain = (
-        feed.segments is None
-        and feed.guess is None
-        and not any(one is not None for one in feed.allowed_token_ids or ())
-    )
-    if (
-        not plain
-        or list(feed.sample_at) != [len(feed.tokens) - 1]
-        or (token is not None and list(feed.tokens) != [token])
-    ):
+    limited = any(ids is not None for ids in feed.allowed_token_ids or ())
+    another = token is not None and list(feed.tokens) != [token]
+    if limited or another or feed.segments or feed.draft or list(feed.sample_at) != [len(feed.tokens) - 1]:
         raise ProgramError("assisted generation runs autoregressive programs alone, whose next token may be any")
 
 

@@ -1,4 +1,4 @@
-"""What an engine says of a program that ended. No torch here: `model: fake` has none."""
+"""What an engine reports of a program. No torch here: `model: fake` has none."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Any
 
 @dataclass
 class TokenCounts:
-    """What a row has cost, in tokens put through the model: by its first feed, and by all later ones.
+    """What a program has cost."""
 
-    `shared_tokens` were in the cache already, computed for another row.
-    """
-
-    prefill_tokens: int = 0
-    shared_tokens: int = 0
-    decode_tokens: int = 0
-    steps: int = 0
+    prefill_tokens: int = 0  # of its first feed, put through the model for it
+    shared_tokens: int = 0  # of its first feed, in the cache already, computed for another program
+    decode_tokens: int = 0  # of all later feeds
+    steps: int = 0  # feeds that were answered
 
 
 @dataclass

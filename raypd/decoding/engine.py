@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,26 +22,16 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from raypd.decoding.attention import sdpa
-from raypd.decoding.attention.step import Group, Span, Step
+from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.memory import TokenBudget, is_out_of_memory
 from raypd.decoding.program import DraftRequest, Predictions, Program
-from raypd.decoding.sampling import GREEDY, Ask, Sampling, sample
+from raypd.decoding.sampling import GREEDY, SampleRequest, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Finished, Scheduler
-from raypd.decoding.sequence import POSITION, SEGMENT, STEP, TOKEN, Sequence
+from raypd.decoding.sequence import POSITION, TOKEN, Sequence
 from raypd.decoding.visibility import NO_TOKEN
 
 __all__ = ["Engine", "Finished"]
-
-
-@dataclass
-class Output:
-    """What a pass says: logits [asks, vocabulary], for each ask its sequence and number, and, where a feed wanted them,
-    the last hidden states [asks, hidden size]."""
-
-    logits: torch.Tensor
-    asked: list[tuple[Sequence, int]]
-    hidden: list[torch.Tensor] = field(default_factory=list)
 
 
 class Engine:
@@ -50,7 +39,7 @@ class Engine:
 
     Args:
         model: is switched to the engine's attention and must not be called otherwise afterwards.
-        max_num_seqs: programs in decoding at the same time.
+        max_num_seqs: most programs in decoding at the same time.
         max_num_batched_tokens: most tokens of one forward pass; fewer where the device runs out of memory.
         cache_tokens: most slots of the cache; None lets it grow as far as memory goes.
     """
@@ -72,24 +61,31 @@ class Engine:
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs)
         self.steps = 0
 
-    # --------------------------------------------------------------------------------------------------- using it
-
     def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
-        """Queues a program. `seed` alone decides its random draws, whatever it is batched with."""
+        """Queues a program.
+
+        Args:
+            tag: comes back with what it ends with (`Finished.tag`).
+            seed: decides alone, whatever the program is batched with, its random draws.
+        """
         self.scheduler.waiting.append(Sequence(program, tag, sampling, seed))
 
     @property
     def sequences(self) -> list[Sequence]:
-        """What is in decoding; their `counts` grow with every step."""
-        return self.scheduler.sequences
+        """The programs in decoding, each with `tag` and `counts`, which grow with every step."""
+        return self.scheduler.running
 
     @property
     def pending(self) -> int:
         """Programs that were submitted and have not ended."""
-        return len(self.scheduler.waiting) + self.scheduler.running
+        return len(self.scheduler.waiting) + len(self.scheduler.running)
 
     def run(self, programs: Iterable[Program[Any]], *, sampling: Sampling = GREEDY, seed: int = 0) -> list[Any]:
-        """Answers of the programs, in their order. Raises the first exception that a program raised."""
+        """Answers of the programs, in their order; program n draws from `seed` + n.
+
+        Raises:
+            Exception: the first one that a program raised.
+        """
         for number, program in enumerate(programs):
             self.submit(program, tag=number, sampling=sampling, seed=seed + number)
         answers: dict[int, Any] = {}
@@ -102,44 +98,49 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """One forward pass; returns the programs that ended with it.
+        """One forward pass over what the scheduler chose; the programs that ended with it.
 
-        A pass that the device has no memory for is undone, and the next ones are smaller.
+        A pass that the device has no memory for is taken back, and the next ones are smaller.
+
+        Raises:
+            RuntimeError: of the model; or not even the smallest passes fit the memory.
         """
         chunks, finished = self.scheduler.schedule()
         if not chunks:
             return finished
-        reason = None
+        out_of_memory = self._run(chunks)
+        if out_of_memory is not None:
+            return finished + self.scheduler.rollback(chunks, out_of_memory)
+        return finished + list(self._advance(chunks))
+
+    def _run(self, chunks: list[Chunk]) -> str | None:
+        """The forward pass and its sampling; the message of the device where it has no memory for them."""
         try:
-            _answer(self._forward(chunks))
+            _sample(chunks, *self._forward(chunks))
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not is_out_of_memory(error):
                 raise
             reason = str(error)
-        # Here and not above: while the exception lives, so do the tensors of the pass that failed.
-        if reason is not None:
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            return finished + self.scheduler.rollback(chunks, reason)
-        self.budget.fitted()
-        return finished + list(self._advance(chunks))
+        else:
+            self.budget.fitted()
+            return None
+        if self.device.type == "cuda":  # here and not above: while the exception lives, so do the pass's tensors
+            torch.cuda.empty_cache()
+        return reason
 
-    def _forward(self, chunks: list[Chunk]) -> Output:
-        """One pass over all chunks, side by side."""
-        asked: list[tuple[Sequence, int]] = []
-        keep: list[int] = []
-        groups: list[Group] = []
+    def _forward(self, chunks: list[Chunk]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """All chunks in one pass, side by side, without padding.
+
+        Returns:
+            Logits [samples, vocabulary] and, where a feed wants them, last hidden states, [hidden size] a sample.
+        """
+        groups: list[PrefixGroup] = []
         for chunk in chunks:
-            for number, place in chunk.seq.asked(chunk.tokens):
-                asked.append((chunk.seq, number))
-                keep.append(chunk.at + place)
-            prefix = chunk.prefix
-            if groups and prefix is not None and groups[-1].length and groups[-1].start == prefix.start:
-                groups[-1].spans.append(_span(chunk))
-            elif prefix is not None:
-                groups.append(Group([_span(chunk)], prefix.start, prefix.length))
-            else:
-                groups.append(Group([_span(chunk)]))
+            shared = (0, 0) if chunk.prefix is None else (chunk.prefix.start, chunk.prefix.length)
+            if not groups or shared[1] == 0 or (groups[-1].start, groups[-1].length) != shared:
+                groups.append(PrefixGroup([], *shared))
+            groups[-1].spans.append(_span(chunk))
+        keep = [chunk.at + place for chunk in chunks for _, place in chunk.samples]
         tables = np.concatenate([chunk.seq.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
         slots = np.concatenate([chunk.slots for chunk in chunks])
         ids, positions, to = torch.from_numpy(np.stack([tables[TOKEN], tables[POSITION], slots])).to(self.device)
@@ -152,11 +153,11 @@ class Engine:
                 step=Step(self.cache, groups, to),
             )
         self.steps += 1
-        return Output(output.logits[0], asked, hidden)
+        return output.logits[0], hidden
 
     @contextmanager
     def _hidden_states(self, chunks: list[Chunk]) -> Iterator[list[torch.Tensor]]:
-        """Is filled with what the output embeddings read, asks x [hidden size], where a feed wants it."""
+        """Is filled with what the output embeddings read, [hidden size] a sample, where a feed wants it."""
         found: list[torch.Tensor] = []
         if not any(chunk.seq.feed is not None and chunk.seq.feed.want_hidden for chunk in chunks):
             yield found
@@ -169,68 +170,60 @@ class Engine:
             yield found
 
     def _advance(self, chunks: list[Chunk]) -> Iterator[Finished]:
-        """Tells the programs whose feed is complete what the model said, and takes their next feed."""
+        """Sends the programs whose feed is complete their predictions, and takes their next feeds."""
         answered = [(chunk.seq, chunk.seq.predictions()) for chunk in chunks if self.scheduler.advance(chunk)]
         while answered:
-            asking: list[tuple[Sequence, DraftRequest]] = []
+            drafting: list[tuple[Sequence, DraftRequest]] = []
             for seq, predictions in answered:
                 try:
                     feed = seq.program.send(predictions)
-                    if feed.guess is not None:
-                        asking.append((seq, feed.guess))
+                    if feed.draft is not None:
+                        drafting.append((seq, feed.draft))
                     else:
                         seq.take(feed)
                 except StopIteration as end:
-                    yield self.scheduler.finish(seq, end.value)
+                    yield self.scheduler.end(seq, end.value)
                 except Exception as error:
-                    yield self.scheduler.fail(seq, error)
-            answered = _guessed(asking)
+                    yield self.scheduler.end(seq, error=error)
+            answered = _draft(drafting)
 
 
-def _answer(output: Output) -> None:
-    """Samples every ask of a pass."""
-    asks = []
-    for seq, number in output.asked:
+def _sample(chunks: list[Chunk], logits: torch.Tensor, hidden: list[torch.Tensor]) -> None:
+    """Picks the tokens that a pass was asked for, each by its sequence's rule."""
+    samples = [(chunk.seq, number) for chunk in chunks for number, _ in chunk.samples]
+    requests = []
+    for seq, number in samples:
         assert seq.feed is not None
         draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
         allowed = seq.feed.allowed_token_ids
-        asks.append(Ask(seq.sampling, draw, None if allowed is None else allowed[number]))
-    tokens, logprobs = sample(output.logits, asks)
-    for i, (seq, number) in enumerate(output.asked):
-        seq.answers[number] = tokens[i], logprobs[i]
-        if seq.feed is not None and seq.feed.want_logits:
-            seq.logits[number] = output.logits[i]
-        if seq.feed is not None and seq.feed.want_hidden:
-            seq.hidden[number] = output.hidden[i]
+        requests.append(SampleRequest(seq.sampling, draw, None if allowed is None else allowed[number]))
+    tokens, logprobs = sample(logits, requests)
+    for i, (seq, number) in enumerate(samples):
+        assert seq.feed is not None
+        seq.sampled[number] = tokens[i], logprobs[i]
+        if seq.feed.want_logits:
+            seq.logits[number] = logits[i]
+        if seq.feed.want_hidden:
+            seq.hidden[number] = hidden[i]
 
 
-def _guessed(asking: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:
-    """What the heads say to each row, each heads called once with the hidden states of all rows that ask them."""
+def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:
+    """What the heads draft for each sequence; each heads run once, with the hidden states of all that ask them."""
     together: dict[tuple[int, int], list[tuple[Sequence, DraftRequest]]] = {}
-    for seq, guess in asking:
-        together.setdefault((id(guess.heads), id(guess.tree)), []).append((seq, guess))
+    for seq, request in drafting:
+        together.setdefault((id(request.heads), id(request.tree)), []).append((seq, request))
     answered: list[tuple[Sequence, Predictions]] = []
     for members in together.values():
         first = members[0][1]
-        said = iter(first.heads.guess([state for _, guess in members for state in guess.hidden], first.tree))
-        answered += [(seq, Predictions([], [], guesses=[next(said) for _ in guess.hidden])) for seq, guess in members]
+        drafts = iter(first.heads.draft([state for _, asked in members for state in asked.hidden], first.tree))
+        answered += [(seq, Predictions([], [], drafts=[next(drafts) for _ in asked.hidden])) for seq, asked in members]
     return answered
 
 
 def _span(chunk: Chunk) -> Span:
-    seq, table = chunk.seq, chunk.seq.table
+    seq = chunk.seq
     owner = seq.owner[: seq.high]
-    keys = np.where(owner == NO_TOKEN, NO_TOKEN, table[SEGMENT, owner])
-    return Span(
-        a=chunk.at,
-        b=chunk.at + len(chunk.tokens),
-        start=seq.start,
-        length=seq.high,
-        reach=seq.reach,
-        query_segments=table[SEGMENT, chunk.tokens],
-        query_positions=table[POSITION, chunk.tokens],
-        query_steps=table[STEP, chunk.tokens],
-        key_segments=keys,
-        key_positions=table[POSITION, owner],
-        key_steps=table[STEP, owner],
-    )
+    keys = seq.table[1:, owner]  # position, segment, step
+    keys[1, owner == NO_TOKEN] = NO_TOKEN
+    end = chunk.at + len(chunk.tokens)
+    return Span(chunk.at, end, seq.start, seq.high, seq.reach, seq.table[1:, chunk.tokens], keys)

@@ -203,8 +203,25 @@ _NULL = "null"
 _TAIL = NULL + len(_NULL)  # + i: i bytes were read behind the last digit of a number
 
 
-class Text:
+class _ValueOrNull:
+    """What a JSON string and a number have in common: limited up to a state, and null."""
+
+    limited_up_to: int
+
+    def completion(self, state: int) -> str | None:
+        return _NULL if NULL <= state < _TAIL else None
+
+    def ended(self, state: int) -> bool:
+        return state == END
+
+    def limited(self, state: int) -> bool:
+        return state <= self.limited_up_to
+
+
+class JsonString(_ValueOrNull):
     """A JSON string or null. Only how it begins is limited; it ends at its closing quote or at a newline."""
+
+    limited_up_to = BLANK
 
     def next(self, state: int, char: str) -> int:
         if state <= BLANK:
@@ -218,17 +235,8 @@ class Text:
     def accepting(self, state: int) -> bool:
         return state not in (START, BLANK, ESCAPE)
 
-    def completion(self, state: int) -> str | None:
-        return _NULL if state >= NULL else None
 
-    def ended(self, state: int) -> bool:
-        return state == END
-
-    def limited(self, state: int) -> bool:
-        return state <= BLANK
-
-
-class Number:
+class Number(_ValueOrNull):
     """A number as documents write it, or null; whether it is one number is for its reader to say.
 
     Only how it begins is limited: marks (`-`, `<`, `$`, ...) and then a digit. Behind that anything may be copied,
@@ -237,6 +245,8 @@ class Number:
     is a token of its own the value takes a token more, with `,\\n`, `,"` and `, ` it does not. Quotes are not let
     in: an untrained model always opens them, and then goes on about the whole listing.
     """
+
+    limited_up_to = LATIN
 
     def next(self, state: int, char: str) -> int:
         if state == END:
@@ -262,15 +272,6 @@ class Number:
 
     def accepting(self, state: int) -> bool:
         return state > LATIN
-
-    def completion(self, state: int) -> str | None:
-        return _NULL if NULL <= state < _TAIL else None
-
-    def ended(self, state: int) -> bool:
-        return state == END
-
-    def limited(self, state: int) -> bool:
-        return state <= LATIN
 
 
 def _next_in_null(state: int, char: str) -> int:

@@ -1,7 +1,7 @@
 """Where keys and values live: one store a layer, in which every sequence owns a contiguous region of slots.
 
-Contiguous regions let attention read a row's keys as a view; nothing is gathered on the hot path. A row that outgrows
-its region moves to one twice as large; one whose tokens have left the cache closes up and gives back what it can.
+Contiguous regions let attention read a sequence's keys as a view; nothing is gathered on the hot path. A sequence that
+outgrows its region moves to one twice as large; one whose tokens have left the cache closes up and frees the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SlotAllocator:
         return None
 
     def free(self, start: int, length: int) -> None:
-        """Returns a region, merged with the free ones beside it."""
+        """Takes a region of `length` slots back, merged with the free ones beside it."""
         merged: list[tuple[int, int]] = []
         for region in sorted([*self._holes, (start, length)]):
             if merged and merged[-1][0] + merged[-1][1] == region[0]:
@@ -49,14 +49,18 @@ class SlotAllocator:
 
     @property
     def available(self) -> int:
+        """Free slots."""
         return sum(length for _, length in self._holes)
 
 
 class KVCache:
-    """Keys and values of all rows, per layer [kv_heads, slots, head_dim].
+    """Keys and values of all sequences, per layer [kv_heads, slots, head_dim].
 
     Layers are allocated when they are first written, from the shapes that the model hands over, and zeroed: NaN in a
-    masked slot would leak through attention. The cache doubles when it is full, up to `limit` slots.
+    masked slot would leak through attention. The cache doubles when it is full.
+
+    Args:
+        limit: most slots; None: as many as the device has memory for.
     """
 
     def __init__(self, slots: int, limit: int | None, device: torch.device) -> None:
@@ -67,7 +71,11 @@ class KVCache:
         self.values: dict[int, torch.Tensor] = {}
 
     def alloc(self, length: int) -> int:
-        """Start of a new region. Raises OutOfSlots when the cache is full and may not grow."""
+        """Start of a new region of `length` slots.
+
+        Raises:
+            OutOfSlots: the cache is full and may not grow.
+        """
         while (start := self.allocator.alloc(length)) is None:
             larger = max(2 * self.allocator.slots, self.allocator.slots + length)
             if self.limit is not None:
@@ -79,10 +87,11 @@ class KVCache:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                self.limit = self.allocator.slots  # rows wait for each other from here on
+                self.limit = self.allocator.slots  # sequences wait for each other from here on
         return start
 
     def free(self, start: int, length: int) -> None:
+        """Takes `length` slots from `start` back."""
         self.allocator.free(start, length)
 
     def move(self, start: int, length: int, to: int) -> None:
@@ -91,7 +100,7 @@ class KVCache:
             store[:, to : to + length] = store[:, start : start + length]
 
     def compact(self, start: int, offsets: np.ndarray) -> None:
-        """Moves the slots start + offsets [n], in rising order, to the first n of the region, in every layer."""
+        """Moves the slots start + `offsets` [n], in rising order, to the first n of the region, in every layer."""
         slots = torch.from_numpy(start + offsets).to(self.device)
         for store in (*self.keys.values(), *self.values.values()):
             store[:, start : start + len(offsets)] = store[:, slots]

@@ -6,8 +6,8 @@ A method reads like its paper's pseudo-code and knows nothing of batches, device
         predictions = yield Feed(prompt, positions=range(len(prompt)), sample_at=[len(prompt) - 1])
         ...
 
-The engine runs many programs at once and packs their feeds into one forward pass. Each program is one row: its tokens
-see tokens of its own row alone, as `visibility` says.
+The engine runs many programs at once and packs their feeds into one forward pass. Tokens of a program see tokens of the
+same program alone, as `visibility` says.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ T = TypeVar("T")
 class Heads(Protocol):
     """What drafts behind last hidden states, as Medusa's heads do."""
 
-    def guess(self, hidden: Sequence[torch.Tensor], tree: Any) -> list[list[int]]:
-        """For each hidden state [hidden size] the tokens that are guessed, as `tree` orders them."""
+    def draft(self, hidden: Sequence[torch.Tensor], tree: Any) -> list[list[int]]:
+        """For each hidden state [hidden size] the tokens that it drafts, in the order of the nodes of `tree`."""
 
 
 @dataclass
 class DraftRequest:
-    """Asks `heads` what may follow behind some last hidden states, which came as `Predictions.hidden`.
+    """Asks `heads` what may follow behind last hidden states [hidden size], which came as `Predictions.hidden`.
 
     The engine runs heads once for all programs of a step that name the same heads and tree: their weights are large,
     and a product with one row takes almost as long as one with many.
@@ -48,21 +48,24 @@ class DraftRequest:
 class Feed:
     """The tokens that a program puts through the model in one step.
 
-    tokens, positions: [n] ids and virtual positions (RoPE and causality).
-    segments: [n] segment of each token; None: all in segment 0.
-    reach: {(query segment, key segment): Reach}, pairs added to those already known; pairs never named are HIDDEN,
-        (0, 0) begins as CAUSAL.
-    ask: indices into `tokens` whose next token is wanted; predictions come in this order.
-    allow: for each ask the token ids that may be chosen (None: all of them).
-    shared: how many leading tokens of a program's first feed other programs may have in common with it (an
-        instruction). They must be segment 0 at positions 0, 1, 2, ..., are computed once, and stay for reuse.
-    drop: row indices (0 is the program's first token ever fed) that leave the cache before this feed.
-    move: {row index: segment} tokens that change segment before this feed.
-    want_logits: also return the logits themselves, for a method that verifies.
-    want_hidden: also return the last hidden states, which the model's output embeddings read, for heads of a method.
-    guess: asks heads between two feeds of tokens; such a feed holds no tokens, takes no pass, and is never the first.
-
     Tokens stand in such an order that none sees a later one of the same feed: a long feed goes in chunks.
+
+    Args:
+        tokens: [n] ids.
+        positions: [n] virtual positions (RoPE and causality).
+        segments: [n] segment of each token; None: all in segment 0.
+        reach: {(query segment, key segment): Reach}, pairs added to those already known; pairs never named are HIDDEN,
+            (0, 0) begins as CAUSAL.
+        sample_at: indices into `tokens` behind which a next token is wanted; predictions come in this order.
+        allowed_token_ids: for each of `sample_at` the ids that may be chosen (None: all of them).
+        shared: how many leading tokens of a program's first feed other programs may have in common with it (an
+            instruction). They must be segment 0 at positions 0, 1, 2, ..., are computed once, and stay for reuse.
+        drop: row indices (0 is the program's first token ever fed) that leave the cache before this feed.
+        move: {row index: segment} tokens that change segment before this feed.
+        want_logits: also return the logits themselves, for a method that verifies.
+        want_hidden: also return the last hidden states, which the model's output embeddings read, for heads.
+        draft: asks heads between two feeds of tokens; such a feed holds no tokens, takes no pass, and is never the
+            first.
     """
 
     tokens: Sequence[int]
@@ -76,25 +79,26 @@ class Feed:
     move: dict[int, int] = field(default_factory=dict)
     want_logits: bool = False
     want_hidden: bool = False
-    guess: DraftRequest | None = None
+    draft: DraftRequest | None = None
 
 
 @dataclass
 class Predictions:
-    """What the model says after a feed, one entry an ask.
+    """What the model says after a feed; in each list one entry for each of its `sample_at`.
 
-    tokens: [asks] the tokens picked by the row's sampling.
-    logprobs: [asks] their log-probabilities under the model (temperature 1, before `allowed_token_ids`).
-    logits: for each ask [vocabulary], on the model's device, where the feed wanted them.
-    hidden: for each ask [hidden size], on the model's device, where the feed wanted them.
-    guesses: for each hidden state of the feed's `guess` what the heads said.
+    Args:
+        tokens: those picked by the program's sampling.
+        logprobs: their log-probabilities under the model (temperature 1, before `allowed_token_ids`).
+        logits: [vocabulary] each, on the model's device, where the feed wanted them.
+        hidden: last hidden states [hidden size] each, on the model's device, where the feed wanted them.
+        drafts: for each hidden state of the feed's `draft` the tokens that the heads drafted.
     """
 
     tokens: list[int]
     logprobs: list[float]
     logits: list[torch.Tensor] | None = None
     hidden: list[torch.Tensor] | None = None
-    guesses: list[list[int]] = field(default_factory=list)
+    drafts: list[list[int]] = field(default_factory=list)
 
 
 Program = Generator[Feed, Predictions, T]

@@ -1,6 +1,6 @@
 """Picking the next token: greedy, temperature, top-k, top-p, among all tokens or an allowed few.
 
-Random draws come from the row, one uniform number an ask, so that an answer does not depend on what it is batched with.
+Random draws come from the sequence, one uniform number a token, so that an answer does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a row picks; temperature 0 is greedy, top_k 0 means all."""
+    """How tokens are picked; temperature 0 is greedy, top_k 0 means all."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -25,8 +25,8 @@ _CPU_ROWS, _DEVICE_ROWS = 16, 512  # rows of logits that are looked at together
 
 
 @dataclass
-class Ask:
-    """One next token that is wanted: the row's sampling, a uniform draw (unused when greedy), the allowed ids."""
+class SampleRequest:
+    """One next token that is wanted: how, a uniform draw in [0, 1) (unused when greedy), the allowed ids."""
 
     sampling: Sampling = GREEDY
     draw: float = 0.0
@@ -34,10 +34,15 @@ class Ask:
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The distribution that `sampling` draws from: logits [..., n] -> [..., n] in float32 at least, summing to 1.
+    """The distribution that `sampling` draws from; one-hot where it is greedy.
 
-    Greedy gives one-hot. Top-p keeps the fewest most likely tokens whose probability reaches p; ties with the last
-    one kept are broken by id.
+    Top-p keeps the fewest most likely tokens whose probability reaches p; ties with the last one kept are broken by id.
+
+    Args:
+        logits: [..., n].
+
+    Returns:
+        [..., n] in float32 at least, summing to 1.
     """
     logits = _wide(logits)
     if sampling.temperature == 0:
@@ -57,7 +62,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Inverse of the cumulative distribution at `draws` in [0, 1): chance [n, choices], draws [n] -> indices [n]."""
+    """Indices [n]: the inverse of the cumulative distributions `chance` [n, choices] at `draws` [n] in [0, 1)."""
     cumulative = chance.double().cumsum(-1)
     target = draws.double()[:, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, target, right=True)[:, 0]
@@ -66,35 +71,41 @@ def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     return torch.minimum(index, last)
 
 
-def sample(logits: torch.Tensor, asks: list[Ask]) -> tuple[list[int], list[float]]:
-    """Next tokens and their log-probabilities under the model, at temperature 1 and before `allowed_token_ids`.
-
-    logits: [asks, vocabulary].
+def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[int], list[float]]:
+    """Picks a next token for each request.
 
     A few rows at a time: their wide copies stay in the processor's caches, which is several times faster.
+
+    Args:
+        logits: [requests, vocabulary].
+
+    Returns:
+        The tokens, and their log-probabilities under the model: at temperature 1 and before `allowed_token_ids`.
+
+    Raises:
+        ValueError: a request allows no token.
     """
-    if not asks:
+    if not requests:
         return [], []
     rows = _CPU_ROWS if logits.device.type == "cpu" else _DEVICE_ROWS
-    parts = [_sample(logits[at : at + rows], asks[at : at + rows]) for at in range(0, len(asks), rows)]
+    parts = [_sample(logits[at : at + rows], requests[at : at + rows]) for at in range(0, len(requests), rows)]
     tokens, logprobs = (torch.cat(part) for part in zip(*parts, strict=True))
     return tokens.tolist(), logprobs.tolist()
 
 
-def _sample(logits: torch.Tensor, asks: list[Ask]) -> tuple[torch.Tensor, torch.Tensor]:
+def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[torch.Tensor, torch.Tensor]:
     logits = _wide(logits)
-    tokens = logits.argmax(-1)  # [asks]
+    tokens = logits.argmax(-1)  # [requests]
     groups: dict[tuple[Sampling, bool], list[int]] = {}
-    for i, ask in enumerate(asks):
-        if ask.sampling.temperature > 0 or ask.allowed_token_ids is not None:
-            groups.setdefault((ask.sampling, ask.allowed_token_ids is not None), []).append(i)
+    for i, request in enumerate(requests):
+        if request.sampling.temperature > 0 or request.allowed_token_ids is not None:
+            groups.setdefault((request.sampling, request.allowed_token_ids is not None), []).append(i)
     for (sampling, limited), members in groups.items():
         index = torch.tensor(members, device=logits.device)
-        draws = torch.tensor([asks[i].draw for i in members], device=logits.device)
+        draws = torch.tensor([requests[i].draw for i in members], device=logits.device)
         if limited:
-            ids = _padded([asks[i].allowed_token_ids for i in members]).to(
-                logits.device
-            )  # [members, most allowed], -1 pads
+            # [members, most allowed], -1 pads
+            ids = _padded([requests[i].allowed_token_ids for i in members]).to(logits.device)
             scores = logits[index[:, None], ids.clamp_min(0)].masked_fill(ids < 0, -torch.inf)
             tokens[index] = ids.gather(1, _choose(scores, sampling, draws)[:, None])[:, 0]
         else:
@@ -115,7 +126,7 @@ def _choose(scores: torch.Tensor, sampling: Sampling, draws: torch.Tensor) -> to
 def _padded(allowed: list[np.ndarray | None]) -> torch.Tensor:
     arrays = [a for a in allowed if a is not None]
     if any(len(a) == 0 for a in arrays):
-        raise ValueError("an ask allows no token at all")
+        raise ValueError("a request allows no token at all")
     padded = np.full((len(arrays), max(map(len, arrays))), -1, dtype=np.int64)
     for row, ids in zip(padded, arrays, strict=True):
         row[: len(ids)] = ids

@@ -1,4 +1,4 @@
-"""Which programs run, what of each goes into the next pass, and who gives way when cache or memory are full."""
+"""Which programs run, what of each goes into the next pass, and which is preempted when cache or memory are full."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ _PREFIX = object()  # the tag of the sequences that compute shared prefixes
 
 @dataclass
 class Chunk:
-    """The tokens [n] of one sequence that go into a pass, their slots, and where they stand in the packed pass."""
+    """The tokens [n] of one sequence that go into a pass, their slots [n], and where they begin in the packed pass.
+
+    samples: (index into the feed's `sample_at`, place in the chunk) of those behind which a next token is wanted.
+    """
 
     seq: Sequence
     tokens: np.ndarray
     slots: np.ndarray
+    samples: list[tuple[int, int]]
     at: int = 0
 
     @property
@@ -35,10 +39,7 @@ class Chunk:
 
 
 class Scheduler:
-    """Continuous batching: admission, packing, preemption.
-
-    max_num_seqs: programs in decoding at the same time. budget: most tokens of one pass.
-    """
+    """Continuous batching: admission of at most `max_num_seqs` programs, packing within the budget, preemption."""
 
     def __init__(self, cache: KVCache, budget: TokenBudget, max_num_seqs: int) -> None:
         self.cache, self.budget, self.max_num_seqs = cache, budget, max_num_seqs
@@ -48,29 +49,27 @@ class Scheduler:
         self.full = False  # the cache had no room: admit nothing until a sequence ends
 
     @property
-    def running(self) -> int:
-        """Programs that were admitted and have not ended."""
-        return sum(seq.tag is not _PREFIX for seq in self.sequences)
+    def running(self) -> list[Sequence]:
+        """The sequences of programs that were admitted and have not ended."""
+        return [seq for seq in self.sequences if seq.tag is not _PREFIX]
 
     def schedule(self) -> tuple[list[Chunk], list[Finished]]:
-        """What goes into the next pass, and the programs that ended or failed before it."""
+        """What goes into the next pass, at most `budget.tokens`, and the programs that ended or failed before it."""
         finished = list(self._admit())
         return self._pack(finished), finished
 
-    # ------------------------------------------------------------------------------------------------- admission
-
     def _admit(self) -> Iterator[Finished]:
         """Starts waiting programs while there is a place in the batch."""
-        while self.waiting and not self.full and self.running < self.max_num_seqs:
+        while self.waiting and not self.full and len(self.running) < self.max_num_seqs:
             seq = self.waiting.popleft()
             try:
                 feed = next(seq.program)
                 self._share(seq, feed)
                 seq.take(feed)
             except StopIteration as end:
-                yield Finished(seq.tag, end.value, None, seq.counts)
+                yield self.end(seq, end.value)
             except Exception as error:
-                yield self._failed(seq, error)
+                yield self.end(seq, error=error)
             else:
                 self.sequences.append(seq)
 
@@ -84,7 +83,7 @@ class Scheduler:
         key = tuple(feed.tokens[:length])
         prefix = self.prefixes.get(key)
         if prefix is None:
-            prefix = self.prefixes[key] = Prefix(key, 0, length)
+            prefix = self.prefixes[key] = Prefix(0, length)
             first = Sequence(_feed_once(key), tag=_PREFIX)
             first.take(next(first.program))
             first.prefix = prefix
@@ -95,8 +94,6 @@ class Scheduler:
             seq.counts.shared_tokens += length
         prefix.users += 1
         seq.prefix, seq.base = prefix, length
-
-    # --------------------------------------------------------------------------------------------------- packing
 
     def _pack(self, finished: list[Finished]) -> list[Chunk]:
         """Decoding sequences first, then prefills in chunks, up to the token budget."""
@@ -110,7 +107,8 @@ class Scheduler:
             if not len(tokens):
                 break
             try:
-                chunks.append(Chunk(seq, tokens, seq.place_tokens(tokens, self.cache)))
+                slots = seq.place_tokens(tokens, self.cache)
+                chunks.append(Chunk(seq, tokens, slots, seq.samples_in(tokens)))
                 room -= len(tokens)
             except OutOfSlots as full:
                 self.full = True
@@ -137,17 +135,27 @@ class Scheduler:
         return False
 
     def _preempt(self, seq: Sequence, full: OutOfSlots, finished: list[Finished]) -> None:
-        """None can go on: the youngest other one gives its region up and is fed again later; one alone fails."""
+        """No sequence has room to go on: the youngest other one is released, to be fed again later; one alone fails."""
         others = [other for other in self.sequences if other is not seq and len(other.owner)]
         if others:
             others[-1].release(self.cache)
             return
-        finished.append(self.fail(seq, ProgramError(f"does not fit the cache: {full}; raise engine.cache_tokens")))
+        finished.append(self.end(seq, error=ProgramError(f"does not fit the cache: {full}; raise engine.cache_tokens")))
 
     def rollback(self, chunks: list[Chunk], reason: str) -> list[Finished]:
-        """Takes a pass back that ran out of memory. At the least budget, the program that holds most of it fails."""
+        """Takes back a pass that ran out of memory, and halves the budget.
+
+        Args:
+            reason: the device's message.
+
+        Returns:
+            At the least budget, the program that holds most of the cache, failed.
+
+        Raises:
+            RuntimeError: even the smallest passes fail, one after the other.
+        """
         for chunk in chunks:
-            chunk.seq.unplace(chunk.tokens)
+            chunk.seq.unplace(chunk.tokens.tolist())
         if self.budget.too_much(sum(len(chunk.tokens) for chunk in chunks)):
             return []
         if self.budget.hopeless:
@@ -160,12 +168,10 @@ class Scheduler:
             largest.release(self.cache)
             self.prefixes = OrderedDict((k, p) for k, p in self.prefixes.items() if p is not largest.prefix)
         error = f"out of memory, and no step is smaller: {reason}"
-        return [self.fail(seq, ProgramError(error)) for seq in victims]
-
-    # ------------------------------------------------------------------------------------------------ after a pass
+        return [self.end(seq, error=ProgramError(error)) for seq in victims]
 
     def advance(self, chunk: Chunk) -> bool:
-        """Counts a chunk that went through; whether the feed of its program is complete."""
+        """Counts a chunk that went through the model; whether the feed of its program is complete."""
         seq = chunk.seq
         if seq.steps == 0:
             seq.counts.prefill_tokens += len(chunk.tokens)
@@ -190,27 +196,16 @@ class Scheduler:
         if sum(prefix.users == 0 for prefix in self.prefixes.values()) > PREFIXES_KEPT:
             self._evict_prefix()
 
-    def finish(self, seq: Sequence, answer: Any) -> Finished:
-        """A program came to its end."""
-        self.sequences.remove(seq)
-        self._free(seq)
-        return Finished(seq.tag, answer, None, seq.counts)
-
-    def fail(self, seq: Sequence, error: Exception) -> Finished:
-        """A program is ended with an error."""
-        self.sequences.remove(seq)
-        return self._failed(seq, error)
-
-    def _failed(self, seq: Sequence, error: Exception) -> Finished:
+    def end(self, seq: Sequence, answer: Any = None, error: Exception | None = None) -> Finished:
+        """A program came to its end, or is ended with an error: its region is freed."""
         seq.program.close()
-        self._free(seq)
-        return Finished(seq.tag, None, error, seq.counts)
-
-    def _free(self, seq: Sequence) -> None:
+        if seq in self.sequences:
+            self.sequences.remove(seq)
         self.full = False
         seq.release(self.cache)
         if seq.prefix is not None:
             seq.prefix.users -= 1
+        return Finished(seq.tag, answer, error, seq.counts)
 
 
 def _feed_once(tokens: tuple[int, ...]) -> Program[None]:

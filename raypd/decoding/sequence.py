@@ -1,7 +1,8 @@
-"""One program in the engine: its tokens, where they stand in the cache, and what it is waiting for."""
+"""One program in the engine: its tokens, where they stand in the cache, and what it waits for."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +14,9 @@ from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling
 from raypd.decoding.visibility import NO_TOKEN, Reach, grown, one_segment
 
-TOKEN, POSITION, SEGMENT, STEP = range(4)  # the lines of a row's table
+TOKEN, POSITION, SEGMENT, STEP = range(4)  # the lines of a sequence's table
 NO_SLOT = -1  # the place of a token that is not in the cache
-LEAST_REGION = 64
+LEAST_REGION = 64  # slots
 LEAST_HOLES = 16  # fewer are not worth a move
 
 
@@ -25,9 +26,11 @@ class ProgramError(Exception):
 
 @dataclass
 class Prefix:
-    """Keys and values of an instruction that many rows share: `length` slots from `start`, once `ready`."""
+    """Keys and values of an instruction that many sequences share: `length` slots from `start`, once `ready`.
 
-    key: tuple[int, ...]
+    Those who use it, at present `users`, read it in place.
+    """
+
     start: int
     length: int
     ready: bool = False
@@ -38,10 +41,20 @@ class Prefix:
 class Sequence:
     """A program, its tokens and its region of the cache.
 
-    `table` [4, tokens]: id, position, segment, step of every own token ever fed; `place` [tokens]: its slot in the
-    region, NO_SLOT when it has none; `dropped` [tokens]: left the cache for good; `owner` [region slots]: the token
-    that lives there, NO_TOKEN when none. Own tokens exclude the `base` shared ones; row indices of a program count
-    both. Own tokens before `cached` are in the cache.
+    Own tokens exclude the `base` shared ones of its prefix; a program's row indices count both.
+
+    Args:
+        table: [4, tokens] id, position, segment, step of every own token ever fed: `size` of them.
+        place: [tokens] slot in the region; NO_SLOT: none.
+        dropped: [tokens] left the cache for good.
+        cached: own tokens before this one went through the model.
+        start: first slot of the region in the cache.
+        owner: [region slots] the own token that lives there; NO_TOKEN: none. Slots from `high` on are free, and so are
+            the `holes` below it.
+        reach: [segments, segments] of Reach.
+        steps: feeds that were answered.
+        feed: the program's latest; what was found for it so far, by index into its `sample_at`, is `sampled` (token and
+            log-probability), `logits`, `hidden`, and `draws`.
     """
 
     program: Program[Any]
@@ -62,7 +75,7 @@ class Sequence:
     reach: np.ndarray = field(default_factory=one_segment)
     steps: int = 0
     feed: Feed | None = None
-    answers: dict[int, tuple[int, float]] = field(default_factory=dict)
+    sampled: dict[int, tuple[int, float]] = field(default_factory=dict)
     logits: dict[int, Any] = field(default_factory=dict)
     hidden: dict[int, Any] = field(default_factory=dict)
     draws: dict[int, float] = field(default_factory=dict)
@@ -71,13 +84,16 @@ class Sequence:
     def __post_init__(self) -> None:
         self.random = np.random.Generator(np.random.Philox(key=self.seed))
 
-    # ---------------------------------------------------------------------------------------------- program side
-
     def take(self, feed: Feed) -> None:
-        """Accepts the program's next feed. Raises ProgramError where it cannot be carried out."""
+        """Accepts the program's next feed.
+
+        Raises:
+            ProgramError: the feed cannot be carried out.
+        """
         self._check(feed)
         for index in feed.drop:
-            self._drop(index - self.base)
+            self.dropped[index - self.base] = True
+            self.unplace([index - self.base])
         for index, segment in feed.move.items():
             self.table[SEGMENT, index - self.base] = segment
         self.reach = grown(self.reach, feed.reach)
@@ -93,8 +109,8 @@ class Sequence:
         if segments[-1] >= len(self.reach) or (self.reach[segments, segments] == Reach.HIDDEN).any():
             raise ProgramError(f"segments {segments.tolist()} of a feed must at least reach themselves")
         if self.base and (self.reach[segments, 0] == Reach.HIDDEN).any():
-            raise ProgramError("a segment that does not reach segment 0 cannot be in a row with a shared prefix")
-        self.feed, self.answers, self.logits, self.hidden, self.draws = feed, {}, {}, {}, {}
+            raise ProgramError("a segment that does not reach segment 0 cannot be in a program with a shared prefix")
+        self.feed, self.sampled, self.logits, self.hidden, self.draws = feed, {}, {}, {}, {}
         self.size += new
 
     def _check(self, feed: Feed) -> None:
@@ -119,16 +135,9 @@ class Sequence:
             self.place = np.pad(self.place, (0, more), constant_values=NO_SLOT)
             self.dropped = np.pad(self.dropped, (0, more))
 
-    def _drop(self, own: int) -> None:
-        self.dropped[own] = True
-        self._vacate([own])
-
-    def unplace(self, tokens: np.ndarray) -> None:
-        """Takes `place_tokens` back, for tokens whose pass failed."""
-        self._vacate(tokens.tolist())
-
-    def _vacate(self, tokens: list[int]) -> None:
-        """The slots of own tokens become free."""
+    def unplace(self, tokens: Collection[int]) -> None:
+        """Frees the slots of own tokens."""
+        tokens = list(tokens)
         self.owner[self.place[tokens]] = NO_TOKEN
         self.holes += self.place[tokens].tolist()
         self.place[tokens] = NO_SLOT
@@ -136,32 +145,29 @@ class Sequence:
             self.high -= 1
         self.holes = [hole for hole in self.holes if hole < self.high]
 
-    def asked(self, chunk: np.ndarray) -> list[tuple[int, int]]:
-        """(number of the ask, place in the chunk) of the current feed's asks that lie in a chunk of own tokens."""
+    def samples_in(self, chunk: np.ndarray) -> list[tuple[int, int]]:
+        """(index into the feed's `sample_at`, place in the chunk) of the samples behind tokens of a chunk."""
         assert self.feed is not None
         first = self.size - len(self.feed.tokens)  # negative in the first feed, by the shared tokens
         at = {int(own): i for i, own in enumerate(chunk)} if len(chunk) else {}
         return [(n, at[first + index]) for n, index in enumerate(self.feed.sample_at) if first + index in at]
 
     def predictions(self) -> Predictions:
-        """The answers to the current feed, in the order of its asks."""
+        """What was sampled for the current feed, in the order of its `sample_at`."""
         assert self.feed is not None
-        asks = range(len(self.feed.sample_at))
-        tokens, logprobs = [self.answers[n][0] for n in asks], [self.answers[n][1] for n in asks]
+        samples = range(len(self.feed.sample_at))
         return Predictions(
-            tokens,
-            logprobs,
-            [self.logits[n] for n in asks] if self.feed.want_logits else None,
-            [self.hidden[n] for n in asks] if self.feed.want_hidden else None,
+            [self.sampled[n][0] for n in samples],
+            [self.sampled[n][1] for n in samples],
+            [self.logits[n] for n in samples] if self.feed.want_logits else None,
+            [self.hidden[n] for n in samples] if self.feed.want_hidden else None,
         )
 
     def draw(self, number: int) -> float:
-        """The random number of an ask of the current feed: the same when a pass is done again."""
+        """The random number of a sample of the current feed: the same when a pass is done again."""
         if number not in self.draws:
             self.draws[number] = self.random.random()
         return self.draws[number]
-
-    # ------------------------------------------------------------------------------------------------ cache side
 
     def waiting(self) -> np.ndarray:
         """Own tokens that must go through the model before the current feed is answered."""
@@ -170,7 +176,14 @@ class Sequence:
     def place_tokens(self, chunk: np.ndarray, cache: KVCache) -> np.ndarray:
         """Finds slots for a chunk of own tokens, moving to a larger region where needed.
 
-        Returns their slots in the cache [chunk]. Raises OutOfSlots and changes nothing when there is no room.
+        Args:
+            chunk: [n] own tokens.
+
+        Returns:
+            Their slots in the cache [n].
+
+        Raises:
+            OutOfSlots: the cache has no room; nothing has changed.
         """
         reused = min(len(chunk), len(self.holes))
         if self.high + len(chunk) - reused > len(self.owner):
@@ -184,11 +197,10 @@ class Sequence:
         return self.start + self.place[chunk]
 
     def _close_up(self, coming: int, cache: KVCache) -> None:
-        """Early release (APAR, section 3.4): what left the cache is attended to no more, and its room is given back.
+        """Early release (APAR, section 3.4): what left the cache is attended to no more, and its slots are freed.
 
-        The tokens move together when more than one slot in four up to `high` is a hole that no new token fills: a
-        token that is dropped costs the moving of at most three. Behind them and the `coming` tokens of the feed a
-        quarter more stays, to grow in; the rest of the region goes back to the cache.
+        The tokens move together when more than one slot in four is a hole, so a dropped token costs the moving of at
+        most three. Behind them and the `coming` tokens of the feed a quarter more stays, to grow in.
         """
         close = len(self.holes) >= LEAST_HOLES and 4 * len(self.holes) > self.high
         if close:

@@ -1,7 +1,7 @@
 """The one rule of who sees whom.
 
-Every token of a row carries a segment, a virtual position and the step that produced it. A row's `reach` matrix says
-of two segments HIDDEN, ALL or CAUSAL. Then a query q may attend to a key k exactly when
+Every token of a program carries a segment, a virtual position and the step that produced it. The program's `reach`
+matrix says of two segments HIDDEN, ALL or CAUSAL. Then a query q may attend to a key k exactly when
 
     reach[seg(q), seg(k)] is ALL, or it is CAUSAL and position(k) <= position(q);  and step(k) <= step(q)
 
@@ -36,10 +36,16 @@ def visible(
     query_steps: np.ndarray | None = None,
     key_steps: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Who sees whom: bool [queries, keys].
+    """The rule above, for all pairs.
 
-    reach: [segments, segments] of Reach; the other arguments are [queries] or [keys]. Keys whose segment is NO_TOKEN
-    are seen by nobody. Without steps the step condition is left out (inference).
+    Args:
+        reach: [segments, segments] of Reach.
+        query_segments, query_positions: [queries].
+        key_segments, key_positions: [keys]; a key of segment NO_TOKEN is seen by nobody.
+        query_steps, key_steps: [queries], [keys]; None leaves the step condition out (inference).
+
+    Returns:
+        Who sees whom: bool [queries, keys].
     """
     rows = reach[query_segments][:, np.maximum(key_segments, 0)]  # [queries, keys]
     seen = rows == Reach.ALL
@@ -52,12 +58,19 @@ def visible(
 
 
 def in_window(seen: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int) -> np.ndarray:
-    """What a sliding-window layer keeps of what is seen: bool [queries, keys], to be taken together with `seen`.
+    """What a sliding-window layer keeps of what is seen.
 
     The window is `window` tokens long, the query's own included, and counts the tokens that the query sees from a key's
     position to its own. A gap in the positions holds none, so that a value of HPD has the window that it would have
     alone, however many gaps lie before it. Without gaps this is the models' own rule, q - k < window.
-    seen: [queries, keys] by `visible`; the positions are [queries] and [keys].
+
+    Args:
+        seen: [queries, keys] by `visible`.
+        query_positions: [queries]; key_positions: [keys].
+        window: tokens.
+
+    Returns:
+        bool [queries, keys], to be taken together with `seen`.
     """
     order = np.argsort(key_positions, kind="stable")
     ordered = key_positions[order]
@@ -84,5 +97,5 @@ def grown(reach: np.ndarray, pairs: dict[tuple[int, int], Reach]) -> np.ndarray:
 
 
 def one_segment() -> np.ndarray:
-    """The reach of a row that begins: segment 0, causal."""
+    """The reach of a program that begins, [1, 1]: segment 0, causal."""
     return np.full((1, 1), Reach.CAUSAL, dtype=np.int8)

@@ -3,8 +3,6 @@
 A value that was cut at its limit, is ambiguous or not valid counts as different from anything, even where what there
 is of it is the same: a setting must not look good because it cuts. Where the reference itself has no whole value there
 is nothing to agree with, and the value is left out and counted as such.
-
-A share of a few values says little: every share has an interval, and a floor is reached when its low end is.
 """
 
 from __future__ import annotations
@@ -16,28 +14,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from raypd.estimate.clock import Cost
-from raypd.estimate.estimation import ratio
+import numpy as np
+
+from raypd.estimate.profile import DocumentCost
 
 _Z = 1.96  # 95%, both sides
+_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?$")
 Judge = Literal["low", "share"]
 
 
 @dataclass(frozen=True)
-class Said:
-    """One value of one document, normalised; None is a value, too: the document does not say. whole: not cut,
-    ambiguous or invalid."""
+class NormalValue:
+    """One value of one document, normalised; text None: the document has none. whole: not cut, ambiguous or invalid."""
 
     text: str | None
     whole: bool
 
 
-Answers = Sequence[Mapping[str, Said] | None]  # for each document {what was asked: what was said}; None: no answer
+Answers = Sequence[Mapping[str, NormalValue] | None]  # of each document, by what was asked; None: no answer
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """agree of `of` values; left_out: values, or documents without any, of which the reference says nothing whole.
+    """agree of `of` values; left_out: values, or documents without any, of which the reference has nothing whole.
 
     alike: how many values count as one, since those of the same document are right or wrong together (Kish's design
     effect, 1 where they are independent).
@@ -98,49 +97,38 @@ def compare(reference: Answers, other: Answers) -> Agreement:
     left_out = 0
     counts: list[tuple[int, int]] = []  # of each document: (values that agree, values)
     for wanted, found in zip(reference, other, strict=True):
-        if wanted is None:
-            left_out += 1
-            continue
-        agree = of = 0
-        for name, said in wanted.items():
-            if not said.whole:
-                left_out += 1
-                continue
-            of += 1
-            theirs = found.get(name) if found is not None else None
-            agree += theirs is not None and theirs.whole and theirs.text == said.text
-        counts.append((agree, of))
-    agree, of = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+        whole = {name: value for name, value in (wanted or {}).items() if value.whole}
+        left_out += 1 if wanted is None else len(wanted) - len(whole)
+        counts.append((sum((found or {}).get(name) == value for name, value in whole.items()), len(whole)))
+    agree, of = (sum(column) for column in zip((0, 0), *counts, strict=True))
     return Agreement(agree, of, left_out, _alike(counts, agree, of))
 
 
 def _alike(counts: Sequence[tuple[int, int]], agree: int, of: int) -> float:
     """How much more the share scatters than that of independent values; 1 at least, and where it does not scatter."""
-    if not 0 < agree < of:
+    found = np.array([one for one in counts if one[1]], float)
+    if not 0 < agree < of or len(found) < 2:
         return 1.0
-    scatter = ratio([a for a, _ in counts], [n for _, n in counts]).error ** 2
-    independent = agree / of * (1 - agree / of) / of
-    return 1.0 if math.isnan(scatter) else max(1.0, scatter / independent)
+    share = agree / of
+    scatter = ((found[:, 0] - share * found[:, 1]) ** 2).sum() * len(found) / (len(found) - 1)
+    return max(1.0, float(scatter / (share * (1 - share) * of)))
 
 
-def said_of(cost: Cost | None) -> dict[str, Said] | None:
-    """What a measured document answered; None where it failed or was not done."""
+def values_of(cost: DocumentCost | None) -> dict[str, NormalValue] | None:
+    """What a measured document was answered with; None where it failed or was not done."""
     if cost is None or cost.error is not None or not cost.rows:
         return None
-    found: dict[str, Said] = {}
+    found: dict[str, NormalValue] = {}
     for row in cost.rows:
         if "values" in row:  # extraction
             for value in row["values"]:
-                found[value["name"]] = Said(normal(value["value"]), value["status"] in ("ok", "null"))
+                found[value["name"]] = NormalValue(normal(value["value"]), value["status"] in ("ok", "null"))
         elif "question" in row:
-            found[str(row["question_id"])] = Said(normal(row["answer"]), row["answer_status"] in ("ok", "null"))
+            found[str(row["question_id"])] = NormalValue(normal(row["answer"]), row["answer_status"] in ("ok", "null"))
         else:
             name = f"sample {row['sample']}, turn {row['turn']}"
-            found[name] = Said(normal(row["text"]), row["finish_reason"] == "stop")
+            found[name] = NormalValue(normal(row["text"]), row["finish_reason"] == "stop")
     return found
-
-
-_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?$")
 
 
 def normal(value: Any) -> str | None:
@@ -148,6 +136,4 @@ def normal(value: Any) -> str | None:
     if value is None:
         return None
     text = " ".join(unicodedata.normalize("NFKC", str(value)).casefold().split()).strip(" \"'.,;:!?()[]")
-    if _NUMBER.match(text):
-        return f"{float(text.replace(',', '')):.12g}"
-    return text
+    return f"{float(text.replace(',', '')):.12g}" if _NUMBER.match(text) else text

@@ -5,24 +5,26 @@ The units are the sample, drawn in the order of the input as far as that run cam
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+import numpy as np
+
 from raypd import storage
+from raypd.billing import book
 from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
 from raypd.config.renamed import with_new_names
 from raypd.dataset import writer
 from raypd.errors import ConfigError
-from raypd.estimate import sampling
-from raypd.estimate.estimate_options import Options
-from raypd.estimate.estimate_result import Estimate
-from raypd.estimate.estimation import Mean, Speed, ratio
-from raypd.estimate.machines import assemble, gpu_kind
-from raypd.run import layout
+from raypd.estimate import estimator, sampling
+from raypd.estimate.machines import MethodSpeed, assemble, gpu_kind
+from raypd.estimate.options import EstimateOptions
+from raypd.estimate.profile import TOKENS
+from raypd.run import layout, records
+from raypd.run.records import Bill, Estimate, RecordError, RunRecord
 
 
-def estimate_from(config: RunConfig, options: Options) -> Estimate:
+def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     """The corpus of the configuration at the speed of the run `options.run`.
 
     Raises ConfigError where that is no run, has no committed units, or does not tell what they took.
@@ -31,25 +33,24 @@ def estimate_from(config: RunConfig, options: Options) -> Estimate:
     run = storage.absolute(options.run)
     theirs = _configuration(run)
     units = writer.summaries(run)
-    ledgers = _ledgers(run)
+    bills = book.bills(run)
     if not units:
         raise ConfigError(f"--from {run}: no unit is committed there yet")
-    seconds = [float(getattr(unit, "busy_seconds", 0.0) or 0.0) for unit in units]
-    documents = [float(unit.documents) for unit in units]
-    if not sum(seconds):
+    if not any(unit.busy_seconds for unit in units):
         raise ConfigError(f"--from {run}: its units do not tell how long a worker was busy with them (an older raypd)")
-    names = ("prefill_tokens", "shared_tokens", "decode_tokens")
-    tokens = {name: ratio([unit.counts.get(name, 0) for unit in units], documents) for name in names}
-    gpu, machine = _machine(run, ledgers)
-    speed = Speed(
+    documents = [float(unit.documents) for unit in units]
+    rng = np.random.default_rng(options.seed)
+    gpu, machine = _machine(run, bills)
+    speed = MethodSpeed(
         str(theirs.get("decoding", {}).get("method", "")),
-        ratio(seconds, documents),
+        estimator.ratio([unit.busy_seconds or 0.0 for unit in units], documents, rng),
         f"{len(units)} units of {run}, {sum(documents):,.0f} documents",
         gpu,
         machine,
-        **tokens,
+        {name: estimator.ratio([unit.counts.get(name, 0) for unit in units], documents, rng) for name in TOKENS},
     )
-    total = Mean(options.documents) if options.documents is not None else sampling.look(config, options.seed).documents
+    total = options.documents
+    corpus = estimator.exact(total) if total is not None else sampling.scan(config, options.seed).documents
     notes = [f"it is taken that documents are as those of {run}"]
     mine = config.model_dump(mode="json")
     changed = [
@@ -60,41 +61,36 @@ def estimate_from(config: RunConfig, options: Options) -> Estimate:
     ]
     if changed:
         notes.append(f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours")
-    return assemble(config, options, total, [speed], [], _startup(ledgers), notes)
+    return assemble(config, options, corpus, [speed], [], _startup(bills), notes)
 
 
 def _configuration(run: str) -> dict[str, Any]:
+    path = storage.join(run, layout.RUN)
     try:
-        tree = json.loads(storage.read(storage.join(run, layout.RUN)))
-        return with_new_names(dict(tree["config"]))
+        return with_new_names(records.read(RunRecord, path).config)
     except FileNotFoundError:
         raise ConfigError(f"--from {run}: no run of raypd (it has no run.json)") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RecordError) as error:
         raise ConfigError(f"--from {run}: its run.json cannot be read: {error}") from None
 
 
-def _ledgers(run: str) -> list[dict[str, Any]]:
-    folder = storage.join(run, layout.LEDGER)
-    return [json.loads(storage.read(storage.join(folder, n))) for n in storage.names(folder) if n.endswith(".json")]
-
-
-def _machine(run: str, ledgers: list[dict[str, Any]]) -> tuple[str | None, str]:
+def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
     """(the GPU of its workers' nodes as instance types have it, the machine in words)."""
-    types = {str(node["instance_type"]) for bill in ledgers for node in bill["nodes"] if node.get("instance_type")}
-    with_gpu = {INSTANCES[name] for name in types if name in INSTANCES and INSTANCES[name].gpus}
+    types = {node.instance_type for bill in bills for node in bill.nodes if node.instance_type}
+    with_gpu = [INSTANCES[name] for name in types if name in INSTANCES and INSTANCES[name].gpus]
     gpus = {gpu_kind(one.gpu, one.gpu_memory_gib) for one in with_gpu}
     if len(gpus) > 1:
         raise ConfigError(f"--from {run}: it ran on several kinds of GPU ({', '.join(sorted(gpus))}): no one speed")
     return (gpus.pop(), ", ".join(sorted(types))) if gpus else (None, "that run's machine")
 
 
-def _startup(ledgers: list[dict[str, Any]]) -> float | None:
+def _startup(bills: list[Bill]) -> float | None:
     """Seconds from when a worker's node was billed, or came up for it, until it decoded, on average over workers."""
     found = []
-    for bill in ledgers:
-        nodes = {node["node"]: node["began"] for node in bill["nodes"]}
-        for one in bill["workers"]:
-            busy = [began for began, _, kind, _ in one["spans"] if kind == "busy"]
+    for bill in bills:
+        nodes = {node.node: node.began for node in bill.nodes}
+        for one in bill.workers:
+            busy = [began for began, _, kind, _ in one.spans if kind == "busy"]
             if busy:
-                found.append(max(0.0, min(busy) - nodes.get(one["node"], bill["began"])))
+                found.append(max(0.0, min(busy) - nodes.get(one.node, bill.began)))
     return sum(found) / len(found) if found else None

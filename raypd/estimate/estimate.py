@@ -1,36 +1,61 @@
 """`raypd estimate`: what a corpus will take and cost, before it is run.
 
-The speed of a document comes from one of three places: a sample that is decoded here (`sampling`, `measuring`,
-`weighing`), an earlier run (`earlier`), or the user. `machines` has what the corpus takes at that speed.
+The speed of a document comes from one of three places: a sample that is decoded here, an earlier run (`earlier`), or
+the user. `machines` has what the corpus takes at that speed.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from raypd import storage
 from raypd.billing import prices
-from raypd.config import METHODS, RunConfig
-from raypd.errors import ConfigError
-from raypd.estimate import earlier, sampling
-from raypd.estimate.estimate_options import Given, Options
-from raypd.estimate.estimate_result import Estimate
-from raypd.estimate.estimation import Mean, Speed
-from raypd.estimate.machines import assemble
-from raypd.estimate.weighing import check_sample, notes_of, speed_of
+from raypd.cluster.driver import Interrupted, output_folder
+from raypd.config import RunConfig
+from raypd.errors import ConfigError, RunError
+from raypd.estimate import earlier, estimator, profile, sampling
+from raypd.estimate.estimator import Array
+from raypd.estimate.machines import MethodSpeed, assemble, instance_gpu
+from raypd.estimate.options import EstimateOptions, GivenSpeed
+from raypd.estimate.profile import TOKENS, DocumentCost, Profile
+from raypd.estimate.sampling import CorpusSample, ScannedDocument
+from raypd.run import layout, records
+from raypd.run.records import Estimate
 
 if TYPE_CHECKING:
-    from raypd.cluster import worker
+    from raypd.cluster.components import Build
+    from raypd.tasks.base import Document
+
+_FEW = 30  # documents: the note says that more would be better
+GIVEN = "as given"
+
+
+def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbose: bool) -> None:
+    """Estimates, prints, and writes estimate.json into the run's folder."""
+    try:
+        result = estimate(config, options, verbose=verbose)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted: nothing was written") from None
+    path = write(result, config) if config is not None else None
+    if as_json:
+        print(records.encoded(result).decode(), end="")
+        return
+    from raypd.estimate.views import show_estimate
+
+    show_estimate(result)
+    if path is not None:
+        print(f"estimate: {path}")
+        print(f"next: `raypd report {path.rpartition('/')[0]}` shows it as a page, and after the run beside the bill")
 
 
 def estimate(
-    config: RunConfig | None,
-    options: Options,
-    *,
-    verbose: bool = False,
-    build: Callable[[RunConfig, int | None], worker.WorkerComponents] | None = None,
+    config: RunConfig | None, options: EstimateOptions, *, verbose: bool = False, build: Build | None = None
 ) -> Estimate:
     """Makes the estimate. build: as in `driver.run_extract`.
 
@@ -39,7 +64,7 @@ def estimate(
     if config is not None:
         storage.configure(config.storage)
     if options.throughput:
-        result = _fed(config, options)
+        result = _given(config, options)
     elif config is None:
         raise ConfigError("give a configuration, or --throughput with --documents and --instance")
     elif options.run is not None:
@@ -51,46 +76,60 @@ def estimate(
     return result
 
 
-def _measured(
-    config: RunConfig,
-    options: Options,
-    verbose: bool,
-    build: Callable[[RunConfig, int | None], worker.WorkerComponents] | None,
-) -> Estimate:
-    from raypd.estimate.bench import Workbench
+def write(result: Estimate, config: RunConfig) -> str | None:
+    """Puts the estimate into the run's folder, for its report; its path, or None where the folder is another run's."""
+    output = output_folder(config)
+    try:
+        theirs = json.loads(storage.read(storage.join(output, layout.RUN))).get("fingerprint")
+    except FileNotFoundError:
+        theirs = None
+    except (ValueError, AttributeError):
+        return None
+    if theirs not in (None, config.fingerprint()):
+        return None
+    path = storage.join(output, layout.ESTIMATE)
+    try:
+        records.write(path, result)
+    except OSError as error:
+        raise RunError(f"output.path {output}: cannot be written: {error}") from None
+    return path
 
+
+# ------------------------------------------------------------------------------------------------------- from a sample
+
+
+def _measured(config: RunConfig, options: EstimateOptions, verbose: bool, build: Build | None) -> Estimate:
     check_model(config)
     sample = sampling.draw(config, options.sample, seed=options.seed)
-    documents = sampling.ring_order(sample.documents, options.seed)
+    documents = sampling.mixed(sample.documents, options.seed)
     ends = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     notes: list[str] = []
-    with Workbench(config, verbose, build) as bench:
-        measured = bench.measure(config, documents, _left(ends), f"measure {config.decoding.method}")
-        startup = bench.startup_seconds + measured.load_seconds
-        check_sample(measured, documents)
-        ours = speed_of(sample, documents, measured, notes)
-        baseline: list[Speed] = []
+    with profile.RemoteProfiler(config, verbose, build) as profiler:
+        found = profiler.profile(config, documents, _left(ends), f"measure {config.decoding.method}")
+        startup = profiler.startup_seconds + found.load_seconds
+        check_sample(found, documents)
+        ours = speed_of(sample, documents, found, notes, options.seed)
+        baseline: list[MethodSpeed] = []
         if options.baseline and config.decoding.method != "autoregressive":
-            theirs = with_method(config, "autoregressive")
+            theirs = with_changes(config, {"decoding.method": "autoregressive"})
             if ends is not None and time.monotonic() > ends:
                 notes.append("no time was left to measure autoregressive decoding: raise --minutes")
             else:
-                found = bench.measure(theirs, documents, _left(ends), "measure autoregressive")
-                if found.documents and found.seconds > 0:
-                    baseline = [speed_of(sample, documents, found, notes)]
+                other = profiler.profile(theirs, documents, _left(ends), "measure autoregressive")
+                if other.documents_per_second:
+                    baseline = [speed_of(sample, documents, other, notes, options.seed)]
                 else:
                     notes.append("autoregressive decoding came to no figure in the time given: raise --minutes")
-    total = sample.look.documents if options.documents is None else Mean(options.documents)
-    notes += notes_of(config, sample, measured)
-    result = assemble(config, options, total, [ours], baseline, startup, notes)
+    total = sample.scan.documents if options.documents is None else estimator.exact(options.documents)
+    result = assemble(config, options, total, [ours], baseline, startup, notes + _notes(config, sample, found))
     result.sample = {
         "documents": len(documents),
         "strata": len(sample.strata),
-        "seconds": round(measured.seconds, 3),
-        "warmup_seconds": round(measured.warmup_seconds, 3),
-        "load_seconds": round(measured.load_seconds, 3),
-        "machine": measured.machine,
-        "complete": measured.complete,
+        "seconds": round(found.seconds, 3),
+        "warmup_seconds": round(found.warmup_seconds, 3),
+        "load_seconds": round(found.load_seconds, 3),
+        "machine": found.worker.machine,
+        "complete": found.complete,
     }
     return result
 
@@ -105,38 +144,140 @@ def check_model(config: RunConfig) -> None:
         check_method(config)
 
 
+def check_sample(found: Profile, documents: Sequence[Document]) -> None:
+    """Raises RunError where the sample gave nothing to go by."""
+    done = [cost for cost in found.costs if cost is not None]
+    failed = [cost for cost in done if cost.error is not None]
+    if not done or found.seconds <= 0:
+        raise RunError(
+            f"not one of {len(documents)} documents was done in the time given: raise --minutes or lower "
+            "engine.max_num_seqs"
+        )
+    if len(failed) == len(done):
+        raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")
+
+
+def speed_of(
+    sample: CorpusSample, documents: Sequence[Document], found: Profile, notes: list[str], seed: int = 0
+) -> MethodSpeed:
+    """The speed over the corpus: strata by their shares, with the scatter of documents, shares and machine.
+
+    The same seed draws the same documents again for every method, as these were measured on the same ones.
+    """
+    cost_of = {id(d): c for d, c in zip(documents, found.costs, strict=True) if c is not None}
+    strata: list[tuple[list[ScannedDocument], list[ScannedDocument], list[DocumentCost]]] = []
+    for stratum in sample.strata:
+        done = [i for i, document in enumerate(stratum.documents) if id(document) in cost_of]
+        if not done:
+            continue
+        if not strata or (len(strata[-1][1]) > 1 and (len(done) > 1 or stratum.population == 1)):
+            strata.append(([], [], []))  # else it joins the one before: one document tells nothing of the scatter
+        strata[-1][0].extend(stratum.members)
+        strata[-1][1].extend(stratum.chosen[i] for i in done)
+        strata[-1][2].extend(cost_of[id(stratum.documents[i])] for i in done)
+    there = sum(len(members) for members, _, _ in strata)
+    whole = sum(stratum.population for stratum in sample.strata)
+    if missing := whole - there:
+        notes.append(f"{found.method}: {missing / whole:.0%} of the corpus is of a kind of which no document was done")
+    costs = [cost for _, _, own in strata for cost in own]
+    failed = [cost for cost in costs if cost.error is not None]
+    if failed:
+        notes.append(f"{found.method}: {len(failed)} of {len(costs)} documents failed, the first: {failed[0].error}")
+    machine = np.random.default_rng([seed, zlib.crc32(found.method.encode())])
+    pace = estimator.ratio([took for _, took in found.samples], [expected for expected, _ in found.samples], machine)
+    return MethodSpeed(
+        found.method,
+        _corpus_mean(sample, strata, "seconds", seed) * (pace / pace[0]),
+        f"measured on {found.worker.machine}, {len(costs)} documents, {found.seconds:.0f} s",
+        instance_gpu(found.worker.gpu, found.worker.gpu_memory_gib) if found.worker.gpu else None,
+        found.worker.machine,
+        {name: _corpus_mean(sample, strata, name, seed) for name in TOKENS},
+    )
+
+
+def _corpus_mean(
+    sample: CorpusSample,
+    strata: Sequence[tuple[list[ScannedDocument], list[ScannedDocument], list[DocumentCost]]],
+    name: str,
+    seed: int,
+) -> Array:
+    """The mean of a document of the corpus, those that cannot be read included (they take nothing)."""
+    scan, rng = sample.scan, np.random.default_rng(seed)
+    populations = np.array([len(members) for members, _, _ in strata], float)
+    mean = estimator.stratified(
+        values=np.array([getattr(cost, name) for _, _, costs in strata for cost in costs]),
+        lengths=np.array([float(one.length) for _, chosen, _ in strata for one in chosen]),
+        strata=np.repeat(np.arange(len(strata)), [len(chosen) for _, chosen, _ in strata]),
+        populations=populations * scan.documents[0] / len(scan.seen),
+        mean_lengths=np.array([np.mean([one.length for one in members]) for members, _, _ in strata]),
+        rng=rng,
+    )
+    mean = mean * (1 - sample.unreadable / len(scan.seen))
+    if scan.whole or mean[0] <= 0:
+        return mean
+    # The shares of the strata are estimates themselves, from units that differ.
+    totals = np.zeros(len(scan.units))
+    for members, _, costs in strata:
+        each = np.mean([getattr(cost, name) for cost in costs])
+        np.add.at(totals, [one.unit for one in members], each)
+    counts = np.bincount([one.unit for one in scan.seen], minlength=len(scan.units))
+    shares = estimator.ratio(totals.tolist(), counts.tolist(), rng, scan.units_planned)
+    return mean * (shares / shares[0])
+
+
+def _notes(config: RunConfig, sample: CorpusSample, found: Profile) -> list[str]:
+    scan, notes = sample.scan, []
+    if config.model.is_fake:
+        notes.append("model: fake. These figures are made up: no model read the documents")
+    if not found.complete:
+        notes.append("the time given ended before the sample was done: what is missing is not in the figures")
+    if len(sample.documents) < _FEW:
+        notes.append(f"the sample is small ({len(sample.documents)} documents): raise --sample for a narrower interval")
+    if not scan.whole:
+        notes.append(f"shares of categories and lengths are from {len(scan.units)} of {scan.units_planned} units")
+    if sample.unreadable:
+        notes.append(f"{sample.unreadable} of {len(scan.seen)} documents cannot be read and become error rows")
+    return notes
+
+
 def _left(ends: float | None) -> float | None:
     return None if ends is None else max(1.0, ends - time.monotonic())
 
 
-def with_method(config: RunConfig, method: str) -> RunConfig:
-    """The configuration with another decoding method. Raises ConfigError where the task has no such method."""
-    if method not in METHODS[config.task.kind]:
-        raise ConfigError(f"decoding.method {method} does not do {config.task.kind}")
+def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """The configuration with some keys (dotted) changed. Raises ConfigError where they do not fit together."""
     tree = config.model_dump()
-    tree["decoding"] |= {"method": method}
-    return RunConfig.model_validate(tree)
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        tree[section][name] = value
+    try:
+        return RunConfig.model_validate(tree)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
-def _fed(config: RunConfig | None, options: Options) -> Estimate:
+# --------------------------------------------------------------------------------------------- from given throughputs
+
+
+def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
     """From throughputs that were given; the corpus is planned unless its size was given."""
     if options.documents is not None:
-        total = Mean(options.documents)
+        total = estimator.exact(options.documents)
     elif config is not None:
-        total = sampling.look(config, options.seed).documents
+        total = sampling.scan(config, options.seed).documents
     else:
         raise ConfigError("--throughput without a configuration: give --documents, too")
-    method = config.decoding.method if config is not None else "given"
 
-    def speeds(given: Sequence[Given], method: str) -> list[Speed]:
-        found = []
-        for one in given:
-            gpu = one.gpu or _gpu_of_instances(options.instances)
-            found.append(Speed(method, Mean(1 / one.per_second), "as given", gpu))
-        return found
+    def speeds(given: Sequence[GivenSpeed], method: str) -> list[MethodSpeed]:
+        return [
+            MethodSpeed(
+                method, estimator.exact(1 / one.per_second), GIVEN, one.gpu or _gpu_of_instances(options.instances)
+            )
+            for one in given
+        ]
 
-    ours, theirs = speeds(options.throughput, method), speeds(options.baseline_throughput, "autoregressive")
-    return assemble(config, options, total, ours, theirs, None, [])
+    ours = speeds(options.throughput, config.decoding.method if config is not None else "given")
+    return assemble(config, options, total, ours, speeds(options.baseline_throughput, "autoregressive"), None, [])
 
 
 def _gpu_of_instances(names: Sequence[str]) -> str:

@@ -1,65 +1,184 @@
-"""Which machines a speed holds for, and what the corpus takes and costs on them.
+"""What the corpus takes and costs on each kind of machine.
 
 A speed holds for the GPU that it was measured on and for no other: an instance type with another GPU gets no figure.
+Quantities are arrays as in `estimator`: seconds of one worker (one GPU, or one worker's cores), USD.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from raypd.billing import prices
 from raypd.config import CostConfig, RunConfig
-from raypd.estimate import estimation
-from raypd.estimate.estimate_options import Options
-from raypd.estimate.estimate_result import Estimate, Row
-from raypd.estimate.estimation import Machines, Mean, Speed, Surroundings
+from raypd.estimate.estimator import Array, figure
+from raypd.run.records import BillEstimate, Estimate, MachineEstimate, SpeedEstimate
+
+if TYPE_CHECKING:
+    from raypd.estimate.options import EstimateOptions
+
+HEAD = "m7i.2xlarge"  # as infra/cluster.yaml has it
+
+
+@dataclass
+class MethodSpeed:
+    """What a document takes on one worker. seconds: of the worker; tokens: of one document, by kind.
+
+    gpu: that it holds for, as instance types have it; None for others and for a CPU. machine: that measured it, None
+    where the speed was given. source: where it is from, in words.
+    """
+
+    method: str
+    seconds: Array
+    source: str
+    gpu: str | None = None
+    machine: str | None = None
+    tokens: dict[str, Array] = field(default_factory=dict)
+
+    def estimate(self, baseline: MethodSpeed | None) -> SpeedEstimate:
+        return SpeedEstimate(
+            method=self.method,
+            gpu=self.gpu,
+            source=self.source,
+            documents_per_second=figure(1 / self.seconds),
+            seconds_per_document=figure(self.seconds),
+            tokens_per_document={name: figure(tokens) for name, tokens in self.tokens.items()},
+            times_autoregressive=figure(baseline.seconds / self.seconds) if baseline is not None else None,
+        )
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """One kind of node. workers: of one node. head_usd_per_hour: of a node beside them on which no worker runs.
+
+    instance_type: None for a machine that is not known to be of one.
+    """
+
+    name: str
+    workers: int
+    usd_per_hour: float
+    price_source: str
+    market: str = "on-demand"
+    head_usd_per_hour: float = 0.0
+    instance_type: str | None = None
+
+    def usd_per_1000(self, seconds: Array) -> Array:
+        """Price of the seconds that 1,000 documents are decoded, as papers count: without start-up, tail and head."""
+        return seconds * (1000 * self.usd_per_hour / self.workers / 3600)
+
+
+def bill(
+    documents: Array, seconds: Array, kind: NodeKind, nodes: int, startup: float, unit_documents: int
+) -> BillEstimate:
+    """What the whole corpus costs on `nodes` nodes, from the first node's start to the last worker's end.
+
+    The tail: workers that end at chance times within one of the last units leave the others idle for half of it on
+    average.
+    """
+    workers = nodes * kind.workers
+    work = documents * seconds
+    share = work / workers  # of each worker, if they all ended together
+    unit = np.minimum(documents, unit_documents) * seconds
+    tail = 0.5 * np.minimum(documents, last_unit(unit_documents)) * seconds * (1 - 1 / workers)
+    busy = np.maximum(share + tail, unit)
+    rate, head = nodes * kind.usd_per_hour / 3600, kind.head_usd_per_hour / 3600
+    parts = {
+        "decoding": share * rate,
+        "startup": startup * rate + 0 * share,
+        "idle": (busy - share) * rate,
+        "head": (startup + busy) * head,
+    }
+    return BillEstimate(
+        nodes=nodes,
+        hours=figure((startup + busy) / 3600),
+        gpu_hours=figure(work / 3600),
+        usd=figure(np.sum(list(parts.values()), axis=0)),
+        parts={name: float(usd[0]) for name, usd in parts.items()},
+    )
+
+
+def last_unit(documents: int) -> float:
+    """Documents of a unit at the end of a plan, where `dataset.planner` cuts units of 64 documents or more in four."""
+    return documents / 4 if documents >= 64 else documents
 
 
 def assemble(
     config: RunConfig | None,
-    options: Options,
-    documents: Mean,
-    ours: Sequence[Speed],
-    baseline: Sequence[Speed],
+    options: EstimateOptions,
+    documents: Array,
+    ours: Sequence[MethodSpeed],
+    baseline: Sequence[MethodSpeed],
     startup_seconds: float | None,
     notes: list[str],
 ) -> Estimate:
-    """The speeds on every machine that they hold for."""
+    """The speeds on every machine that they hold for. startup_seconds: None where it is not known, and left out."""
     cost = config.cost if config is not None else CostConfig()
-    around = Surroundings(startup_seconds, config.cluster.unit_documents if config is not None else 0)
-    rows: list[Row] = []
+    unit_documents = config.cluster.unit_documents if config is not None else 0
+    of_gpu = {speed.gpu: speed for speed in baseline}
+    machines: list[MachineEstimate] = []
     for speed in ours:
-        theirs = next((one for one in baseline if one.gpu == speed.gpu), None)
+        theirs = of_gpu.get(speed.gpu)
         kinds = _with_gpu(speed.gpu, options, cost, notes) if speed.gpu is not None else []
-        nodes = _nodes(options.nodes)
+        nodes = sorted({1 << i for i in range(options.nodes.bit_length())} | {options.nodes})
         if not kinds and speed.machine is not None and config is not None:
             kinds, nodes = [here(config, speed.machine)], [1]
-        for machines in kinds:
-            bills = [estimation.bill(documents, speed, machines, count, around) for count in nodes]
-            gain = estimation.saved(documents, speed, theirs, machines) if theirs is not None else None
-            rows.append(Row(machines, speed, theirs, bills, gain))
-    rows.sort(key=lambda row: (estimation.usd_per_1000(row.ours, row.machines).value, row.machines.workers))
-    notes = notes + _machine_notes(rows, startup_seconds)
-    held = {speed.gpu for speed in ours}
+            if not kinds[0].usd_per_hour:
+                notes.append("this machine has no price: cost.prices.local (USD per hour) gives it one")
+        for kind in kinds:
+            each = kind.usd_per_1000(speed.seconds)
+            other = kind.usd_per_1000(theirs.seconds) if theirs is not None else None
+            machines.append(
+                MachineEstimate(
+                    name=kind.name,
+                    instance_type=kind.instance_type,
+                    gpu=speed.gpu,
+                    workers=kind.workers,
+                    market=kind.market,
+                    usd_per_hour=kind.usd_per_hour,
+                    price_source=kind.price_source,
+                    usd_per_1000=figure(each),
+                    baseline_usd_per_1000=None if other is None else figure(other),
+                    saved_usd=None if other is None else figure(documents / 1000 * (other - each)),
+                    bills=[
+                        bill(documents, speed.seconds, kind, count, startup_seconds or 0.0, unit_documents)
+                        for count in nodes
+                    ],
+                )
+            )
+    machines.sort(key=lambda one: (one.usd_per_1000.value, one.workers))
+    if startup_seconds is None:
+        notes.append("start-up is not in the bill: it was not measured")
+    elif any(one.gpu for one in machines):
+        notes.append(f"start-up is as measured here, {startup_seconds:.0f} s; the time to boot a node comes on top")
+    return Estimate(
+        documents=figure(documents),
+        speeds=[speed.estimate(of_gpu.get(speed.gpu)) for speed in ours],
+        baseline=[speed.estimate(None) for speed in baseline],
+        machines=machines,
+        not_measured=_not_measured({speed.gpu for speed in ours}, options),
+        startup_seconds=startup_seconds,
+        notes=list(dict.fromkeys(notes)),
+    )
+
+
+def _not_measured(measured: set[str | None], options: EstimateOptions) -> dict[str, list[str]]:
+    """GPU -> instance types that get no figure."""
     missing: dict[str, list[str]] = {}
     for name, instance in prices.INSTANCES.items():
-        if instance.gpu and (not options.instances or name in options.instances):
-            kind = gpu_kind(instance.gpu, instance.gpu_memory_gib)
-            if kind not in held and instance.gpu not in held:
-                missing.setdefault(instance.gpu, []).append(name)
-    return Estimate(documents, list(ours), list(baseline), rows, missing, startup_seconds, notes)
+        names = {instance.gpu, gpu_kind(instance.gpu, instance.gpu_memory_gib)}
+        if instance.gpu and not measured & names and (not options.instances or name in options.instances):
+            missing.setdefault(instance.gpu, []).append(name)
+    return missing
 
 
 def has_gpu(instance_type: str, gpu: str) -> bool:
     """Whether a known instance type has the GPU of this name."""
     instance = prices.INSTANCES[instance_type]
     return gpu in (instance.gpu, gpu_kind(instance.gpu, instance.gpu_memory_gib))
-
-
-def _nodes(most: int) -> list[int]:
-    """1, 2, 4, ... and the last."""
-    return sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most})
 
 
 def gpu_kind(gpu: str, memory_gib: float) -> str:
@@ -78,51 +197,35 @@ def instance_gpu(name: str, memory_gib: float) -> str | None:
     return None
 
 
-def here(config: RunConfig, machine: str) -> Machines:
+def families(instance_types: Sequence[str]) -> str:
+    """In few words: g5.*, g6.*"""
+    return ", ".join(f"{family}.*" for family in dict.fromkeys(name.partition(".")[0] for name in instance_types))
+
+
+def here(config: RunConfig, machine: str) -> NodeKind:
     """The machine that was measured, with the workers that the run would have on it; its price by the configuration.
 
     Raises ConfigError where cost.instance_type has no known price.
     """
-    cost = config.cost
+    cost, workers = config.cost, config.cluster.max_workers
     price = prices.price(cost.instance_type, None, None, cost)
-    name = cost.instance_type or f"this machine ({machine})"
-    return Machines(
-        name,
-        config.cluster.max_workers,
-        price.usd_per_hour,
-        price.source,
-        cost.market or "local",
-        instance_type=cost.instance_type,
-    )
+    name, market = cost.instance_type or f"this machine ({machine})", cost.market or "local"
+    return NodeKind(name, workers, price.usd_per_hour, price.source, market, instance_type=cost.instance_type)
 
 
-def _with_gpu(gpu: str, options: Options, cost: CostConfig, notes: list[str]) -> list[Machines]:
-    known = prices.table()
-    found: list[Machines] = []
+def _with_gpu(gpu: str, options: EstimateOptions, cost: CostConfig, notes: list[str]) -> list[NodeKind]:
+    known, market = prices.table(), cost.market or "on-demand"
+    found: list[NodeKind] = []
     head = 0.0
     if options.head != "none" and cost.bill_head:
         head = prices.price(options.head, None, "on-demand", cost, known=known).usd_per_hour
     for name, instance in prices.INSTANCES.items():
-        if not has_gpu(name, gpu):
-            continue
-        if options.instances and name not in options.instances:
+        if not has_gpu(name, gpu) or (options.instances and name not in options.instances):
             continue
         price = prices.price_or_bound(name, None, None, cost, known=known)
         if price is None:
-            notes.append(f"{name}: no {cost.market or 'on-demand'} price is known in {cost.region or 'us-east-1'}")
+            notes.append(f"{name}: no {market} price is known in {cost.region or 'us-east-1'}")
             continue
         source = f"{price.source}, {price.date}" if price.date else price.source
-        market = cost.market or "on-demand"
-        found.append(Machines(name, instance.gpus, price.usd_per_hour, source, market, head, name))
+        found.append(NodeKind(name, instance.gpus, price.usd_per_hour, source, market, head, name))
     return found
-
-
-def _machine_notes(rows: Sequence[Row], startup_seconds: float | None) -> list[str]:
-    notes = []
-    if any(row.ours.machine and not row.machines.usd_per_hour for row in rows):
-        notes.append("this machine has no price: cost.prices.local (USD per hour) gives it one")
-    if startup_seconds is None:
-        notes.append("start-up is not in the bill: it was not measured")
-    elif any(row.ours.gpu for row in rows):
-        notes.append(f"start-up is as measured here, {startup_seconds:.0f} s; the time to boot a node comes on top")
-    return notes

@@ -1,4 +1,4 @@
-"""The search of `raypd tune`: one setting at a time, each from the best so far. No Ray, no clock: it asks `measure`.
+"""The search of `raypd tune`: one setting at a time, each from the best so far. It knows no worker and no time.
 
     1. The reference: the answers of autoregressive decoding; where too many of them are broken for the floor to be
        judged, those of guided decoding. Then the configuration as it is.
@@ -68,8 +68,8 @@ Measure = Callable[[Changes, float | None], Trial]
 class Search:
     """floor: what a setting's agreement must reach. types: (dtype, quantization) of weights to try.
 
-    wanted: the reference that was asked for. reference: the setting that is it, None before it was measured.
-    tell: hears of each measurement.
+    wanted: the reference that was asked for. show: is called with each trial, and whether it is the reference.
+    reference: None before it was measured.
     """
 
     config: RunConfig
@@ -77,7 +77,7 @@ class Search:
     floor: Floor
     types: Sequence[tuple[str, str]] = ()
     wanted: Reference = "auto"
-    tell: Callable[[Trial], None] = lambda trial: None
+    show: Callable[[Trial, bool], None] = lambda trial, reference: None
     reference: Trial | None = None
     trials: list[Trial] = field(default_factory=list)
     ended: str = "all settings were tried"
@@ -113,6 +113,10 @@ class Search:
             return _engine_only(trial.changes)
         return trial is self.reference or self.floor.reached(trial.agreement)
 
+    def unsure(self, trial: Trial) -> bool:
+        """Whether the agreement may reach the floor, and the sample is too small to tell."""
+        return self.floor.by == "low" and trial.agreement.interval()[1] >= self.floor.share
+
     def _rank(self, trial: Trial) -> tuple[int, float]:
         return (1, trial.speed) if self.agrees(trial) else (0, trial.agreement.share if trial.agreement.of else 0.0)
 
@@ -123,8 +127,9 @@ class Search:
         if not self.judged:
             self._try({})
         else:
-            own = REGISTRY[self.config.decoding.method].parallel
-            for base in [{}] if own else [{}, *self._other_methods()]:
+            parallel = [method for method in METHODS[self.config.task.kind] if REGISTRY[method].parallel]
+            others = [] if self.config.decoding.method in parallel else parallel
+            for base in ({}, *({"decoding.method": method} for method in others)):
                 self._method(base)
         for key, most in (("engine.max_num_seqs", _MOST_BATCH), ("engine.max_num_batched_tokens", _MOST_BUDGET)):
             if self._method_of(self._best_changes()) != "speculative":
@@ -161,11 +166,6 @@ class Search:
 
     def _method_of(self, changes: Changes) -> str:
         return str(changes.get("decoding.method", self.config.decoding.method))
-
-    def _other_methods(self) -> list[Changes]:
-        """Methods that need nothing that is not in the configuration."""
-        own = [m for m in METHODS[self.config.task.kind] if REGISTRY[m].parallel]
-        return [{"decoding.method": method} for method in own]
 
     def _method(self, base: Changes) -> None:
         """The settings that only one method has, from `base`."""
@@ -231,7 +231,7 @@ class Search:
         if reference and trial.error is None:
             self.reference = trial
         self._compare(trial)
-        self.tell(trial)
+        self.show(trial, trial is self.reference)
         self.trials.append(trial)
         return trial
 
@@ -241,7 +241,7 @@ class Search:
             for trial in ranked[:2]:
                 again = self.measure(trial.changes, None)
                 self._compare(again)
-                self.tell(again)
+                self.show(again, False)
                 if again.usable:
                     trial.speeds += again.speeds
 

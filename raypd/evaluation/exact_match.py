@@ -4,10 +4,9 @@
 
 The reference is `autoregressive` at batch 1. Beside IPPD stands the noise floor: `autoregressive` at batch N against
 the same reference, which differs by rounding alone; and with --unshared another, every prompt computed from its first
-token where the reference takes instruction and context from the cache. For each answer that differs, the first token
-that does and the gap between the two highest logits of the reference there: rounding can only turn a token over where
-the gap is small.
-A line of --out is one question; with the same file a stopped run goes on behind the contexts that it holds.
+token where the reference takes instruction and context from the cache. Of each answer that differs are printed the
+first token that does and the gap between the two highest logits of the reference there: rounding can only turn a token
+over where the gap is small. With the same --out a stopped run goes on behind the contexts that the file holds.
 
 On a processor without bfloat16 products, these are some nine times slower than in float32. There the linear layers
 take float32 copies of their weights: bfloat16 in and out, summed in float32, which is what a GPU's tensor cores do.
@@ -19,7 +18,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,12 +26,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from pydantic import TypeAdapter
 
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
-from raypd.decoding.methods.intra_prompt import Answer
-from raypd.decoding.program import Program
+from raypd.decoding.program import Feed, Predictions, Program
 from raypd.models.load import LoadedModel, load_model, resolve_dtype
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request, Task
@@ -64,6 +63,16 @@ class Reference:
     gaps: list[float]
 
 
+def choices(feed: Feed, predictions: Predictions) -> list[torch.Tensor]:
+    """Of each token that a feed samples the logits [allowed ids] in float64. The feed must want logits."""
+    assert predictions.logits is not None
+    limits = feed.allowed_token_ids if feed.allowed_token_ids is not None else [None] * len(feed.sample_at)
+    return [
+        (logits if ids is None else logits[torch.from_numpy(ids).to(logits.device)]).double()
+        for logits, ids in zip(predictions.logits, limits, strict=True)
+    ]
+
+
 def with_gaps(program: Program[Continuation]) -> Program[Reference]:
     """Runs a program and keeps, for each token it is given, the gap to the runner-up among the allowed ones."""
     gaps: list[float] = []
@@ -72,11 +81,8 @@ def with_gaps(program: Program[Continuation]) -> Program[Reference]:
         while True:
             feed.want_logits = True
             predictions = yield feed
-            assert predictions.logits is not None
-            for n, logits in enumerate(predictions.logits):
-                allow = feed.allowed_token_ids[n] if feed.allowed_token_ids is not None else None
-                kept = logits.double() if allow is None else logits.double()[torch.from_numpy(allow).to(logits.device)]
-                best = kept.topk(min(2, len(kept))).values
+            for logits in choices(feed, predictions):
+                best = logits.topk(min(2, len(logits))).values
                 gaps.append(float(best[0] - best[-1]) if len(best) > 1 else float("inf"))
             feed = program.send(predictions)
     except StopIteration as end:
@@ -103,13 +109,11 @@ def difference(reference: Reference, tokens: Sequence[int]) -> Difference | None
     return Difference(at, reference.gaps[at] if at < len(reference.gaps) else float("nan"))
 
 
-class Comparison:
-    """A model and the two forms of the task."""
+class ExactMatch:
+    """A model and the two forms of the task: `ippd`, and `alone`, which has a prompt of its own for each question."""
 
-    def __init__(
-        self, loaded: LoadedModel, batch: int, contexts_per_prompt: int, max_answer_tokens: int, unshared: bool = False
-    ) -> None:
-        self.loaded, self.batch, self.unshared = loaded, batch, unshared
+    def __init__(self, loaded: LoadedModel, contexts_per_prompt: int = 1, max_answer_tokens: int = 32) -> None:
+        self.loaded = loaded
         self.ippd = self._task("intra_prompt", contexts_per_prompt, max_answer_tokens)
         self.alone = self._task("autoregressive", 1, max_answer_tokens)
 
@@ -122,35 +126,34 @@ class Comparison:
         }
         return build_task(RunConfig.model_validate(config), self.loaded.tokenizer, self.loaded.context_length)
 
-    def compare(self, documents: Sequence[Document]) -> list[Outcome]:
-        """The outcomes of all questions of some contexts."""
-        stacked = _works(self.ippd, documents)
-        answers: list[list[Answer]] = self._run([work.program for work in stacked], self.batch)
-        items = [item for work, found in zip(stacked, answers, strict=True) for item in work.finish(found)]
+    def run(self, programs: Iterable[Program[Any]], batch: int) -> list[Any]:
+        """What programs return."""
+        return Engine(self.loaded.model, max_num_seqs=batch).run(list(programs))
+
+    def compare(self, documents: Sequence[Document], batch: int, unshared_too: bool = False) -> list[Outcome]:
+        """The outcomes of all questions of some contexts; `unshared_too`: of every prompt from its first token, too."""
+        stacked = requests_of(self.ippd, documents)
+        answers: list[list[Continuation]] = self.run((request.program for request in stacked), batch)
+        items = [item for request, found in zip(stacked, answers, strict=True) for item in request.finish(found)]
         records = [item for item in items if isinstance(item, Record) and item.error is None]
-        forms = {"IPPD": [answer.tokens for found in answers for answer in found]}
-        forms[f"batch {self.batch}"] = self._tokens(self._programs(documents), self.batch)
-        if self.unshared:
-            forms["unshared"] = self._tokens([unshared(program) for program in self._programs(documents)], 1)
-        references: list[Reference] = self._run([with_gaps(program) for program in self._programs(documents)], 1)
+
+        def alone() -> Iterator[Program[Continuation]]:
+            return (request.program for request in requests_of(self.alone, documents))
+
+        forms = {"IPPD": [answer for found in answers for answer in found], f"batch {batch}": self.run(alone(), batch)}
+        if unshared_too:
+            forms["unshared"] = self.run(map(unshared, alone()), 1)
+        references: list[Reference] = self.run(map(with_gaps, alone()), 1)
         ids = {document.row: document.id for document in documents}
         outcomes = []
-        for record, of, *tokens in zip(records, references, *forms.values(), strict=True):
-            differences = {form: difference(of, found) for form, found in zip(forms, tokens, strict=True)}
+        for record, of, *found in zip(records, references, *forms.values(), strict=True):
+            differences = {form: difference(of, answer.tokens) for form, answer in zip(forms, found, strict=True)}
             outcomes.append(Outcome(ids[record.row], record.columns["question_id"], len(of.tokens), differences))
         return outcomes
 
-    def _programs(self, documents: Sequence[Document]) -> list[Program[Continuation]]:
-        return [work.program for work in _works(self.alone, documents)]
 
-    def _tokens(self, programs: list[Program[Continuation]], batch: int) -> list[list[int]]:
-        return [answer.tokens for answer in self._run(programs, batch)]
-
-    def _run(self, programs: list[Program[Any]], batch: int) -> list[Any]:
-        return Engine(self.loaded.model, max_num_seqs=batch).run(programs)
-
-
-def _works(task: Task, documents: Sequence[Document]) -> list[Request]:
+def requests_of(task: Task, documents: Sequence[Document]) -> list[Request]:
+    """The requests of documents, without those that are errors already."""
     return [item for item in task.plan(documents) if isinstance(item, Request)]
 
 
@@ -196,13 +199,8 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 def read_outcomes(path: Path) -> list[Outcome]:
     """What a result file holds; nothing where there is none."""
-    outcomes = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        row = json.loads(line)
-        found = row.pop("differences")
-        row["differences"] = {form: Difference(**given) if given else None for form, given in found.items()}
-        outcomes.append(Outcome(**row))
-    return outcomes
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [TypeAdapter(Outcome).validate_json(line) for line in lines]
 
 
 def read_documents(path: Path, contexts: int) -> Iterator[Document]:
@@ -213,12 +211,18 @@ def read_documents(path: Path, contexts: int) -> Iterator[Document]:
             yield Document(row, str(fields.get("id", row)), fields)
 
 
+Data = Annotated[Path, typer.Argument(help="JSONL with context and questions")]
+Contexts = Annotated[int, typer.Option(help="How many of its first contexts")]
+Model = Annotated[str, typer.Option(help="Hub id or folder")]
+Batch = Annotated[int, typer.Option(help="N: prompts in decoding at the same time")]
+
+
 def main(
-    data: Annotated[Path, typer.Argument(help="JSONL with context and questions")],
-    contexts: Annotated[int, typer.Option(help="How many of its first contexts")] = 200,
+    data: Data,
+    contexts: Contexts = 200,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float64")] = "bfloat16",
-    model: Annotated[str, typer.Option(help="Hub id or folder")] = "smollm2-135m-instruct",
-    batch: Annotated[int, typer.Option(help="N: prompts in decoding at the same time")] = 16,
+    model: Model = "smollm2-135m-instruct",
+    batch: Batch = 16,
     contexts_per_prompt: int = 1,
     max_answer_tokens: int = 32,
     unshared: Annotated[bool, typer.Option(help="Also every prompt from its first token, at batch 1")] = False,
@@ -232,10 +236,10 @@ def main(
     loaded = load_model(ModelConfig.model_validate({"name": model, "dtype": dtype}))
     if loaded.dtype == torch.bfloat16 and resolve_dtype("auto", loaded.device) != torch.bfloat16:
         sum_in_float32(loaded.model)
-    comparison = Comparison(loaded, batch, contexts_per_prompt, max_answer_tokens, unshared)
+    exact_match = ExactMatch(loaded, contexts_per_prompt, max_answer_tokens)
     for start in range(0, len(left), group):
         began = time.monotonic()
-        outcomes += comparison.compare(left[start : start + group])
+        outcomes += exact_match.compare(left[start : start + group], batch, unshared)
         if out is not None:
             write_outcomes(out, outcomes)
         equal = sum(outcome.differences["IPPD"] is None for outcome in outcomes)

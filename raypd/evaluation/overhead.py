@@ -4,7 +4,7 @@
 
 Every method runs on the embedded model with prompts of `--prompt` tokens of real text. Building masks counts as the
 engine's time though attention asks for them inside the forward pass, and so does picking tokens; Medusa's heads count
-as a part of the model. One program of each method runs before the clock, so that what is made once a run (the tables
+as a part of the model. One program of each method runs before the timing, so that what is made once a run (the tables
 of a grammar) is there. Control tokens are played by common tokens, so that APAR forks at every full stop; the heads of
 Medusa and the mask of SPACE are untrained.
 """
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import torch
 import typer
@@ -23,7 +24,7 @@ import typer
 from raypd.config import ModelConfig
 from raypd.decoding.attention.step import Step
 from raypd.decoding.engine import Engine
-from raypd.decoding.grammar import Grammar, Text, Vocabulary
+from raypd.decoding.grammar import Grammar, JsonString, Vocabulary
 from raypd.decoding.methods.apar import apar
 from raypd.decoding.methods.apar_medusa import apar_medusa
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
@@ -45,7 +46,7 @@ _TEXT = (
 
 
 @dataclass
-class Clock:
+class PassTimes:
     """Seconds in steps, in the forward pass of the model and of Medusa's heads, and in building masks within it."""
 
     total: float = 0.0
@@ -59,11 +60,9 @@ class Clock:
 
 
 @contextmanager
-def watched(engine: Engine) -> Iterator[Clock]:
+def watched(engine: Engine) -> Iterator[PassTimes]:
     """Times an engine's passes and masks."""
-    clock = Clock()
-    forward, heads = engine.model.forward, MedusaHeads.forward
-    own, prefix = Step.own_mask, Step.prefix_mask
+    times = PassTimes()
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
@@ -71,20 +70,16 @@ def watched(engine: Engine) -> Iterator[Clock]:
             try:
                 return function(*args, **named)
             finally:
-                setattr(clock, name, getattr(clock, name) + time.perf_counter() - begun)
+                setattr(times, name, getattr(times, name) + time.perf_counter() - begun)
 
         return call
 
-    engine.model.forward = timed("forward", forward)
-    MedusaHeads.forward = timed("forward", heads)  # type: ignore[method-assign]
-    Step.own_mask = timed("masks", own)  # type: ignore[method-assign]
-    Step.prefix_mask = timed("masks", prefix)  # type: ignore[method-assign]
-    try:
-        yield clock
-    finally:
-        engine.model.forward = forward
-        MedusaHeads.forward = heads  # type: ignore[method-assign]
-        Step.own_mask, Step.prefix_mask = own, prefix  # type: ignore[method-assign]
+    calls: list[tuple[str, Any, str]] = [("forward", engine.model, "forward"), ("forward", MedusaHeads, "forward")]
+    calls += [("masks", Step, "own_mask"), ("masks", Step, "prefix_mask")]
+    with ExitStack() as stack:
+        for name, owner, method in calls:
+            stack.enter_context(patch.object(owner, method, timed(name, getattr(owner, method))))
+        yield times
 
 
 def main(
@@ -105,7 +100,7 @@ def main(
     text = (encode(_TEXT) * (1 + prompt // len(encode(_TEXT))))[:prompt]
     ends = frozenset([tokenizer.eos_token_id])
     never = lambda tokens: False  # noqa: E731
-    grammar = Grammar(Text(), Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)]))
+    grammar = Grammar(JsonString(), Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)]))
     stop, other = encode(".")[0], encode("It")[0]
     heads, markup = MedusaHeads.for_model(model), markup_bytes(tokenizer)
     outline = encode("1. Leather and sole\n2. Colors\n3. What buyers say")
@@ -144,11 +139,11 @@ def main(
     for name in method or methods:
         make = methods[name]
         engine.run([make()])
-        with watched(engine) as clock:
+        with watched(engine) as times:
             begun = time.perf_counter()
             engine.run([make() for _ in range(batch)])
-            clock.total = time.perf_counter() - begun
-        print(f"{name:20} {clock.total:8.2f} {clock.share:20.1%}", flush=True)
+            times.total = time.perf_counter() - begun
+        print(f"{name:20} {times.total:8.2f} {times.share:20.1%}", flush=True)
 
 
 if __name__ == "__main__":

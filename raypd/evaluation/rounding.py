@@ -15,18 +15,17 @@ in the same order, and stand nearer to each other than either to the truth.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
 from raypd.config import ModelConfig
-from raypd.decoding.engine import Engine
 from raypd.decoding.program import Program
-from raypd.evaluation.exact_match import Comparison, read_documents
+from raypd.evaluation import exact_match
+from raypd.evaluation.exact_match import ExactMatch, choices
 from raypd.models.load import LoadedModel, load_model
-from raypd.tasks.base import Document, Request
+from raypd.tasks.base import Document, Task
 
 Logits = list[torch.Tensor]  # of each question [choices], in float64: the tokens that its answer may begin with
 
@@ -38,28 +37,26 @@ def first_logits(program: Program[Any], shared: bool = True) -> Program[Logits]:
     if not shared:
         feed.shared = 0
     predictions = yield feed
-    assert predictions.logits is not None
-    limits = feed.allowed_token_ids if feed.allowed_token_ids is not None else [None] * len(feed.sample_at)
-    return [
-        (logits if allow is None else logits[torch.from_numpy(allow).to(logits.device)]).double().cpu()
-        for logits, allow in zip(predictions.logits, limits, strict=True)
-    ]
+    return [logits.cpu() for logits in choices(feed, predictions)]
 
 
 def layouts(loaded: LoadedModel, batch: int) -> dict[str, Callable[[Sequence[Document]], Logits]]:
     """Each layout as a function of documents."""
-    tasks = Comparison(loaded, batch, 1, 32)
+    tasks = ExactMatch(loaded)
 
-    def run(task: Any, documents: Sequence[Document], batch: int, shared: bool) -> Logits:
-        works = [item for item in task.plan(documents) if isinstance(item, Request)]
-        answers = Engine(loaded.model, max_num_seqs=batch).run([first_logits(work.program, shared) for work in works])
-        return [logits for found in answers for logits in found]
+    def layout(task: Task, batch: int, shared: bool = True) -> Callable[[Sequence[Document]], Logits]:
+        def run(documents: Sequence[Document]) -> Logits:
+            requests = exact_match.requests_of(task, documents)
+            answers = tasks.run((first_logits(request.program, shared) for request in requests), batch)
+            return [logits for found in answers for logits in found]
+
+        return run
 
     return {
-        "batch 1": lambda documents: run(tasks.alone, documents, 1, True),
-        f"batch {batch}": lambda documents: run(tasks.alone, documents, batch, True),
-        "unshared": lambda documents: run(tasks.alone, documents, 1, False),
-        "IPPD": lambda documents: run(tasks.ippd, documents, batch, True),
+        "batch 1": layout(tasks.alone, 1),
+        f"batch {batch}": layout(tasks.alone, batch),
+        "unshared": layout(tasks.alone, 1, shared=False),
+        "IPPD": layout(tasks.ippd, batch),
     }
 
 
@@ -83,14 +80,14 @@ def table(truth: Logits, found: dict[str, Logits]) -> str:
 
 
 def main(
-    data: Annotated[Path, typer.Argument(help="JSONL with context and questions")],
-    contexts: Annotated[int, typer.Option(help="How many of its first contexts")] = 24,
+    data: exact_match.Data,
+    contexts: exact_match.Contexts = 24,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32")] = "bfloat16",
-    model: Annotated[str, typer.Option(help="Hub id or folder")] = "smollm2-135m-instruct",
-    batch: Annotated[int, typer.Option(help="N: prompts in decoding at the same time")] = 16,
+    model: exact_match.Model = "smollm2-135m-instruct",
+    batch: exact_match.Batch = 16,
 ) -> None:
     """Print each layout's rounding error against float64, and how far the layouts are apart."""
-    documents = list(read_documents(data, contexts))
+    documents = list(exact_match.read_documents(data, contexts))
     loaded = load_model(ModelConfig.model_validate({"name": model, "dtype": dtype}))
     found = {name: layout(documents) for name, layout in layouts(loaded, batch).items()}
     loaded.model.double()  # the rounded weights, in arithmetic that does not round

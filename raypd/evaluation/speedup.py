@@ -55,7 +55,7 @@ def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> An
     object of it cannot be read.
     """
     path = storage.absolute(path)
-    config = load_record(path, overrides)["config"]
+    config = load_record(path, overrides).config
     if (kind := config["task"]["kind"]) != "generation":
         raise ConfigError(f"{path}: its task.kind is {kind}; give a run of `raypd generate`")
     answers = Answers(path, config["decoding"]["method"], config["model"]["name"])
@@ -66,10 +66,10 @@ def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> An
     failed = set()
     for unit, at in sorted(writer.objects(path)):
         for row in writer.read_table(path, unit, _COLUMNS, at)[1].to_pylist():
+            key = (row["id"], row["sample"], row["turn"])
             if row["status"] != "ok":
                 failed.add((row["source"], row["row"]))
                 continue
-            key = (row["id"], row["sample"], row["turn"])
             if key in answers.length:
                 raise ConfigError(
                     f"{path}: {_named(key)} stands there twice; answers are joined by id: make ids unique"
@@ -114,12 +114,13 @@ def table(run: Answers, baseline: Answers) -> str:
         f"theoretical speedup: {geometric_mean(found):.3f} geometric mean, {fmean(found):.3f} arithmetic mean",
         f"answers: {len(found):,} in both",
     ]
-    for here, there, side in ((run, baseline, "the run"), (baseline, run, "the baseline")):
+    sides = ((run, baseline, "the run"), (baseline, run, "the baseline"))
+    for here, there, side in sides:
         alone = sorted(here.length.keys() - there.length.keys())
         if alone:
             more = f" and {len(alone) - _SHOWN:,} more" if len(alone) > _SHOWN else ""
             lines.append(f"  {len(alone):,} in {side} alone, left out: {', '.join(map(_named, alone[:_SHOWN]))}{more}")
-    for here, there, side in ((run, baseline, "the run"), (baseline, run, "the baseline")):
+    for here, there, side in sides:
         if cut := len(here.cut & there.length.keys()):
             lines.append(f"  {cut:,} of those in both were cut in {side} (finish_reason length)")
         if here.failed:

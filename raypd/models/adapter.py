@@ -28,7 +28,11 @@ class Adapter:
 
 
 def find_adapter(config: ModelConfig) -> Adapter | None:
-    """The files of `model.adapter` (fetched if it is a Hub id), or None without one."""
+    """The files of `model.adapter`, fetched if it is a Hub id; None without one.
+
+    Raises:
+        ModelError: peft is missing, or there is no adapter.
+    """
     name = config.adapter
     if name is None:
         return None
@@ -66,10 +70,13 @@ def _from_hub(name: str) -> Adapter:
 
 
 def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> None:
-    """Raises ModelError if the adapter is not a LoRA of this base model. Loads no weights of the base.
+    """Checks an adapter against its base model, of which no weights are loaded.
 
     Its base model's name must not contradict ours, and its tensors must be exactly those that its settings make on
     this model: the same layers, ranks and widths.
+
+    Raises:
+        ModelError: the adapter is not a LoRA of this base model.
     """
     try:
         settings = json.loads(adapter.settings.read_text(encoding="utf-8"))
@@ -90,11 +97,7 @@ def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> N
 
 
 def _contradicts(named: str, ours: str) -> bool:
-    """Whether two names cannot mean the same weights.
-
-    Folders say little: an adapter trained from one, or used with one, is held to its tensors alone unless the last
-    parts differ although both are Hub ids. A copy under another owner (same last part) is let through.
-    """
+    """Whether two names are Hub ids of different weights; a copy under another owner is not, and folders say little."""
     if looks_local(named) or looks_local(ours) or not (HUB_ID.fullmatch(named) and HUB_ID.fullmatch(ours)):
         return False
     return named.rsplit("/", 1)[-1].lower() != ours.rsplit("/", 1)[-1].lower()

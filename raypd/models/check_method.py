@@ -17,9 +17,9 @@ def check_method(config: RunConfig) -> None:
     """Raises ModelError where the model lacks control tokens, or heads or a draft model are missing or do not fit."""
     decoding, model = config.decoding, config.model
     spec = REGISTRY[decoding.method]
-    if spec.own_tokens and not (decoding.method == "space" and not decoding.mask_tokens):
+    if required := spec.required_tokens(decoding):
         tokenizer = load_tokenizer(model)
-        for name in spec.control_tokens:
+        for name in required:
             control_token(tokenizer, name, model.name)
     if spec.heads:
         sizes = read_sizes(str(decoding.heads))

@@ -1,12 +1,7 @@
 """Control tokens that a decoding method asks of its model: added to a tokenizer and a model, and found again.
 
-    add_control_tokens(model, tokenizer, "apar")
-    model.save_pretrained(folder), tokenizer.save_pretrained(folder)
-    control_token(tokenizer, FORK)       # the id, or a ModelError that names the command that adds it
-
-`raypd model add-tokens` does this for a user. A model has to be trained to write them. Text of a prompt that spells a
-control token becomes that token, unless the tokenizer is told otherwise (`split_special_tokens=True`, for the special
-ones).
+A model has to be trained to write them. Text of a prompt that spells a control token becomes that token, unless the
+tokenizer splits special tokens (`split_special_tokens=True`, for the special ones).
 """
 
 from __future__ import annotations
@@ -21,16 +16,18 @@ from raypd.decoding.methods.registry import MASK, REGISTRY
 from raypd.errors import ModelError
 from raypd.models.vocabulary import token_bytes
 
-CONTROL_TOKENS: dict[str, tuple[str, ...]] = {
-    name: REGISTRY[name].control_tokens for name in ("apar", "space", "pasta")
-}
-_IN_TEXT = CONTROL_TOKENS["pasta"]  # a part of the text that the interpreter reads, so not special to the tokenizer
+CONTROL_TOKENS = {method: spec.control_tokens for method, spec in REGISTRY.items() if spec.control_tokens}
+_MARKUP = {token for spec in REGISTRY.values() if spec.markup for token in spec.control_tokens}
 
 
 def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | None = None) -> int:
-    """The id of a control token. `model`: the model's name for the message; None: where the tokenizer came from.
+    """The id of a control token.
 
-    Raises ModelError that names the token, the model and the command that adds it where the tokenizer lacks it.
+    Args:
+        model: its name for the message; None: where the tokenizer came from.
+
+    Raises:
+        ModelError: the tokenizer lacks it; names the token, the model and the command that adds it.
     """
     id = tokenizer.get_vocab().get(name)
     if id is not None:
@@ -47,24 +44,32 @@ def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | No
 def add_control_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, method: str, seed: int = 0
 ) -> list[int]:
-    """Adds the control tokens of a method, in place, where they are missing; returns the ids of all of them.
+    """Adds the control tokens of a method, in place, where they are missing.
 
     The embeddings grow where they have no row left. A new row is the mean of the rows there were; the input row of
     SPACE's mask token is drawn from a normal distribution instead (its sec. 4.1), with the model's initializer_range.
     A token that the tokenizer has keeps its row.
 
-    Raises ModelError for a method without control tokens, and for quantized weights.
+    Args:
+        seed: of the drawn row.
+
+    Returns:
+        The ids of all of them.
+
+    Raises:
+        ModelError: the method has no control tokens, or the weights are quantized.
     """
     if method not in CONTROL_TOKENS:
         raise ModelError(f"method {method!r} has no control tokens; those of {', '.join(CONTROL_TOKENS)} can be added")
     if getattr(model, "is_quantized", False):
         raise ModelError(f"control tokens of {method} cannot be added to quantized weights: add them, then quantize")
     names, old = CONTROL_TOKENS[method], tokenizer.get_vocab()
-    tokenizer.add_tokens([AddedToken(name, normalized=False, special=name not in _IN_TEXT) for name in names])
+    tokenizer.add_tokens([AddedToken(name, normalized=False, special=name not in _MARKUP) for name in names])
     ids = [tokenizer.get_vocab()[name] for name in names]
     new = [id for name, id in zip(names, ids, strict=True) if name not in old]
     if new:
-        _grow(model, max(new) + 1)
+        if max(new) >= model.get_input_embeddings().weight.shape[0]:  # many models have more rows than ids
+            model.resize_token_embeddings(max(new) + 1, mean_resizing=False)
         known = sorted(id for id in old.values() if id not in new)
         draw = torch.Generator().manual_seed(seed)
         for name, id in zip(names, ids, strict=True):
@@ -76,16 +81,10 @@ def add_control_tokens(
 def markup_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
     """For every id the bytes it adds to a text that PASTA's interpreter reads: tags count even as special tokens."""
     found, vocabulary = list(token_bytes(tokenizer)), tokenizer.get_vocab()
-    for name in (*_IN_TEXT, "/>"):
+    for name in (*_MARKUP, "/>"):
         if name in vocabulary:
             found[vocabulary[name]] = name.encode()
     return found
-
-
-def _grow(model: PreTrainedModel, size: int) -> None:
-    """Many models have more rows than their tokenizer has ids; they never shrink here."""
-    if size > model.get_input_embeddings().weight.shape[0]:
-        model.resize_token_embeddings(size, mean_resizing=False)
 
 
 @torch.no_grad()

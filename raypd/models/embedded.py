@@ -12,6 +12,7 @@ and a lock beside it keeps two processes from converting at once.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import io
@@ -39,23 +40,15 @@ CONTEXT_LENGTH = 8192
 
 logger = logging.getLogger(__name__)
 
-# What was hashed and found right in this process: path -> (size, modification time). Hashing 270 MB takes a
-# fraction of a second; a process that asks again pays only for a look at sizes and times.
-_hashed: dict[Path, tuple[int, int]] = {}
-_gguf_sha256: dict[tuple[Path, int, int], str] = {}
-
 
 def embedded_model() -> Path:
     """The folder with the converted model; converts it if it is not there or not what its manifest says.
 
-    Raises ModelError where the package is not installed or the cache cannot be written.
+    Raises:
+        ModelError: the package is not installed, or the cache cannot be written.
     """
     source = find_gguf()
-    stat = source.stat()
-    key = (source, stat.st_size, stat.st_mtime_ns)
-    if key not in _gguf_sha256:
-        _gguf_sha256[key] = _sha256(source)
-    digest = _gguf_sha256[key]
+    digest = _sha256(source)
     cache = cache_folder()
     folder = cache / f"{NAME}-{digest[:12]}-v{FORMAT}"
     if _is_whole(folder):  # without the lock: a cache that was filled beforehand may be read-only
@@ -83,7 +76,11 @@ def cache_folder() -> Path:
 
 
 def find_gguf() -> Path:
-    """The GGUF file inside the installed package, which is not imported: its own imports need llama-cpp-python."""
+    """The GGUF file inside the installed package, which is not imported: its own imports need llama-cpp-python.
+
+    Raises:
+        ModelError: the package is not installed.
+    """
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     for place in (spec.submodule_search_locations or []) if spec else []:
         file = Path(place) / GGUF
@@ -99,19 +96,12 @@ def _is_whole(folder: Path) -> bool:
     """Whether every file is there with the size and the hash that the manifest gives it."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        for name, expected in manifest["files"].items():
-            file = folder / name
-            stat = file.stat()
-            if stat.st_size != expected["size"]:
-                return False
-            seen = (stat.st_size, stat.st_mtime_ns)
-            if _hashed.get(file) != seen:
-                if _sha256(file) != expected["sha256"]:
-                    return False
-                _hashed[file] = seen
+        return all(
+            (folder / name).stat().st_size == expected["size"] and _sha256(folder / name) == expected["sha256"]
+            for name, expected in manifest["files"].items()
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-    return True
 
 
 def _replace(folder: Path, source: Path, digest: str) -> None:
@@ -191,5 +181,12 @@ def quiet() -> Iterator[None]:
 
 
 def _sha256(file: Path) -> str:
+    """Read once in a process, unless size or time change: hashing 270 MB takes a fraction of a second."""
+    stat = file.stat()
+    return _hashed(file, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.cache
+def _hashed(file: Path, size: int, modified: int) -> str:
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

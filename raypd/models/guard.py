@@ -34,9 +34,10 @@ INT8_TOLERANCE = 0.25
 
 
 def check_decodable(model: PreTrainedModel, name: str | None = None) -> None:
-    """Raises ModelError with the model's name and the reason if the engine could not decode it exactly.
+    """Leaves the model as it was, its attention implementation included. Costs three passes over 8 to 16 tokens.
 
-    Leaves the model as it was, its attention implementation included. Costs three passes over 8 to 16 tokens.
+    Raises:
+        ModelError: the engine could not decode it exactly; with the model's name and the reason.
     """
     name = name or model.config._name_or_path or type(model).__name__
     check_architecture(model.config, type(model), name)
@@ -82,9 +83,6 @@ def reason_in_rope(config: PretrainedConfig) -> str | None:
                 "config.json, set `rope_type` to a fixed one (default, linear or yarn)"
             )
     return None
-
-
-# ----------------------------------------------------------------------------------------------------------- self-test
 
 
 @dataclass

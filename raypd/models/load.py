@@ -31,8 +31,9 @@ QUANTIZED_LAYER = {"nf4": "Linear4bit", "int8": "Linear8bitLt"}
 class LoadedModel:
     """A model that can be decoded: in eval mode, without gradients, on its device.
 
-    dtype: of its activations (under quantization the weights are held in fewer bits).
-    context_length: most tokens of one row, by the model's configuration.
+    Args:
+        dtype: of its activations (under quantization the weights are held in fewer bits).
+        context_length: most tokens of one sequence, by the model's configuration.
     """
 
     model: PreTrainedModel
@@ -44,10 +45,14 @@ class LoadedModel:
 
 
 def check_model_config(config: ModelConfig, machine: bool = True) -> None:
-    """Raises ModelError for what can be known before any weights are loaded.
+    """Checks all that can be known before any weights are loaded; reads config.json (of the Hub, too) and the adapter.
 
-    Reads config.json (from the Hub if need be) and the adapter. `machine=False` leaves out what depends on the machine
-    that will load the model (GPUs, bitsandbytes), for a driver that is not a worker.
+    Args:
+        machine: False leaves out what depends on the machine that will load the model (GPUs, bitsandbytes), for a
+            driver that is not a worker.
+
+    Raises:
+        ModelError: it could not be loaded, or not decoded.
     """
     _check_combinations(config)
     if machine:
@@ -78,7 +83,10 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 def load_model(config: ModelConfig) -> LoadedModel:
     """Loads model and tokenizer, and sees that the engine can decode the model exactly (`guard`).
 
-    An adapter is merged into the weights; under quantization it stays beside them. Raises ModelError.
+    An adapter is merged into the weights; under quantization it stays beside them.
+
+    Raises:
+        ModelError: it cannot be loaded, or not be decoded exactly.
     """
     check_model_config(config)
     source = find_source(config)
@@ -95,9 +103,6 @@ def load_model(config: ModelConfig) -> LoadedModel:
     _check_vocabulary(config.name, model, tokenizer)
     check_decodable(model, config.name)
     return LoadedModel(model, tokenizer, config.name, dtype, device, _context_length(config.name, model, tokenizer))
-
-
-# -------------------------------------------------------------------------------------------------- device and dtype
 
 
 def resolve_device(name: str) -> torch.device:
@@ -146,9 +151,6 @@ def _cpu_float16() -> bool:
     return _cpu_has("avx512_fp16", "amx_fp16", "fp16_arith")
 
 
-# ------------------------------------------------------------------------------------------------------------- checks
-
-
 def _check_combinations(config: ModelConfig) -> None:
     if config.quantization != "none" and config.dtype == "float64":
         raise ModelError(
@@ -193,9 +195,6 @@ def _context_length(name: str, model: PreTrainedModel, tokenizer: PreTrainedToke
     if tokenizer.model_max_length < 1_000_000_000:  # transformers' "unknown" is 10^30
         return int(tokenizer.model_max_length)
     raise ModelError(f"model {name!r}: its config.json says no context length (max_position_embeddings)")
-
-
-# ------------------------------------------------------------------------------------------------------------ weights
 
 
 def _load_tokenizer(source: Source) -> PreTrainedTokenizerBase:

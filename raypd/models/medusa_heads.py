@@ -33,8 +33,11 @@ def save_heads(heads: MedusaHeads, folder: str | Path) -> None:
 
 
 def read_sizes(folder: str | Path) -> dict[str, Any]:
-    """What `save_heads` wrote to config.json. Raises ModelError where there are no heads, or the weights have another
-    shape; reads no weights for that."""
+    """What `save_heads` wrote to config.json; reads no weights.
+
+    Raises:
+        ModelError: there are no heads, or the weights have another shape.
+    """
     folder = Path(folder)
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
@@ -74,14 +77,8 @@ def _check_shapes(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _made(config: dict[str, Any]) -> MedusaHeads:
-    return MedusaHeads(
-        config["heads"],
-        config["layers"],
-        config["hidden_size"],
-        config["vocabulary"],
-        config["base_model"],
-        Tree(config["tree"]),
-    )
+    sizes = {key: config[key] for key in ("layers", "hidden_size", "vocabulary", "base_model")}
+    return MedusaHeads(config["heads"], **sizes, tree=Tree(config["tree"]))
 
 
 def load_heads(
@@ -89,8 +86,11 @@ def load_heads(
 ) -> MedusaHeads:
     """Heads from a folder, in eval mode; on the device and in the dtype of `model`, where one is given.
 
-    dtype: in place of the model's; None without a model: as saved. Raises ModelError where there are none, or where
-    they do not fit the model.
+    Args:
+        dtype: in place of the model's; None without a model: as saved.
+
+    Raises:
+        ModelError: there are none, or they do not fit the model.
     """
     folder = Path(folder)
     config = read_sizes(folder)

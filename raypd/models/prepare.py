@@ -22,9 +22,18 @@ from raypd.models.source import find_source, read_config
 
 
 def add_tokens(name: str, output: str, methods: Sequence[str], seed: int = 0) -> dict[str, int]:
-    """Saves a copy of a model with the control tokens of some methods in the folder `output`; token -> id.
+    """Saves a copy of a model with the control tokens of some methods in the folder `output`.
 
-    The weights keep the dtype they are saved in. `seed` draws the row of SPACE's mask token. Raises ModelError.
+    The weights keep the dtype they are saved in.
+
+    Args:
+        seed: draws the row of SPACE's mask token.
+
+    Returns:
+        {control token: id}.
+
+    Raises:
+        ModelError: a method has none, or `output` exists.
     """
     for method in methods:
         if method not in CONTROL_TOKENS:

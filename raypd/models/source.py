@@ -45,7 +45,8 @@ def looks_local(name: str) -> bool:
 def find_source(config: ModelConfig) -> Source:
     """Resolves `model.name`. The embedded model is converted here if it was not yet; the Hub is not asked.
 
-    Raises ModelError for a folder that is not there or holds no whole model, and for a name that cannot be an id.
+    Raises:
+        ModelError: a folder is not there or holds no whole model, or the name cannot be an id.
     """
     name = config.name
     if name == embedded.NAME or looks_local(name):

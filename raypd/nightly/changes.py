@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset.plan import Plan
 from raypd.dataset.reader import read_unit
@@ -27,32 +27,29 @@ from raypd.run.unit import Unit, make_unit
 from raypd.storage.threads import in_threads
 from raypd.tasks.base import Document
 from raypd.verify.scratch import Scratch
+from raypd.verify.table_object import path_of, read_object, write_object
 
-# unit: `unit_key`. ordinal: how many parts the plan has before the unit. position: of the document in the unit.
-# source, row: where the document stands in the input, and in `file` too. file: the object with its answer, below the
-# nightly root; null where there is none. winner: whether it is the one of its id that the table shows. live: whether
-# the input has it, or has had it (nightly.removed keep, or it stands in an object that cannot be read); then night is
-# the last one when it did.
 INDEX = pa.schema(
-    [
-        ("id", pa.string()),
-        ("hash", pa.uint64()),
-        ("unit", pa.string()),
-        ("ordinal", pa.int64()),
-        ("position", pa.int64()),
-        ("source", pa.string()),
-        ("row", pa.int64()),
-        ("file", pa.string()),
-        ("category", pa.string()),
-        ("ok", pa.bool_()),
-        ("winner", pa.bool_()),
-        ("live", pa.bool_()),
-        ("night", pa.string()),
-    ]
+    {
+        "id": "string",
+        "hash": "uint64",
+        "unit": "string",  # its unit_key
+        "ordinal": "int64",  # how many parts the plan has before the unit
+        "position": "int64",  # of the document in the unit
+        "source": "string",  # the object of the input, and of `file` too
+        "row": "int64",  # in `source`
+        "file": "string",  # the object with its answer, below the nightly root; null: there is none
+        "category": "string",
+        "ok": "bool",
+        "winner": "bool",  # whether the table shows it, of all documents with its id
+        # Whether the input has it. If not: it had it (nightly.removed keep, or an object that cannot be read).
+        "live": "bool",
+        "night": "string",  # the last one in which the input had it
+    }
 )
 _READ = pa.schema([INDEX.field(name) for name in ("id", "hash", "unit", "position", "source", "row")])
-_PLANNED = pa.schema([INDEX.field("unit"), INDEX.field("ordinal")])
-_DAMAGED = pa.schema([INDEX.field("source")])
+_PLANNED = pa.schema([INDEX.field(name) for name in ("unit", "ordinal")])
+DAMAGED = pa.schema([INDEX.field("source")])
 _ROWS_A_FILE = 1_000_000
 
 
@@ -81,16 +78,10 @@ def content_hash(document: Document, config: RunConfig) -> int:
 
 def load_index(scratch: Scratch, root: str, files: Iterable[str]) -> None:
     """Makes the index of the last good night known to SQL as `old`; empty where there was none."""
-    local = []
-    for number, file in enumerate(files):
-        path = scratch.folder / f"old-{number:06d}.parquet"
-        path.write_bytes(storage.read(storage.join(root, *file.split("/"))))
-        local.append(str(path))
-    if not local:
-        path = scratch.folder / "old.parquet"
-        pq.write_table(INDEX.empty_table(), path)
-        local.append(str(path))
-    scratch.view("old", local)
+    scratch.create("old", INDEX)
+    for file in files:
+        scratch.add("old", read_object(path_of(root, file)))
+    scratch.finish("old")
 
 
 @dataclass
@@ -101,8 +92,8 @@ class Input:
     cannot be read; hidden: digest of the names of that.
     """
 
+    digest: str
     units: int = 0
-    digest: str = ""
     apart: set[str] = field(default_factory=set)
     damaged: Unreadable = field(default_factory=Unreadable)
     hidden: str = ""
@@ -117,73 +108,86 @@ def placed(plan: Iterable[Unit], config: RunConfig, apart: Container[str]) -> It
         ordinal += len(unit.parts)
 
 
-def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8) -> Input:
-    """Fills `planned` with the units, `read` with the documents of those that last night did not have, and `damaged`
-    with the names of the objects that cannot be read."""
-    known = {row["unit"] for row in scratch.rows("SELECT DISTINCT unit FROM old WHERE live")}
-    extra = [config.nightly.hash_column] if config.nightly.hash_column is not None else []
-    scratch.create("planned", _PLANNED)
-    scratch.create("read", _READ)
-    scratch.create("damaged", _DAMAGED)
-    found, digest, hidden = Input(), hashlib.sha256(), hashlib.sha256()
+def unreadable(
+    plan: Plan, config: RunConfig, take: Callable[[int, Unit], None], apart: set[str], threads: int
+) -> Iterator[tuple[Unit, str]]:
+    """Reads all units of a plan, those of several objects by their objects where one of these cannot be read.
 
-    def look(item: tuple[int, Unit]) -> list[tuple[Unit, str]]:
-        """Takes up a unit; what of it cannot be read, and why."""
+    Args:
+        plan: the units.
+        config: of the run.
+        take: reads a unit, given with its ordinal, in one of the threads. Raises InputError when it cannot be read.
+        apart: is filled with the ids of the units that were read by their objects.
+        threads: units that are read at the same time.
+
+    Yields:
+        What cannot be read, and why.
+    """
+
+    def attempt(item: tuple[int, Unit]) -> list[tuple[Unit, str]]:
         ordinal, unit = item
-        key = unit_key(unit)
-        if key in known:
-            scratch.add("planned", pa.table([[key], [ordinal]], schema=_PLANNED))
-            return []
         try:
-            documents = read_unit(unit, config, extra)
+            take(ordinal, unit)
+            return []
         except InputError as error:
             if len(unit.parts) == 1:
                 return [(unit, str(error))]
-            found.apart.add(unit.id)
-            singles = placed([unit], config, {unit.id})
-            return [bad for number, single in singles for bad in look((ordinal + number, single))]
-        scratch.add("planned", pa.table([[key], [ordinal]], schema=_PLANNED))
-        columns: list[list[Any]] = [
-            [document.id for document in documents],
-            [content_hash(document, config) for document in documents],
-            [key] * len(documents),
-            [document.row for document in documents],
-            [document.source for document in documents],
-            [document.place for document in documents],
-        ]
-        scratch.add("read", pa.table(columns, schema=_READ))
-        return []
+        apart.add(unit.id)
+        return [bad for at, single in placed([unit], config, apart) for bad in attempt((ordinal + at, single))]
 
-    def leave_out(unit: Unit, reason: str) -> None:
+    yield from ((unit, str(unit.damaged)) for unit in plan.damaged())
+    for bad in in_threads(attempt, placed(plan, config, ()), threads):
+        yield from bad
+
+
+def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8) -> Input:
+    """Reads what is new in the input.
+
+    Fills `planned` with the units, `read` with the documents of those that last night did not have, and `damaged` with
+    the names of the objects that cannot be read.
+    """
+    known = {row["unit"] for row in scratch.rows("SELECT DISTINCT unit FROM old WHERE live")}
+    extra = [config.nightly.hash_column] if config.nightly.hash_column is not None else []
+    tables = {"planned": _PLANNED, "read": _READ, "damaged": DAMAGED}
+    for name, schema in tables.items():
+        scratch.create(name, schema)
+    digest, hidden = hashlib.sha256(), hashlib.sha256()
+    for unit in plan:
+        digest.update(unit_key(unit).encode())
+    found = Input(digest.hexdigest()[:16])
+
+    def take(ordinal: int, unit: Unit) -> None:
+        key = unit_key(unit)
+        if key not in known:
+            documents = read_unit(unit, config, extra)
+            columns = [
+                [document.id for document in documents],
+                [content_hash(document, config) for document in documents],
+                [key] * len(documents),
+                [document.row for document in documents],
+                [document.source for document in documents],
+                [document.place for document in documents],
+            ]
+            scratch.add("read", columns)
+        scratch.add("planned", [[key], [ordinal]])
+
+    for unit, reason in unreadable(plan, config, take, found.apart, threads):
         found.damaged.add(unit, reason)
         hidden.update(f"{unit.name}\0".encode())
-        scratch.add("damaged", pa.table([[unit.name]], schema=_DAMAGED))
-
-    for unit in plan.damaged():
-        leave_out(unit, str(unit.damaged))
-    for bad in in_threads(look, _digested(placed(plan, config, ()), digest), threads):
-        for unit, reason in bad:
-            leave_out(unit, reason)
-    for name in ("planned", "read", "damaged"):
-        scratch.close(name)
-    (found.units,) = map(int, scratch.one("SELECT count(*) FROM planned"))
-    found.digest, found.hidden = digest.hexdigest()[:16], hidden.hexdigest()[:16] if found.damaged.units else ""
+        scratch.add("damaged", [[unit.name]])
+    for name in tables:
+        scratch.finish(name)
+    found.units = scratch.number("SELECT count(*) FROM planned")
+    found.hidden = hidden.hexdigest()[:16] if found.damaged.units else ""
     return found
-
-
-def _digested(units: Iterable[tuple[int, Unit]], digest: Any) -> Iterator[tuple[int, Unit]]:
-    for ordinal, unit in units:
-        digest.update(unit_key(unit).encode())
-        yield ordinal, unit
 
 
 def units_are_the_same(scratch: Scratch) -> bool:
     """Whether tonight's units are those of last night."""
-    (different,) = scratch.one(
+    return not scratch.number(
         "SELECT count(*) FROM (SELECT DISTINCT unit FROM old WHERE live) o FULL JOIN planned p USING (unit) "
         "WHERE o.unit IS NULL OR p.unit IS NULL"
     )
-    return int(different) == 0
 
 
 # ------------------------------------------------------------------------------------------------------------- decision
@@ -193,65 +197,60 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     """Makes `placed`: every document of tonight, whether it is the winner of its id, and where its answer is.
 
     Of several documents with one id the last of the input wins, by the names of objects and then by place (units do
-    not come in this order: small objects share one). usable: SQL
-    over `o`, which says of an old document whether its answer can stand. keep: documents that the input does not have
-    anymore stay; every document of the input wins over them. Those of an object that cannot be read tonight stay in
-    any case: a damaged upload does not empty the table.
+    not come in this order: small objects share one). Every document of the input wins over one that it does not have
+    anymore. Documents of an object that cannot be read tonight stay: a damaged upload does not empty the table.
+
+    Args:
+        scratch: has `old`, `planned`, `read` and `damaged`.
+        night: its name.
+        usable: SQL over `o`, a document of `old`: whether its answer can stand.
+        keep: whether documents that the input does not have anymore stay.
     """
-    columns = "id, hash, unit, ordinal, position, source, row"
-    old = "o.id, o.hash, o.unit, p.ordinal, o.position, o.source, o.row"
-    kept = (
-        "UNION ALL SELECT o.id, o.hash, o.unit, o.ordinal, o.position, o.source, o.row, o.file, o.category, o.ok, "
-        "FALSE, o.night FROM old o WHERE o.winner AND o.file IS NOT NULL AND o.unit NOT IN (SELECT unit FROM planned) "
-        f"AND ({keep} OR o.source IN (SELECT source FROM damaged))"
-    )
     scratch.run(f"""
-        CREATE TABLE entries AS
-        SELECT {columns}, NULL::VARCHAR AS file, NULL::VARCHAR AS category, NULL::BOOLEAN AS ok, TRUE AS live,
-            '{night}' AS night
-        FROM read JOIN planned USING (unit)
-        UNION ALL
-        SELECT {old}, CASE WHEN {usable} THEN o.file END, o.category, o.ok, TRUE, '{night}'
-        FROM old o JOIN planned p USING (unit) WHERE o.live
-        {kept}""")
-    scratch.run(f"""
-        CREATE TABLE known AS
-        SELECT id, hash, any_value(struct_pack(file := file, source := source, "row" := "row", category := category,
-            ok := ok)) AS there
-        FROM old o WHERE file IS NOT NULL AND {usable} GROUP BY id, hash""")
-    scratch.run("""
         CREATE TABLE placed AS
-        SELECT e.id, e.hash, e.unit, e.ordinal, e.position, e.source, e.row, e.live, e.night,
-            row_number() OVER (PARTITION BY e.id
-                ORDER BY e.live DESC, e.night DESC, e.source DESC, e.row DESC) = 1 AS winner,
-            coalesce(e.file, k.there.file) AS file,
+        WITH entries AS (
+            SELECT *, TRUE AS live, '{night}' AS night FROM read JOIN planned USING (unit)
+            UNION ALL BY NAME
+            SELECT o.* REPLACE (p.ordinal AS ordinal, CASE WHEN {usable} THEN o.file END AS file, '{night}' AS night)
+            FROM old o JOIN planned p USING (unit) WHERE o.live
+            UNION ALL BY NAME
+            SELECT o.* REPLACE (FALSE AS live) FROM old o WHERE o.winner AND o.file IS NOT NULL
+                AND o.unit NOT IN (SELECT unit FROM planned)
+                AND ({keep} OR o.source IN (SELECT source FROM damaged))
+        ), known AS (
+            SELECT id, hash, any_value(struct_pack(file := file, source := source, "row" := "row",
+                category := category, ok := ok)) AS there
+            FROM old o WHERE file IS NOT NULL AND {usable} GROUP BY id, hash
+        )
+        SELECT
+            e.* REPLACE (
+                row_number() OVER (PARTITION BY e.id
+                    ORDER BY e.live DESC, e.night DESC, e.source DESC, e.row DESC) = 1 AS winner,
+                coalesce(e.file, k.there.file) AS file,
+                CASE WHEN e.file IS NULL THEN k.there.category ELSE e.category END AS category,
+                CASE WHEN e.file IS NULL THEN k.there.ok ELSE e.ok END AS ok),
             CASE WHEN e.file IS NULL THEN k.there.source ELSE e.source END AS from_source,
-            CASE WHEN e.file IS NULL THEN k.there.row ELSE e.row END AS from_row,
-            CASE WHEN e.file IS NULL THEN k.there.category ELSE e.category END AS category,
-            CASE WHEN e.file IS NULL THEN k.there.ok ELSE e.ok END AS ok
+            CASE WHEN e.file IS NULL THEN k.there.row ELSE e.row END AS from_row
         FROM entries e LEFT JOIN known k ON e.file IS NULL AND k.id = e.id AND k.hash = e.hash""")
-    scratch.run("DROP TABLE entries; DROP TABLE known")
 
 
-def counts(scratch: Scratch) -> dict[str, int]:
+def counts(scratch: Scratch) -> dict[str, Any]:
     """Documents of the table: all, new, changed, removed, unchanged; shadowed: hidden by a later one of their id.
 
     stale: those that stay though their object cannot be read tonight.
     """
-    names = ("documents", "new", "changed", "shadowed", "stale")
-    found = scratch.one("""
-        SELECT count(*) FILTER (winner),
-            count(*) FILTER (winner AND file IS NULL AND w.id IS NULL),
-            count(*) FILTER (winner AND file IS NULL AND w.id IS NOT NULL),
-            count(*) FILTER (NOT winner AND live),
-            count(*) FILTER (winner AND NOT live AND source IN (SELECT source FROM damaged))
+    made = scratch.row("""
+        SELECT count(*) FILTER (winner) AS documents,
+            count(*) FILTER (winner AND file IS NULL AND w.id IS NULL) AS new,
+            count(*) FILTER (winner AND file IS NULL AND w.id IS NOT NULL) AS changed,
+            count(*) FILTER (NOT winner AND live) AS shadowed,
+            count(*) FILTER (winner AND NOT live AND source IN (SELECT source FROM damaged)) AS stale
         FROM placed p LEFT JOIN (SELECT DISTINCT id FROM old WHERE winner) w ON w.id = p.id""")
-    made = dict(zip(names, map(int, found), strict=True))
-    (removed,) = scratch.one(
+    removed = scratch.number(
         "SELECT count(*) FROM old o "
         "WHERE o.winner AND NOT EXISTS (SELECT 1 FROM placed p WHERE p.winner AND p.id = o.id)"
     )
-    return {**made, "removed": int(removed), "unchanged": made["documents"] - made["new"] - made["changed"]}
+    return {**made, "removed": removed, "unchanged": made["documents"] - made["new"] - made["changed"]}
 
 
 def to_extract(scratch: Scratch, condition: str = "file IS NULL") -> Iterator[tuple[int, list[int]]]:
@@ -262,37 +261,14 @@ def to_extract(scratch: Scratch, condition: str = "file IS NULL") -> Iterator[tu
     found = scratch.rows(
         f"SELECT ordinal, position FROM placed WHERE winner AND live AND {condition} ORDER BY ordinal, position"
     )
-    ordinal = -1
-    positions: list[int] = []
-    for row in found:
-        if row["ordinal"] != ordinal:
-            if positions:
-                yield ordinal, positions
-            ordinal, positions = int(row["ordinal"]), []
-        positions.append(int(row["position"]))
-    if positions:
-        yield ordinal, positions
-
-
-# ---------------------------------------------------------------------------------------------------------------- index
+    for ordinal, rows in groupby(found, itemgetter("ordinal")):
+        yield ordinal, [row["position"] for row in rows]
 
 
 def write_index(scratch: Scratch, query: str, root: str, folder: str) -> list[str]:
     """Stores the rows of a query over the columns of INDEX below the nightly root; the names of the files."""
     files: list[str] = []
-    held: list[pa.RecordBatch] = []
-
-    def flush() -> None:
+    for batch in scratch.batches(query, _ROWS_A_FILE):
         files.append(f"{folder}/{len(files):06d}.parquet")
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_batches(held).cast(INDEX), sink, compression="zstd", write_page_checksum=True)
-        storage.put(storage.join(root, *files[-1].split("/")), sink.getvalue().to_pybytes())
-        held.clear()
-
-    for batch in scratch.batches(query, 100_000):
-        held.append(batch)
-        if sum(map(len, held)) >= _ROWS_A_FILE:
-            flush()
-    if held:
-        flush()
+        write_object(path_of(root, files[-1]), pa.Table.from_batches([batch]).select(INDEX.names).cast(INDEX))
     return files

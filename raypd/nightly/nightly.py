@@ -5,14 +5,12 @@
 <root>/nights/<night>/table/, index/, files.txt: objects of the table that were written anew; what is known of every
 document; the list of all objects of the table.
 <root>/current/files.txt: the list that readers follow.
-<root>/lease.json, sessions/: who is at work, and who was.
+<root>/lease.json, sessions/: which session holds the folder, and which ones have.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,7 @@ from raypd import storage
 from raypd.cluster import driver
 from raypd.config import ExtractionConfig, OutputConfig, RunConfig
 from raypd.dataset import planner
-from raypd.dataset.plan import Plan, Writer
+from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError
 from raypd.nightly import changes, schema_change, table
 from raypd.nightly.changes import Input
@@ -29,8 +27,8 @@ from raypd.nightly.schema_change import Change
 from raypd.run import layout, manifest
 from raypd.run.lease import RunLease, held
 from raypd.run.manifest import Unreadable
-from raypd.run.unit import Unit
-from raypd.verify.scratch import Scratch
+from raypd.run.text import counted
+from raypd.verify.scratch import Scratch, quoted
 from raypd.verify.table_object import path_of
 
 if TYPE_CHECKING:
@@ -62,11 +60,10 @@ class Night:
     def describe(self) -> str:
         """In words, for the user."""
         where = storage.join(self.root, layout.CURRENT, "files.txt")
-        left_out = (
-            f"{_objects(self.damaged.units)} of the input cannot be read; all that can is done:\n{self.damaged.shown()}"
-            if self.damaged.units
-            else ""
-        )
+        left_out = ""
+        if self.damaged.units:
+            objects = counted(self.damaged.units, "object")
+            left_out = f"{objects} of the input cannot be read; all that can is done:\n{self.damaged.shown()}"
         if self.nothing_new:
             return f"{left_out}nothing new since the night {self.name}: {self.documents:,} documents in {where}"
         lines = [
@@ -96,16 +93,24 @@ def run_night(
 ) -> Night:
     """Brings the table under output.path up to tonight's input; the same call goes on where one was cut off.
 
-    full: extract everything anew. retry_errors: also what failed before.
-    Raises what `driver.run_extract` raises, and RunError when another session that is alive is at it, or, after all
-    that can be done is done, when objects cannot be read and input.on_damaged is fail.
+    Args:
+        config: of the nights; its output.path is the folder of all of them.
+        full: extracts everything anew.
+        retry_errors: extracts also what failed before.
+        verbose: prints what Ray prints.
+        build: makes what the workers decode with; None: the model of the configuration.
+
+    Raises:
+        RunError: another session that is alive is at it; or, after all that can be done is done, objects cannot be read
+            and input.on_damaged is fail.
+        UserError: what `driver.run_extract` raises.
     """
     storage.configure(config.storage)
     root = driver.output_folder(config)
     if storage.exists(storage.join(root, layout.RUN)):
         raise ConfigError(f"output.path {root}: holds an ordinary run; give nightly runs a folder of their own")
-    with held(root, driver.say) as own, Scratch() as scratch:
-        night = _Run(config, root, own, scratch, full, retry_errors, verbose, build).do()
+    with held(root, driver.say) as lease, Scratch() as scratch:
+        night = NightRun(config, root, lease, scratch, full, retry_errors, verbose, build).run()
     if night.damaged.units and config.input.on_damaged == "fail":
         raise RunError(
             f"{night.describe()}\nEvery night tries the objects again, until they are put right or removed; with "
@@ -114,7 +119,7 @@ def run_night(
     return night
 
 
-class _State:
+class NightlyState:
     """The last good night, as state.json has it; `version` is what a new one replaces."""
 
     def __init__(self, root: str) -> None:
@@ -125,13 +130,10 @@ class _State:
             self.version = storage.version(self.path)
             self.record = json.loads(storage.read(self.path))
         except FileNotFoundError:
-            return
+            pass
         except (ValueError, OSError) as error:
             raise RunError(f"{self.path}: cannot be read: {error}") from None
-
-    @property
-    def night(self) -> str | None:
-        return self.record.get("night")
+        self.night: str | None = self.record.get("night")
 
     def replace(self, record: dict[str, Any]) -> None:
         """Raises RunError when somebody else was first."""
@@ -139,98 +141,81 @@ class _State:
         done = storage.put_if(self.path, data, self.version) if self.version else storage.put_new(self.path, data)
         if not done:
             raise RunError(f"{self.path}: another process has ended a night meanwhile; the same command looks again")
-        self.record = record
+        self.night = record["night"]
 
 
-class _Run:
+@dataclass
+class NightRun:
     """One call of the command."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        root: str,
-        own: RunLease,
-        scratch: Scratch,
-        full: bool,
-        retry_errors: bool,
-        verbose: bool,
-        build: Build | None,
-    ) -> None:
-        self.config, self.root, self.own, self.scratch = config, root, own, scratch
-        self.full, self.retry_errors, self.verbose, self.build = full, retry_errors, verbose, build
-        self.state = _State(root)
-        self.change = self._schema_change()
+    config: RunConfig
+    root: str
+    lease: RunLease
+    scratch: Scratch
+    full: bool
+    retry_errors: bool
+    verbose: bool
+    build: Build | None
 
-    # ------------------------------------------------------------------------------------------------- what may differ
+    def run(self) -> Night:
+        """The night, from the look at the input to the table. Raises as `run_night` does."""
+        self.state = NightlyState(self.root)
+        self.change = self._schema_change()
+        self._repair_list()
+        record, scratch = self.state.record, self.scratch
+        changes.load_index(scratch, self.root, [] if self.full else record.get("index", []))
+        plan = planner.plan(self.config)
+        tonight = changes.read_input(scratch, plan, self.config)
+        if not tonight.units:
+            objects = counted(tonight.damaged.units, "object")
+            raise RunError(
+                f"nothing could be read of the input, {objects}:\n{tonight.damaged.shown()}"
+                "The table stays as it is, whatever input.on_damaged says; the same command tries them again"
+            )
+        same = changes.units_are_the_same(scratch) and record.get("hidden", "") == tonight.hidden
+        same = same and self.change is None and not self.full
+        if same and not (self.retry_errors and record["failed"]):
+            return Night(record["night"], self.root, record["documents"], damaged=tonight.damaged, nothing_new=True)
+        name = self._name(tonight.digest)
+        changes.decide(scratch, name, self._usable(), self.config.nightly.removed == "keep")
+        night = Night(name, self.root, damaged=tonight.damaged, **changes.counts(scratch))
+        self._extract(plan, tonight, night)
+        self._publish(night, tonight)
+        return night
 
     def _schema_change(self) -> Change | None:
-        """What changed in the categories since the last good night.
-
-        Raises ConfigError for a change of anything else.
-        """
-        record = self.state.record
-        if self.full or not record or record["fingerprint"] == self.config.fingerprint():
-            self._check_hash()
+        """What changed in the categories since the last good night. ConfigError: something else has changed."""
+        record, before = self.state.record, self.state.night
+        if self.full or not record:
             return None
-        if record["base"] != schema_change.answers_base(self.config):
+        same = record["fingerprint"] == self.config.fingerprint()
+        if not same and record["base"] != schema_change.answers_base(self.config):
             changed = manifest.differences(record["config"], self.config)
             keys = [key for key in changed if not key.startswith("task.categories")]
             raise ConfigError(
-                f"since the night {self.state.night} more has changed than attributes "
+                f"since the night {before} more has changed than attributes "
                 f"({', '.join(keys[:6]) or manifest.NO_KEY}): old and new answers would not go "
                 "together. --full extracts everything anew; or go back to that configuration"
             )
-        self._check_hash()
-        assert isinstance(self.config.task, ExtractionConfig)
-        return schema_change.compare(record["config"]["task"]["categories"], self.config.task.categories)
-
-    def _check_hash(self) -> None:
-        record = self.state.record
-        if record and not self.full and record["hash_column"] != self.config.nightly.hash_column:
+        if record["hash_column"] != self.config.nightly.hash_column:
             raise ConfigError(
-                f"nightly.hash_column was {record['hash_column']} in the night {self.state.night}: no document could "
+                f"nightly.hash_column was {record['hash_column']} in the night {before}: no document could "
                 "be recognised. Go back to it, or extract everything anew with --full"
             )
+        if same:
+            return None
+        assert isinstance(self.config.task, ExtractionConfig)
+        return schema_change.compare(record["config"]["task"]["categories"], self.config.task.categories)
 
     def _usable(self) -> str:
         """SQL over `o`: whether an old answer can stand."""
         conditions = ["o.ok"] if self.retry_errors or self.change is not None else []
         if self.change is not None and self.change.anew:
-            listed = ", ".join("'" + name.replace("'", "''") + "'" for name in sorted(self.change.anew))
-            conditions.append(f"o.category NOT IN ({listed})")
+            conditions.append(f"o.category NOT IN ({quoted(sorted(self.change.anew))})")
         return "(" + (" AND ".join(conditions) or "TRUE") + ")"
 
-    # ------------------------------------------------------------------------------------------------------- the night
-
-    def do(self) -> Night:
-        scratch = self.scratch
-        self._repair_list()
-        changes.load_index(scratch, self.root, [] if self.full else self.state.record.get("index", []))
-        plan = planner.plan(self.config)
-        tonight = changes.read_input(scratch, plan, self.config)
-        if not tonight.units:
-            raise RunError(
-                f"nothing could be read of the input, {_objects(tonight.damaged.units)}:\n{tonight.damaged.shown()}"
-                "The table stays as it is, whatever input.on_damaged says; the same command tries them again"
-            )
-        same = changes.units_are_the_same(scratch) and self.state.record.get("hidden", "") == tonight.hidden
-        same = same and self.change is None and not self.full
-        if same and not (self.retry_errors and self.state.record["failed"]):
-            record = self.state.record
-            return Night(
-                str(self.state.night), self.root, record["documents"], damaged=tonight.damaged, nothing_new=True
-            )
-        name = self._name(tonight.digest)
-        night = Night(name, self.root, damaged=tonight.damaged)
-        changes.decide(scratch, name, self._usable(), self.config.nightly.removed == "keep")
-        for key, value in changes.counts(scratch).items():
-            setattr(night, key, value)
-        self._extract(plan, tonight, night)
-        self._publish(night, tonight)
-        return night
-
     def _name(self, digest: str) -> str:
-        """Tonight's name: of the night with the same work that was cut off, else the date, with a number if need be."""
+        """Tonight's name: of the night that began the same and was cut off, else the date, with a number if need be."""
         mine: dict[str, Any] = {"digest": digest, "after": self.state.night, "fingerprint": self.config.fingerprint()}
         mine |= {"full": self.full, "retry_errors": self.retry_errors}
         nights = storage.folders(storage.join(self.root, layout.NIGHTS))
@@ -245,64 +230,50 @@ class _Run:
             name = f"{today}-{number}"
         return name
 
-    def _check_held(self) -> None:
-        if self.own.lost is not None:
-            raise RunError(f"{self.own.lost}; the same command goes on")
-
-    def _note(self, night: str) -> dict[str, Any] | None:
+    def _note(self, night: str) -> Any:
         try:
-            found: dict[str, Any] = json.loads(storage.read(self._at(night, "night.json")))
+            return json.loads(storage.read(self._at(night, "night.json")))
         except (FileNotFoundError, ValueError):
             return None
-        return found
 
     def _at(self, night: str, *parts: str) -> str:
         return storage.join(self.root, layout.NIGHTS, night, *parts)
 
-    # ------------------------------------------------------------------------------------------------------ extraction
+    def _check_lease(self) -> None:
+        if self.lease.lost is not None:
+            raise RunError(f"{self.lease.lost}; the same command goes on")
 
     def _extract(self, plan: Plan, tonight: Input, night: Night) -> None:
         """Runs what is to be extracted, and makes `answered` and `added` of it."""
         folder = f"nights/{night.name}"
-        night.extracted = self._stream(plan, tonight, "answered", folder, self.config, "file IS NULL")
+        night.extracted = self._run_over("file IS NULL", plan, tonight, "answered", folder, self.config)
         condition, config = "FALSE", self.config
-        if self.change is not None and self.change.added:
-            listed = ", ".join("'" + name.replace("'", "''") + "'" for name in self.change.added)
-            condition = f"file IS NOT NULL AND category IN ({listed})"
-            config = schema_change.only_added(self.config, self.change)
         if self.change is not None:
             night.added_attributes = self.change.describe()
-        night.extracted += self._stream(plan, tonight, "added", f"{folder}/added", config, condition)
+            if self.change.added:
+                condition = f"file IS NOT NULL AND category IN ({quoted(self.change.added)})"
+                config = schema_change.only_added(self.config, self.change)
+        night.extracted += self._run_over(condition, plan, tonight, "added", f"{folder}/added", config)
 
-    def _stream(
-        self,
-        plan: Plan,
-        tonight: Input,
-        name: str,
-        folder: str,
-        config: RunConfig,
-        condition: str,
-    ) -> int:
-        """One run over the documents of a condition; how many they are."""
-        path = path_of(self.root, folder)
-        writer = Writer()
+    def _run_over(self, condition: str, plan: Plan, tonight: Input, name: str, folder: str, config: RunConfig) -> int:
+        """One run over the documents of a condition, whose answers become the table `name`; how many they are."""
+        writer = PlanWriter()
         keys: dict[str, str] = {}
         documents = 0
         planned = changes.placed(plan, self.config, tonight.apart)
-        for unit, positions in _subsets(planned, changes.to_extract(self.scratch, condition)):
+        for ordinal, positions in changes.to_extract(self.scratch, condition):
+            unit = next(unit for at, unit in planned if at == ordinal)  # both come in the order of the plan
             subset = unit.subset(positions)
             writer.add(subset)
             keys[subset.id] = changes.unit_key(unit)
             documents += len(positions)
         if keys:
-            own = config.model_copy(update={"output": OutputConfig(path=path)})
+            own = config.model_copy(update={"output": OutputConfig(path=path_of(self.root, folder))})
             driver.run_extract(own, verbose=self.verbose, build=self.build, planned=writer.finish(0, "", 0, {}))
-            self._check_held()
-        objects = ((key, f"{folder}/units/{unit}.parquet") for unit, key in keys.items())
+            self._check_lease()
+        objects = ((key, f"{folder}/{layout.UNITS}/{unit}.parquet") for unit, key in keys.items())
         table.add_answers(self.scratch, name, self.root, objects)
         return documents
-
-    # -------------------------------------------------------------------------------------------------------- the table
 
     def _publish(self, night: Night, tonight: Input) -> None:
         """Writes the table's new objects, the index and the list; state.json makes them count."""
@@ -312,13 +283,13 @@ class _Run:
         table.compose(scratch, self.root, self.config, self.change)
         index = changes.write_index(scratch, table.index_query(again), self.root, f"{folder}/index")
         files = [path_of(self.root, file) for file in table.files_of(scratch)]
-        (night.failed,) = (int(n) for n in scratch.one("SELECT count(*) FROM final WHERE winner AND NOT ok"))
-        storage.put(self._at(night.name, "files.txt"), _listed(files))
-        self._check_held()
+        night.failed = scratch.number("SELECT count(*) FROM final WHERE winner AND NOT ok")
+        storage.put(self._at(night.name, "files.txt"), "".join(f"{file}\n" for file in files).encode())
+        self._check_lease()
         self.state.replace(
             {
                 "night": night.name,
-                "ended": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
+                "ended": datetime.now(UTC).isoformat(timespec="seconds"),
                 "documents": night.documents,
                 "failed": night.failed,
                 "objects": len(files),
@@ -341,24 +312,3 @@ class _Run:
         wanted = storage.read(self._at(self.state.night, "files.txt"))
         if not storage.exists(path) or storage.read(path) != wanted:
             storage.put(path, wanted)
-
-
-def _subsets(
-    planned: Iterable[tuple[int, Unit]], wanted: Iterator[tuple[int, list[int]]]
-) -> Iterator[tuple[Unit, list[int]]]:
-    """The units of the plan of which documents are wanted, with their positions; both come in the order of the plan."""
-    at = next(wanted, None)
-    for ordinal, unit in planned:
-        if at is None:
-            return
-        if at[0] == ordinal:
-            yield unit, at[1]
-            at = next(wanted, None)
-
-
-def _listed(files: list[str]) -> bytes:
-    return "".join(f"{file}\n" for file in files).encode()
-
-
-def _objects(count: int) -> str:
-    return f"{count:,} object{'' if count == 1 else 's'}"

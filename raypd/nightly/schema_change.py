@@ -28,11 +28,14 @@ class Change:
         return "; ".join(parts) or "attributes were removed, and there is nothing to extract"
 
 
+def _with_categories(config: RunConfig, categories: dict[str, Category]) -> RunConfig:
+    return config.model_copy(update={"task": config.task.model_copy(update={"categories": categories})})
+
+
 def answers_base(config: RunConfig) -> str:
     """The configuration's fingerprint without its categories: while it stays, old answers and new ones go together."""
-    if not isinstance(config.task, ExtractionConfig):
-        return config.fingerprint()
-    return config.model_copy(update={"task": config.task.model_copy(update={"categories": {}})}).fingerprint()
+    extraction = isinstance(config.task, ExtractionConfig)
+    return (_with_categories(config, {}) if extraction else config).fingerprint()
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Category]) -> Change:
@@ -47,9 +50,8 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Category]) -> Change:
         was = before.get(name)
         if was is None:
             continue  # its documents had no schema and so no answer: they failed, and what failed is extracted whole
-        kept = (
-            [a for a in category.attributes if a in was.attributes] if was.description == category.description else []
-        )
+        usable = was.attributes if was.description == category.description else []
+        kept = [a for a in category.attributes if a in usable]
         if not kept:
             change.anew.add(name)
         elif added := [a for a in category.attributes if a not in kept]:
@@ -64,7 +66,7 @@ def only_added(config: RunConfig, change: Change) -> RunConfig:
         name: config.task.categories[name].model_copy(update={"attributes": attributes})
         for name, attributes in change.added.items()
     }
-    return config.model_copy(update={"task": config.task.model_copy(update={"categories": categories})})
+    return _with_categories(config, categories)
 
 
 def join(old: dict[str, Any], added: dict[str, Any] | None, attributes: Sequence[Attribute]) -> dict[str, Any]:

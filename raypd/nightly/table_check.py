@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
-from raypd.errors import Damaged, InputError
+from raypd.errors import Damaged
 from raypd.nightly import changes
 from raypd.run import layout
 from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import read_object
-from raypd.verify.verification import EXAMPLES, Finding, Verification
+from raypd.verify.verification import DOCUMENT, Verification
 
-_INPUT = pa.schema([("id", pa.string()), ("source", pa.string()), ("row", pa.int64())])
-_DAMAGED = pa.schema([("source", pa.string())])
-_OUTPUT = pa.schema(
-    [("id", pa.string()), ("source", pa.string()), ("row", pa.int64()), ("ok", pa.bool_()), ("object", pa.string())]
-)
+_OUTPUT = pa.schema([*DOCUMENT, pa.field("ok", pa.bool_()), pa.field("object", pa.string())])
 
 
 def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification:
@@ -29,6 +26,11 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
 
     Ids of the table that the input does not have are foreign, unless nightly.removed is keep or they are of an object
     that cannot be read now. Changes nothing.
+
+    Args:
+        root: the nightly folder.
+        config: of the nights; its `input` says where the input lies now.
+        threads: objects that are read at the same time.
     """
     result = Verification(root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
     files = storage.read(storage.join(root, layout.CURRENT, "files.txt")).decode().splitlines()
@@ -41,38 +43,21 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
 
 
 def _read_input(result: Verification, scratch: Scratch, config: RunConfig, threads: int) -> None:
-    scratch.create("input", _INPUT)
-    scratch.create("damaged", _DAMAGED)
+    scratch.create("input", DOCUMENT)
+    scratch.create("damaged", changes.DAMAGED)
 
-    def read(unit: Unit) -> list[tuple[Unit, str]]:
-        """Takes up a unit; what of it cannot be read, and why."""
-        try:
-            documents = read_unit(unit, config)
-        except InputError as error:
-            if len(unit.parts) == 1:
-                return [(unit, str(error))]
-            return [bad for _, single in changes.placed([unit], config, {unit.id}) for bad in read(single)]
-        columns = [
-            [document.id for document in documents],
-            [document.source for document in documents],
-            [document.place for document in documents],
-        ]
-        scratch.add("input", pa.table(columns, schema=_INPUT))
-        return []
-
-    def leave_out(unit: Unit, reason: str) -> None:
-        result.damaged_input.add(0, 1, [reason])
-        scratch.add("damaged", pa.table([[unit.name]], schema=_DAMAGED))
+    def take(ordinal: int, unit: Unit) -> None:
+        documents = read_unit(unit, config)
+        columns = [[d.id for d in documents], [d.source for d in documents], [d.place for d in documents]]
+        scratch.add("input", columns)
 
     plan = planner.plan(config)
-    for unreadable in in_threads(read, plan, threads):
-        result.units += 1
-        for unit, reason in unreadable:
-            leave_out(unit, reason)
-    for unit in plan.damaged():
-        leave_out(unit, str(unit.damaged))
-    scratch.close("input")
-    scratch.close("damaged")
+    result.units = plan.units
+    for unit, reason in changes.unreadable(plan, config, take, set(), threads):
+        result.damaged_input.add(0, 1, [reason])
+        scratch.add("damaged", [[unit.name]])
+    scratch.finish("input")
+    scratch.finish("damaged")
 
 
 def _read_table(result: Verification, scratch: Scratch, files: list[str], threads: int) -> None:
@@ -83,40 +68,36 @@ def _read_table(result: Verification, scratch: Scratch, files: list[str], thread
             rows = read_object(path)
         except Damaged as error:
             return str(error)
-        ok = [status == "ok" for status in rows["status"].to_pylist()]
-        columns = [*(rows[name] for name in ("id", "source", "row")), pa.array(ok), pa.array([path] * len(rows))]
-        scratch.add("output", pa.table(columns, names=_OUTPUT.names).cast(_OUTPUT))
+        ok = pc.equal(rows["status"], "ok")
+        scratch.add("output", [*(rows[name] for name in DOCUMENT.names), ok, [path] * len(rows)])
         return None
 
     for error in in_threads(read, files, threads):
         if error is not None:
             result.damaged.add(0, 1, [error])
-    scratch.close("output")
+    scratch.finish("output")
 
 
 def _compare(result: Verification, scratch: Scratch, config: RunConfig) -> None:
     scratch.run("""
-        CREATE TABLE wanted AS SELECT id, source, row FROM (SELECT *, row_number()
-            OVER (PARTITION BY id ORDER BY source DESC, row DESC) AS place FROM input) WHERE place = 1""")
+        CREATE TABLE wanted AS SELECT id, source, row FROM input
+        QUALIFY row_number() OVER (PARTITION BY id ORDER BY source DESC, row DESC) = 1""")
     scratch.run("""
         CREATE TABLE found AS SELECT id, source, row, bool_and(ok) AS ok, any_value(object) AS object,
             count(DISTINCT object) AS objects FROM output GROUP BY id, source, row""")
-    (result.documents,) = map(int, scratch.one("SELECT count(*) FROM wanted"))
-    result.found, result.ok = map(int, scratch.one("SELECT count(*), count(*) FILTER (ok) FROM found"))
+    result.documents = scratch.number("SELECT count(*) FROM wanted")
+    result.found = scratch.number("SELECT count(*) FROM found")
+    result.ok = scratch.number("SELECT count(*) FROM found WHERE ok")
     result.failed = result.found - result.ok
+    result.missing.add_query(scratch, "SELECT *, NULL AS object FROM wanted ANTI JOIN found USING (id, source, row)")
     old = "" if config.nightly.removed == "keep" else " OR source NOT IN (SELECT source FROM damaged)"
-    queries = {
-        "missing": "SELECT id, source, row, NULL AS object FROM wanted ANTI JOIN found USING (id, source, row)",
-        "foreign": f"SELECT * FROM (SELECT * FROM found ANTI JOIN wanted USING (id, source, row)) "
+    result.foreign.add_query(
+        scratch,
+        "SELECT * FROM (SELECT * FROM found ANTI JOIN wanted USING (id, source, row)) "
         f"WHERE id IN (SELECT id FROM input){old}",
-        "doubled": "SELECT id, min(source) AS source, min(row) AS row, string_agg(object, ' and ') AS object "
+    )
+    result.doubled.add_query(
+        scratch,
+        "SELECT id, min(source) AS source, min(row) AS row, string_agg(object, ' and ') AS object "
         "FROM found GROUP BY id HAVING count(*) > 1 OR max(objects) > 1",
-    }
-    for name, query in queries.items():
-        (count,) = scratch.one(f"SELECT count(*) FROM ({query})")
-        shown = scratch.rows(f"SELECT * FROM ({query}) ORDER BY source, row LIMIT {EXAMPLES}")
-        finding: Finding = getattr(result, name)
-        words = [
-            f"{r['id']} ({r['source']}, at {r['row']})" + (f" in {r['object']}" if r["object"] else "") for r in shown
-        ]
-        finding.add(int(count), 0, words)
+    )

@@ -19,9 +19,9 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from raypd.report import text
-from raypd.report.series import KINDS, Clock, Rate
+from raypd.report.series import KINDS, Rate, RunningTime
 from raypd.report.svg import ROLES, inline
+from raypd.run import text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +76,7 @@ def _draw(name: str, title: str, description: str, width: int, height: int, draw
     return Chart(*forms)
 
 
-def _time_axis(axes: Axes, clock: Clock, width: int) -> float:
+def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
     """Puts running time on x, in a unit that fits; seconds of one such unit."""
     total = max(clock.total, 1e-6)
     size, name = next((s, n) for s, n, most in _UNITS if total <= most)
@@ -86,11 +86,20 @@ def _time_axis(axes: Axes, clock: Clock, width: int) -> float:
     for border in clock.borders:
         axes.axvline(border / size, color=ROLES["muted"], linewidth=1, linestyle=(0, (2, 3)))
     if clock.borders and len(clock.borders) < 6:
-        axes.annotate(
-            "resumed", (clock.borders[0] / size, 1), (4, 2), xycoords=("data", "axes fraction"),
-            textcoords="offset points", va="bottom", color=ROLES["muted"],
-        )  # fmt: skip
+        at = (clock.borders[0] / size, 1)
+        _write(axes, "resumed", at, (4, 2), "muted", xycoords=("data", "axes fraction"), va="bottom")
     return float(size)
+
+
+def _value_axis(axes: Axes, top: float, label: str) -> None:
+    """Puts 0 to the top value, and a little more, on y."""
+    axes.set_ylim(0, max(top, 1e-9))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.set_ylabel(label)
+
+
+def _write(axes: Axes, words: str, at: tuple[float, float], offset: tuple[float, float], role: str, **how: Any) -> None:
+    axes.annotate(words, at, offset, textcoords="offset points", color=ROLES[role], **how)
 
 
 def _dollars(ticks: np.ndarray) -> Callable[[float, Any], str]:
@@ -99,56 +108,46 @@ def _dollars(ticks: np.ndarray) -> Callable[[float, Any], str]:
     return lambda value, _: f"${value:,.{digits}f}"
 
 
-def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: Clock) -> tuple[Chart, bool]:
+def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: RunningTime) -> tuple[Chart, bool]:
     """Dollars spent over running time; the budget as a line, and whether it fits the scale."""
     spent = float(dollars[-1])
-    shown = budget is not None and budget <= max(spent, 1e-9) * 5
-    top = max(spent, budget if shown and budget else 0.0, 1e-9) * 1.12
+    shown = budget if budget is not None and budget <= max(spent, 1e-9) * 5 else None
 
     def draw(axes: Axes, width: int) -> None:
         size = _time_axis(axes, clock, width)
         under = np.concatenate([dollars, [0.0, 0.0]])
         axes.fill([*times / size, times[-1] / size, 0.0], under, color=ROLES["wash"], linewidth=0)
         axes.plot(times / size, dollars, color=ROLES["accent"], linewidth=2, clip_on=False)
-        axes.set_ylim(0, top)
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        _value_axis(axes, max(spent, shown or 0.0) * 1.12, "spent, USD")
         axes.yaxis.set_major_formatter(FuncFormatter(_dollars(axes.get_yticks())))
-        axes.set_ylabel("spent, USD")
-        if shown and budget is not None:
-            axes.axhline(budget, color=ROLES["budget"], linewidth=1.5, linestyle=(0, (5, 3)))
-            axes.annotate(
-                f"budget {text.usd(budget)}", (0, budget), (4, -4), textcoords="offset points", va="top",
-                color=ROLES["budget"],
-            )  # fmt: skip
-        axes.annotate(
-            text.usd(spent), (times[-1] / size, spent), (-4, 5), textcoords="offset points", ha="right",
-            fontweight="bold", color=ROLES["accent"],
-        )  # fmt: skip
+        if shown is not None:
+            axes.axhline(shown, color=ROLES["budget"], linewidth=1.5, linestyle=(0, (5, 3)))
+            _write(axes, f"budget {text.usd(shown)}", (0, shown), (4, -4), "budget", va="top")
+        at = (times[-1] / size, spent)
+        _write(axes, text.usd(spent), at, (-4, 5), "accent", ha="right", fontweight="bold")
 
-    said = f"{text.usd(spent)} spent in {text.duration(clock.total)}"
-    said += f", of a budget of {text.usd(budget)}." if budget is not None else "; no budget was set."
-    return _draw("money", "Money over time", said, HALF, 250, draw), shown
+    summary = f"{text.usd(spent)} spent in {text.duration(clock.total)}"
+    summary += f", of a budget of {text.usd(budget)}." if budget is not None else "; no budget was set."
+    return _draw("money", "Money over time", summary, HALF, 250, draw), shown is not None
 
 
-def rate(found: Rate, clock: Clock, mean: float) -> Chart:
+def rate(found: Rate, clock: RunningTime, mean: float) -> Chart:
     """Documents a second over running time, with their mean."""
-    top = max(float(found.values.max()), mean, 1e-9) * 1.18
+    most = float(found.values.max())
 
     def draw(axes: Axes, width: int) -> None:
-        size = _time_axis(axes, clock, width)
-        axes.stairs(found.values, found.edges / size, fill=True, color=ROLES["wash"], linewidth=0)
-        axes.stairs(found.values, found.edges / size, color=ROLES["accent"], linewidth=1.5, baseline=None)
-        axes.set_ylim(0, top)
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        axes.set_ylabel("documents/s")
+        edges = found.edges / _time_axis(axes, clock, width)
+        axes.stairs(found.values, edges, fill=True, color=ROLES["wash"], linewidth=0)
+        axes.stairs(found.values, edges, color=ROLES["accent"], linewidth=1.5, baseline=None)
+        _value_axis(axes, max(most, mean) * 1.18, "documents/s")
         axes.axhline(mean, color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
 
-    said = f"{text.number(mean)} documents a second on average, at most {text.number(float(found.values.max()))}."
-    return _draw("rate", "Documents a second over time", said, HALF, 250, draw)
+    summary = f"{text.number(mean)} documents a second on average, at most {text.number(most)}."
+    return _draw("rate", "Documents a second over time", summary, HALF, 250, draw)
 
 
 def timeline(
-    rows: Sequence[Sequence[tuple[float, float, str]]], labels: Sequence[str], clock: Clock, description: str
+    rows: Sequence[Sequence[tuple[float, float, str]]], labels: Sequence[str], clock: RunningTime, description: str
 ) -> Chart:
     """One row a worker: when it started up, was busy, idle, or did work that was lost. Times in running seconds."""
     count = len(rows)
@@ -160,14 +159,14 @@ def timeline(
         axes.grid(False)
         least = clock.total / size / width  # a span is never thinner than a pixel
         for kind in KINDS:
-            boxes = [
-                _box(began / size, max(ended / size, began / size + least), i + gap, i + 1 - gap)
+            bars = [
+                (i, began / size, max((ended - began) / size, least))
                 for i, row in enumerate(rows)
                 for began, ended, what in row
                 if what == kind
             ]
-            if boxes:
-                path = Path.make_compound_path(*boxes)
+            if bars:
+                path = Path.make_compound_path(*(_box(x, x + long, i + gap, i + 1 - gap) for i, x, long in bars))
                 axes.add_patch(PathPatch(path, facecolor=ROLES[kind], edgecolor="none", linewidth=0))
         axes.set_ylim(count, 0)
         if each >= 10 and count <= 40:
@@ -193,18 +192,13 @@ def confidence(values: Sequence[float]) -> Chart:
     def draw(axes: Axes, width: int) -> None:
         axes.bar(edges[:-1], shares, width=0.046, align="edge", color=ROLES["accent"], linewidth=0)
         axes.set_xlim(0, 1)
-        axes.set_ylim(0, max(float(shares.max()), 1e-9) * 1.22)
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
         axes.set_xlabel("confidence, 0 to 1")
-        axes.set_ylabel("answers")
+        _value_axis(axes, float(shares.max()) * 1.22, "answers")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
         axes.axvline(middle, color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
-        right = middle < 0.5
-        axes.annotate(
-            f"median {middle:.2f}", (middle, axes.get_ylim()[1]), (5 if right else -5, -2), textcoords="offset points",
-            va="top", ha="left" if right else "right",
-        )  # fmt: skip
+        offset, side = ((5, -2), "left") if middle < 0.5 else ((-5, -2), "right")
+        _write(axes, f"median {middle:.2f}", (middle, axes.get_ylim()[1]), offset, "ink", va="top", ha=side)
 
-    said = f"Half of {text.count(len(values))} sampled answers have a confidence above {middle:.2f}."
-    return _draw("confidence", "Confidence of the answers", said, HALF, 250, draw)
+    summary = f"Half of {text.count(len(values))} sampled answers have a confidence above {middle:.2f}."
+    return _draw("confidence", "Confidence of the answers", summary, HALF, 250, draw)

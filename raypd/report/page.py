@@ -9,35 +9,32 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.report import estimate_section, text
-from raypd.report.sections import (
-    Table,
-    answer_tables,
-    error_bars,
-    machine_table,
-    money_tables,
-    session_table,
-    tiles,
-    token_bars,
-    worker_table,
-)
-from raypd.report.series import Clock, money, rate, spans_of_units, timeline
+from raypd.report import charts, estimate_section, sections, series
+from raypd.report.charts import Chart
+from raypd.report.sections import Table
+from raypd.report.series import RunningTime
+from raypd.run import layout, text
 
 if TYPE_CHECKING:
-    from raypd.report.charts import Chart
-    from raypd.report.data import Run
+    from raypd.report.data import RunReport
 
+_TEMPLATES = resources.files("raypd.report") / "templates"
 _CONFIG_CHARACTERS = 60_000
 _TIMELINE_ROWS = 600
 _TIMELINE_BINS = 300
+_SUBTITLE = [("model", "name"), ("decoding", "method"), ("task", "kind")]
 STATES = {
     "complete": "complete",
     "running": "unfinished: still running",
@@ -65,9 +62,9 @@ class Drawn:
     unit: str = ""
 
 
-def write(run: Run, path: str | None = None) -> str:
+def write(run: RunReport, path: str | None = None) -> str:
     """Writes the page, into the run's folder as report.html if no path is given; where it went. Raises RunError."""
-    where = path or storage.join(run.root, "report.html")
+    where = path or storage.join(run.root, layout.REPORT)
     try:
         storage.put(where, render(run).encode())
     except OSError as error:
@@ -75,11 +72,8 @@ def write(run: Run, path: str | None = None) -> str:
     return where
 
 
-def render(run: Run) -> str:
+def render(run: RunReport) -> str:
     """The page of a run."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
     environment = Environment(
         loader=PackageLoader("raypd.report"),
         autoescape=True,
@@ -91,7 +85,7 @@ def render(run: Run) -> str:
         name: getattr(text, name)
         for name in ("clean", "compact", "count", "duration", "number", "share", "usd", "when")
     }
-    style, script = _file("report.css"), _file("report.js")
+    style, script = ((_TEMPLATES / name).read_text() for name in ("report.css", "report.js"))
     return environment.get_template("report.html.j2").render(
         run=run,
         style=Markup(style),
@@ -100,10 +94,6 @@ def render(run: Run) -> str:
         made=time.time(),
         **_content(run),
     )
-
-
-def _file(name: str) -> str:
-    return (resources.files("raypd.report") / "templates" / name).read_text()
 
 
 def _policy(style: str, script: str) -> str:
@@ -116,54 +106,48 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _content(run: Run) -> dict[str, Any]:
+def _content(run: RunReport) -> dict[str, Any]:
     """What the template shows, made ready: figures are figures and nothing is computed in HTML."""
-    clock = Clock(run.sessions)
-    model = run.config.get("model") or {}
-    decoding = run.config.get("decoding") or {}
-    task = run.config.get("task") or {}
-    estimated = run.state == "estimated"
+    clock, bill = RunningTime(run.sessions), run.bill
+    named = [(run.config.get(key) or {}).get(name) for key, name in _SUBTITLE]
+    estimated = run.state == "estimated" and run.forecast
     return {
         "state": STATES.get(run.state, f"unfinished: {run.state}"),
-        "subtitle": [
-            text.clean(part, 120) for part in (model.get("name"), decoding.get("method"), task.get("kind")) if part
-        ],
+        "subtitle": [text.clean(part, 120) for part in named if part],
         "warnings": _warnings(run),
-        "tiles": estimate_section.tiles(run.forecast) if estimated and run.forecast else tiles(run),
+        "tiles": estimate_section.tiles(estimated) if estimated else sections.tiles(run),
         "estimate": estimate_section.section(run),
         "money": _money(run, clock),
-        "money_tables": money_tables(run.bill) if run.bill and run.bill.sessions else [],
+        "money_tables": sections.money_tables(bill) if bill and bill.sessions else [],
         "rate": _rate(run, clock),
         "workers": _workers(run, clock),
         "confidence": _confidence(run),
-        "tokens": token_bars(run),
-        "machines": machine_table(run.bill) if run.bill and run.bill.nodes else None,
-        "answers": answer_tables(run.sample),
+        "tokens": sections.token_bars(run),
+        "machines": sections.machine_table(bill) if bill and bill.nodes else None,
+        "answers": sections.answer_tables(run.sample),
         "categories": sorted({d.category for d in run.sample.documents if d.category}),
-        "errors": error_bars(run.sample),
-        "sessions": session_table(run),
+        "errors": sections.error_bars(run.sample),
+        "sessions": sections.session_table(run),
         "config": text.clean(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), _CONFIG_CHARACTERS),
     }
 
 
-def _warnings(run: Run) -> list[str]:
+def _warnings(run: RunReport) -> list[str]:
     if run.state == "estimated":
         return []
     found = [
         f"The estimate cannot be read: {text.clean(path, 300)}. `raypd estimate` makes it anew." for path in run.torn
     ]
-    planned = run.units_planned
+    committed, planned = run.units.committed, run.units_planned
     if run.state != "complete":
-        done = f"{text.count(run.units.committed)} units are committed"
+        done = f"{text.count(committed)} units are committed"
         if planned:
-            done = (
-                f"{text.count(run.units.committed)} of {text.count(planned)} units are committed "
-                f"({text.share(run.units.committed, planned)})"
-            )
+            share = text.share(committed, planned)
+            done = f"{text.count(committed)} of {text.count(planned)} units are committed ({share})"
         found.append(f"This run is not finished: {done}. All figures are as of {text.when(run.read_at)}.")
     if not run.units.whole:
         found.append(
-            f"Of {text.count(run.units.committed)} units, {text.count(len(run.units.read))} evenly spread ones were "
+            f"Of {text.count(committed)} units, {text.count(len(run.units.read))} evenly spread ones were "
             "read for this page. Totals of documents and tokens are scaled up from them."
         )
     if run.units.damaged:
@@ -176,72 +160,60 @@ def _warnings(run: Run) -> list[str]:
     return found
 
 
-def _money(run: Run, clock: Clock) -> Drawn:
-    from raypd.report import charts
+def _thinned(count: int) -> Sequence[int]:
+    """About twelve of so many indices, for a table."""
+    return range(0, count, max(1, count // 12))
 
+
+def _money(run: RunReport, clock: RunningTime) -> Drawn:
     bill = run.bill
     if bill is None or not bill.sessions:
         return Drawn(None, "No bill was kept for this run.")
     if len(bill.series) < 2 or clock.total <= 0:
         return Drawn(None, f"{text.usd(bill.usd)} in all; how it grew was not kept.")
-    times, dollars = money(bill.series, clock)
-    table = Table(["running time", "spent"], [])
-    for i in range(0, len(times), max(1, len(times) // 12)):
-        table.rows.append([text.duration(float(times[i])), text.usd(float(dollars[i]))])
-    chart, fits = charts.money(times, dollars, bill.budget_usd, clock)
-    note = (
-        f"The budget of {text.usd(bill.budget_usd)} lies far above this scale." if bill.budget_usd and not fits else ""
-    )
-    return Drawn(chart, table=table, note=note)
+    times, dollars = series.money(bill.series, clock)
+    rows = [[text.duration(times[i]), text.usd(dollars[i])] for i in _thinned(len(times))]
+    budget = bill.newest.budget_usd
+    chart, fits = charts.money(times, dollars, budget, clock)
+    note = f"The budget of {text.usd(budget)} lies far above this scale." if budget and not fits else ""
+    return Drawn(chart, table=Table(["running time", "spent"], rows), note=note)
 
 
-def _rate(run: Run, clock: Clock) -> Drawn:
-    from raypd.report import charts
-
-    found = rate(run.units.read, clock, run.units.scale)
+def _rate(run: RunReport, clock: RunningTime) -> Drawn:
+    found = series.rate(run.units.read, clock, run.units.scale)
     if found is None:
         return Drawn(None, "No unit is committed yet.")
     mean = run.units.total("documents") / clock.total
-    table = Table(["running time, from", "documents/s"], [])
-    for i in range(0, len(found.values), max(1, len(found.values) // 12)):
-        table.rows.append([text.duration(float(found.edges[i])), text.number(float(found.values[i]))])
-    return Drawn(
-        charts.rate(found, clock, mean),
-        table=table,
-        unit=f"documents a second; the dashed line is the mean, {text.number(mean)}",
-    )
+    rows = [[text.duration(found.edges[i]), text.number(found.values[i])] for i in _thinned(len(found.values))]
+    unit = f"documents a second; the dashed line is the mean, {text.number(mean)}"
+    return Drawn(charts.rate(found, clock, mean), table=Table(["running time, from", "documents/s"], rows), unit=unit)
 
 
-def _workers(run: Run, clock: Clock) -> Drawn:
-    from raypd.report import charts
-
+def _workers(run: RunReport, clock: RunningTime) -> Drawn:
     workers = [w for w in run.bill.workers if w.spans] if run.bill else []
     if workers and clock.total > 0:
-        workers.sort(key=lambda w: (w.began, -w.busy))
+        by_share = sorted(workers, key=lambda w: -w.spent("busy") / w.lived())
+        workers = sorted(by_share, key=lambda w: w.began)
         shown = workers[:: -(-len(workers) // _TIMELINE_ROWS)]
-        rows = timeline(shown, clock, _TIMELINE_BINS)
-        busy = sum(w.seconds("busy") for w in workers) / max(sum(w.ended - w.began for w in workers), 1e-9)
         who = "The one worker was" if len(workers) == 1 else f"{text.count(len(workers))} workers were"
-        said = f"{who} busy {text.share(busy, 1)} of the time."
-        chart = charts.timeline(rows, [text.clean(w.id, 12) for w in shown], clock, said)
-        return Drawn(chart, table=worker_table(sorted(workers, key=lambda w: -w.busy)), legend=LEGEND, note=said)
-    by_unit = spans_of_units(run.units.read) if run.units.whole else {}
+        busy = sum(w.spent("busy") for w in workers) / sum(w.lived() for w in workers)
+        note = f"{who} busy {text.share(busy, 1)} of the time."
+        names = [text.clean(w.worker, 12) for w in shown]
+        chart = charts.timeline(series.timeline(shown, clock, _TIMELINE_BINS), names, clock, note)
+        return Drawn(chart, table=sections.worker_table(by_share), legend=LEGEND, note=note)
+    by_unit = series.spans_of_units(run.units.read) if run.units.whole else {}
     if not by_unit or clock.total <= 0:
         return Drawn(None, "Which worker did what was not kept for this run.")
     names = list(by_unit)[:_TIMELINE_ROWS]
     spans = [[(*clock.at(list(s)).tolist(), "busy") for s in by_unit[name]] for name in names]
-    said = "When each worker had a unit in hand; start-up and idle time were not kept."
-    return Drawn(charts.timeline(spans, [text.clean(n, 12) for n in names], clock, said), note=said)
+    note = "When each worker had a unit in flight; start-up and idle time were not kept."
+    return Drawn(charts.timeline(spans, [text.clean(n, 12) for n in names], clock, note), note=note)
 
 
-def _confidence(run: Run) -> Drawn:
-    from raypd.report import charts
-
+def _confidence(run: RunReport) -> Drawn:
     values = run.sample.confidences
     if not values:
         return Drawn(None, "The sampled answers carry no confidence.")
-    table = Table(["confidence", "answers"], [])
-    for low in range(0, 100, 10):
-        inside = sum(low <= 100 * v < low + 10 or (low == 90 and v >= 0.9) for v in values)
-        table.rows.append([f"{low / 100:.1f} to {low / 100 + 0.1:.1f}", text.count(inside)])
-    return Drawn(charts.confidence(values), table=table)
+    tenths = Counter(min(9, int(10 * value)) for value in values)
+    rows = [[f"{low / 10:.1f} to {low / 10 + 0.1:.1f}", text.count(tenths[low])] for low in range(10)]
+    return Drawn(charts.confidence(values), table=Table(["confidence", "answers"], rows))

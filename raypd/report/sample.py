@@ -9,20 +9,18 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd import storage
-from raypd.report.text import clean
+from raypd.report.units import CommittedUnit, spread
+from raypd.run.text import clean
 from raypd.verify import dead_letters
-
-if TYPE_CHECKING:
-    from raypd.report.data import Unit
 
 UNITS = 60  # read whole or in part for answers
 ROWS = 1024  # read of each
@@ -35,6 +33,7 @@ _VALUE_CHARACTERS = 400
 _TEXT_CHARACTERS = 1500
 _OWN = ("id", "status", "error", "source", "row", "attempts")
 _HIDDEN = {*_OWN, "category", "record", "values", "truncated", "raw", "counters", "warnings", "tokens", "sample"}
+Row = dict[str, Any]  # of a unit's object
 
 
 @dataclass
@@ -48,7 +47,7 @@ class Entry:
 
 
 @dataclass
-class Document:
+class SampleDocument:
     """A document of the sample with its answers."""
 
     id: str
@@ -67,9 +66,14 @@ class Document:
         """Of its least sure answer."""
         return min((e.confidence for e in self.entries if e.confidence is not None), default=None)
 
+    @property
+    def size(self) -> int:
+        """Characters that it takes on the page, about."""
+        return 60 + sum(len(e.name) + len(e.value or "") + 20 for e in self.entries) + len(self.error or "")
+
 
 @dataclass
-class Attribute:
+class SampleAttribute:
     """What the sample says of one attribute of a category."""
 
     category: str
@@ -80,162 +84,121 @@ class Attribute:
 
 
 @dataclass
-class Sample:
-    """`rows` rows of `units` units; errors from the rows of `failed_units` of the units that have failures."""
+class AnswerSample:
+    """`rows` rows of some units; errors from the rows of `error_units` of the `failed_units` that have failures."""
 
-    units: int = 0
     rows: int = 0
-    documents: list[Document] = field(default_factory=list)
+    documents: list[SampleDocument] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
-    attributes: dict[tuple[str, str], Attribute] = field(default_factory=dict)
+    attributes: dict[tuple[str, str], SampleAttribute] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)  # reason -> documents
     error_units: int = 0
     failed_units: int = 0
     retried: int = 0  # rows that took more than one attempt
-    unread: list[str] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        """Counts a row's answers."""
+        self.rows += 1
+        self.retried += (row.get("attempts") or 1) > 1
+        if row["status"] != "ok":
+            return
+        for value in row.get("values") or []:
+            key = (str(row.get("category") or ""), str(value["name"]))
+            attribute = self.attributes.setdefault(key, SampleAttribute(*key))
+            attribute.statuses[str(value["status"])] += 1
+            attribute.found += value["value"] is not None
+            if _is_confidence(value.get("confidence")):
+                attribute.confidences.append(value["confidence"])
+                self.confidences.append(min(value["confidence"], 1.0))
+        if _is_confidence(row.get("confidence")):
+            self.confidences.append(min(row["confidence"], 1.0))
 
 
-def read_sample(units: Sequence[Unit], seed: str) -> Sample:
-    """Reads the sample; objects that cannot be read are named in `unread`."""
-    sample = Sample()
-    chosen = _choose(units, UNITS, seed)
-    failed = [u for u in units if u.failed]
-    sample.failed_units = len(failed)
-    chosen_failed = _choose(failed, FAILED_UNITS, seed)
+def _is_confidence(value: float | None) -> bool:
+    return value is not None and 0 <= value <= 1.001
+
+
+def read_sample(units: Sequence[CommittedUnit], seed: str) -> AnswerSample:
+    """Reads the sample; objects that cannot be read are left out."""
+    failed = [unit for unit in units if unit.failed]
     with ThreadPoolExecutor(16) as pool:
-        tables = list(pool.map(_rows, chosen))
-        errors = list(pool.map(lambda u: read_errors(u.path), chosen_failed))
-    groups: list[list[list[dict[str, Any]]]] = []
-    for unit, rows in zip(chosen, tables, strict=True):
-        if rows is None:
-            sample.unread.append(unit.path)
-            continue
-        sample.units += 1
-        sample.rows += len(rows)
-        sample.retried += sum((row.get("attempts") or 1) > 1 for row in rows)
-        grouped = list(_by_document(rows))
-        groups.append(grouped)
-        for group in grouped:
-            _count(sample, group)
-    wanted_failures = []
-    for unit, found in zip(chosen_failed, errors, strict=True):
-        if found is None:
-            sample.unread.append(unit.path)
-            continue
-        sample.error_units += 1
-        sample.errors.update(dead_letters.normalize(row["source"], row["error"]) for row in found)
-        wanted_failures.append(found)
-    _take_documents(sample, groups, wanted_failures)
+        tables = [rows for rows in pool.map(_rows, _choose(units, UNITS, seed)) if rows is not None]
+        chosen = pool.map(read_errors, (unit.path for unit in _choose(failed, FAILED_UNITS, seed)))
+        failures = [rows for rows in chosen if rows is not None]
+    sample = AnswerSample(failed_units=len(failed), error_units=len(failures))
+    for row in (row for rows in tables for row in rows):
+        sample.add(row)
+    sample.errors.update(dead_letters.normalize(row["source"], row["error"]) for rows in failures for row in rows)
+    sample.documents = _documents([_by_document(rows) for rows in tables], failures)
     return sample
 
 
-def _choose(units: Sequence[Unit], most: int, seed: str) -> list[Unit]:
+def _choose(units: Sequence[CommittedUnit], most: int, seed: str) -> Sequence[CommittedUnit]:
     """An even choice over the run with a start that the seed gives."""
     if len(units) <= most:
-        return list(units)
+        return units
     step = len(units) / most
     start = zlib.crc32(seed.encode()) / 2**32 * step
     return [units[int(start + i * step)] for i in range(most)]
 
 
-def _rows(unit: Unit) -> list[dict[str, Any]] | None:
+def _rows(unit: CommittedUnit) -> list[Row] | None:
     try:
         with storage.open_file(unit.path) as file:
-            for batch in pq.ParquetFile(file).iter_batches(batch_size=ROWS):
-                return batch.to_pylist()
-        return []
+            batches = pq.ParquetFile(file).iter_batches(batch_size=ROWS)
+            return next((batch.to_pylist() for batch in batches), [])
     except (pa.ArrowException, OSError):
         return None
 
 
-def read_errors(path: str) -> list[dict[str, Any]] | None:
-    """The failed documents of a unit, each once."""
+def read_errors(path: str) -> list[Row] | None:
+    """The failed documents of a unit, each once; None where its object cannot be read."""
     try:
         with storage.open_file(path) as file:
             table = pq.ParquetFile(file).read(columns=list(_OWN))
     except (pa.ArrowException, OSError):
         return None
-    found = {row["row"]: row for row in table.to_pylist() if row["status"] != "ok"}
-    return list(found.values())
+    return list({row["row"]: row for row in table.to_pylist() if row["status"] != "ok"}.values())
 
 
-def _by_document(rows: Iterable[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
+def _by_document(rows: list[Row]) -> list[list[Row]]:
     """The rows of each document together: a document with questions or turns has several."""
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["source"], row["row"]), []).append(row)
-    return groups.values()
-
-
-# ------------------------------------------------------------------------------------------------------------- figures
-
-
-def _count(sample: Sample, group: list[dict[str, Any]]) -> None:
-    for row in group:
-        category = str(row.get("category") or "")
-        if row["status"] != "ok":
-            continue
-        for value in row.get("values") or []:
-            key = (category, str(value["name"]))
-            attribute = sample.attributes.setdefault(key, Attribute(*key))
-            attribute.statuses[str(value["status"])] += 1
-            attribute.found += value["value"] is not None
-            _add_confidence(sample, value.get("confidence"), attribute)
-        if "confidence" in row:
-            _add_confidence(sample, row["confidence"], None)
-
-
-def _add_confidence(sample: Sample, confidence: float | None, attribute: Attribute | None) -> None:
-    if confidence is None or not 0 <= confidence <= 1.001:
-        return
-    sample.confidences.append(min(float(confidence), 1.0))
-    if attribute is not None:
-        attribute.confidences.append(float(confidence))
+    return list(groups.values())
 
 
 # ----------------------------------------------------------------------------------------------------------- documents
 
 
-def _take_documents(
-    sample: Sample, groups: list[list[list[dict[str, Any]]]], failures: list[list[dict[str, Any]]]
-) -> None:
-    """Some of every unit in turn, until there are enough or the page would grow too large; failures beside them."""
+def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[SampleDocument]:
+    """Some of every unit, until there are enough or the page would grow too large; failures first."""
     failed = [row for rows in failures for row in rows[: max(1, FAILED_DOCUMENTS // max(len(failures), 1))]]
     failed = failed[:FAILED_DOCUMENTS]
     seen = {(row["source"], row["row"]) for row in failed}
     most = DOCUMENTS - len(failed)
+    each = -(-most // max(len(units), 1))
+    taken = []
+    for groups in units:
+        taken += spread([rows for rows in groups if (rows[0]["source"], rows[0]["row"]) not in seen], each)
+    documents: list[SampleDocument] = []
     size = 0
-    for group in [*([row] for row in failed), *_in_turn(groups, most, seen)]:
-        document = document_of(group)
-        size += 60 + sum(len(e.name) + len(e.value or "") + 20 for e in document.entries) + len(document.error or "")
+    for rows in [*([row] for row in failed), *spread(taken, most)]:
+        document = document_of(rows)
+        size += document.size
         if size > _CHARACTERS:
             break
-        sample.documents.append(document)
-    sample.documents.sort(key=lambda d: (d.source, d.row))
+        documents.append(document)
+    return sorted(documents, key=lambda d: (d.source, d.row))
 
 
-def _in_turn(
-    groups: list[list[list[dict[str, Any]]]], most: int, seen: set[tuple[str, int]]
-) -> list[list[dict[str, Any]]]:
-    """An even choice of every unit's documents, as many of each as make `most` together."""
-    if not groups:
-        return []
-    each = -(-most // len(groups))
-    taken = []
-    for group in groups:
-        left = [rows for rows in group if (rows[0]["source"], rows[0]["row"]) not in seen]
-        taken += [left[i * len(left) // min(each, len(left))] for i in range(min(each, len(left)))]
-    if len(taken) > most:
-        taken = [taken[i * len(taken) // most] for i in range(most)]
-    return taken
-
-
-def document_of(rows: list[dict[str, Any]]) -> Document:
+def document_of(rows: list[Row]) -> SampleDocument:
     """A document of its rows; texts are cut and made harmless to read."""
     first = rows[0]
     entries = [entry for row in rows for entry in _entries(row)]
     errors = [row["error"] for row in rows if row.get("error")]
-    return Document(
+    return SampleDocument(
         id=clean(first["id"], 200),
         source=clean(first["source"], 200),
         row=int(first["row"]),
@@ -249,7 +212,7 @@ def document_of(rows: list[dict[str, Any]]) -> Document:
     )
 
 
-def _entries(row: dict[str, Any]) -> list[Entry]:
+def _entries(row: Row) -> list[Entry]:
     """The answers of a row, whatever kind of task it is of."""
     if row.get("status") != "ok":
         return []

@@ -1,4 +1,4 @@
-"""Figures over time. The clock of a report runs while a session runs: nights between two sessions take no room."""
+"""Figures over running time: nights between two sessions take no room."""
 
 from __future__ import annotations
 
@@ -9,42 +9,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from raypd.report.data import Session, Unit
-    from raypd.report.ledger import Point, Worker
+    from raypd.report.data import ReportSession
+    from raypd.report.units import CommittedUnit
+    from raypd.run.records import WorkerTime
 
 KINDS = ("startup", "busy", "idle", "lost")
 _BINS = 120
 
 
-class Clock:
-    """Unix seconds <-> seconds of running time."""
+class RunningTime:
+    """Unix seconds to seconds of running time: it stands between two sessions.
 
-    def __init__(self, sessions: Sequence[Session]) -> None:
-        starts: list[float] = []
-        ends: list[float] = []
-        self.borders: list[float] = []  # where one session follows on another
-        total = 0.0
+    total: of all sessions. borders: where one session follows on another.
+    """
+
+    def __init__(self, sessions: Sequence[ReportSession]) -> None:
+        self._unix: list[float] = []
+        self._elapsed: list[float] = []
+        self.borders: list[float] = []
+        self.total = 0.0
         for session in sessions:
-            began = max(session.began, ends[-1] if ends else session.began)  # sessions do not overlap
+            began = max([session.began, *self._unix[-1:]])  # sessions do not overlap
             ended = max(began, session.ended)
-            if starts:
-                self.borders.append(total)
-            starts.append(began)
-            ends.append(ended)
-            total += ended - began
-        self.total = total
-        # Between two sessions the clock stands.
-        self._wall = [t for pair in zip(starts, ends, strict=True) for t in pair]
-        elapsed, at = [], 0.0
-        for began, ended in zip(starts, ends, strict=True):
-            elapsed += [at, at + ended - began]
-            at += ended - began
-        self._elapsed = elapsed
+            if self._unix:
+                self.borders.append(self.total)
+            self._unix += [began, ended]
+            self._elapsed += [self.total, self.total + ended - began]
+            self.total += ended - began
 
     def at(self, unix: Sequence[float] | np.ndarray) -> np.ndarray:
         """Seconds of running time up to a time."""
         times = np.asarray(unix, dtype=float)
-        return np.asarray(np.interp(times, self._wall, self._elapsed)) if self._wall else np.zeros_like(times)
+        return np.asarray(np.interp(times, self._unix, self._elapsed)) if self._unix else np.zeros_like(times)
 
 
 @dataclass
@@ -55,7 +51,7 @@ class Rate:
     values: np.ndarray
 
 
-def rate(units: Sequence[Unit], clock: Clock, scale: float = 1.0) -> Rate | None:
+def rate(units: Sequence[CommittedUnit], clock: RunningTime, scale: float = 1.0) -> Rate | None:
     """Documents/s over running time, each unit's documents spread over the time in which it was worked on.
 
     None when there is nothing to draw.
@@ -64,34 +60,33 @@ def rate(units: Sequence[Unit], clock: Clock, scale: float = 1.0) -> Rate | None
         return None
     edges = np.linspace(0, clock.total, min(_BINS, max(12, len(units) // 2)) + 1)
     began = clock.at(np.array([u.began for u in units]))
-    ended = np.maximum(clock.at(np.array([u.committed for u in units])), began + 1e-3)
+    ended = np.maximum(clock.at(np.array([u.committed_at for u in units])), began + 1e-3)
     documents = np.array([u.documents for u in units], dtype=float)
     done = np.array([(documents * np.clip((t - began) / (ended - began), 0, 1)).sum() for t in edges])
     return Rate(edges, np.diff(done) * scale / np.diff(edges))
 
 
-def money(points: Sequence[Point], clock: Clock) -> tuple[np.ndarray, np.ndarray]:
+def money(points: Sequence[tuple[float, float]], clock: RunningTime) -> tuple[np.ndarray, np.ndarray]:
     """Running time (seconds) and dollars spent by then, from nothing on."""
-    times = clock.at(np.array([p.at for p in points]))
-    dollars = np.array([p.usd for p in points])
-    return np.concatenate([[0.0], times]), np.concatenate([[0.0], dollars])
+    at, usd = np.array(points).T
+    return np.concatenate([[0.0], clock.at(at)]), np.concatenate([[0.0], usd])
 
 
-def spans_of_units(units: Sequence[Unit]) -> dict[str, list[tuple[float, float]]]:
-    """Worker -> the times in which it had a unit in hand, merged, for a run without a bill that has timelines."""
+def spans_of_units(units: Sequence[CommittedUnit]) -> dict[str, list[tuple[float, float]]]:
+    """Worker -> the times in which it had a unit in flight, merged, for a run without a bill that has timelines."""
     busy: dict[str, list[tuple[float, float]]] = {}
     for unit in sorted(units, key=lambda u: u.began):
-        if unit.worker is None:
+        if not unit.worker:
             continue
         spans = busy.setdefault(unit.worker, [])
         if spans and unit.began <= spans[-1][1] + 0.5:
-            spans[-1] = (spans[-1][0], max(spans[-1][1], unit.committed))
+            spans[-1] = (spans[-1][0], max(spans[-1][1], unit.committed_at))
         else:
-            spans.append((unit.began, unit.committed))
+            spans.append((unit.began, unit.committed_at))
     return busy
 
 
-def timeline(workers: Sequence[Worker], clock: Clock, bins: int) -> list[list[tuple[float, float, str]]]:
+def timeline(workers: Sequence[WorkerTime], clock: RunningTime, bins: int) -> list[list[tuple[float, float, str]]]:
     """Spans of each worker in running time, cut to at most `bins` pieces: the kind that fills most of each."""
     return [_coarse([(*clock.at(s[:2]).tolist(), s[2]) for s in w.spans], clock.total, bins) for w in workers]
 
@@ -102,17 +97,12 @@ def _coarse(spans: list[tuple[float, float, str]], total: float, bins: int) -> l
     edges = np.linspace(0, total, bins + 1)
     began, ended = np.array([s[0] for s in spans]), np.array([s[1] for s in spans])
     kinds = np.array([s[2] for s in spans])
-    filled = np.zeros((len(KINDS), bins))
-    for i, kind in enumerate(KINDS):
-        mine = kinds == kind
-        covered = np.array([np.clip(t - began[mine], 0, (ended - began)[mine]).sum() for t in edges])
-        filled[i] = np.diff(covered)
+    covered = np.clip(edges[:, None] - began, 0, ended - began)  # of each span, seconds up to each edge
+    filled = np.array([np.diff(covered[:, kinds == kind].sum(axis=1)) for kind in KINDS])
     out: list[tuple[float, float, str]] = []
-    for b in range(bins):
-        if filled[:, b].sum() <= 0:
-            continue
+    for b in np.flatnonzero(filled.sum(axis=0) > 0):
         kind = KINDS[int(filled[:, b].argmax())]
-        if out and out[-1][2] == kind and abs(out[-1][1] - edges[b]) < 1e-9:
+        if out and out[-1][2] == kind and out[-1][1] == edges[b]:
             out[-1] = (out[-1][0], float(edges[b + 1]), kind)
         else:
             out.append((float(edges[b]), float(edges[b + 1]), kind))

@@ -10,15 +10,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from raypd import storage
 from raypd.report import data
-from raypd.report.ledger import Bill, read_bill
+from raypd.report.ledger import RunBill, read_bill
 from raypd.report.sample import read_errors
-from raypd.report.text import clean
+from raypd.report.units import CommittedUnit, read_unit, spread, unit_objects
 from raypd.run.load import load_record
+from raypd.run.records import Bill
+from raypd.run.text import clean
 from raypd.verify import dead_letters
 
 _FOOTERS = 64  # read in one look
@@ -53,20 +54,17 @@ class Status:
     failed: int
     sessions: int
     running_seconds: float
-    documents_per_second: float | None
-    eta_seconds: float | None
-    usd: float | None
-    usd_per_hour: float | None
-    usd_at_end: float | None
-    budget_usd: float | None
-    deadline: str | None
-    heard: float | None
+    documents_per_second: float | None = None
+    eta_seconds: float | None = None
+    usd: float | None = None
+    usd_per_hour: float | None = None
+    usd_at_end: float | None = None
+    budget_usd: float | None = None
+    deadline: str | None = None
+    heard: float | None = None
     workers: list[WorkerState] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    def to_tree(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass
@@ -79,26 +77,18 @@ class Watch:
 
     def __post_init__(self) -> None:
         record = load_record(self.root, self.overrides)
-        self._fake = data.is_fake(record["config"])
-        self._held: dict[storage.Object, data.Unit | None] = {}  # footers that were read
+        self._fake = data.is_fake(record.config)
+        self._held: dict[storage.Object, CommittedUnit | None] = {}  # footers that were read
         self._errors: dict[str, list[str]] = {}
         self._pace: deque[tuple[float, float]] = deque(maxlen=1000)  # (when, documents)
 
     def look(self) -> Status:
         """Raises OSError when storage does not answer."""
         now = self.clock()
-        objects = data.unit_objects(self.root)
-        bill = read_bill(self.root)
-        plan = data.read_plan(self.root)
+        objects, bill, plan = unit_objects(self.root), read_bill(self.root), data.read_plan(self.root)
         self._read_footers(objects)
-        known = [u for u in (self._held.get(o) for o in objects) if u is not None]
-        last = max((u.committed for u in known), default=0.0)
-        trees = data.session_trees(self.root)
-        heard = dict(bill.heard) if bill else {}
-        if trees:
-            newest = str(trees[-1].get("id"))
-            heard[newest] = max(heard.get(newest, 0.0), last)
-        sessions = [data.session_of(tree, now, heard.get(str(tree.get("id")), 0.0)) for tree in trees]
+        known = [unit for unit in map(self._held.get, objects) if unit is not None]
+        sessions = data.read_sessions(self.root, known, bill, now)
         documents, failed, exact = _documents(len(objects), known, bill)
         status = Status(
             run=self.root,
@@ -108,90 +98,78 @@ class Watch:
             units=len(objects),
             units_planned=plan.units if plan else None,
             documents=documents,
-            documents_planned=plan.documents if plan else None,
+            documents_planned=plan.documents or None if plan else None,
             exact=exact,
             failed=failed,
             sessions=len(sessions),
             running_seconds=sum(s.seconds for s in sessions),
-            documents_per_second=None,
-            eta_seconds=None,
-            usd=bill.usd if bill else None,
-            usd_per_hour=None,
-            usd_at_end=None,
-            budget_usd=bill.budget_usd if bill else None,
-            deadline=bill.deadline if bill else None,
             heard=max((s.ended for s in sessions), default=None),
-            workers=_workers(bill) if bill else [],
             errors=self._last_errors(known),
-            notes=bill.notes if bill else ["no bill is kept for this run"],
+            notes=bill.cost.notes if bill else ["no bill is kept for this run"],
         )
-        self._forecast(status, bill)
+        if bill:
+            status.usd, status.budget_usd, status.deadline = bill.usd, bill.newest.budget_usd, bill.newest.deadline
+            status.workers = _workers(bill.newest)
+        self._forecast(status, bill.newest if bill else None)
         return status
 
     def _read_footers(self, objects: Sequence[storage.Object]) -> None:
         """The newest units are not known by name: of those that were not read, an even choice is."""
         new = [o for o in objects if o not in self._held]
         with ThreadPoolExecutor(16) as pool:
-            chosen = data.spread(new, _FOOTERS)
-            for item, unit in zip(chosen, pool.map(data.read_unit, chosen), strict=True):
+            chosen = spread(new, _FOOTERS)
+            for item, unit in zip(chosen, pool.map(read_unit, chosen), strict=True):
                 self._held[item] = unit
                 self._errors.pop(item.path, None)
 
-    def _last_errors(self, known: Sequence[data.Unit]) -> list[str]:
+    def _last_errors(self, known: Sequence[CommittedUnit]) -> list[str]:
         """Why the documents failed that failed last, of the units whose footers are known."""
-        failed = sorted((u for u in known if u.failed), key=lambda u: -u.committed)[:_ERROR_UNITS]
-        found: list[str] = []
+        failed = sorted((u for u in known if u.failed), key=lambda u: -u.committed_at)[:_ERROR_UNITS]
         for unit in failed:
             if unit.path not in self._errors:
                 rows = read_errors(unit.path) or []
-                self._errors[unit.path] = list(
-                    dict.fromkeys(dead_letters.normalize(row["source"], row["error"]) for row in rows)
-                )
-            found += [e for e in self._errors[unit.path] if e not in found]
-        return [clean(e, 160) for e in found[:_ERRORS]]
+                self._errors[unit.path] = [dead_letters.normalize(row["source"], row["error"]) for row in rows]
+        found = dict.fromkeys(error for unit in failed for error in self._errors[unit.path])
+        return [clean(error, 160) for error in list(found)[:_ERRORS]]
 
     def _forecast(self, status: Status, bill: Bill | None) -> None:
-        """Speed of the last minutes, and from it the end and the bill at the end."""
-        mean = status.documents / status.running_seconds if status.documents and status.running_seconds > 0 else None
-        rate = _recent(bill) if status.state == "running" else mean
-        if status.state == "running":
-            status.usd_per_hour = _hourly(bill) if bill else None
+        """Speed of the last minutes, and from it the end and the bill at the end. bill: of the newest session."""
+        running, rate = status.state == "running", None
+        if running:
+            if bill:
+                rate, status.usd_per_hour = _recent(bill), _hourly(bill)
             self._pace.append((status.at, status.documents))
             first = next((p for p in self._pace if status.at - p[0] <= _RATE_SECONDS), self._pace[0])
             if rate is None and status.documents > first[1]:
                 rate = (status.documents - first[1]) / max(status.at - first[0], 1e-6)
-        rate = rate or mean
+        if not rate and status.documents and status.running_seconds > 0:
+            rate = status.documents / status.running_seconds
         status.documents_per_second = rate
-        left = None if status.documents_planned is None else max(0, status.documents_planned - status.documents)
-        if status.state == "running" and left is not None and rate:
-            status.eta_seconds = left / rate
+        if running and rate and status.documents_planned is not None:
+            status.eta_seconds = max(0, status.documents_planned - status.documents) / rate
             if status.usd is not None and status.usd_per_hour is not None:
                 status.usd_at_end = status.usd + status.usd_per_hour * status.eta_seconds / 3600
 
 
-def _documents(units: int, known: Sequence[data.Unit], bill: Bill | None) -> tuple[int, int, bool]:
+def _documents(units: int, known: Sequence[CommittedUnit], bill: RunBill | None) -> tuple[int, int, bool]:
     """(documents, failed, whether they were counted)."""
-    if len(known) == units:
-        return sum(u.documents for u in known), sum(u.failed for u in known), True
-    if bill and bill.totals.get("documents"):
-        return bill.totals["documents"], bill.totals.get("failed", 0), True
-    if not known:
-        return 0, 0, False
-    scale = units / len(known)
-    return round(sum(u.documents for u in known) * scale), round(sum(u.failed for u in known) * scale), False
+    if bill and bill.totals["documents"] and len(known) != units:
+        return bill.totals["documents"], bill.totals["failed"], True
+    scale = units / len(known) if known else 0.0
+    documents, failed = (round(sum(getattr(u, name) for u in known) * scale) for name in ("documents", "failed"))
+    return documents, failed, len(known) == units
 
 
-def _recent(bill: Bill | None) -> float | None:
-    """Documents a second of the last minutes of the newest session, where the bill tells."""
-    if bill and len(bill.series) > 1:
-        last, began = bill.series[-1], max(bill.began.values())
-        points = [p for p in bill.series if p.at >= max(last.at - _RATE_SECONDS, began)]
-        if last.at - began < _RATE_SECONDS:  # it has only begun: the start of its workers is no work
-            points = [p for p in points if p.documents > points[0].documents] or points
-        first = points[0] if points else last
-        if last.at > first.at and last.documents > first.documents:
-            return (last.documents - first.documents) / (last.at - first.at)
-    return None
+def _recent(bill: Bill) -> float | None:
+    """Documents a second of the last minutes of a session, where its bill tells."""
+    if not bill.series:
+        return None
+    end, done = bill.series[-1][0], bill.series[-1][2]
+    points = [(at, documents) for at, _, documents, *_ in bill.series if at >= max(end - _RATE_SECONDS, bill.began)]
+    if end - bill.began < _RATE_SECONDS:  # it has only begun: the start of its workers is no pace
+        points = [p for p in points if p[1] > points[0][1]] or points
+    at, before = points[0] if points else (end, done)
+    return (done - before) / (end - at) if end > at and done > before else None
 
 
 def _hourly(bill: Bill) -> float:
@@ -200,12 +178,10 @@ def _hourly(bill: Bill) -> float:
 
 
 def _workers(bill: Bill) -> list[WorkerState]:
-    """The workers of the newest session, those that still run first."""
-    newest = max(bill.began, key=lambda s: bill.began[s], default=None)
+    """The workers of a session, those that still run first."""
     found = []
     for worker in bill.workers:
-        if worker.session != newest:
-            continue
-        state = "ended" if worker.gone or bill.final else (worker.spans[-1][2] if worker.spans else "startup")
-        found.append(WorkerState(clean(worker.id, 40), clean(worker.node, 40), state, round(worker.busy, 4)))
+        state = "ended" if bill.final else worker.state
+        busy = round(worker.spent("busy") / worker.lived(bill.until), 4)
+        found.append(WorkerState(clean(worker.worker, 40), clean(worker.node, 40), state, busy))
     return sorted(found, key=lambda w: (w.state == "ended", w.worker))

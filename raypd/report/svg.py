@@ -53,16 +53,12 @@ def inline(figure: Figure, name: str, title: str, description: str) -> str:
     for tag, text in (("title", title), ("desc", description)):
         child = ElementTree.SubElement(out, f"{{{_SVG}}}{tag}", id=f"{name}-{tag[0]}")
         child.text = text
+    defined = {shape for defs in drawn.iter(f"{{{_SVG}}}defs") for shape in defs.iter()}
     for shape in drawn.iter():
         kind = shape.tag.removeprefix(f"{{{_SVG}}}")
-        if kind not in ("path", "text", "rect") or _in_definitions(shape, drawn):
-            continue
-        _append(out, shape, kind)
+        if kind in ("path", "text", "rect") and shape not in defined:
+            _append(out, shape, kind)
     return ElementTree.tostring(out, encoding="unicode")
-
-
-def _in_definitions(shape: ElementTree.Element, drawn: ElementTree.Element) -> bool:
-    return any(shape in list(defs.iter()) for defs in drawn.iter(f"{{{_SVG}}}defs"))
 
 
 def _append(out: ElementTree.Element, shape: ElementTree.Element, kind: str) -> None:
@@ -78,28 +74,30 @@ def _append(out: ElementTree.Element, shape: ElementTree.Element, kind: str) -> 
         classes = classes or ["f-ink"]
         _text(child, shape, style, classes)
     else:
-        child.set("d", _LONG.sub(r"\1", " ".join((shape.get("d") or "").split())))
-        if "fill" not in style or style["fill"] == "none":
+        child.set("d", _short(" ".join((shape.get("d") or "").split())))
+        if style.get("fill", "none") == "none":
             child.set("fill", "none")
         for key in ("stroke-width", "stroke-dasharray"):
             if key in style and any(c.startswith("s-") for c in classes):
-                child.set(key, _LONG.sub(r"\1", style[key]))
+                child.set(key, _short(style[key]))
     child.set("class", " ".join(classes))
 
 
 def _text(child: ElementTree.Element, shape: ElementTree.Element, style: dict[str, str], classes: list[str]) -> None:
-    font = style.get("font", "") + " " + style.get("font-size", "") + " " + style.get("font-weight", "")
-    size = re.search(r"([\d.]+)px", font)
-    if size:
+    font = " ".join(style.get(key, "") for key in ("font", "font-size", "font-weight"))
+    if size := re.search(r"([\d.]+)px", font):
         child.set("font-size", size.group(1))
     if re.search(r"\b(bold|600|700)\b", font):
         classes.append("strong")
     if "text-anchor" in style:
         child.set("text-anchor", style["text-anchor"])
-    for key in ("x", "y"):
-        if shape.get(key):
-            child.set(key, _LONG.sub(r"\1", shape.get(key, "")))
-    turn = shape.get("transform", "")
-    if turn and not turn.startswith("rotate(-0 "):
-        child.set("transform", _LONG.sub(r"\1", turn))
+    for key in ("x", "y", "transform"):
+        value = shape.get(key)
+        if value and not value.startswith("rotate(-0 "):
+            child.set(key, _short(value))
     child.text = "".join(shape.itertext())
+
+
+def _short(numbers: str) -> str:
+    """With one digit behind the point, which is a tenth of a pixel."""
+    return _LONG.sub(r"\1", numbers)

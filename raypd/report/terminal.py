@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from raypd.errors import RunError
-from raypd.report import text
 from raypd.report.status import Status, Watch, WorkerState
+from raypd.run import text
 
 _WORKERS = 12  # shown one by one
 _COLORS = {"complete": "green", "running": "cyan", "busy": "green", "idle": "yellow", "startup": "yellow"}
@@ -24,45 +26,40 @@ _COLORS = {"complete": "green", "running": "cyan", "busy": "green", "idle": "yel
 def show(watch: Watch, *, again: float | None = None, as_json: bool = False, console: Console | None = None) -> None:
     """Prints how a run stands; again: every so many seconds, until the run has ended or Ctrl-C.
 
-    Raises RunError when storage does not answer at the first look; when it does not later, that is said.
+    Raises RunError when storage does not answer at the first look; a later look that fails is a note.
     """
     console = console or Console(highlight=False)
+
+    def show_look(found: Status) -> None:
+        if as_json:
+            print(json.dumps(asdict(found)), flush=True)
+        else:
+            console.print(render(found, console.width))
+
     try:
         status = watch.look()
     except OSError as error:
         raise RunError(f"{watch.root}: cannot be read: {error}") from None
     if again is None:
-        _print(status, console, as_json)
+        show_look(status)
         return
     with contextlib.suppress(KeyboardInterrupt):  # the way to leave it
         if as_json or not console.is_terminal:
-            _follow(watch, status, again, lambda found: _print(found, console, as_json))
+            _follow(watch, status, again, show_look)
             return
         with Live(console=console, auto_refresh=False) as live:
             _follow(watch, status, again, lambda found: live.update(render(found, console.width), refresh=True))
 
 
-def _follow(watch: Watch, status: Status, again: float, tell: Callable[[Status], None]) -> None:
-    tell(status)
+def _follow(watch: Watch, status: Status, again: float, show_look: Callable[[Status], None]) -> None:
+    show_look(status)
     while status.state == "running":
         time.sleep(again)
-        status = _look(watch, status)
-        tell(status)
-
-
-def _look(watch: Watch, before: Status) -> Status:
-    try:
-        return watch.look()
-    except OSError as error:
-        before.notes = [f"the last look failed, these are the figures of before: {error}"]
-        return before
-
-
-def _print(status: Status, console: Console, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(status.to_tree()), flush=True)
-    else:
-        console.print(render(status, console.width))
+        try:
+            status = watch.look()
+        except OSError as error:
+            status.notes = [f"the last look failed, these are the figures of before: {error}"]
+        show_look(status)
 
 
 def render(status: Status, width: int = 100) -> RenderableType:
@@ -89,7 +86,7 @@ def render(status: Status, width: int = 100) -> RenderableType:
 
 
 def _grid() -> Table:
-    """Names and what is said of them; the names of all grids as wide as the widest."""
+    """Names beside their values; the names of all grids are as wide as the widest."""
     table = Table.grid(padding=(0, 2))
     table.add_column(min_width=10)
     table.add_column()
@@ -99,9 +96,9 @@ def _grid() -> Table:
 def _figures(status: Status) -> Table:
     table = _grid()
     about = "" if status.exact else "about "
-    done = f"{about}{text.count(status.documents)}"
-    if status.documents_planned:
-        done += f" of {text.count(status.documents_planned)}, {text.share(status.documents, status.documents_planned)}"
+    done, planned = f"{about}{text.count(status.documents)}", status.documents_planned
+    if planned:
+        done += f" of {text.count(planned)}, {text.share(status.documents, planned)}"
     if status.failed:
         done += f"; {about}{text.count(status.failed)} failed"
     table.add_row("documents", done)
@@ -111,24 +108,23 @@ def _figures(status: Status) -> Table:
         table.add_row("speed", f"{text.number(status.documents_per_second)} documents/s")
     if status.eta_seconds is not None:
         table.add_row("left", f"{text.duration(status.eta_seconds)}, until {text.when(status.at + status.eta_seconds)}")
-    ran = f"{text.duration(status.running_seconds)} in {status.sessions} session" + "s" * (status.sessions != 1)
-    table.add_row("ran", ran)
-    if status.heard is not None and status.state not in ("complete",):
+    table.add_row("ran", f"{text.duration(status.running_seconds)} in {text.counted(status.sessions, 'session')}")
+    if status.heard is not None and status.state != "complete":
         table.add_row("heard", f"{text.duration(max(0.0, status.at - status.heard))} ago")
     if status.usd is not None:
-        table.add_row("cost", _cost(status))
+        table.add_row("cost", _cost(status, status.usd))
     if status.deadline:
         table.add_row("deadline", text.clean(status.deadline))
     return table
 
 
-def _cost(status: Status) -> str:
-    line = text.usd(status.usd or 0.0)
+def _cost(status: Status, usd: float) -> str:
+    line = text.usd(usd)
     if status.budget_usd:
-        line += f" of {text.usd(status.budget_usd)}, {text.share(status.usd or 0.0, status.budget_usd)}"
+        line += f" of {text.usd(status.budget_usd)}, {text.share(usd, status.budget_usd)}"
     if status.documents:
-        line += f"; {text.usd(1000 * (status.usd or 0.0) / status.documents)} per 1,000 documents"
-    if status.state == "running" and status.usd_per_hour:
+        line += f"; {text.usd(1000 * usd / status.documents)} per 1,000 documents"
+    if status.usd_per_hour:
         line += f"; {text.usd(status.usd_per_hour)} an hour"
     if status.usd_at_end is not None:
         line += f"; about {text.usd(status.usd_at_end)} at the end"
@@ -137,9 +133,7 @@ def _cost(status: Status) -> str:
 
 def _workers(workers: list[WorkerState]) -> Table:
     table = _grid()
-    counts: dict[str, int] = {}
-    for worker in workers:
-        counts[worker.state] = counts.get(worker.state, 0) + 1
+    counts = Counter(worker.state for worker in workers)
     table.add_row(Text("workers", style="bold"), ", ".join(f"{n} {state}" for state, n in counts.items()))
     live = [w for w in workers if w.state != "ended"]
     for worker in live[:_WORKERS]:

@@ -10,7 +10,6 @@ when it does not. No two clocks are ever compared, and of several that take over
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import threading
@@ -18,11 +17,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.run import layout
+from raypd.run import layout, records
+from raypd.run.records import Lease, RecordError, Session
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 45.0  # without a beat: the holder is dead
@@ -70,53 +69,53 @@ class RunLease:
             version, theirs = self._theirs()
             if theirs is None:
                 continue  # it was just deleted
-            if not theirs.get("ended"):
+            if not theirs.ended:
                 self._check_dead(version, theirs)
                 self.took_over = True
             if storage.put_if(self._holder, mine, version):
                 return storage.version(self._holder)
             # Somebody was faster: look again.
 
-    def _theirs(self) -> tuple[str, dict[str, Any] | None]:
+    def _theirs(self) -> tuple[str, Lease | None]:
         try:
             version = storage.version(self._holder)
-            return version, json.loads(storage.read(self._holder))
+            return version, records.read(Lease, self._holder)
         except FileNotFoundError:
             return "", None
-        except ValueError:
-            return version, {"ended": True}  # torn by hand: nobody's
+        except RecordError:
+            return version, Lease(ended=True)  # torn by hand: nobody's
 
-    def _check_dead(self, version: str, theirs: dict[str, Any]) -> None:
+    def _check_dead(self, version: str, theirs: Lease) -> None:
         """Returns when the holder is dead. Raises RunError as soon as it is seen to be alive."""
         alive = _runs_here(theirs)
         if alive is False:
-            self._say(f"session {theirs.get('session')} was killed: taking its place")
+            self._say(f"session {theirs.session} was killed: taking its place")
             return
         if alive is None:
-            self._say(
-                f"session {theirs.get('session')} on {theirs.get('host')} holds this run: looking for its heartbeat"
-            )
+            self._say(f"session {theirs.session} on {theirs.host} holds this run: looking for its heartbeat")
             ends = time.monotonic() + STALE_SECONDS
             while time.monotonic() < ends and storage.version(self._holder) == version:
                 time.sleep(min(1.0, STALE_SECONDS / 10))
             now, latest = self._theirs()
             if now == version:
-                self._say(f"session {theirs.get('session')} gives no sign of life: taking its place")
+                self._say(f"session {theirs.session} gives no sign of life: taking its place")
                 return
             theirs = latest or theirs
-            if theirs.get("ended"):
+            if theirs.ended:
                 return
         raise RunError(
-            f"output.path {self._output}: session {theirs.get('session')} has been at work on it since "
-            f"{theirs.get('since')}, as process {theirs.get('pid')} on {theirs.get('host')}. Stop that one, or wait "
-            "for it; once it is dead, the same command takes its place"
+            f"output.path {self._output}: session {theirs.session} has been at work on it since {theirs.since}, as "
+            f"process {theirs.pid} on {theirs.host}. Stop that one, or wait for it; once it is dead, the same command "
+            "takes its place"
         )
 
     def _mark(self, ended: bool = False) -> bytes:
         self._beats += 1
         since = datetime.fromtimestamp(self.began, UTC).isoformat(timespec="seconds")
-        tree = {"session": self.id, "since": since, "beat": self._beats, "ended": ended, **_process()}
-        return json.dumps(tree, indent=2).encode()
+        pid = os.getpid()
+        return records.encoded(
+            Lease(self.id, since, self._beats, ended, socket.gethostname(), pid, _started(pid), _machine())
+        )
 
     # --------------------------------------------------------------------------------------------------------- alive
 
@@ -131,19 +130,20 @@ class RunLease:
             self._version = storage.version(self._holder)
             return
         version, theirs = self._theirs()
-        if theirs is not None and theirs.get("session") == self.id:
+        if theirs is not None and theirs.session == self.id:
             self._version = version  # written after all, though the store had not said so
         else:
-            by = f"session {theirs.get('session')} took it over" if theirs else "its lease.json was deleted"
+            by = f"session {theirs.session} took it over" if theirs else "its lease.json was deleted"
             self.lost = f"this session was out of reach for too long, and {by}"
 
     def _write(self, how: str | None) -> None:
         seconds = round(time.monotonic() - self._clock, 3)
         # Ends and heartbeats are reckoned from the beginning: a clock that is set in between does not move them.
         now = self.began + seconds
-        tree = {"id": self.id, "began": self.began, "heartbeat": now, "ended": now if how else None}
-        tree |= {"seconds": seconds if how else None, "how": how}
-        storage.put(self._path, (json.dumps(tree, indent=2) + "\n").encode())
+        session = Session(self.began, self.id, now)
+        if how:
+            session = Session(self.began, self.id, now, now, seconds, how)
+        records.write(self._path, session)
 
 
 @contextlib.contextmanager
@@ -156,11 +156,6 @@ def held(output: str, say: Callable[[str], None]) -> Iterator[RunLease]:
     finally:
         with contextlib.suppress(OSError):  # a full disk must not hide why the block ended
             own.end(how)
-
-
-def _process() -> dict[str, Any]:
-    """This process, so that another on the same machine can tell whether it still runs."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid()), "machine": _machine()}
 
 
 def _machine() -> str | None:
@@ -182,9 +177,9 @@ def _started(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
-def _runs_here(theirs: dict[str, Any]) -> bool | None:
+def _runs_here(theirs: Lease) -> bool | None:
     """Whether the holder's process is alive, or None where this machine cannot know."""
     machine = _machine()
-    if machine is None or theirs.get("machine") != machine:
+    if machine is None or theirs.machine != machine:
         return None
-    return theirs.get("started") is not None and _started(int(theirs["pid"])) == theirs["started"]
+    return theirs.started is not None and _started(theirs.pid) == theirs.started

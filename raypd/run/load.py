@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 import yaml
 
@@ -13,7 +11,8 @@ from raypd.config import RunConfig, StorageConfig
 from raypd.config.load import make_config
 from raypd.config.renamed import with_new_names
 from raypd.errors import ConfigError
-from raypd.run import layout
+from raypd.run import layout, records
+from raypd.run.records import RecordError, RunRecord
 
 
 class NoRun(ConfigError):
@@ -25,7 +24,7 @@ def is_nightly(output: str) -> bool:
     return not storage.exists(storage.join(output, layout.RUN)) and storage.exists(storage.join(output, layout.STATE))
 
 
-def load_record(output: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
     """A run's run.json, or the state.json of nightly runs. Raises NoRun or ConfigError when there is none to be read.
 
     From here on this process reaches S3 as the run did, but for what the overrides of section `storage` say.
@@ -37,18 +36,16 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         storage.configure(StorageConfig.model_validate(keys))
         if is_nightly(output):
             path = storage.join(output, layout.STATE)
-        record = json.loads(storage.read(path))
-        if not isinstance(record["config"], dict) or not isinstance(record["fingerprint"], str):
-            raise ValueError("it has no configuration and fingerprint")
-        record["config"] = with_new_names(record["config"])
-        storage.configure(StorageConfig.model_validate({**(record["config"].get("storage") or {}), **keys}))
+        record = records.read(RunRecord, path)
+        record.config = with_new_names(record.config)
+        storage.configure(StorageConfig.model_validate({**(record.config.get("storage") or {}), **keys}))
     except FileNotFoundError:
         raise NoRun(_no_run(output)) from None
     except storage.Unavailable:
         raise
-    except storage.StorageError as error:  # which names the path
+    except (storage.StorageError, RecordError) as error:  # which name the path
         raise ConfigError(str(error)) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     return record
 
@@ -65,7 +62,7 @@ def load_run(output: str, overrides: list[str]) -> RunConfig:
     Raises ConfigError when there is no run, or when what its answers depend on is not what it was.
     """
     record = load_record(output, overrides)
-    tree = record["config"]
+    tree = record.config
     if isinstance(tree.get("task"), dict):
         tree["task"].pop("categories_file", None)  # the categories themselves stand there
     try:
@@ -73,10 +70,10 @@ def load_run(output: str, overrides: list[str]) -> RunConfig:
         found = config.fingerprint()
     except OSError as error:
         raise ConfigError(f"{output}: a file that the run's prompts come from cannot be read: {error}") from None
-    if found != record["fingerprint"]:
+    if found != record.fingerprint:
         raise ConfigError(
-            f"{output}: its configuration makes the fingerprint {found}, and the run has {record['fingerprint']}: an "
+            f"{output}: its configuration makes the fingerprint {found}, and the run has {record.fingerprint}: an "
             "override or a file that prompts come from (task.template, task.few_shot) has changed it, or the run is of "
-            f"another version of raypd ({(record.get('versions') or {}).get('raypd', 'unknown')})"
+            f"another version of raypd ({record.versions.get('raypd', 'unknown')})"
         )
     return config

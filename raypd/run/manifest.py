@@ -7,11 +7,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -21,8 +20,17 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.config.renamed import with_new_names
 from raypd.errors import ConfigError
-from raypd.run import layout
-from raypd.run.records import UnitSummary
+from raypd.run import layout, records
+from raypd.run.records import (
+    Manifest,
+    RecordError,
+    RunCost,
+    RunRecord,
+    Session,
+    SessionTotals,
+    UnitSummary,
+    UnreadableUnit,
+)
 from raypd.run.unit import Unit
 
 _UNREADABLE_LISTED = 100
@@ -35,48 +43,18 @@ class Unreadable:
     """Units of the input that cannot be read: how many, and what is known of the first of them."""
 
     units: int = 0
-    entries: list[dict[str, Any]] = field(default_factory=list)
+    entries: list[UnreadableUnit] = field(default_factory=list)
 
     def add(self, unit: Unit, error: str) -> None:
         self.units += 1
         if len(self.entries) < _UNREADABLE_LISTED:
-            self.entries.append({"source": unit.name, "bytes": unit.bytes, "error": error})
+            self.entries.append(UnreadableUnit(unit.name, unit.bytes, error))
 
     def shown(self) -> str:
         """The first reasons on lines of their own, for a message."""
-        lines = "".join(f"  {entry['error']}\n" for entry in self.entries[:_UNREADABLE_SHOWN])
+        lines = "".join(f"  {entry.error}\n" for entry in self.entries[:_UNREADABLE_SHOWN])
         more = self.units - _UNREADABLE_SHOWN
         return lines + (f"  and {more:,} more\n" if more > 0 else "")
-
-
-@dataclass
-class Manifest:
-    """A run's totals. Times are seconds; `documents_per_second` is over the time of all sessions.
-
-    fake: `model: fake` made the answers up.
-    """
-
-    fingerprint: str
-    fake: bool
-    documents: int
-    ok: int
-    failed: int
-    units: int
-    units_planned: int
-    units_unreadable: int  # because of the input; `unreadable` tells of the first hundred: source, bytes, error
-    prefill_tokens: int
-    shared_tokens: int
-    decode_tokens: int
-    seconds: float
-    documents_per_second: float
-    started: str | None
-    ended: str | None
-    sessions: list[dict[str, Any]]
-    unreadable: list[dict[str, Any]]
-    versions: dict[str, str]
-    config: dict[str, Any] = field(default_factory=dict)
-    output: str = ""
-    cost: dict[str, Any] | None = None  # the bill of all sessions (book.summed); None where no ledger ran
 
 
 def versions() -> dict[str, str]:
@@ -94,10 +72,6 @@ def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def _dump(tree: Any) -> bytes:
-    return (json.dumps(tree, indent=2, ensure_ascii=False, default=str) + "\n").encode()
-
-
 # ------------------------------------------------------------------------------------------------------------- run.json
 
 
@@ -107,11 +81,10 @@ def claim(config: RunConfig, output: str) -> None:
     Raises ConfigError when it belongs to another configuration, or cannot be written.
     """
     path = storage.join(output, layout.RUN)
-    mine: dict[str, Any] = {"fingerprint": config.fingerprint(), "created": _iso(time.time()), "versions": versions()}
-    mine["config"] = recorded(config)
+    mine = RunRecord(config.fingerprint(), recorded(config), _iso(time.time()), versions())
     check(config, output)
     try:
-        storage.put_new(path, _dump(mine))
+        storage.put_new(path, records.encoded(mine))
     except storage.Unavailable:
         raise
     except storage.StorageError as error:
@@ -137,8 +110,7 @@ def check(config: RunConfig, output: str) -> None:
     try:
         if storage.exists(output) and not storage.is_folder(output):
             raise ConfigError(f"output.path {output}: is a file; give a folder")
-        theirs = json.loads(storage.read(path))
-        found = theirs["fingerprint"]
+        theirs = records.read(RunRecord, path)
     except FileNotFoundError:
         if next(storage.walk(storage.join(output, layout.UNITS)), None) is not None:
             raise ConfigError(f"output.path {output}: has units but no run.json; give a new output.path") from None
@@ -147,12 +119,14 @@ def check(config: RunConfig, output: str) -> None:
         raise
     except storage.StorageError as error:
         raise ConfigError(f"output.path: {error}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except RecordError as error:
+        raise ConfigError(f"{error}; give a new output.path") from None
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error}); give a new output.path") from None
-    if found != config.fingerprint():
-        changed = differences(theirs.get("config") or {}, config) or [NO_KEY]
+    if theirs.fingerprint != config.fingerprint():
+        changed = differences(theirs.config, config) or [NO_KEY]
         raise ConfigError(
-            f"output.path {output}: holds the run of another configuration, {found}; this one is "
+            f"output.path {output}: holds the run of another configuration, {theirs.fingerprint}; this one is "
             f"{config.fingerprint()} (changed: {', '.join(changed[:6])}). Give a new output.path, or go back to that "
             "configuration"
         )
@@ -182,9 +156,9 @@ def _differing(old: Any, new: Any, idle: set[str], at: str = "") -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- sessions
 
 
-def _sessions(output: str) -> list[dict[str, Any]]:
+def _sessions(output: str) -> list[Session]:
     folder = storage.join(output, layout.SESSIONS)
-    return [json.loads(storage.read(storage.join(folder, n))) for n in storage.names(folder) if n.endswith(".json")]
+    return [records.read(Session, storage.join(folder, n)) for n in storage.names(folder) if n.endswith(".json")]
 
 
 # ------------------------------------------------------------------------------------------------------------- manifest
@@ -196,26 +170,26 @@ def make(
     units_planned: int,
     units: Sequence[UnitSummary],
     unreadable: Unreadable,
-    cost: dict[str, Any] | None,
+    cost: RunCost | None,
 ) -> Manifest:
     """Adds up the committed units. cost: the bill of all sessions."""
     sessions = []
-    for tree in _sessions(output):
-        own = [u for u in units if u.session == tree["id"]]
+    for session in _sessions(output):
+        own = [u for u in units if u.session == session.id]
         # A session that was killed left no end: its last commit is what is known.
-        ended = tree["ended"] or max((u.committed_at for u in own), default=tree["began"])
+        ended = session.ended or max((u.committed_at for u in own), default=session.began)
         sessions.append(
-            {
-                "id": tree["id"],
-                "started": _iso(tree["began"]),
-                "ended": _iso(ended),
-                "how": tree["how"] or "killed",
-                "seconds": round(max(0.0, tree["seconds"] or ended - tree["began"]), 3),
-                "units": len(own),
-                "documents": sum(u.documents for u in own),
-            }
+            SessionTotals(
+                id=session.id,
+                started=_iso(session.began),
+                ended=_iso(ended),
+                how=session.how or "killed",
+                seconds=round(max(0.0, session.seconds or ended - session.began), 3),
+                units=len(own),
+                documents=sum(u.documents for u in own),
+            )
         )
-    documents, seconds = sum(u.documents for u in units), sum(s["seconds"] for s in sessions)
+    documents, seconds = sum(u.documents for u in units), sum(s.seconds for s in sessions)
     return Manifest(
         fingerprint=config.fingerprint(),
         fake=config.model.is_fake,
@@ -230,8 +204,8 @@ def make(
         decode_tokens=sum(u.counts.get("decode_tokens", 0) for u in units),
         seconds=round(seconds, 3),
         documents_per_second=round(documents / seconds, 3) if seconds else 0.0,
-        started=sessions[0]["started"] if sessions else None,
-        ended=sessions[-1]["ended"] if sessions else None,
+        started=sessions[0].started if sessions else None,
+        ended=sessions[-1].ended if sessions else None,
         sessions=sessions,
         unreadable=unreadable.entries,
         versions=versions(),
@@ -244,5 +218,5 @@ def make(
 def write(manifest: Manifest) -> str:
     """Writes manifest.json; its path."""
     path = storage.join(manifest.output, layout.MANIFEST)
-    storage.put(path, _dump(asdict(manifest)))
+    records.write(path, manifest)
     return path

@@ -7,10 +7,9 @@ fingerprint; a unit whose id is committed is never done again.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 _SUBSET_DIGITS = 12
 
@@ -20,7 +19,7 @@ class Part:
     """A range of one object; the object is `path`, known to the user as `name`.
 
     start, end: bytes for uncompressed JSONL (the lines whose first byte lies in the range), rows for all else.
-    stamp: what the listing told of the object, by which a later session knows it again.
+    stamp: what the listing has of the object, by which a later session knows it again.
     expected: documents in it: their number where `exact`, else an estimate from the object's first lines.
     bytes: what the range takes of the object as it is stored.
     """
@@ -98,18 +97,6 @@ class Unit:
     def whole(self) -> str:
         """The id of the unit that it is a subset of; its own where it is whole."""
         return self.id if self.only is None else self.id[: -_SUBSET_DIGITS - 1]
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> Unit:
-        tree = json.loads(text)
-        return Unit(tree["id"], tuple(Part(**part) for part in tree["parts"]), tree["damaged"], _rows(tree.get("only")))
-
-
-def _rows(only: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if only is None else tuple(only)
 
 
 def make_unit(parts: Sequence[Part], fingerprint: str, damaged: str | None = None) -> Unit:

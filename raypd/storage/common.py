@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import fnmatch
 import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
-from raypd.errors import RunError
+from raypd.errors import InputError, RunError
 
 MAGIC = re.compile(r"[*?[]")
-# What the operating system says of one file; all else (EIO, ESTALE, EMFILE, ENOSPC, ...) is said of disk, mount or
-# machine, whatever file one asks for.
+# `**` as a whole part, a set of characters within a part, any other character.
+_TOKEN = re.compile(r"(?<![^/])\*\*(?:/|$)|\[!?\]?[^]/]*\]|.", re.DOTALL)
+# Errors about one file; all others (EIO, ESTALE, EMFILE, ENOSPC, ...) are about disk, mount or machine.
 _OF_THE_FILE = frozenset(
     getattr(errno, name)
     for name in ("ENOENT", "EACCES", "EPERM", "EISDIR", "ENOTDIR", "ENAMETOOLONG", "ELOOP", "EINVAL", "ENXIO", "ESPIPE")
@@ -21,16 +23,12 @@ _OF_THE_FILE = frozenset(
 
 @dataclass(frozen=True)
 class Object:
-    """A file or object.
-
-    name: its path below the folder that was asked for: the same wherever that folder lies.
-    size: bytes. version: where the listing tells it without another request (S3: the ETag), else None.
-    """
+    """A file or object that was listed."""
 
     path: str
-    name: str
-    size: int
-    version: str | None = None
+    name: str  # the path below the folder that was asked for: the same wherever that folder lies
+    size: int  # bytes
+    stamp: str  # changes with the content: on S3 the version, locally size and time of change
 
 
 class StorageError(OSError, RunError):
@@ -41,9 +39,9 @@ class StorageError(OSError, RunError):
 
 
 class Unavailable(StorageError):
-    """A store that is out of reach, overloaded, or lets this caller in nowhere: nothing is said of the object.
+    """A store that is out of reach, overloaded, or lets this caller in nowhere; the object itself may be intact.
 
-    It passes with time or when somebody acts, and what was asked for may be well: never to be taken for damage.
+    It passes with time or when somebody acts: never to be taken for damage.
     """
 
 
@@ -59,7 +57,7 @@ class Changed(StorageError):
 
 
 def outage(error: BaseException, path: str) -> Unavailable | None:
-    """What an error that reading a file raised says of its storage as a whole; None where it is about the file.
+    """An error of reading a file as Unavailable, where it is about its storage as a whole; None where about the file.
 
     A refusal (AccessDenied, PermissionError), a file that is gone and damaged content are about the file.
     """
@@ -68,7 +66,7 @@ def outage(error: BaseException, path: str) -> Unavailable | None:
     if isinstance(error, StorageError) or not isinstance(error, OSError):
         return None
     passing = isinstance(error, (TimeoutError, ConnectionError))
-    # What Arrow and gzip say of damaged data is an OSError too, of no errno.
+    # Arrow and gzip raise an OSError without errno for damaged data.
     if not passing and (error.errno is None or error.errno in _OF_THE_FILE):
         return None
     return Unavailable(f"{path}: {error.strerror or error}")
@@ -81,37 +79,39 @@ def hidden(name: str) -> bool:
 
 def near(wanted: str, found: list[str]) -> str | None:
     """The name among those found that a misspelt one most likely means."""
-    import difflib
-
     return next(iter(difflib.get_close_matches(wanted, found, 1)), None)
 
 
-@lru_cache(maxsize=256)
+def literal(glob: str) -> str:
+    """The part of a glob before its first special character; all of a path that has none."""
+    return MAGIC.split(glob, maxsplit=1)[0]
+
+
+def choose(
+    items: Iterable[Object], glob: str | None, include_hidden: bool, none: Callable[[bool], str]
+) -> Iterator[Object]:
+    """Those of the listed files that a glob over whole paths matches.
+
+    none: what to say where there is none, given whether anything was listed. Raises InputError with it.
+    """
+    wanted = pattern(glob) if glob is not None else None
+    listed = found = False
+    for item in items:
+        listed = True
+        if (wanted is None or wanted.fullmatch(item.path)) and (include_hidden or not hidden(item.name)):
+            found = True
+            yield item
+    if not found:
+        raise InputError(none(listed))
+
+
 def pattern(glob: str) -> re.Pattern[str]:
     """A glob as a regular expression over whole paths: `*` and `?` stop at /, `**` as a whole part does not."""
-    out = ""
-    parts = glob.split("/")
-    for i, part in enumerate(parts):
-        last = i == len(parts) - 1
-        if part == "**":
-            out += ".*" if last else "(?:.*/)?"
-            continue
-        out += _part(part) + ("" if last else "/")
-    return re.compile(out, re.DOTALL)
+    return re.compile(_TOKEN.sub(_token, glob), re.DOTALL)
 
 
-def _part(part: str) -> str:
-    out, at = "", 0
-    while at < len(part):
-        char = part[at]
-        at += 1
-        if char == "*":
-            out += "[^/]*"
-        elif char == "?":
-            out += "[^/]"
-        elif char == "[" and (end := part.find("]", at + 2 if part[at : at + 1] in ("!", "]") else at + 1)) > 0:
-            out += fnmatch.translate(part[at - 1 : end + 1]).removeprefix("(?s:").removesuffix(")\\Z")
-            at = end + 1
-        else:
-            out += re.escape(char)
-    return out
+def _token(match: re.Match[str]) -> str:
+    text = match[0]
+    if text.startswith("["):
+        return fnmatch.translate(text).removeprefix("(?s:").removesuffix(")\\Z")
+    return {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(text) or re.escape(text)

@@ -9,13 +9,13 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
 from raypd.errors import InputError
-from raypd.storage.common import MAGIC, Changed, Object, hidden, near, pattern
+from raypd.storage.common import Changed, Object, choose, literal, near
 
 # Above this a file is known by size and time of change: every worker would have to read all of it for a hash.
 HASHED_BYTES = 64 << 20
@@ -32,49 +32,42 @@ def local_path(path: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(rest if separator else path)))
 
 
-# ----------------------------------------------------------------------------------------------------------------- list
-
-
 def find(path: str, include_hidden: bool) -> Iterator[Object]:
-    """The files that a path, folder (all below it) or glob stands for, in the order of their names.
-
-    Raises InputError where there is none.
-    """
+    """The files that a path, folder or glob stands for; see Storage.find."""
     at = local_path(path)
     if at.is_file():
-        yield _object(at, at.name)
+        yield _object(at, at.parent)
         return
-    if at.is_dir():
-        root, wanted = at, None
-    elif MAGIC.search(str(at)):
-        parts = at.parts
-        root = Path(*parts[: next(i for i, part in enumerate(parts) if MAGIC.search(part))])
-        wanted = pattern(str(at))
-    else:
+    start = literal(str(at))
+    glob = None if at.is_dir() else str(at)
+    if glob == start:
         raise InputError(f"{path}: no such file or folder{_near(at)}")
-    found = any_at_all = False
-    for file in _files(root):
-        any_at_all = True
-        name = file.relative_to(root).as_posix()
-        if (wanted is None or wanted.fullmatch(str(file))) and (include_hidden or not hidden(name)):
-            found = True
-            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
-                yield _object(file, name)
-    if found:
-        return
-    if wanted is not None:
-        raise InputError(f"{path}: no file matches{_existing_part(root)}")
-    only = "only hidden files (a part of their names begins with . or _)" if any_at_all else "no files"
-    raise InputError(f"{path}: the folder holds {only}")
+    root = at if glob is None else Path(os.path.dirname(start))
+
+    def none(listed: bool) -> str:
+        if glob is not None:
+            return f"{path}: no file matches{_missing(root)}"
+        only = "only hidden files (a part of their names begins with . or _)" if listed else "no files"
+        return f"{path}: the folder holds {only}"
+
+    yield from choose(_objects(root), glob, include_hidden, none)
 
 
 def walk(folder: str) -> Iterator[Object]:
     """Every file below a folder, hidden ones too except what is being written; none where there is no folder."""
-    root = local_path(folder)
+    found = _objects(local_path(folder))
+    return (item for item in found if not os.path.basename(item.name).startswith(TEMPORARY))
+
+
+def _objects(root: Path) -> Iterator[Object]:
     for file in _files(root):
-        if not file.name.startswith(TEMPORARY):
-            with contextlib.suppress(FileNotFoundError):
-                yield _object(file, file.relative_to(root).as_posix())
+        with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+            yield _object(file, root)
+
+
+def _object(file: Path, root: Path) -> Object:
+    stat = file.stat()
+    return Object(str(file), file.relative_to(root).as_posix(), stat.st_size, f"{stat.st_size}-{stat.st_mtime_ns}")
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -91,31 +84,24 @@ def _files(folder: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
-def _object(file: Path, name: str) -> Object:
-    return Object(str(file), name, file.stat().st_size)
-
-
-def _existing_part(folder: Path) -> str:
-    return f" (the folder {folder} does not exist)" if not folder.is_dir() else ""
+def _missing(folder: Path) -> str:
+    return "" if folder.is_dir() else f" (the folder {folder} does not exist)"
 
 
 def _near(path: Path) -> str:
     if not path.parent.is_dir():
-        return _existing_part(path.parent)
+        return _missing(path.parent)
     meant = near(path.name, os.listdir(path.parent))
     return f"; did you mean {path.parent / meant}?" if meant else ""
 
 
-def folders(folder: str) -> list[str]:
-    """Names of the folders right in a folder, hidden ones left out; none where there is no folder."""
+def names(folder: str, kind: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """Names of what is of a kind right in a folder, hidden ones left out; none where there is no folder."""
     try:
         with os.scandir(local_path(folder)) as entries:
-            return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+            return sorted(e.name for e in entries if not e.name.startswith(".") and kind(e))
     except FileNotFoundError:
         return []
-
-
-# ----------------------------------------------------------------------------------------------------------------- read
 
 
 def open_read(path: str, offset: int, wanted: str | None) -> BinaryIO:
@@ -130,9 +116,9 @@ def open_read(path: str, offset: int, wanted: str | None) -> BinaryIO:
 
 
 def version(path: str) -> str:
-    """What changes when the content does: a hash, or for a large file its size and time of change.
+    """What changes with the content: a hash, or for a large file its size and time of change. Raises OSError.
 
-    A hash survives a copy of the file, as `ray job submit --working-dir` makes one. Raises OSError.
+    A hash survives a copy of the file, as `ray job submit --working-dir` makes one.
     """
     at = local_path(path)
     stat = os.stat(at)
@@ -147,28 +133,10 @@ def _hash(path: str, inode: int, size: int, changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def read(path: str) -> bytes:
-    """A whole file. Raises FileNotFoundError."""
-    return local_path(path).read_bytes()
-
-
-def names(folder: str) -> list[str]:
-    """Names of the files right in a folder, hidden ones left out; none where there is no folder."""
-    try:
-        with os.scandir(local_path(folder)) as entries:
-            return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_file())
-    except FileNotFoundError:
-        return []
-
-
-# --------------------------------------------------------------------------------------------------------------- write
-
-
 def put_new(path: str, data: bytes) -> bool:
     """Writes a file whole and durably unless it exists; False when it does (what is there stays as it is)."""
     path = str(local_path(path))
-    temporary = _write_temporary(path, data)
-    try:
+    with _written(path, data) as temporary:
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -178,11 +146,7 @@ def put_new(path: str, data: bytes) -> bool:
             if os.path.exists(path):
                 return False
             os.rename(temporary, path)
-        _sync_folder(os.path.dirname(path))
-        return True
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    return True
 
 
 def put_if(path: str, data: bytes, wanted: str) -> bool:
@@ -193,60 +157,46 @@ def put_if(path: str, data: bytes, wanted: str) -> bool:
     path = str(local_path(path))
     folder, name = os.path.split(path)
     try:
-        handle = os.open(os.path.join(folder, f".{name}.lock"), os.O_CREAT | os.O_RDWR, 0o666)
-    except FileNotFoundError:  # not even the folder
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
+        with open(os.path.join(folder, f".{name}.lock"), "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if version(path) != wanted:
                 return False
-        except FileNotFoundError:
-            return False
-        put(path, data)
-        return True
-    finally:
-        os.close(handle)
+            put(path, data)
+            return True
+    except FileNotFoundError:
+        return False
 
 
 def put(path: str, data: bytes) -> None:
     """Writes a file whole and durably in place of what is there."""
     path = str(local_path(path))
-    temporary = _write_temporary(path, data)
-    try:
+    with _written(path, data) as temporary:
         os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    _sync_folder(os.path.dirname(path))
 
 
-def _write_temporary(path: str, data: bytes) -> str:
+@contextlib.contextmanager
+def _written(path: str, data: bytes) -> Iterator[str]:
+    """A temporary file of this content beside `path`, to be moved there; what stays of it is removed."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
-    owner = f"{socket.gethostname()}-{os.getpid()}"
-    temporary = os.path.join(folder, f"{TEMPORARY}{owner}-{uuid.uuid4().hex[:8]}")
+    temporary = os.path.join(folder, f"{TEMPORARY}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
         with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException as error:  # a full disk must not be filled further by what is left over
+        yield temporary
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        error.filename = error.filename or path  # "No space left on device" alone does not say which
+        raise
+    finally:  # a full disk must not be filled further by what is left over
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = path  # "No space left on device" alone does not say which
-        raise
-    return temporary
-
-
-def _sync_folder(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def temporary(folder: str) -> list[str]:
@@ -267,9 +217,3 @@ def clean_temporary(folder: str) -> int:
                 os.unlink(path)
                 removed += 1
     return removed
-
-
-def delete(path: str) -> None:
-    """Removes a file; nothing where there is none."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(local_path(path))

@@ -1,4 +1,4 @@
-"""The connection to S3: one client a process, made from the settings, and its errors in words.
+"""The connection to S3, made from the settings, and its errors in words.
 
 boto3 does all of it, reading too: pyarrow's S3FileSystem cannot ask for one version of an object (If-Match) nor write
 only where nothing is, and would find credentials, retry and time out by rules of its own.
@@ -13,16 +13,14 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from raypd.config import StorageConfig, without_credentials
 from raypd.errors import InputError
-from raypd.storage.common import StorageError, Unavailable
+from raypd.storage.common import Changed, StorageError, Unavailable
 
-if TYPE_CHECKING:
-    from botocore.exceptions import ClientError
-
-POOL = 32  # connections kept open
 MISSING = ("NoSuchKey", "404", "NotFound")
 FORBIDDEN = ("AccessDenied", "403", "Forbidden", "AllAccessDisabled")
 UNMET = ("PreconditionFailed", "412")
@@ -30,62 +28,20 @@ _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRef
 _UNKNOWN_CALLER = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidClientTokenId")
 _ELSEWHERE = ("PermanentRedirect", "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 _BUSY = ("SlowDown", "ServiceUnavailable", "503", "429", "TooManyRequests", "RequestLimitExceeded")
-# What the SDK finds wrong before it asks anybody, or with the one name that it was given.
-_OF_THE_SETTINGS = ("NoCredentialsError", "PartialCredentialsError", "NoRegionError", "InvalidRegionError")
-_OF_THE_NAME = ("ParamValidationError",)
-
-_lock = threading.Lock()
-_settings = StorageConfig()
-_client: Any = None
-_secrets: tuple[str, ...] = ()
-
-
-def configure(settings: StorageConfig) -> None:
-    """Takes the settings for all that this process reads and writes on S3 from now on."""
-    global _settings, _client
-    with _lock:
-        if settings != _settings:
-            _settings, _client = settings, None
-
-
-def settings() -> StorageConfig:
-    return _settings
-
-
-def client() -> Any:
-    """The process's S3 client; boto3's clients may be used from many threads."""
-    global _client
-    with _lock:
-        if _client is None:
-            _client = _make(_settings)
-        return _client
-
-
-def _make(wanted: StorageConfig) -> Any:
-    global _secrets
-    import boto3
-    from botocore import UNSIGNED
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError
-
-    config = Config(
-        connect_timeout=wanted.connect_timeout,
-        read_timeout=wanted.read_timeout,
-        retries={"mode": "standard", "total_max_attempts": wanted.max_attempts},
-        max_pool_connections=POOL,
-        signature_version=UNSIGNED if wanted.anonymous else None,
-    )
-    try:
-        session = boto3.Session(profile_name=wanted.profile, region_name=wanted.region)
-        made = session.client("s3", endpoint_url=wanted.endpoint_url, config=config)
-        found = None if wanted.anonymous else session.get_credentials()
-        if found is not None:
-            # Kept so that no error text of a server that sends back what it got can show them.
-            frozen = found.get_frozen_credentials()
-            _secrets = tuple(s for s in (frozen.secret_key, frozen.token) if s)
-        return made
-    except (BotoCoreError, ValueError) as error:
-        raise StorageError(f"storage: {_said(error)}{_advice(error)}") from None
+_UNREACHABLE = ("EndpointConnectionError", "ConnectionClosedError", "SSLError", "ProxyConnectionError")
+# What the SDK finds wrong with the settings or the name before it asks anybody.
+_BEFORE = (
+    "NoCredentialsError", "PartialCredentialsError", "NoRegionError", "InvalidRegionError", "ParamValidationError",
+)  # fmt: skip
+_SOURCES = {
+    "env": "of the environment variables",
+    "shared-credentials-file": "of the shared credentials file",
+    "iam-role": "of the instance's role",
+    "container-role": "of the container's role",
+    "assume-role": "of an assumed role",
+    "assume-role-with-web-identity": "of a web identity",
+    "sso": "of a single sign-on",
+}
 
 
 def split(path: str) -> tuple[str, str]:
@@ -100,139 +56,179 @@ def split(path: str) -> tuple[str, str]:
     return bucket, key
 
 
-def extra() -> dict[str, Any]:
-    """What every request on an object carries."""
-    return {"RequestPayer": "requester"} if _settings.requester_pays else {}
+def target(path: str) -> dict[str, str]:
+    """The parameters that name an object in a request."""
+    bucket, key = split(path)
+    return {"Bucket": bucket, "Key": key}
 
 
 def code_of(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-@contextlib.contextmanager
-def translated(path: str, action: str) -> Iterator[None]:
-    """Raises botocore's errors as FileNotFoundError, StorageError or Unavailable with `path` and what to do.
+class S3Client:
+    """boto3's client under the settings of a configuration, made when it is first needed; for many threads.
 
-    action: the permission that the call needs, for instance s3:GetObject.
+    probed: of every bucket at its endpoint, whether it knows conditional writes.
     """
-    from botocore.exceptions import BotoCoreError, ClientError
 
-    try:
-        try:
-            yield
-        except ClientError as error:
-            raise explain(_detailed(error, path), path, action) from None
-    except BotoCoreError as error:
-        own = type(error).__name__ in (*_OF_THE_SETTINGS, *_OF_THE_NAME)
-        raise (StorageError if own else Unavailable)(f"{path}: {_said(error)}{_advice(error)}") from None
-    except RuntimeError as error:  # so botocore calls credentials that were renewed and have expired all the same
-        if "credentials" not in str(error).lower():
-            raise
-        raise Unavailable(f"{path}: {_said(error)}; renew the credentials, and the same command resumes") from None
+    def __init__(self, settings: StorageConfig) -> None:
+        self.settings = settings
+        self.lock = threading.RLock()
+        self.probed: dict[str, bool] = {}
+        self._boto: Any = None
+        self._source = ""  # of the credentials
+        self._secrets: list[str] = []
 
+    def boto(self) -> Any:
+        """boto3's client. Raises StorageError where the settings make none."""
+        with self.lock:
+            if self._boto is None:
+                self._boto = self._make()
+            return self._boto
 
-def _detailed(error: ClientError, path: str) -> ClientError:
-    """The reason behind an answer that names none, by a listing of that one key.
+    def _make(self) -> Any:
+        import boto3
+        from botocore import UNSIGNED
+        from botocore.config import Config
 
-    An answer to HEAD has no body; and a key that does not exist is "forbidden" where s3:ListBucket is allowed only
-    under a prefix, as in infra/iam.
-    """
-    from botocore.exceptions import ClientError
-
-    bucket, key = split(path)
-    if error.operation_name not in ("HeadObject", "GetObject") or not key or code_of(error) not in (*FORBIDDEN, "400"):
-        return error
-    try:
-        page = client().list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1, **extra())
-    except ClientError as reason:
-        return error if code_of(reason) in FORBIDDEN else reason
-    if [item["Key"] for item in page.get("Contents", [])] == [key]:
-        return error
-    return ClientError({"Error": {"Code": "NoSuchKey"}}, error.operation_name)
-
-
-def explain(error: ClientError, path: str, action: str) -> OSError:
-    """A refusal of the server as an error that says what to do; Unavailable where any object would fare alike."""
-    code, bucket = code_of(error), split(path)[0]
-    at = f" at {_settings.endpoint_url}" if _settings.endpoint_url else ""
-    said = _scrubbed(str(error.response.get("Error", {}).get("Message", "")))
-    quote = f" (the store says: {said})" if said and said not in (code, "Forbidden", "Not Found") else ""
-    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    tries = error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0) + 1
-    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    if code == "NoSuchBucket":
-        return StorageError(f"{path}: there is no bucket {bucket!r}{at}; check the name and storage.endpoint_url")
-    if code in MISSING:
-        return FileNotFoundError(f"{path}: no such object")
-    if code in _ELSEWHERE or (code == "400" and headers.get("x-amz-bucket-region")):
-        region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region")
-        named = f" is in region {region}" if region else " is in another region"
-        wanted = f"={region}" if region else " to it"
-        return StorageError(f"{path}: the bucket {bucket!r}{named}: set storage.region{wanted}")
-    if code in _EXPIRED:
-        return Unavailable(f"{path}: the credentials have expired: renew them; the same command resumes{quote}")
-    if code in _UNKNOWN_CALLER:
-        return Unavailable(f"{path}: the store{at} does not accept the credentials {_whose()}{quote}")
-    if code == "RequestTimeTooSkewed":
-        return Unavailable(f"{path}: the clock of this machine is wrong; set it{quote}")
-    if code in FORBIDDEN:
-        return StorageError(f"{path}: forbidden: the credentials {_whose()} need {action} here{quote}")
-    if code == "InvalidObjectState":
-        return StorageError(f"{path}: the object is archived; restore it first{quote}")
-    if code in _BUSY or "Throttl" in code or status in (429, 503):
-        return Unavailable(f"{path}: the store is overloaded ({code}), still so at attempt {tries}{quote}")
-    # 501 is a request that the store does not know, not one that it fails at.
-    passes = code in ("InternalError", "RequestTimeout") or (status >= 500 and status != 501)
-    kind = Unavailable if passes else StorageError
-    return kind(f"{path}: the store answered {code} to {action}, attempt {tries}{quote}")
-
-
-def _whose() -> str:
-    """Where the credentials came from: most often it is not where one thought."""
-    if _settings.anonymous:
-        return "(none: storage.anonymous is set)"
-    found = getattr(getattr(client(), "_request_signer", None), "_credentials", None)
-    source = {
-        "env": "of the environment variables",
-        "shared-credentials-file": "of the shared credentials file",
-        "iam-role": "of the instance's role",
-        "container-role": "of the container's role",
-        "assume-role": "of an assumed role",
-        "assume-role-with-web-identity": "of a web identity",
-        "sso": "of a single sign-on",
-    }.get(getattr(found, "method", ""), "in use")
-    return f"{source} (profile {_settings.profile})" if _settings.profile else source
-
-
-def _advice(error: Exception) -> str:
-    """What to do about an error that the SDK raised by itself."""
-    name = type(error).__name__
-    if name == "NoCredentialsError":
-        return (
-            ": set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, storage.profile, an instance's role, or "
-            "storage.anonymous=true for a public bucket"
+        wanted = self.settings
+        config = Config(
+            connect_timeout=wanted.connect_timeout,
+            read_timeout=wanted.read_timeout,
+            retries={"mode": "standard", "total_max_attempts": wanted.max_attempts},
+            max_pool_connections=32,
+            signature_version=UNSIGNED if wanted.anonymous else None,
         )
-    if name == "ProfileNotFound":
-        return "; it is storage.profile or AWS_PROFILE"
-    if name in ("NoRegionError", "InvalidRegionError"):
-        return "; set storage.region"
-    if "Timeout" in name or name in (
-        "EndpointConnectionError",
-        "ConnectionClosedError",
-        "SSLError",
-        "ProxyConnectionError",
-    ):
-        return f" (gave up at attempt {_settings.max_attempts}); is storage.endpoint_url right and reachable from here?"
-    if "Token" in name or "SSO" in name or "Credential" in name:
-        return "; renew the credentials, and the same command resumes"
-    return ""
+        try:
+            session = boto3.Session(profile_name=wanted.profile, region_name=wanted.region)
+            made = session.client("s3", endpoint_url=wanted.endpoint_url, config=config)
+            if not wanted.anonymous and (found := session.get_credentials()) is not None:
+                frozen = found.get_frozen_credentials()
+                self._secrets = [secret for secret in (frozen.secret_key, frozen.token) if secret]
+                self._source = found.method
+        except (BotoCoreError, ValueError) as error:
+            raise StorageError(f"storage: {self._text(error)}") from None
+        made.meta.events.register("provide-client-params.s3", self._add_to_request)
+        return made
 
+    def _add_to_request(self, params: dict[str, Any], model: Any, **_: Any) -> None:
+        """The payer and the encryption, in every request that takes them."""
+        wanted = self.settings
+        more = {"RequestPayer": "requester"} if wanted.requester_pays else {}
+        if wanted.sse != "none":
+            more |= {"ServerSideEncryption": wanted.sse}
+        if wanted.kms_key_id:
+            more |= {"SSEKMSKeyId": wanted.kms_key_id}
+        params.update({key: value for key, value in more.items() if key in model.input_shape.members})
 
-def _said(error: Exception) -> str:
-    return _scrubbed(str(error).strip().rstrip("."))
+    def first(self, bucket: str, prefix: str) -> dict[str, Any] | None:
+        """The first entry of a listing. Raises botocore's errors."""
+        page = self.boto().list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+        return next(iter(page.get("Contents", [])), None)
 
+    @contextlib.contextmanager
+    def translated(self, path: str, action: str) -> Iterator[None]:
+        """Raises botocore's errors as FileNotFoundError, StorageError or Unavailable with `path` and what to do.
 
-def _scrubbed(text: str) -> str:
-    for secret in _secrets:
-        text = text.replace(secret, "***")
-    return text
+        action: the permission that the call needs, for instance s3:GetObject.
+        """
+        try:
+            try:
+                yield
+            except ClientError as error:
+                raise self._explained(self._detailed(error, path), path, action) from None
+        except BotoCoreError as error:
+            kind = StorageError if type(error).__name__ in _BEFORE else Unavailable
+            raise kind(f"{path}: {self._text(error)}") from None
+        except RuntimeError as error:  # how botocore reports renewed credentials that have expired all the same
+            if "credentials" not in str(error).lower():
+                raise
+            text = f"{path}: {self._text(error)}; renew the credentials, and the same command resumes"
+            raise Unavailable(text) from None
+
+    def _detailed(self, error: ClientError, path: str) -> ClientError:
+        """The reason behind an answer that names none, by a listing of that one key.
+
+        An answer to HEAD has no body; and a key that does not exist is "forbidden" where s3:ListBucket is allowed only
+        under a prefix, as in infra/iam.
+        """
+        bucket, key = split(path)
+        of_object = error.operation_name in ("HeadObject", "GetObject") and key
+        if not of_object or code_of(error) not in (*FORBIDDEN, "400"):
+            return error
+        try:
+            first = self.first(bucket, key)
+        except ClientError as reason:
+            return error if code_of(reason) in FORBIDDEN else reason
+        if first is not None and first["Key"] == key:
+            return error
+        return ClientError({"Error": {"Code": "NoSuchKey"}}, error.operation_name)
+
+    def _explained(self, error: ClientError, path: str, action: str) -> OSError:
+        """A refusal of the server as an error that says what to do; Unavailable where any object would fare alike."""
+        code, bucket = code_of(error), split(path)[0]
+        at = f" at {self.settings.endpoint_url}" if self.settings.endpoint_url else ""
+        message = self._scrubbed(str(error.response.get("Error", {}).get("Message", "")))
+        quote = f" (the store says: {message})" if message and message not in (code, "Forbidden", "Not Found") else ""
+        metadata = error.response.get("ResponseMetadata", {})
+        headers, tries = metadata.get("HTTPHeaders", {}), metadata.get("RetryAttempts", 0) + 1
+        status = int(metadata.get("HTTPStatusCode", 0))
+        if code == "NoSuchBucket":
+            return StorageError(f"{path}: there is no bucket {bucket!r}{at}; check the name and storage.endpoint_url")
+        if code in UNMET:
+            return Changed(path)
+        if code in MISSING:
+            return FileNotFoundError(f"{path}: no such object")
+        if code in _ELSEWHERE or (code == "400" and headers.get("x-amz-bucket-region")):
+            region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region")
+            named, wanted = (f"region {region}", f"={region}") if region else ("another region", " to it")
+            return StorageError(f"{path}: the bucket {bucket!r} is in {named}: set storage.region{wanted}")
+        if code in _EXPIRED:
+            return Unavailable(f"{path}: the credentials have expired: renew them; the same command resumes{quote}")
+        if code in _UNKNOWN_CALLER:
+            return Unavailable(f"{path}: the store{at} does not accept the credentials {self._whose()}{quote}")
+        if code == "RequestTimeTooSkewed":
+            return Unavailable(f"{path}: the clock of this machine is wrong; set it{quote}")
+        if code in FORBIDDEN:
+            return StorageError(f"{path}: forbidden: the credentials {self._whose()} need {action} here{quote}")
+        if code == "InvalidObjectState":
+            return StorageError(f"{path}: the object is archived; restore it first{quote}")
+        if code in _BUSY or "Throttl" in code or status in (429, 503):
+            return Unavailable(f"{path}: the store is overloaded ({code}), still so at attempt {tries}{quote}")
+        # 501 is a request that the store does not know, not one that it fails at.
+        passes = code in ("InternalError", "RequestTimeout") or (status >= 500 and status != 501)
+        kind = Unavailable if passes else StorageError
+        return kind(f"{path}: the store answered {code} to {action}, attempt {tries}{quote}")
+
+    def _whose(self) -> str:
+        """Where the credentials came from: most often it is not where one thought."""
+        if self.settings.anonymous:
+            return "(none: storage.anonymous is set)"
+        source = _SOURCES.get(self._source, "in use")
+        return f"{source} (profile {self.settings.profile})" if self.settings.profile else source
+
+    def _text(self, error: Exception) -> str:
+        """An error that the SDK raised by itself, with what to do about it."""
+        name, advice = type(error).__name__, ""
+        if name == "NoCredentialsError":
+            advice = (
+                ": set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, storage.profile, an instance's role, or "
+                "storage.anonymous=true for a public bucket"
+            )
+        elif name == "ProfileNotFound":
+            advice = "; it is storage.profile or AWS_PROFILE"
+        elif name in ("NoRegionError", "InvalidRegionError"):
+            advice = "; set storage.region"
+        elif "Timeout" in name or name in _UNREACHABLE:
+            gave_up = f"gave up at attempt {self.settings.max_attempts}"
+            advice = f" ({gave_up}); is storage.endpoint_url right and reachable from here?"
+        elif "Token" in name or "SSO" in name or "Credential" in name:
+            advice = "; renew the credentials, and the same command resumes"
+        return self._scrubbed(str(error).strip().rstrip(".")) + advice
+
+    def _scrubbed(self, text: str) -> str:
+        """The text without secrets: a server may send back what it got."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text

@@ -7,8 +7,11 @@ import random
 import time
 from typing import Any
 
-from raypd.storage import s3_client
-from raypd.storage.common import Changed, StorageError, Unavailable
+from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
+
+from raypd.storage.common import Changed, Object, StorageError, Unavailable
+from raypd.storage.s3_client import S3Client, code_of, target
 
 _FIRST = 1 << 20  # bytes of the first range read in sequence; each further one is twice as long, up to _MOST
 _MOST = 8 << 20
@@ -17,17 +20,29 @@ _CHUNK = 64 << 10  # what of a body is lost at most when it breaks off
 _LONGEST_WAIT = 20.0
 
 
+def head(client: S3Client, path: str, version: str | None = None) -> Object:
+    """An object's size and version. Raises FileNotFoundError, StorageError; Changed when it is not that version."""
+    with client.translated(path, "s3:GetObject"):
+        answer = client.boto().head_object(**target(path))
+    found = Object(path, path.rpartition("/")[2], answer["ContentLength"], answer["ETag"].strip('"'))
+    if version is not None and version != found.stamp:
+        raise Changed(path)
+    return found
+
+
 class S3Reader(io.RawIOBase):
     """A file-like view of an object that never mixes two versions of it: every request carries If-Match.
 
-    version: the ETag to insist on; None: the one that the first answer brings. size: bytes, where it is known.
-    ahead: read ahead, for reading in sequence. Raises Changed when the object is another by now, FileNotFoundError,
-    StorageError.
+    Its methods raise Changed when the object is another by now, FileNotFoundError, StorageError.
+
+    Args:
+        version: the ETag to insist on; None: the one that the first answer brings.
+        size: bytes, where it is known.
+        ahead: read ahead, for reading in sequence.
     """
 
-    def __init__(self, path: str, version: str | None, size: int | None, ahead: bool) -> None:
-        self.path = path
-        self._bucket, self._key = s3_client.split(path)
+    def __init__(self, client: S3Client, path: str, version: str | None, size: int | None, ahead: bool) -> None:
+        self.path, self._client, self._target = path, client, target(path)
         self._pinned, self.version = version is not None, version
         self._size = size
         self._position = 0
@@ -47,10 +62,8 @@ class S3Reader(io.RawIOBase):
     def size(self) -> int:
         """Bytes of the object."""
         if self._size is None:
-            from raypd.storage import s3
-
-            head = s3.head(self.path, self.version if self._pinned else None)
-            self._size, self.version = head.size, head.version
+            found = head(self._client, self.path, self.version if self._pinned else None)
+            self._size, self.version = found.size, found.stamp
         return self._size
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -64,8 +77,9 @@ class S3Reader(io.RawIOBase):
         while filled < len(view) and (self._size is None or self._position < self._size):
             at = self._position - self._begin
             if not 0 <= at < len(self._window):
-                self._load(len(view) - filled)
-                at = 0
+                self._begin, at = self._position, 0
+                self._window = self._fetch(self._position, max(len(view) - filled, self._ahead or _LEAST_RANDOM))
+                self._ahead = min(2 * self._ahead, _MOST)
             count = min(len(view) - filled, len(self._window) - at)
             if not count:
                 break
@@ -74,19 +88,12 @@ class S3Reader(io.RawIOBase):
             filled += count
         return filled
 
-    def _load(self, wanted: int) -> None:
-        length = max(wanted, self._ahead or _LEAST_RANDOM)
-        self._begin = self._position
-        self._window = self._fetch(self._position, length)
-        if self._ahead:
-            self._ahead = min(2 * self._ahead, _MOST)
-
     def _fetch(self, begin: int, length: int) -> bytes:
         """Bytes [begin, begin + length) as far as the object has them; a cut body is taken up where it broke off."""
         if self._size is not None:
             length = min(length, self._size - begin)
         data = bytearray()
-        attempts = s3_client.settings().max_attempts
+        attempts = self._client.settings.max_attempts
         for attempt in range(1, attempts + 1):
             response = self._get(begin + len(data), begin + length)
             if response is None:
@@ -105,26 +112,17 @@ class S3Reader(io.RawIOBase):
 
     def _get(self, begin: int, end: int) -> Any:
         """The answer to one ranged GET; None where the range lies behind the end."""
-        from botocore.exceptions import ClientError
-
         condition = {"IfMatch": f'"{self.version}"'} if self.version else {}
         try:
-            with s3_client.translated(self.path, "s3:GetObject"):
+            with self._client.translated(self.path, "s3:GetObject"):
                 try:
-                    response = s3_client.client().get_object(
-                        Bucket=self._bucket,
-                        Key=self._key,
-                        Range=f"bytes={begin}-{end - 1}",
-                        **condition,
-                        **s3_client.extra(),
+                    response = self._client.boto().get_object(
+                        **self._target, Range=f"bytes={begin}-{end - 1}", **condition
                     )
                 except ClientError as error:
-                    code = s3_client.code_of(error)
-                    if code in ("InvalidRange", "416", "RequestedRangeNotSatisfiable"):
+                    if code_of(error) in ("InvalidRange", "416", "RequestedRangeNotSatisfiable"):
                         self._size = begin if self._size is None else self._size
                         return None
-                    if code in s3_client.UNMET:
-                        raise Changed(self.path) from None
                     raise
         except FileNotFoundError:
             if self._pinned:
@@ -148,9 +146,6 @@ class S3Reader(io.RawIOBase):
 
 def _drain(body: Any, data: bytearray, length: int) -> str | None:
     """Appends a body to the data up to a length; why it broke off, or None where it came whole."""
-    from botocore.exceptions import BotoCoreError
-    from urllib3.exceptions import HTTPError
-
     try:
         for chunk in body.iter_chunks(_CHUNK):
             data += chunk

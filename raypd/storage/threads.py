@@ -11,13 +11,13 @@ Given = TypeVar("Given")
 Result = TypeVar("Result")
 
 
-def in_threads(work: Callable[[Given], Result], items: Iterable[Given], threads: int) -> Iterator[Result]:
+def in_threads(function: Callable[[Given], Result], items: Iterable[Given], threads: int) -> Iterator[Result]:
     """`map` in a pool that takes no more of `items` than its threads need, in the order of the items."""
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for item in items:
-                waiting.append(pool.submit(work, item))
+                waiting.append(pool.submit(function, item))
                 if len(waiting) > 2 * threads:
                     yield waiting.popleft().result()
             while waiting:

@@ -1,15 +1,18 @@
-"""What a task is to the rest: documents in, works (programs with a way to read their answer), records out.
+"""The interface of a task: documents in, requests (programs with a way to read their answer), records out.
 
 A task knows prompts and answers and nothing of engines, Ray or files, so that a worker, a test and a notebook drive it
 the same way:
 
-    for work in task.plan(documents):
-        engine.submit(work.program, tag=work, seed=work.seed)   # ... and when it ends with `answer`:
-        for item in work.finish(answer): ...      # or work.fail(reason)
+    for request in task.plan(documents):          # or a record, where nothing is to be decoded
+        engine.submit(request.program, tag=request, seed=request.seed)   # ... and when it ends with `answer`:
+        for item in request.finish(answer): ...   # or request.fail(reason)
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,11 +25,14 @@ if TYPE_CHECKING:  # it brings torch, which a worker without weights does withou
 
 @dataclass
 class Document:
-    """One document of a unit, as it was read.
+    """One document of a unit, as it was read. No other document has the same source and place.
 
-    `row` is its place in the unit (0 based) and `error` says why it could not be read (then `fields` may be empty).
-    `source` and `place` say where it stands in the input: the object's name, and the row's number in Parquet or the
-    byte at which its line begins in (uncompressed) JSONL. No other document has both.
+    Attributes:
+        row: its place in the unit, from 0.
+        fields: by column; may be empty where there is an error.
+        error: why it could not be read.
+        source: name of the object that it stands in.
+        place: in that object: the row's number in Parquet, the byte at which its line begins in (uncompressed) JSONL.
     """
 
     row: int
@@ -50,8 +56,9 @@ class Record:
 class Request:
     """A program to decode, the rows it answers, and how its answer becomes records (one or more a row).
 
-    `finish` may also give works that follow on this one, such as the next turn of a conversation.
-    `seed` comes from the documents' ids, so that sampled answers do not depend on what they are batched with.
+    Attributes:
+        finish: also returns requests that follow on this one, such as the next turn of a conversation.
+        seed: made of the documents' ids, so that sampled answers do not depend on what they are batched with.
     """
 
     rows: list[int]
@@ -74,4 +81,14 @@ class Task(Protocol):
         """The task's own output columns, the same for every unit whatever it holds."""
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
-        """Works that together answer every document; a document that needs no decoding (an error) as its record."""
+        """Requests that together answer every document; of one that needs no decoding (an error) its record."""
+
+
+def confidence(logprobs: Sequence[float]) -> float | None:
+    """Geometric mean of token probabilities; None where there is no token."""
+    return math.exp(sum(logprobs) / len(logprobs)) if logprobs else None
+
+
+def seed_of(seed: int, ids: Sequence[str]) -> int:
+    """A request's seed, out of the configuration's and of the ids of what it answers."""
+    return int.from_bytes(hashlib.sha256(json.dumps([seed, *ids]).encode()).digest()[:8], "big")

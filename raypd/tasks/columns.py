@@ -47,3 +47,4 @@ GENERATION = pa.schema(
         ("warnings", pa.list_(pa.string())),
     ]
 )
+BY_KIND = {"extraction": EXTRACTION, "question_answering": QUESTION_ANSWERING, "generation": GENERATION}

@@ -78,3 +78,9 @@ def as_list(given: Any) -> list[Any] | None:
         except (ValueError, RecursionError):
             return None
     return given if isinstance(given, list) else None
+
+
+def kind_of(value: Any) -> str:
+    """What a value of the input is, in words."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

@@ -7,44 +7,41 @@ is a slot; for `guided` the values stand in the same skeleton one after the othe
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import Attribute, ExtractionConfig, RunConfig
-from raypd.decoding.grammar import Automaton, Grammar, Number, OneOf, Text, Vocabulary
+from raypd.decoding.grammar import Automaton, Grammar, JsonString, Number, OneOf, Vocabulary
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
-from raypd.tasks.base import Document, Record, Request
+from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.columns import EXTRACTION
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.prompting import Instruction, encode, end_tokens, instruction, load_template
-from raypd.tasks.values import Checked, JsonObjectEnd, check, find_value
+from raypd.tasks.values import CheckedValue, JsonObjectEnd, check, find_value
+
+_Rated = tuple[CheckedValue, float | None]  # a value and its confidence
 
 
 @dataclass
-class _Category:
-    """A category made ready: its prompt, and its skeleton as token ids."""
+class CategoryPrompt:
+    """A category's prompt, and its skeleton as token ids."""
 
     name: str
     attributes: list[Attribute]
     prompt: Instruction
     keys: list[list[int]]  # the skeleton's piece before each slot; the first opens the object
     grammars: list[Grammar]
-
-    @property
-    def skeleton_tokens(self) -> int:
-        return sum(map(len, self.keys))
 
 
 @dataclass
@@ -64,6 +61,7 @@ class ExtractionTask:
         self.input, self.task, self.decoding = config.input, config.task, config.decoding
         self._whole = REGISTRY[self.decoding.method].whole_record  # the model writes the keys, too
         self.tokenizer, self.context_length = tokenizer, context_length
+        self._encode = partial(encode, tokenizer, special=False)
         self.texts = token_texts(tokenizer)
         self.ends = end_tokens(tokenizer)
         self._open = self._encode("<product>\n")
@@ -72,8 +70,6 @@ class ExtractionTask:
         self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
         self._of_type: dict[str, Grammar] = {}
         self._categories = {name: self._ready(name) for name in self.task.categories}
-
-    # --------------------------------------------------------------------------------------------- the Task protocol
 
     def input_columns(self) -> list[str]:
         optional = [self.input.category_column] if self.input.category_column else []
@@ -86,29 +82,30 @@ class ExtractionTask:
         stacked = self.decoding.method == "hyper_parallel" and self.decoding.isolate == "none"
         stacks: dict[str, list[_Body]] = {}
         for document in documents:
-            category, error = self._category_of(document)
-            body = self._body(document, category) if category else error
-            if category is None or not isinstance(body, _Body):
-                yield Record(row=document.row, error=str(body))
-            elif not stacked:
-                yield self._work(category, [body])
-            else:
-                stack = stacks.setdefault(category.name, [])
-                if stack and not self._fits(category, [*stack, body]):
-                    yield self._work(category, stack)
-                    stack = stacks[category.name] = []
-                stack.append(body)
-                if len(stack) == self.decoding.stacked_documents:
-                    yield self._work(category, stacks.pop(category.name))
+            try:
+                if document.error is not None:
+                    raise ValueError(document.error)
+                category = self._categories[category_of(document, self.input, self._categories)]
+                body = self._body(document, category)
+            except ValueError as error:
+                yield Record(row=document.row, error=str(error))
+                continue
+            if not stacked:
+                yield self._request(category, [body])
+                continue
+            stack = stacks.setdefault(category.name, [])
+            if stack and sum(len(b.tokens) for b in (*stack, body)) > self._room(category, len(stack) + 1):
+                yield self._request(category, stack)
+                stack = stacks[category.name] = []
+            stack.append(body)
+            if len(stack) == self.decoding.stacked_documents:
+                yield self._request(category, stacks.pop(category.name))
         for name, stack in stacks.items():
-            yield self._work(self._categories[name], stack)
+            yield self._request(self._categories[name], stack)
 
     # -------------------------------------------------------------------------------------------------------- prompts
 
-    def _encode(self, text: str) -> list[int]:
-        return encode(self.tokenizer, text, special=False)
-
-    def _ready(self, name: str) -> _Category:
+    def _ready(self, name: str) -> CategoryPrompt:
         category = self.task.categories[name]
         shown = {"name": name, "description": category.description, "attributes": category.attributes}
         keys = [
@@ -117,7 +114,7 @@ class ExtractionTask:
         ]
         grammars = [self._grammar(name, attribute) for attribute in category.attributes]
         prompt = instruction(self.tokenizer, self._template, category=shown)
-        ready = _Category(name, category.attributes, prompt, keys, grammars)
+        ready = CategoryPrompt(name, category.attributes, prompt, keys, grammars)
         if self._room(ready) < 16:
             raise ConfigError(
                 f"task.categories.{name}: instruction, {len(keys)} attributes and their answers leave no room for a "
@@ -140,42 +137,28 @@ class ExtractionTask:
             self._of_type[attribute.type] = grammar
         return grammar
 
-    def _category_of(self, document: Document) -> tuple[_Category | None, str]:
-        if document.error is not None:
-            return None, document.error
-        try:
-            return self._categories[category_of(document, self.input, self._categories)], ""
-        except ValueError as error:
-            return None, str(error)
-
-    def _body(self, document: Document, category: _Category) -> _Body | str:
-        """The document's text as ids, cut to what fits, or why it cannot be used."""
-        try:
-            tokens = self._encode(text_of(document, list(self.input.text_columns)))
-        except ValueError as error:
-            return str(error)
+    def _body(self, document: Document, category: CategoryPrompt) -> _Body:
+        """The document's text as ids, cut to what fits. Raises ValueError where it cannot be used."""
+        tokens = self._encode(text_of(document, list(self.input.text_columns)))
         most = self._room(category)
         if self.task.max_document_tokens is not None:
             most = min(most, self.task.max_document_tokens)
         if len(tokens) > most and self.task.too_long == "refuse":
-            return f"too long: {len(tokens)} tokens, at most {most} fit (task.too_long is refuse)"
+            raise ValueError(f"too long: {len(tokens)} tokens, at most {most} fit (task.too_long is refuse)")
         return _Body(document, tokens[:most], len(tokens) > most)
 
-    def _room(self, category: _Category, documents: int = 1) -> int:
+    def _room(self, category: CategoryPrompt, documents: int = 1) -> int:
         """Tokens that are left for the text of `documents` documents (all together) in one context."""
         fixed = len(category.prompt.before) + len(category.prompt.behind)
         frame = len(self._open) + len(self._close) + 4  # 4: an id in <product id="12">, a key in the answer
         if self._whole:
             return self.context_length - fixed - frame - len(category.keys[0]) - self.decoding.max_new_tokens
-        answer = category.skeleton_tokens + len(category.keys) * self.decoding.max_value_tokens
+        answer = sum(map(len, category.keys)) + len(category.keys) * self.decoding.max_value_tokens
         return self.context_length - fixed - documents * (frame + answer + 8)
 
-    def _fits(self, category: _Category, stack: list[_Body]) -> bool:
-        return sum(len(body.tokens) for body in stack) <= self._room(category, len(stack))
-
-    def _work(self, category: _Category, stack: list[_Body]) -> Request:
+    def _request(self, category: CategoryPrompt, stack: list[_Body]) -> Request:
         rows = [body.document.row for body in stack]
-        seed = _seed([body.document.id for body in stack], self.decoding.sampling.seed)
+        seed = seed_of(self.decoding.sampling.seed, [body.document.id for body in stack])
         if self._whole:
             (body,) = stack
             prompt = Prompt(*self._prompt(category, stack, self._encode("{\n")))
@@ -190,7 +173,7 @@ class ExtractionTask:
             slots = hyper_parallel(slotted, most, self.decoding.isolate == "values")
         return Request(rows, slots, lambda values: self._read_slots(category, stack, values), seed)
 
-    def _prompt(self, category: _Category, stack: list[_Body], answer: list[int]) -> tuple[list[int], int]:
+    def _prompt(self, category: CategoryPrompt, stack: list[_Body], answer: list[int]) -> tuple[list[int], int]:
         """(tokens, how many of them are shared): instruction, documents, and the answer's beginning."""
         tokens = list(category.prompt.before)
         for number, body in enumerate(stack, 1):
@@ -198,7 +181,7 @@ class ExtractionTask:
             tokens += [*opening, *body.tokens, *self._close]
         return [*tokens, *category.prompt.behind, *answer], len(category.prompt.before)
 
-    def _slotted(self, category: _Category, stack: list[_Body]) -> SlottedPrompt:
+    def _slotted(self, category: CategoryPrompt, stack: list[_Body]) -> SlottedPrompt:
         """The prompt with the skeleton of every document behind it (section 4.3.1; stacked: section 4.3.5)."""
         tokens, shared = self._prompt(category, stack, [])
         slots: list[Slot] = []
@@ -219,36 +202,36 @@ class ExtractionTask:
 
     # -------------------------------------------------------------------------------------------------------- answers
 
-    def _read_slots(self, category: _Category, stack: list[_Body], values: list[Value]) -> list[Record]:
+    def _read_slots(self, category: CategoryPrompt, stack: list[_Body], values: list[Value]) -> list[Record]:
         count = len(category.attributes)
         records = []
         for number, body in enumerate(stack):
             ours = values[number * count : (number + 1) * count]
-            checked: list[tuple[Checked, float | None]] = []
+            checked: list[_Rated] = []
             for attribute, value in zip(category.attributes, ours, strict=True):
                 text = value.completion
                 if text is not None:
                     text = text.encode("latin-1").decode()
                 else:
                     text = self.tokenizer.decode(value.tokens, skip_special_tokens=True)
-                checked.append((check(attribute, text, value.closed), _confidence(value.logprobs)))
+                checked.append((check(attribute, text, value.closed), confidence(value.logprobs)))
             records.append(self._record(category, body, checked))
         return records
 
-    def _read_json(self, category: _Category, body: _Body, answer: Continuation) -> Record:
+    def _read_json(self, category: CategoryPrompt, body: _Body, answer: Continuation) -> Record:
         text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
         starts = self._starts(answer.tokens)
-        checked: list[tuple[Checked, float | None]] = []
+        checked: list[_Rated] = []
         for attribute in category.attributes:
             place = find_value(text, attribute.name)
             if place is None:
-                checked.append((Checked("invalid", None, ""), None))
+                checked.append((CheckedValue("invalid", None, ""), None))
                 continue
             start, end, closed = place
             if text[start : start + 1] != '"':  # what no comma or brace ends is whole where the answer is
                 closed = answer.stopped or text[end:].strip(" ") not in ("", ",")
             covers = [p for p, a, b in zip(answer.logprobs, starts, starts[1:], strict=False) if a < end and b > start]
-            checked.append((check(attribute, text[start:end], closed), _confidence(covers)))
+            checked.append((check(attribute, text[start:end], closed), confidence(covers)))
         return self._record(category, body, checked)
 
     def _starts(self, tokens: list[int]) -> list[int]:
@@ -258,50 +241,26 @@ class ExtractionTask:
             starts.append(len(self.tokenizer.decode(tokens[:end], skip_special_tokens=True)))
         return starts
 
-    def _record(self, category: _Category, body: _Body, checked: list[tuple[Checked, float | None]]) -> Record:
+    def _record(self, category: CategoryPrompt, body: _Body, checked: list[_Rated]) -> Record:
         values, record = [], {}
-        for attribute, (value, confidence) in zip(category.attributes, checked, strict=True):
-            record[attribute.name] = value.value
-            number = isinstance(value.value, (int, float)) and not isinstance(value.value, bool)
-            values.append(
-                {
-                    "name": attribute.name,
-                    "value": None if value.value is None else _as_text(value.value),
-                    "number": float(value.value) if number else None,  # type: ignore[arg-type]
-                    "boolean": value.value if isinstance(value.value, bool) else None,
-                    "confidence": confidence,
-                    "status": value.status,
-                    "raw": value.raw if value.value is None and value.status != "null" else None,
-                }
-            )
-        columns: dict[str, Any] = {
-            "category": category.name,
-            "record": json.dumps(record, ensure_ascii=False),
-            "values": values,
-            "truncated": body.truncated,
-        }
-        return Record(row=body.document.row, columns=columns)
+        for attribute, (checked_value, probability) in zip(category.attributes, checked, strict=True):
+            value = record[attribute.name] = checked_value.value
+            text = value if value is None or isinstance(value, str) else json.dumps(value)
+            boolean = value if isinstance(value, bool) else None
+            number = float(value) if isinstance(value, (int, float)) and boolean is None else None
+            raw = checked_value.raw if value is None and checked_value.status != "null" else None
+            row = {"name": attribute.name, "value": text, "number": number, "boolean": boolean}
+            values.append({**row, "confidence": probability, "status": checked_value.status, "raw": raw})
+        columns: dict[str, Any] = {"category": category.name, "record": json.dumps(record, ensure_ascii=False)}
+        return Record(body.document.row, {**columns, "values": values, "truncated": body.truncated})
 
 
 def _automaton(attribute: Attribute) -> Automaton:
     """What may stand in an attribute's slot; characters are the bytes of the text, as latin-1."""
     if attribute.type == "text":
-        return Text()
+        return JsonString()
     if attribute.type == "number":
         return Number()
     if attribute.type == "boolean":
         return OneOf(["true", "false", "null"])
     return OneOf([*(f'"{value}"'.encode().decode("latin-1") for value in attribute.values), "null"])
-
-
-def _as_text(value: str | float | int | bool) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _confidence(logprobs: Sequence[float]) -> float | None:
-    return math.exp(sum(logprobs) / len(logprobs)) if logprobs else None
-
-
-def _seed(ids: list[str], seed: int) -> int:
-    digest = hashlib.sha256(json.dumps([seed, *ids]).encode()).digest()
-    return int.from_bytes(digest[:8], "big")

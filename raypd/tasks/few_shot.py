@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, NamedTuple
 
 from raypd.config import QuestionAnsweringConfig
 from raypd.errors import ConfigError
 
 
-@dataclass
-class Solved:
+class SolvedQuestion(NamedTuple):
     """A question as it is shown, choices and all, and its answer."""
 
     text: str
     answer: str
 
 
-@dataclass
-class Example:
+class Example(NamedTuple):
     """A context and its solved questions."""
 
     context: str
-    questions: list[Solved]
+    questions: list[SolvedQuestion]
 
 
 def load_examples(task: QuestionAnsweringConfig) -> list[Example]:
@@ -57,14 +54,14 @@ def load_examples(task: QuestionAnsweringConfig) -> list[Example]:
     return examples
 
 
-def _solved(question: dict[str, Any]) -> Solved:
+def _solved(question: dict[str, Any]) -> SolvedQuestion:
     text, choices = question["question"].strip(), question.get("choices") or []
     for letter, choice in zip(ascii_uppercase, choices, strict=False):
         text += f"\n{letter}. {choice}"
     if choices:
         index = question["answer_idx"]
         indices = index if isinstance(index, list) else [index]
-        return Solved(text, ", ".join(ascii_uppercase[range(len(choices))[i]] for i in indices))
+        return SolvedQuestion(text, ", ".join(ascii_uppercase[range(len(choices))[i]] for i in indices))
     answers = question["answers"] if "answers" in question else [question["answer"]]
     given = answers[0] if answers else None
-    return Solved(text, "null" if given is None else str(given).strip())
+    return SolvedQuestion(text, "null" if given is None else str(given).strip())

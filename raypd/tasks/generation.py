@@ -13,19 +13,23 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from pkgutil import resolve_name
 
 import pyarrow as pa
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raypd.config import DecodingConfig, GenerationConfig, RunConfig
-from raypd.decoding.methods.autoregressive import Prompt
+from raypd.decoding.methods.registry import REGISTRY
+from raypd.decoding.sampling import Sampling
+from raypd.decoding.text import GeneratedText, Prompt, TextAnswer, TextMethod, TextModel
+from raypd.models.control_tokens import control_token, markup_bytes
+from raypd.models.medusa_heads import load_heads
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.columns import GENERATION
 from raypd.tasks.documents import conversation
 from raypd.tasks.prompting import encode, end_tokens, rendered
-from raypd.tasks.writers import Text, Writer, writer
 
 _MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
 
@@ -83,7 +87,7 @@ class GenerationTask:
         self.tokenizer, self.context_length = tokenizer, context_length
         self._bytes = token_bytes(tokenizer)
         self._ends = end_tokens(tokenizer)
-        self._writer: Writer = writer(config, tokenizer, context_length, model)
+        self._method = text_method(config, tokenizer, context_length, model)
 
     def input_columns(self) -> list[str]:
         return [self.task.prompt_column]
@@ -104,13 +108,11 @@ class GenerationTask:
             for sample in range(self.task.samples):
                 yield self._next(_Chat(document, sample, list(turns), list(left)))
 
-    # -------------------------------------------------------------------------------------------------------- prompts
-
     def _next(self, chat: _Chat) -> Request | Record:
-        """The work that answers the conversation's next turn."""
+        """The request that answers the conversation's next turn."""
         turns = [*chat.turns, {"role": "user", "content": chat.left[0]}]
-        tokens = self._tokens([*chat.turns, {"role": "user", "content": self._writer.request(chat.left[0])}])
-        room = self.context_length - self._writer.most_positions(self.decoding)
+        tokens = self._tokens([*chat.turns, {"role": "user", "content": self._method.user_turn(chat.left[0])}])
+        room = self.context_length - self._method.most_positions()
         if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
             return Record(
                 row=chat.document.row,
@@ -120,7 +122,7 @@ class GenerationTask:
         tokens = tokens[-room:]
         seed = _seed(chat.document.id, chat.sample, chat.turn, self.decoding.sampling.seed)
         stops = StopStrings(self._bytes, self._ends, self.task.stop)
-        program = self._writer.program(Prompt(tokens), stops, self._ends, seed)
+        program = self._method.program(Prompt(tokens), stops, seed)
         return Request([chat.document.row], program, lambda answer: self._finish(chat, turns, answer), seed)
 
     def _tokens(self, turns: list[dict[str, str]]) -> list[int]:
@@ -140,21 +142,19 @@ class GenerationTask:
                 rest = behind
         return tokens + encode(self.tokenizer, rest, special=True)
 
-    # -------------------------------------------------------------------------------------------------------- answers
-
-    def _finish(self, chat: _Chat, turns: list[dict[str, str]], answer: Any) -> list[Record | Request]:
-        said = self._writer.read(answer)
-        text, stopped = self._cut(said)
+    def _finish(self, chat: _Chat, turns: list[dict[str, str]], answer: TextAnswer) -> list[Record | Request]:
+        generated = answer.generated(self._method.model.decode)
+        text, stopped = self._cut(generated)
         columns = {
             "sample": chat.sample,
             "turn": chat.turn,
             "text": text,
             "finish_reason": "stop" if stopped else "length",
-            "tokens": said.tokens,
-            "confidence": math.exp(sum(said.logprobs) / len(said.logprobs)) if said.logprobs else None,
-            "raw": said.raw,
-            "counters": json.dumps(said.counters) if said.counters else None,
-            "warnings": said.warnings,
+            "tokens": generated.tokens,
+            "confidence": math.exp(sum(logprobs) / len(logprobs)) if (logprobs := generated.logprobs) else None,
+            "raw": generated.raw,
+            "counters": json.dumps(generated.counters) if generated.counters else None,
+            "warnings": generated.warnings,
         }
         done: list[Record | Request] = [Record(row=chat.document.row, columns=columns)]
         if len(chat.left) > 1:
@@ -162,12 +162,54 @@ class GenerationTask:
             done.append(self._next(dataclasses.replace(chat, turns=turns, left=chat.left[1:], turn=chat.turn + 1)))
         return done
 
-    def _cut(self, said: Text) -> tuple[str, bool]:
+    def _cut(self, generated: GeneratedText) -> tuple[str, bool]:
         """The text up to the first stop string, and whether all that stands in it came to its end."""
-        at = min((place for stop in self.task.stop if (place := said.text.find(stop)) >= 0), default=None)
-        return said.text[:at], said.cut is None or (at is not None and at < said.cut)
+        at = min((place for stop in self.task.stop if (place := generated.text.find(stop)) >= 0), default=None)
+        return generated.text[:at], generated.cut is None or (at is not None and at < generated.cut)
 
 
 def _seed(id: str, sample: int, turn: int, seed: int) -> int:
     digest = hashlib.sha256(json.dumps([seed, id, sample, turn]).encode()).digest()
     return int.from_bytes(digest[:8], "big")
+
+
+def text_method(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None = None
+) -> TextMethod:
+    """The method `decoding.method`, ready for the prompts of task `generation`.
+
+    Args:
+        model: the one that Medusa heads must fit; None: heads stay as they were saved.
+
+    Raises:
+        ModelError: the tokenizer lacks control tokens of the method, or its heads do not fit the model.
+    """
+    options, spec = config.decoding, REGISTRY[config.decoding.method]
+    around = cache(lambda: _around_a_turn(config, tokenizer))
+    given = TextModel(
+        options=options,
+        sampling=Sampling(options.sampling.temperature, options.sampling.top_k, options.sampling.top_p),
+        context_length=context_length,
+        ends=end_tokens(tokenizer),
+        control_tokens=tuple(control_token(tokenizer, t, config.model.name) for t in spec.required_tokens(options)),
+        heads=load_heads(str(options.heads), model) if spec.heads else None,
+        encode=partial(encode, tokenizer, special=True),
+        decode=lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
+        token_bytes=lambda: markup_bytes(tokenizer),
+        next_turn=lambda content: [*around()[0], *encode(tokenizer, content, special=False), *around()[1]],
+    )
+    method: type[TextMethod] = resolve_name(spec.text_method)
+    return method(given)
+
+
+def _around_a_turn(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Ids before and behind the text of a user's turn that follows on text of the model."""
+    first, second = "\u241efirst\u241e", "\u241esecond\u241e"
+    text = f"{first}\n\n{second}\n\n"
+    assert isinstance(config.task, GenerationConfig)
+    if config.task.chat_template and tokenizer.chat_template:
+        roles = (("user", "?"), ("assistant", first), ("user", second))
+        turns = [{"role": role, "content": content} for role, content in roles]
+        text = rendered(tokenizer, turns, thinking=config.task.thinking)
+    between, _, behind = text.partition(first)[2].partition(second)
+    return encode(tokenizer, between, special=True), encode(tokenizer, behind, special=True)

@@ -8,11 +8,10 @@ one by one: instruction, context, question.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from string import ascii_uppercase
 from typing import Any
 
@@ -22,12 +21,12 @@ from transformers import PreTrainedTokenizerBase
 from raypd.config import QuestionAnsweringConfig, RunConfig
 from raypd.decoding.grammar import Bounded, Choice, Grammar, Vocabulary
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
-from raypd.decoding.methods.intra_prompt import Answer, Context, PromptTree, Question, intra_prompt
+from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
-from raypd.tasks.base import Document, Record, Request
+from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.columns import QUESTION_ANSWERING
-from raypd.tasks.documents import as_list
+from raypd.tasks.documents import as_list, kind_of
 from raypd.tasks.few_shot import load_examples
 from raypd.tasks.prompting import encode, end_tokens, load_template, pieces
 
@@ -75,13 +74,13 @@ class _Page:
 
 
 @dataclass
-class _Asking(Request):
-    """A work that knows which questions it stands for: when it fails, each has its own error record."""
+class _QuestionRequest(Request):
+    """A request that knows which questions it stands for: when it fails, each has its own error record."""
 
-    refuse: Callable[[str], list[Record]] | None = None
+    refuse: Callable[[str], list[Record]] = field(kw_only=True)
 
     def fail(self, reason: str) -> list[Record]:
-        return super().fail(reason) if self.refuse is None else self.refuse(reason)
+        return self.refuse(reason)
 
 
 class QuestionAnsweringTask:
@@ -91,6 +90,7 @@ class QuestionAnsweringTask:
         assert isinstance(config.task, QuestionAnsweringConfig)
         self.task, self.decoding = config.task, config.decoding
         self.tokenizer, self.context_length = tokenizer, context_length
+        self._encode = partial(encode, tokenizer, special=False)
         self._line_end = LineEnd(token_texts(tokenizer), end_tokens(tokenizer))
         self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
         self._letters: dict[int, Bounded] = {}
@@ -102,8 +102,6 @@ class QuestionAnsweringTask:
                 f"task.max_answer_tokens ({self.task.max_answer_tokens})"
             )
 
-    # --------------------------------------------------------------------------------------------- the Task protocol
-
     def input_columns(self) -> list[str]:
         return [self.task.context_column, self.task.questions_column]
 
@@ -113,10 +111,12 @@ class QuestionAnsweringTask:
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         stack: list[_Page] = []
         for document in documents:
-            page = self._page(document)
-            if isinstance(page, str):
-                yield Record(row=document.row, error=page)
-            elif not page.good():
+            try:
+                page = self._page(document)
+            except ValueError as error:
+                yield Record(row=document.row, error=str(error))
+                continue
+            if not page.good():
                 yield from self._records(page, {})
             elif self.decoding.method == "autoregressive":
                 yield from self._one_by_one(page)
@@ -130,66 +130,68 @@ class QuestionAnsweringTask:
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    def _page(self, document: Document) -> _Page | str:
-        """A row's context and questions as ids, or why the row cannot be used."""
+    def _page(self, document: Document) -> _Page:
+        """A row's context and questions as ids. Raises ValueError where the row cannot be used."""
         if document.error is not None:
-            return document.error
-        context = document.fields.get(self.task.context_column)
+            raise ValueError(document.error)
+        column, questions = self.task.context_column, self.task.questions_column
+        context = document.fields.get(column)
         if isinstance(context, list) and all(isinstance(part, str) for part in context):
             context = "\n".join(context)
         if context is not None and not isinstance(context, str):
-            return f"column {self.task.context_column!r} holds {_kind(context)}, not text"
+            raise ValueError(f"column {column!r} holds {kind_of(context)}, not text")
         if not context or not context.strip():
-            return f"empty: nothing in {self.task.context_column}"
+            raise ValueError(f"empty: nothing in {column}")
         if not _writable(context):
-            return f"column {self.task.context_column!r} holds half a surrogate pair"
-        given = as_list(document.fields.get(self.task.questions_column))
+            raise ValueError(f"column {column!r} holds half a surrogate pair")
+        given = as_list(document.fields.get(questions))
         if given is None:
-            return f"column {self.task.questions_column!r} holds no list of questions"
+            raise ValueError(f"column {questions!r} holds no list of questions")
         if not given:
-            return f"empty: no questions in {self.task.questions_column}"
+            raise ValueError(f"empty: no questions in {questions}")
         asked = [self._asked(number, question) for number, question in enumerate(given)]
         tokens = self._encode(context.strip())
         most = self._room([a for a in asked if a.error is None])
         if len(tokens) > most and self.task.too_long == "refuse":
-            return f"too long: {len(tokens)} tokens, at most {most} fit beside its questions (task.too_long is refuse)"
+            beside = f"at most {most} fit beside its questions (task.too_long is refuse)"
+            raise ValueError(f"too long: {len(tokens)} tokens, {beside}")
         return _Page(document, tokens[:most] + self._between, len(tokens) > most, asked)
 
     def _asked(self, number: int, given: Any) -> _Asked:
-        """One question as ids, with the rules of its answer."""
+        """One question as ids, with the rules of its answer, or with the reason why it cannot be used."""
         if not isinstance(given, dict):
             given = {"question": given}
         name = given.get("id")
         asked = _Asked(str(number) if name is None or not _writable(str(name)) else str(name))
+        try:
+            self._read_question(asked, given)
+        except ValueError as error:
+            asked.error = f"question {number + 1} ({asked.id}) {error}"
+        return asked
+
+    def _read_question(self, asked: _Asked, given: dict[str, Any]) -> None:
         text, choices = given.get("question"), given.get("choices")
         if not isinstance(text, str) or not text.strip():
-            return self._bad(asked, number, "is empty" if text is None or isinstance(text, str) else "is no text")
+            raise ValueError("is empty" if text is None or isinstance(text, str) else "is no text")
         asked.text = text.strip()
         shown = " " + asked.text
         if choices is not None:
             if not isinstance(choices, list) or not all(isinstance(c, (str, int, float)) for c in choices):
-                return self._bad(asked, number, "has choices that are no list of texts")
+                raise ValueError("has choices that are no list of texts")
             if not 1 <= len(choices) <= len(ascii_uppercase):
-                return self._bad(asked, number, f"has {len(choices)} choices: 1 to {len(ascii_uppercase)} have letters")
+                raise ValueError(f"has {len(choices)} choices: 1 to {len(ascii_uppercase)} have letters")
             asked.choices = [str(choice).strip() for choice in choices]
             shown += "".join(f"\n{a}. {c}" for a, c in zip(ascii_uppercase, asked.choices, strict=False))
         if not _writable(shown):
             asked.text = asked.text.encode("utf-8", "replace").decode()
-            return self._bad(asked, number, "holds half a surrogate pair")
+            raise ValueError("holds half a surrogate pair")
+        piece = self._encode(shown) + self._behind
+        asked.question = Question(piece, self._line_end)
         if asked.choices is not None and not given.get("multi_select"):
             asked.rules = self._rules(len(asked.choices))
-        piece = self._encode(shown) + self._behind
-        if asked.rules is not None:
             asked.question = Question(piece, asked.rules.stops, asked.rules.allowed_token_ids)
-        else:
-            asked.question = Question(piece, self._line_end)
         if self._room([asked]) < _LEAST_CONTEXT:
-            return self._bad(asked, number, f"is too long: {len(piece)} tokens leave no room for a context")
-        return asked
-
-    def _bad(self, asked: _Asked, number: int, reason: str) -> _Asked:
-        asked.error = f"question {number + 1} ({asked.id}) {reason}"
-        return asked
+            raise ValueError(f"is too long: {len(piece)} tokens leave no room for a context")
 
     def _rules(self, choices: int) -> Bounded:
         """An answer of one letter: one token, where the vocabulary has the letters."""
@@ -205,9 +207,6 @@ class QuestionAnsweringTask:
         return self.context_length - fixed - longest
 
     # ------------------------------------------------------------------------------------------------------- prompts
-
-    def _encode(self, text: str) -> list[int]:
-        return encode(self.tokenizer, text, special=False)
 
     def _prompt(self) -> tuple[list[int], list[int], list[int]]:
         """Ids before the context, between context and question, and behind the question."""
@@ -227,16 +226,17 @@ class QuestionAnsweringTask:
         contexts = [Context(page.context, [asked.question for _, asked in page.good()]) for page in stack]
         program = intra_prompt(PromptTree(self._instruction, contexts), self.task.max_answer_tokens)
 
-        def finish(answers: Sequence[Answer]) -> list[Record]:
-            left = iter(answers)
-            return [r for page in stack for r in self._records(page, {n: next(left) for n, _ in page.good()})]
+        def records(answers: Iterator[Continuation | str]) -> list[Record]:
+            return [r for page in stack for r in self._records(page, {n: next(answers) for n, _ in page.good()})]
 
-        def refuse(reason: str) -> list[Record]:
-            return [r for page in stack for r in self._records(page, {n: reason for n, _ in page.good()})]
-
-        rows = [page.document.row for page in stack]
-        ids = [page.document.id for page in stack]
-        return _Asking(rows, program, finish, self._seed(ids), refuse)
+        seed = seed_of(self.decoding.sampling.seed, [page.document.id for page in stack])
+        return _QuestionRequest(
+            [page.document.row for page in stack],
+            program,
+            lambda answers: records(iter(answers)),
+            seed,
+            refuse=lambda reason: records(itertools.repeat(reason)),
+        )
 
     def _one_by_one(self, page: _Page) -> list[Request]:
         """One program a question; the last to end hands over the records of the row, in the order of its questions."""
@@ -247,21 +247,18 @@ class QuestionAnsweringTask:
             answers[n] = answer
             return self._records(page, answers) if len(answers) == len(page.good()) else []
 
-        def work(n: int, question: Question) -> Request:
+        def request(n: int, question: Question) -> Request:
             prompt = Prompt([*before, *question.tokens], shared=len(before))
             program = autoregressive(prompt, self.task.max_answer_tokens, question.stops, question.allowed_token_ids)
-            row, seed = page.document.row, self._seed([page.document.id, str(n)])
-            return _Asking([row], program, lambda a: ended(n, a), seed, lambda reason: ended(n, reason))
+            seed = seed_of(self.decoding.sampling.seed, [page.document.id, str(n)])
+            row = page.document.row
+            return _QuestionRequest([row], program, lambda a: ended(n, a), seed, refuse=lambda reason: ended(n, reason))
 
-        return [work(n, asked.question) for n, asked in page.good()]
-
-    def _seed(self, ids: list[str]) -> int:
-        digest = hashlib.sha256(json.dumps([self.decoding.sampling.seed, *ids]).encode()).digest()
-        return int.from_bytes(digest[:8], "big")
+        return [request(n, asked.question) for n, asked in page.good()]
 
     # ------------------------------------------------------------------------------------------------------- answers
 
-    def _records(self, page: _Page, answers: Mapping[int, Answer | Continuation | str]) -> list[Record]:
+    def _records(self, page: _Page, answers: Mapping[int, Continuation | str]) -> list[Record]:
         """The row's records in the order of its questions; an answer may be the reason why there is none."""
         records = []
         for n, asked in enumerate(page.asked):
@@ -275,9 +272,8 @@ class QuestionAnsweringTask:
                 records.append(Record(page.document.row, columns))
         return records
 
-    def _read(self, asked: _Asked, answer: Answer | Continuation) -> dict[str, Any]:
-        probability = math.exp(sum(answer.logprobs) / len(answer.logprobs))
-        columns: dict[str, Any] = {"answer": None, "choice_index": None, "confidence": probability}
+    def _read(self, asked: _Asked, answer: Continuation) -> dict[str, Any]:
+        columns: dict[str, Any] = {"answer": None, "choice_index": None, "confidence": confidence(answer.logprobs)}
         if asked.rules is not None and asked.choices is not None:
             letter = asked.rules.completion(answer.tokens)
             if letter is None:
@@ -298,8 +294,3 @@ def _writable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", bool: "a boolean", int: "a number", float: "a number"}
-    return names.get(type(value), f"a {type(value).__name__}")

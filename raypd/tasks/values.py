@@ -16,17 +16,17 @@ Status = Literal["ok", "null", "truncated", "invalid", "ambiguous"]
 _DECODER = json.JSONDecoder(strict=False)
 _NULLS = {"", "null", "none", "n/a"}
 _BARE = re.compile(r"(?:[^,}\n]|,(?= *\d))*")  # up to a comma that no digit follows, a brace or a newline
+_STRING = re.compile(r'(?:[^"\\\n]|\\.)*', re.DOTALL)  # up to a quote that is not escaped, or a newline
 _BEGINS_AS_NUMBER = re.compile(r"[^a-zA-Z[{]*[\d¼½¾]")
 
 
 @dataclass
-class Checked:
-    """One value: `value` typed by its attribute, None unless `status` is ok or, of a text, truncated; `raw` is what was
-    decoded."""
+class CheckedValue:
+    """A decoded value, checked by its attribute's type."""
 
     status: Status
-    value: str | float | int | bool | None
-    raw: str
+    value: str | float | int | bool | None  # typed; None unless the status is ok or, of a text, truncated
+    raw: str  # what was decoded
 
 
 def read_json(text: str, closed: bool = True) -> tuple[object, Status]:
@@ -58,46 +58,32 @@ def read_json(text: str, closed: bool = True) -> tuple[object, Status]:
 
 def _string_end(text: str) -> int | None:
     """Index of the closing quote or newline of a string that begins at 0."""
-    at = 1
-    while at < len(text):
-        if text[at] == "\\":
-            at += 2
-            continue
-        if text[at] in '"\n':
-            return at
-        at += 1
-    return None
+    end = _STRING.match(text, 1).end()  # type: ignore[union-attr]
+    return end if text[end : end + 1] in ('"', "\n") else None
 
 
-def check(attribute: Attribute, text: str, closed: bool = True) -> Checked:
+def check(attribute: Attribute, text: str, closed: bool = True) -> CheckedValue:
     """A decoded value by its attribute's type."""
     value, status = read_json(text, closed)
     if status == "invalid":
-        return Checked("invalid", None, text)
+        return CheckedValue("invalid", None, text)
     if value is None or (isinstance(value, str) and value.strip().casefold() in _NULLS):
-        return Checked("null", None, text)
-    if attribute.type == "number":
-        return _number(value, status, text)
-    typed = _typed(attribute, value)
-    if typed is None:
-        return Checked("invalid", None, text)
-    return Checked(status, typed, text)
-
-
-def _number(value: object, status: Status, raw: str) -> Checked:
+        return CheckedValue("null", None, text)
+    if attribute.type != "number":
+        typed = _typed(attribute, value)
+        return CheckedValue("invalid" if typed is None else status, typed, text)
     if not isinstance(value, str) or not any(map(str.isnumeric, value)):
-        return Checked("invalid", None, raw)
+        return CheckedValue("invalid", None, text)
     if status == "truncated":  # the digits that are missing would make it another number
-        return Checked("truncated", None, raw)
+        return CheckedValue("truncated", None, text)
     number = read_number(value)
     if number is None:
-        return Checked("ambiguous", None, raw)
-    return Checked("ok", number, raw) if math.isfinite(number) else Checked("invalid", None, raw)
+        return CheckedValue("ambiguous", None, text)
+    return CheckedValue("ok", number, text) if math.isfinite(number) else CheckedValue("invalid", None, text)
 
 
 def _typed(attribute: Attribute, value: object) -> str | bool | None:
-    word = value if isinstance(value, str) else json.dumps(value)
-    word = word.strip()
+    word = (value if isinstance(value, str) else json.dumps(value)).strip()
     if attribute.type == "boolean":
         return {"true": True, "false": False, "yes": True, "no": False}.get(word.casefold())
     if attribute.type == "enum":

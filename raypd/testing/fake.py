@@ -44,7 +44,9 @@ class Program:
 
 
 @dataclass
-class _Row:
+class FakeSequence:
+    """A program in the engine."""
+
     tag: Any
     lanes: list[int]
     prompt: int = 0  # tokens of it that are still to be put in
@@ -61,7 +63,7 @@ class FakeEngine:
     def __init__(self, costs: FakeConfig, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.costs, self.max_num_seqs, self.max_num_batched_tokens = costs, max_num_seqs, max_num_batched_tokens
         self.queue: deque[tuple[Program, Any]] = deque()
-        self.sequences: list[_Row] = []
+        self.sequences: list[FakeSequence] = []
         self._prefixes: OrderedDict[str, None] = OrderedDict()
         self._free = 0.0  # when the device is done with what it was given
 
@@ -78,36 +80,39 @@ class FakeEngine:
         while self.queue and len(self.sequences) < self.max_num_seqs:
             self.sequences.append(self._admit(*self.queue.popleft()))
         room, prefill, decode = self.max_num_batched_tokens, 0, 0
-        for row in self.sequences:  # decoding rows go before prefills, as in the real engine
-            if not row.prompt and room > 0:
-                live = row.live()
-                row.counts.decode_tokens += live
-                row.depth += 1
-                decode, room = decode + live, room - live
-        for row in self.sequences:
-            if row.prompt and room > 0:
-                taken = min(room, row.prompt)
-                row.counts.prefill_tokens += taken
-                row.prompt -= taken
-                prefill, room = prefill + taken, room - taken
+        # Sequences that decode go before prefills, as in the real engine.
+        for sequence in sorted(self.sequences, key=lambda s: s.prompt > 0):
+            if room <= 0:
+                break
+            if sequence.prompt:
+                taken = min(room, sequence.prompt)
+                sequence.counts.prefill_tokens += taken
+                sequence.prompt -= taken
+                prefill += taken
+            else:
+                taken = sequence.live()
+                sequence.counts.decode_tokens += taken
+                sequence.depth += 1
+                decode += taken
+            room -= taken
         self._spend(began, prefill, decode)
-        ended = [row for row in self.sequences if not row.prompt and not row.live()]
-        self.sequences = [row for row in self.sequences if row.prompt or row.live()]
-        for row in ended:
-            row.counts.steps = row.depth + 1
-        return [Finished(row.tag, row.lanes, None, row.counts) for row in ended]
+        ended = [sequence for sequence in self.sequences if not sequence.prompt and not sequence.live()]
+        self.sequences = [sequence for sequence in self.sequences if sequence.prompt or sequence.live()]
+        for sequence in ended:
+            sequence.counts.steps = sequence.depth + 1
+        return [Finished(sequence.tag, sequence.lanes, None, sequence.counts) for sequence in ended]
 
-    def _admit(self, program: Program, tag: Any) -> _Row:
-        row = _Row(tag, program.lanes, program.own)
+    def _admit(self, program: Program, tag: Any) -> FakeSequence:
+        sequence = FakeSequence(tag, program.lanes, program.own)
         if program.prefix in self._prefixes:
-            row.counts.shared_tokens = program.shared
+            sequence.counts.shared_tokens = program.shared
         else:
-            row.prompt += program.shared
+            sequence.prompt += program.shared
             self._prefixes[program.prefix] = None
         self._prefixes.move_to_end(program.prefix)
         if len(self._prefixes) > _PREFIXES_KEPT:
             self._prefixes.popitem(last=False)
-        return row
+        return sequence
 
     def _spend(self, began: float, prefill: int, decode: int) -> None:
         costs = self.costs
@@ -144,9 +149,7 @@ class FakeTask:
         return [*source.text_columns, *([source.category_column] if source.category_column else [])]
 
     def columns(self) -> pa.Schema:
-        if isinstance(self.task, QuestionAnsweringConfig):
-            return columns.QUESTION_ANSWERING
-        return columns.GENERATION if isinstance(self.task, GenerationConfig) else columns.EXTRACTION
+        return columns.BY_KIND[self.task.kind]
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         plan = {"question_answering": self._question, "generation": self._generate}.get(self.task.kind)
@@ -227,25 +230,20 @@ class FakeTask:
         lanes = [1 if q.get("choices") else length for q, length in zip(asked, lanes, strict=True)]
         own = [self._tokens(text) for text in texts]
 
-        def records(numbers: Sequence[int]) -> list[Record]:
-            made = []
-            for n in numbers:
-                answer = {"answer": "fake", "answer_status": "ok", "truncated": False}
-                name = str(n if asked[n].get("id") is None else asked[n]["id"])
-                made.append(
-                    Record(document.row, {"question_id": name, "question": str(asked[n].get("question")), **answer})
-                )
-            return made
+        def record(n: int) -> Record:
+            name = str(n if asked[n].get("id") is None else asked[n]["id"])
+            answer = {"answer": "fake", "answer_status": "ok", "truncated": False}
+            return Record(document.row, {"question_id": name, "question": str(asked[n].get("question")), **answer})
 
         instruction = self._tokens(self.task.instruction or "x" * 200)
         everything = range(len(asked))
         if self._method == "intra_prompt":
             program = Program("", instruction, context + sum(own), lanes)
-            yield Request([document.row], program, lambda _: records(everything))  # type: ignore[arg-type]
+            yield Request([document.row], program, lambda _: [record(n) for n in everything])  # type: ignore[arg-type]
             return
         for n in everything:
             program = Program(document.id, instruction + context, own[n], [lanes[n]])
-            yield Request([document.row], program, lambda _, n=n: records([n]))  # type: ignore[arg-type, misc]
+            yield Request([document.row], program, lambda _, n=n: [record(n)])  # type: ignore[arg-type, misc]
 
     # ----------------------------------------------------------------------------------------------------- generation
 
@@ -264,8 +262,8 @@ class FakeTask:
         length = lengths[turn]
 
         def finish(_: Any) -> list[Record | Request]:
-            said = {"sample": sample, "turn": turn, "text": "fake", "finish_reason": "stop", "tokens": length}
-            done: list[Record | Request] = [Record(row, {**said, "warnings": []})]
+            columns = {"sample": sample, "turn": turn, "text": "fake", "finish_reason": "stop", "tokens": length}
+            done: list[Record | Request] = [Record(row, {**columns, "warnings": []})]
             if turn + 1 < len(left):
                 done.append(self._turn(row, sample, turn + 1, prompt + length, left, lengths))
             return done

@@ -1,1 +1,1 @@
-"""Fine-tuning for the way a model is decoded; masks, positions and targets come from the decoding methods themselves."""
+"""Fine-tuning for the way a model is decoded: masks, positions and targets come from the decoding methods."""

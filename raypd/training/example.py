@@ -79,7 +79,7 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
     shared = step = 0
     feed = next(program)
     while True:
-        if feed.drop or feed.move or feed.guess is not None or feed.want_logits or feed.want_hidden:
+        if feed.drop or feed.move or feed.draft is not None or feed.want_logits or feed.want_hidden:
             raise ValueError("a program that drops, moves or drafts tokens cannot be traced")
         if step == 0:
             shared = feed.shared
@@ -94,5 +94,5 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
         try:
             feed = program.send(Predictions(list(gold), [0.0] * len(gold)))
         except StopIteration as end:
-            arrays = (np.array(column, dtype=np.int64) for column in (tokens, positions, segments, steps))
-            return Example(*arrays, reach, targets, shared), end.value
+            table = np.array([tokens, positions, segments, steps], dtype=np.int64)
+            return Example(table[0], table[1], table[2], table[3], reach, targets, shared), end.value

@@ -9,6 +9,7 @@ and puts the best weights into the run's folder.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import tempfile
@@ -111,7 +112,7 @@ def run_training(config: RunConfig, *, verbose: bool = False, say: Callable[[str
     output = driver.output_folder(config)
     connected = ray_session.connect(config.cluster, verbose)
     try:
-        resources = ray_session.share(config)
+        resources = ray_session.worker_resources(config)
         session = uuid.uuid4().hex[:12]
         ledger = ledger_actor.start(config, output, session, time.time(), resources.cpus, resources.gpus)
         outcomes = []
@@ -119,7 +120,7 @@ def run_training(config: RunConfig, *, verbose: bool = False, say: Callable[[str
             for rate in config.training.learning_rates:
                 outcomes.append(_fit(config, output, rate, resources, say))
         finally:
-            ledger_actor.close(ledger, output, session)
+            ledger_actor.close(ledger)
         return _finish(config, output, outcomes)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command goes on from the latest checkpoint") from None
@@ -149,7 +150,7 @@ def _fit(
             num_workers=config.cluster.max_workers, use_gpu=resources.gpus > 0, resources_per_worker=per_worker
         ),
         run_config=TrainRun(
-            name=f"{rate:g}-{config.fingerprint()}",
+            name=_name(config, rate),
             storage_path=folder,
             storage_filesystem=filesystem,
             checkpoint_config=CheckpointConfig(
@@ -167,6 +168,13 @@ def _fit(
     facts, steps, tokens = result.return_value
     _, curve = ray.get(board.get.remote())
     return Attempt(rate, metrics["eval_loss"], steps, tokens, curve), facts, checkpoint
+
+
+def _name(config: RunConfig, rate: float) -> str:
+    """Of the checkpoints: another one for whatever would make other weights, so that nothing goes on from those."""
+    keys = config.training.model_dump_json(exclude={"learning_rates", "max_skipped_share"})
+    digest = hashlib.sha256(json.dumps([config.fingerprint(), str(config.input.path), keys]).encode()).hexdigest()
+    return f"{rate:g}-{digest[:12]}"
 
 
 def _train_on_worker(given: dict[str, Any]) -> tuple[Facts, int, int]:
@@ -241,7 +249,7 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
     if not storage.is_remote(path):
         return None, path
     own = config.storage
-    return fs.S3FileSystem(region=own.region, endpoint_override=own.endpoint), path.removeprefix("s3://")
+    return fs.S3FileSystem(region=own.region, endpoint_override=own.endpoint_url), path.removeprefix("s3://")
 
 
 def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, Facts, Any]]) -> Training:
@@ -255,7 +263,7 @@ def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, Facts,
         for file in sorted(made.iterdir()):
             storage.put(storage.join(weights, file.name), file.read_bytes())
     bills = book.bills(output)
-    seconds = sum(bill["until"] - bill["began"] for bill in bills)
+    seconds = sum(bill.until - bill.began for bill in bills)
     training = Training(
         config.decoding.method,
         facts,
@@ -263,7 +271,7 @@ def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, Facts,
         best,
         weights,
         seconds,
-        sum(bill["usd"] for bill in bills),
+        sum(bill.usd for bill in bills),
     )
     record = json.dumps(asdict(training), indent=1, ensure_ascii=False)
     storage.put(storage.join(output, RECORD), record.encode())

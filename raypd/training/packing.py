@@ -23,8 +23,8 @@ class Layout:
     """Which tokens of a pass belong together; handed to every attention layer.
 
     shared: tokens of the instruction, at the start. own: [examples, longest] index of each own token in the pass, 0
-    behind an example's last. there: [own tokens] which of the flattened `own` are tokens. seen: bool [examples, longest,
-    shared + longest] of whether an own token sees a key.
+    behind an example's last. there: [own tokens] which of the flattened `own` are tokens.
+    seen: bool [examples, longest, shared + longest] of whether an own token sees a key.
     """
 
     shared: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,16 +16,9 @@ from raypd.verify.table_object import read_object
 
 EXAMPLES = 3
 SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("source", pa.string()),
-        ("row", pa.int64()),
-        ("attempts", pa.int32()),
-        ("reason", pa.string()),
-        ("unit", pa.string()),
-    ]
+    {"id": "string", "source": "string", "row": "int64", "attempts": "int32", "reason": "string", "unit": "string"}
 )
-_MOST_REASONS = 10_000  # kinds that are told apart; the rest is counted together
+_MOST_REASONS = 10_000  # kinds that are counted apart
 
 
 @dataclass
@@ -40,7 +33,7 @@ class Reason:
 
 @dataclass
 class FailedUnit:
-    """A unit that is not committed and whose worker left word of why."""
+    """A unit that is not committed, and the last line that its worker wrote."""
 
     unit: str
     reason: str
@@ -55,9 +48,6 @@ class Summary:
     reasons: list[Reason]
     units: list[FailedUnit]
 
-    def to_tree(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def letters(output: str) -> Iterator[pa.Table]:
     """The error rows of a run or of a nightly table, with the columns of SCHEMA; one table a unit that has any.
@@ -67,22 +57,19 @@ def letters(output: str) -> Iterator[pa.Table]:
     columns = ["id", "status", "error", "source", "row", "attempts"]
     if storage.exists(storage.join(output, layout.STATE)):  # nights: the objects of the table, which have no summaries
         for path in storage.read(storage.join(output, layout.CURRENT, "files.txt")).decode().splitlines():
-            found = of_table(read_object(path, columns), path.rpartition("/")[2].removesuffix(".parquet"))
+            found = _error_rows(read_object(path, columns), path.rpartition("/")[2].removesuffix(".parquet"))
             if len(found):
                 yield found
         return
     for unit_id, path in sorted(writer.objects(output)):
         if writer.read_summary(output, unit_id, path).failed:
-            _, table = writer.read_table(output, unit_id, columns, path)
-            yield of_table(table, unit_id)
+            yield _error_rows(writer.read_table(output, unit_id, columns, path)[1], unit_id)
 
 
-def of_table(table: pa.Table, unit_id: str) -> pa.Table:
-    """The error rows among a unit's rows, with the columns of SCHEMA."""
+def _error_rows(table: pa.Table, unit_id: str) -> pa.Table:
     bad = table.filter(pc.not_equal(table["status"], "ok"))
-    names = {"reason": "error"}
-    found = [bad[names.get(f.name, f.name)] for f in SCHEMA if f.name != "unit"]
-    return pa.table([*found, pa.array([unit_id] * len(bad), pa.string())], schema=SCHEMA)
+    columns = [bad[name] for name in ("id", "source", "row", "attempts", "error")]
+    return pa.table([*columns, [unit_id] * len(bad)], schema=SCHEMA)
 
 
 def summarize(output: str) -> Summary:
@@ -103,13 +90,12 @@ def summarize(output: str) -> Summary:
 
 
 def failed_units(output: str) -> Iterator[FailedUnit]:
-    """Units whose workers died and left word, and which nobody has finished since."""
+    """Units whose workers failed and that nobody has done since."""
     folder = storage.join(output, layout.FAILURES)
-    left = [name for name in storage.names(folder) if name.endswith(".txt")]
-    done = writer.committed(output) if left else set()
-    for name in left:
-        unit = name.removesuffix(".txt")
-        if unit not in done:
+    names = [name for name in storage.names(folder) if name.endswith(".txt")]
+    done = writer.committed(output) if names else set()
+    for name in names:
+        if (unit := name.removesuffix(".txt")) not in done:
             text = storage.read(storage.join(folder, name)).decode(errors="replace").strip()
             yield FailedUnit(unit, text.splitlines()[-1] if text else "its worker left no reason")
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import duckdb
 
 from raypd import storage
 from raypd.errors import ConfigError
+from raypd.run.text import counted
 from raypd.verify import dead_letters
 from raypd.verify.dead_letters import SCHEMA, Summary
+from raypd.verify.scratch import Scratch, quoted
 from raypd.verify.verification import Finding, Verification
 
-SUFFIXES = (".csv", ".jsonl", ".parquet")
+FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}  # suffix -> DuckDB's COPY
 _UNITS_SHOWN = 10
 
 
@@ -28,8 +26,8 @@ def describe(result: Verification, limit: int = 5) -> str:
     """A verification in lines: counts, then what is wrong with at most `limit` examples each, then the verdict."""
     out = [
         f"run:    {result.run} (configuration {result.fingerprint})",
-        f"input:  {_count(result.documents, 'document')} in {_count(result.units, 'unit')}",
-        f"output: {_count(result.found, 'document')} in {_count(result.objects, 'object')}: {result.ok:,} ok, "
+        f"input:  {counted(result.documents, 'document')} in {counted(result.units, 'unit')}",
+        f"output: {counted(result.found, 'document')} in {counted(result.objects, 'object')}: {result.ok:,} ok, "
         f"{result.failed:,} failed" + (f" (raypd errors {result.run})" if result.failed else ""),
     ]
     out += _finding("missing", result.missing, "without a row", limit)
@@ -37,37 +35,36 @@ def describe(result: Verification, limit: int = 5) -> str:
     out += _finding("foreign", result.foreign, "that the input does not have", limit)
     out += _finding("damaged", result.damaged, "of damaged objects", limit)
     out += _finding("unreadable", result.unreadable, "of input that cannot be read now", limit)
-    if result.damaged_input.units:
-        damaged = result.damaged_input
-        how = "note: " if result.damaged_allowed else "damaged input: "
+    if (damaged := result.damaged_input).units:
+        how = "note" if result.damaged_allowed else "damaged input"
+        objects = counted(damaged.units, "object")
+        out.append(f"{how}: {objects} of the input cannot be read, so its documents are not known:")
+        out += _indented(damaged.examples, limit)
+    if (repeated := result.repeated_ids).units:
         out.append(
-            f"{how}{_count(damaged.units, 'object')} of the input cannot be read, so its documents are not known:"
+            f"note: {counted(repeated.units, 'id')} of the input stand{'s' if repeated.units == 1 else ''} on "
+            f"{counted(repeated.documents, 'document')}, which keep rows of their own (source and row tell them apart):"
         )
-        out += [f"    {example}" for example in damaged.examples[:limit]]
-    if result.repeated_ids.units:
-        repeated = result.repeated_ids
-        out.append(
-            f"note: {_count(repeated.units, 'id')} of the input stand{'s' if repeated.units == 1 else ''} on "
-            f"{_count(repeated.documents, 'document')}, which keep rows of their own (source and row tell them apart):"
-        )
-        out += [f"    {example}" for example in repeated.examples[:limit]]
+        out += _indented(repeated.examples, limit)
     if result.temporary:
-        out.append(
-            f"note: {_count(len(result.temporary), 'temporary file')} of dead writers; no reader sees them, and the "
-            "next run removes them"
-        )
-    out.append(_verdict(result))
-    return "\n".join(out)
+        files = counted(len(result.temporary), "temporary file")
+        out.append(f"note: {files} of dead writers; no reader sees them, and the next run removes them")
+    return "\n".join([*out, _verdict(result)])
 
 
 def _finding(name: str, finding: Finding, what: str, limit: int) -> list[str]:
     if not finding.documents and not finding.units:
         return []
-    units = f", {_count(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
-    counted = finding.units or finding.documents  # an example is a unit where whole units are concerned
-    more = len(finding.examples) > limit or counted > len(finding.examples)
-    lines = [f"{name}: {_count(finding.documents, 'document')} {what}{units}"]
-    return lines + [f"    {example}" for example in finding.examples[:limit]] + (["    ..."] if more else [])
+    units = f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
+    concerned = finding.units or finding.documents  # an example is a unit where whole units are concerned
+    head = f"{name}: {counted(finding.documents, 'document')} {what}{units}"
+    return [head, *_indented(finding.examples, limit, more=concerned > len(finding.examples))]
+
+
+def _indented(lines: Sequence[str], limit: int, more: bool | None = None) -> list[str]:
+    """The first lines; with `more`, whether there are others, a line that says so."""
+    dots = ["    ..."] if more is not None and (more or len(lines) > limit) else []
+    return [f"    {line}" for line in lines[:limit]] + dots
 
 
 def _verdict(result: Verification) -> str:
@@ -87,37 +84,31 @@ def _verdict(result: Verification) -> str:
     return "NOT OK" + (f": {'; '.join(advice)}" if advice else "")
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 # --------------------------------------------------------------------------------------------------------------- errors
 
 
 def describe_errors(summary: Summary) -> str:
-    """Dead letters in lines: reasons with counts, examples under each, then the units that failed whole."""
+    """Dead letters in lines: reasons with counts, examples of each, then the units that failed whole."""
     if not summary.documents and not summary.units:
         return f"{summary.run}: no dead letters"
-    out = [f"{_count(summary.documents, 'failed document')} of {_count(len(summary.reasons), 'kind')}"]
-    width = len(f"{summary.reasons[0].documents:,}") if summary.reasons else 1
-    out += [
-        f"{group.documents:>{width},}  {group.reason}" + ("" if group.can_change else "  [as it stands in the input]")
-        for group in summary.reasons
-    ]
+    out = [f"{counted(summary.documents, 'failed document')} of {counted(len(summary.reasons), 'kind')}"]
     if summary.reasons:
-        out.append("examples:")
-    for group in summary.reasons:
-        for row in group.examples:
-            out.append(
-                f"    {row['id']} ({row['source']}, at {row['row']}, attempts {row['attempts']}): {row['reason']}"
-            )
+        width = len(f"{summary.reasons[0].documents:,}")
+        out += [
+            f"{group.documents:>{width},}  {group.reason}"
+            + ("" if group.can_change else "  [as it stands in the input]")
+            for group in summary.reasons
+        ]
+        out += ["examples:"] + [
+            f"    {row['id']} ({row['source']}, at {row['row']}, attempts {row['attempts']}): {row['reason']}"
+            for group in summary.reasons
+            for row in group.examples
+        ]
     if summary.units:
-        out.append(f"{_count(len(summary.units), 'unit')} not done, with the last word of the worker:")
-        out += [f"    {unit.unit}: {unit.reason}" for unit in summary.units[:_UNITS_SHOWN]]
-        out += ["    ..."] if len(summary.units) > _UNITS_SHOWN else []
-    retry = sum(group.documents for group in summary.reasons if group.can_change)
-    if retry:
-        out.append(f"--retry-errors tries {_count(retry, 'document')} again")
+        out.append(f"{counted(len(summary.units), 'unit')} not done, with the last line of the worker:")
+        out += _indented([f"{unit.unit}: {unit.reason}" for unit in summary.units], _UNITS_SHOWN, more=False)
+    if retry := sum(group.documents for group in summary.reasons if group.can_change):
+        out.append(f"--retry-errors tries {counted(retry, 'document')} again")
     return "\n".join(out)
 
 
@@ -130,41 +121,33 @@ def print_letters(output: str) -> None:
 
 
 def write_letters(output: str, path: str) -> int:
-    """Writes all dead letters of a run into a local file, as its suffix says; how many.
+    """Writes all dead letters of a run into a local file, whole or not at all.
 
-    Raises ConfigError for another suffix or a file that cannot be written. The file is there whole, or not at all.
+    Args:
+        output: the run's folder.
+        path: the file; its suffix, one of FORMATS, says how they are written.
+
+    Returns:
+        How many there are.
+
+    Raises:
+        ConfigError: another suffix, or a file that cannot be written.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES or storage.is_remote(path):
-        raise ConfigError(f"--output {path}: give a local file that ends in {', '.join(SUFFIXES)}")
-    count = 0
-    try:
-        with _file(path, suffix) as write:
-            for table in dead_letters.letters(output):
-                write(table)
-                count += len(table)
-    except OSError as error:
-        raise ConfigError(f"--output {path}: cannot be written: {error}") from None
-    return count
-
-
-@contextmanager
-def _file(path: str, suffix: str) -> Iterator[Callable[[pa.Table], Any]]:
+    written = FORMATS.get(Path(path).suffix.lower())
+    if written is None or storage.is_remote(path):
+        raise ConfigError(f"--output {path}: give a local file that ends in {', '.join(FORMATS)}")
     part = f"{path}.part-{os.getpid()}"
     try:
-        if suffix == ".parquet":
-            with pq.ParquetWriter(part, SCHEMA, compression="zstd") as parquet:
-                yield parquet.write_table
-        else:
-            with open(part, "w", newline="", encoding="utf-8") as file:
-                if suffix == ".csv":
-                    writer = csv.writer(file)
-                    writer.writerow(SCHEMA.names)
-                    yield lambda table: writer.writerows(tuple(row.values()) for row in table.to_pylist())
-                else:
-                    yield lambda table: file.writelines(
-                        json.dumps(row, ensure_ascii=False) + "\n" for row in table.to_pylist()
-                    )
+        with Scratch() as scratch:
+            scratch.create("letters", SCHEMA)
+            for table in dead_letters.letters(output):
+                scratch.add("letters", table)
+            scratch.finish("letters")
+            scratch.run(f"COPY (FROM letters ORDER BY unit, source, row) TO {quoted([part])} (FORMAT {written})")
+            count = scratch.number("SELECT count(*) FROM letters")
         os.replace(part, path)
+    except (OSError, duckdb.Error) as error:
+        raise ConfigError(f"--output {path}: cannot be written: {error}") from None
     finally:
         Path(part).unlink(missing_ok=True)
+    return count

@@ -1,6 +1,9 @@
-"""Reading one object of the table of nightly runs."""
+"""The objects of the table of nightly runs."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,3 +26,17 @@ def read_object(path: str, columns: list[str] | None = None) -> pa.Table:
         if outage := storage.outage(error, path):
             raise outage from None
         raise Damaged(f"{path}: a part of the table cannot be read: {error}; --full makes everything anew") from None
+
+
+def write_object(path: str, table: pa.Table) -> None:
+    """Writes an object with checksums, in place of one that a session which was cut off has written."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    storage.put(path, sink.getvalue().to_pybytes())
+
+
+def with_values(table: pa.Table, name: str, values: Sequence[Any]) -> pa.Table:
+    """The table with other values [rows] in one column, whose type stays."""
+    at = table.schema.get_field_index(name)
+    field = table.schema.field(at)
+    return table.set_column(at, field, pa.array(values, field.type))

@@ -6,16 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypd.billing import bill as billing
-from raypd.billing.bill import Node, Seconds, Worker, apportion, make, shared_seconds
+from raypd.billing.bill import Charges, apportion, make, shared_seconds
+from raypd.run.records import NodeTime, Seconds, WorkerTime
 
 HOUR = 3600.0
 
 
-def worker(node: str = "n", began: float = 0.0, heard: float = HOUR, **seconds: float) -> Worker:
-    return Worker(f"w-{began}", node, began, heard, seconds=Seconds(**seconds))
+def worker(node: str = "n", began: float = 0.0, heard: float = HOUR, **seconds: float) -> WorkerTime:
+    return WorkerTime(f"w-{began}", node, began, heard, seconds=Seconds(**seconds))
 
 
-def parts(bill: billing.Bill) -> dict[str, float]:
+def parts(bill: Charges) -> dict[str, float]:
     return {name: billing.usd(value) for name, value in bill.parts.items() if value}
 
 
@@ -23,7 +24,7 @@ def parts(bill: billing.Bill) -> dict[str, float]:
 
 
 def test_an_hour_of_the_paper_s_machine() -> None:
-    node = Node("n", 0.0, usd_per_hour=30.13118, slots=1)
+    node = NodeTime("n", 0.0, usd_per_hour=30.13118, slots=1)
     bill = make([node], [worker(startup=360, prefill=900, decode=1800, idle=180, lost=360)], 0.0, HOUR)
     assert bill.total == 30_131_180
     assert parts(bill) == {"startup": 3.013118, "prefill": 7.532795, "decode": 15.06559, "idle": 1.506559,
@@ -31,21 +32,21 @@ def test_an_hour_of_the_paper_s_machine() -> None:
 
 
 def test_a_node_is_billed_within_the_session_only() -> None:
-    node = Node("n", -HOUR, ended=1800.0, usd_per_hour=10.0, slots=1)
+    node = NodeTime("n", -HOUR, ended=1800.0, usd_per_hour=10.0, slots=1)
     assert make([node], [], 0.0, HOUR).total == 5_000_000
-    assert make([Node("n", 1800.0, usd_per_hour=10.0, slots=1)], [], 0.0, HOUR).total == 5_000_000
-    assert make([Node("n", 2 * HOUR, usd_per_hour=10.0, slots=1)], [], 0.0, HOUR).total == 0
+    assert make([NodeTime("n", 1800.0, usd_per_hour=10.0, slots=1)], [], 0.0, HOUR).total == 5_000_000
+    assert make([NodeTime("n", 2 * HOUR, usd_per_hour=10.0, slots=1)], [], 0.0, HOUR).total == 0
 
 
 def test_a_head_without_workers_and_a_node_that_can_have_none() -> None:
-    head, other = Node("h", 0.0, head=True, usd_per_hour=1.0), Node("o", 0.0, usd_per_hour=2.0)
+    head, other = NodeTime("h", 0.0, head=True, usd_per_hour=1.0), NodeTime("o", 0.0, usd_per_hour=2.0)
     assert parts(make([head, other], [], 0.0, HOUR)) == {"head": 1.0, "other": 2.0}
-    both = Node("n", 0.0, head=True, usd_per_hour=1.0, slots=1)  # a laptop is head and worker
+    both = NodeTime("n", 0.0, head=True, usd_per_hour=1.0, slots=1)  # a laptop is head and worker
     assert parts(make([both], [worker(decode=HOUR)], 0.0, HOUR)) == {"decode": 1.0}
 
 
 def test_slots_without_a_worker_are_startup_before_the_first_and_idle_after() -> None:
-    node = Node("n", 0.0, usd_per_hour=8.0, slots=8)
+    node = NodeTime("n", 0.0, usd_per_hour=8.0, slots=8)
     late = worker(began=900.0, startup=900.0, decode=1800.0)
     # 8 slots x 900 s before; then one of 8 slots has the worker.
     assert parts(make([node], [late], 0.0, HOUR)) == {"startup": 2.25, "decode": 0.5, "idle": 5.25}
@@ -53,7 +54,7 @@ def test_slots_without_a_worker_are_startup_before_the_first_and_idle_after() ->
 
 
 def test_work_in_hand_of_a_worker_that_is_gone_is_lost() -> None:
-    node = Node("n", 0.0, usd_per_hour=1.0, slots=1)
+    node = NodeTime("n", 0.0, usd_per_hour=1.0, slots=1)
     dead = worker(heard=1800.0, prefill=600.0, decode=1200.0)
     dead.open = {"u": (200.0, 400.0)}
     assert parts(make([node], [dead], 0.0, HOUR)) == {"prefill": 0.111111, "decode": 0.222222, "lost": 0.166667,
@@ -68,21 +69,21 @@ def test_two_runs_on_one_cluster_pay_it_together() -> None:
     assert shared_seconds(0, 100, []) == 100
     assert shared_seconds(0, 100, [(40, 2), (60, 1)]) == 40 + 10 + 40
     assert shared_seconds(50, 55, [(40, 2), (60, 4)]) == 2.5
-    node = Node("n", 0.0, usd_per_hour=10.0, slots=1)
+    node = NodeTime("n", 0.0, usd_per_hour=10.0, slots=1)
     one = make([node], [], 0.0, HOUR, shares=[(600.0, 2)])
     two = make([node], [], 600.0, HOUR, shares=[(600.0, 2)])
     assert one.total + two.total == 10_000_000
 
 
 def test_a_machine_without_a_price_has_its_seconds() -> None:
-    bill = make([Node("n", 0.0, slots=1)], [worker(startup=600, decode=3000)], 0.0, HOUR)
+    bill = make([NodeTime("n", 0.0, slots=1)], [worker(startup=600, decode=3000)], 0.0, HOUR)
     assert bill.total == 0
     assert bill.seconds["decode"] == 3000
     assert bill.seconds["startup"] == 600
 
 
 def test_a_worker_that_reports_more_than_it_lived_is_cut() -> None:
-    node = Node("n", 0.0, ended=1800.0, usd_per_hour=2.0, slots=1)
+    node = NodeTime("n", 0.0, ended=1800.0, usd_per_hour=2.0, slots=1)
     bill = make([node], [worker(prefill=900, decode=2700)], 0.0, HOUR)
     assert parts(bill) == {"prefill": 0.25, "decode": 0.75}
 
@@ -114,7 +115,7 @@ def test_shares_add_up_and_are_in_proportion(total, weights) -> None:
 times = st.floats(0, 1e6)
 seconds = st.builds(Seconds, *[st.floats(0, 1e5)] * 5)
 nodes = st.builds(
-    Node,
+    NodeTime,
     st.sampled_from("abc"),
     times,
     head=st.booleans(),
@@ -123,7 +124,7 @@ nodes = st.builds(
     slots=st.integers(0, 8),
 )
 workers = st.builds(
-    Worker,
+    WorkerTime,
     st.just("w"),
     st.sampled_from("abc"),
     times,

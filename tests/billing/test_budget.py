@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypd.billing import budget
-from raypd.billing.budget import Hand, Pace
+from raypd.billing.budget import InFlight, Pace
 from raypd.cluster import accounts as accounts_module
 from raypd.cluster.accounts import Accounts
 from raypd.cluster.driver import run_extract
 from raypd.cluster.ledger_actor import Standing
-from raypd.config import RunConfig
+from raypd.config import CostConfig
 from raypd.config.load import load_config
 from raypd.errors import ConfigError
 from tests.cluster.test_ledger_actor import begin, check_rows, check_sums, files, write_run
@@ -26,12 +26,13 @@ from tests.processes import LONG, ended
 # --------------------------------------------------------------------------------------------------------- arithmetic
 
 
-def test_the_end_of_what_is_in_hand_is_that_of_the_slowest_pace() -> None:
+def test_the_end_of_what_is_in_flight_is_that_of_the_slowest_pace() -> None:
     pace = Pace()
-    assert budget.ends(100.0, [Hand(90.0, 10)], pace) == 100.0  # nobody knows
+    assert budget.ends(100.0, [InFlight(90.0, 10)], pace) == 100.0  # nobody knows
     pace.ended(20.0, 10)
     pace.ended(10.0, 10)
-    assert budget.ends(100.0, [Hand(90.0, 10), Hand(98.0, 4)], pace) == 90.0 + 1.25 * 20
+    assert budget.ends(100.0, [InFlight(90.0, 10), InFlight(98.0, 4)], pace) == 90.0 + 1.25 * 20
+    assert budget.ends(200.0, [InFlight(90.0, 10)], pace) == 200.0  # it takes longer than any before
     assert pace.mean() == 1.5
     pace.ended(5.0, 0)  # an empty unit says nothing
     assert pace.mean() == 1.5
@@ -91,79 +92,71 @@ def test_so_many_workers_are_enough_and_few_less_are_not(documents, seconds, rat
             assert budget.need(documents, seconds, rate, startup, running, max(1, fewer), 0.0).late > 0
 
 
-def test_durations_in_words() -> None:
-    assert [budget.length(s) for s in (5, 60, 3700, 90_000)] == ["5 s", "1 min", "1 h 2 min", "1 d 1 h"]
-
-
 # --------------------------------------------------------------------------------------------------- the driver's side
 
 
-def session(tmp_path, monkeypatch, standing: Standing, **cost: Any) -> tuple[Accounts, list[str]]:
-    """Accounts whose ledger always says the same."""
-    tree = {
-        "input": {"path": "x.jsonl"},
-        "output": {"path": str(tmp_path)},
-        "task": {"categories": {"a": {"attributes": [{"name": "x"}]}}},
-        "cluster": {"max_workers": 8},
-        "cost": cost,
-    }
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(accounts_module.ledger_actor, "start", lambda *_: None)
-    monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
-    said: list[str] = []
-    share = SimpleNamespace(cpus=1, gpus=0)
-    own = Accounts(RunConfig.model_validate(tree), str(tmp_path), "s", 1000.0, share, 1000, 0, said.append)  # type: ignore[arg-type]
-    own._ask = lambda: None  # type: ignore[method-assign]
-    own._standing = standing
-    own.clock = clock  # type: ignore[attr-defined]
-    return own, said
+@pytest.fixture
+def session(config, monkeypatch):
+    """Accounts whose ledger always says the same, their clock, and what they told the user."""
+
+    def make(*standing: float, **cost: Any) -> tuple[Accounts, SimpleNamespace, list[str]]:
+        clock = SimpleNamespace(now=1000.0)
+        monkeypatch.setattr(accounts_module.ledger_actor, "start", lambda *_: None)
+        monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
+        monkeypatch.setattr(Accounts, "_ask", lambda self: None)
+        said: list[str] = []
+        run = config("x.jsonl", max_workers=8).model_copy(update={"cost": CostConfig(**cost)})
+        share: Any = SimpleNamespace(cpus=1, gpus=0)
+        own = Accounts(run, run.output.path, "s", 1000.0, share, 1000, 0, said.append)
+        own._standing = Standing(1000.0, *standing, None)
+        return own, clock, said
+
+    return make
 
 
 def unit(name: str, documents: int = 10) -> Any:
     return SimpleNamespace(id=name, expected=documents)
 
 
-def test_units_are_begun_while_their_end_can_be_paid(tmp_path, monkeypatch) -> None:
-    standing = Standing(1000.0, 5.0, 0.1, 0, 0.0, 0.0, None)
-    own, _ = session(tmp_path, monkeypatch, standing, budget_usd=10.0, reserve_seconds=10.0)
+def test_units_are_begun_while_their_end_can_be_paid(session) -> None:
+    own, clock, _ = session(5.0, 0.1, 0, 0.0, 0.0, budget_usd=10.0, reserve_seconds=10.0)
     assert own.admit(unit("a"), 0)
     assert not own.admit(unit("b"), 1)  # its pace is not known: one a worker
     assert not own.held
     assert own.admit(unit("c"), 0)
-    own.clock.now += 16.0  # type: ignore[attr-defined]
+    clock.now += 16.0
     own.ended(unit("a"), 10)  # 1.6 s a document; with caution a unit takes 20 s
     # 6.60 spent by now, 1.00 in reserve, 2.00 for the unit: 0.40 to spare.
     assert own.admit(unit("d"), 1)
-    own.clock.now += 4.1  # type: ignore[attr-defined]
+    clock.now += 4.1
     assert not own.admit(unit("e"), 0)
     assert own.held
-    assert own.look(2) is None  # what is in hand goes on ...
-    own.clock.now += 20.0  # type: ignore[attr-defined]
+    assert own.look(2) is None  # what is in flight goes on ...
+    clock.now += 20.0
     with pytest.raises(budget.BudgetReached, match="10 of 1,000"):  # ... until only the reserve is left
         own.look(2)
 
 
-def test_without_a_budget_everything_is_begun(tmp_path, monkeypatch) -> None:
-    own, _ = session(tmp_path, monkeypatch, Standing(1000.0, 1e9, 1e6, 0, 0.0, 0.0, None))
+def test_without_a_budget_everything_is_begun(session) -> None:
+    own, _, _ = session(1e9, 1e6, 0, 0.0, 0.0)
     assert own.admit(unit("a"), 5)
     assert own.look(1) is None
 
 
-def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(tmp_path, monkeypatch) -> None:
-    standing = Standing(1000.0, 0.0, 0.0, 50, 50.0, 5.0, None)  # one document a second and worker
-    own, said = session(tmp_path, monkeypatch, standing, deadline="300s")
+def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
+    own, clock, said = session(0.0, 0.0, 50, 50.0, 5.0, deadline="300s")  # one document a second and worker
     assert own.look(1) is None  # no unit has ended
     own.admit(unit("a"), 0)
     own.ended(unit("a"), 50)
     assert own.look(1) == 4  # 950 in 270 s
     assert said == []
     assert own.look(1) is None  # not again at once
-    own.clock.now += 240  # type: ignore[attr-defined]
+    clock.now += 240
     assert own.look(4) == 8
     (line,) = said
     for part in ("cannot be met: 950 documents are left", "8 workers (cluster.max_workers)", "8 documents/s", "late;"):
         assert part in line
-    own.clock.now += 40  # type: ignore[attr-defined]
+    clock.now += 40
     own.look(8)
     assert len(said) == 1
 
@@ -199,7 +192,7 @@ def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_misjudged_is_stopped_and_the_work_in_hand_is_lost(tmp_path) -> None:
+def test_a_run_that_misjudged_is_stopped_and_what_is_in_flight_is_lost(tmp_path) -> None:
     """Units that take minutes: nobody knows it before the first has ended."""
     run = write_run(tmp_path, documents=40, prices={"local": 360.0}, reserve_seconds=10.0, budget_usd=6.0)
     err = ended(begin(run, "model.fake.step_seconds=8"), code=3)

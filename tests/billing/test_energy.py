@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from raypd.billing import energy
-from tests.cluster.test_ledger_actor import report
+from tests.billing.test_book import report
 from tests.processes import wait_for
 
 
@@ -68,7 +68,7 @@ def test_a_gpu_without_a_counter_is_sampled(monkeypatch) -> None:
     driver(monkeypatch, counts=False)
     began = time.monotonic()
     meter = energy.meter(1)
-    joules = wait_for(lambda: (said := meter()) is not None and said >= 60 and said)
+    joules = wait_for(lambda: (found := meter()) is not None and found >= 60 and found)
     assert joules < 300 * (time.monotonic() - began) + 1  # watts x seconds
 
 
@@ -76,10 +76,7 @@ def test_kwh_of_a_run() -> None:
     measured, given = report(1, decode=3600.0), report(1, decode=1800.0)
     measured.joules, measured.gpus, given.gpus = 3.6e6, 1.0, 2.0
     assert energy.of([measured], None, 400.0) == {"kwh": 1.0, "co2e_kg": 0.4, "source": "NVML"}
-    assert energy.of([measured, given], 350.0, None) == {
-        "kwh": 1.35,
-        "co2e_kg": None,
-        "source": "NVML and cost.watts_per_gpu",
-    }
+    both = {"kwh": 1.35, "co2e_kg": None, "source": "NVML and cost.watts_per_gpu"}
+    assert energy.of([measured, given], 350.0, None) == both
     assert energy.of([measured, given], None, 400.0)["kwh"] is None
     assert energy.of([report(1)], 350.0, 400.0)["kwh"] is None  # no GPU at all

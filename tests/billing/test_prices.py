@@ -1,8 +1,9 @@
-"""Prices: which of the three places wins, what is said where none knows, and what AWS answers."""
+"""Prices: which of the three places wins, the error where none knows, and what AWS answers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import boto3
@@ -90,13 +91,11 @@ def test_of_two_tables_the_newer_row_wins() -> None:
 
 
 def test_a_zone_s_spot_price_counts_before_the_region_s() -> None:
-    known = {
-        ("g5.xlarge", "us-east-1", "spot"): Price(0.5, "mean"),
-        ("g5.xlarge", "us-east-1a", "spot"): Price(0.4, "zone"),
-    }
-    ask = {"known": known}
-    assert prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone="us-east-1a", **ask).source == "zone"
-    assert prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone="us-east-1b", **ask).source == "mean"
+    places = {"us-east-1": Price(0.5, "mean"), "us-east-1a": Price(0.4, "zone")}
+    known = {("g5.xlarge", place, "spot"): price for place, price in places.items()}
+    for zone, source in (("us-east-1a", "zone"), ("us-east-1b", "mean")):
+        found = prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone=zone, known=known)
+        assert found.source == source
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"prices": [1]}', '{"prices": [{"type": "g"}]}'])
@@ -122,30 +121,32 @@ def product(usd: str, unit: str = "Hrs") -> str:
     return json.dumps({"terms": {"OnDemand": {"t": {"priceDimensions": {"d": dimension}}}}})
 
 
-def stubbed_prices(monkeypatch, answers: dict[str, list[str]]) -> Stubber:
-    """AWS's price list, which moto does not have: one answer for each instance type that raypd knows."""
-    client = boto3.client(
-        "pricing", region_name="us-east-1", aws_access_key_id="testing", aws_secret_access_key="testing"
-    )
-    stub = Stubber(client)
+@pytest.fixture
+def stubbed(monkeypatch) -> Callable[[str], Stubber]:
+    """Puts a stub in place of one of AWS's services."""
+
+    def make(service: str) -> Stubber:
+        keys = {"aws_access_key_id": "AKIAXX", "aws_secret_access_key": "testing"}
+        client = boto3.client(service, region_name="us-east-1", **keys)
+        real = prices_aws._client
+        monkeypatch.setattr(prices_aws, "_client", lambda s, r: client if s == service else real(s, r))
+        stub = Stubber(client)
+        stub.activate()
+        return stub
+
+    return make
+
+
+@mock_aws
+def test_refresh_asks_the_price_list_and_the_spot_history(stubbed, capsys) -> None:
+    stub = stubbed("pricing")  # which moto does not have: one answer for each instance type that raypd knows
+    answers = {"g6e.48xlarge": [product("31.5"), product("0.0"), product("9", "Quantity")]}
     for name in INSTANCES:
         fields = {"regionCode": "us-east-1", "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA",
                   "capacitystatus": "Used", "marketoption": "OnDemand", "instanceType": name}  # fmt: skip
         filters = [{"Type": "TERM_MATCH", "Field": f, "Value": v} for f, v in fields.items()]
-        stub.add_response(
-            "get_products", {"PriceList": answers.get(name, [])}, {"ServiceCode": "AmazonEC2", "Filters": filters}
-        )
-    stub.activate()
-    real = prices_aws._client
-    monkeypatch.setattr(prices_aws, "_client", lambda s, r: client if s == "pricing" else real(s, r))
-    return stub
-
-
-@mock_aws
-def test_refresh_asks_the_price_list_and_the_spot_history(monkeypatch, capsys) -> None:
-    stub = stubbed_prices(
-        monkeypatch, {"g6e.48xlarge": [product("31.5"), product("0.0"), product("9", "Quantity")], "g5.xlarge": []}
-    )
+        expected = {"ServiceCode": "AmazonEC2", "Filters": filters}
+        stub.add_response("get_products", {"PriceList": answers.get(name, [])}, expected)
     path = prices_aws.refresh(["us-east-1"])
     stub.assert_no_pending_responses()
     today = datetime.now(UTC).strftime("%Y-%m-%d")
@@ -159,9 +160,8 @@ def test_refresh_asks_the_price_list_and_the_spot_history(monkeypatch, capsys) -
     assert "testing" not in path.read_text()
 
 
-def test_of_a_history_the_newest_price_of_a_zone_counts(monkeypatch) -> None:
-    client = boto3.client("ec2", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
-    stub = Stubber(client)
+def test_of_a_history_the_newest_price_of_a_zone_counts(stubbed) -> None:
+    stub = stubbed("ec2")
     rows = [
         {"InstanceType": "g5.xlarge", "AvailabilityZone": zone, "SpotPrice": usd,
          "Timestamp": datetime(2026, 1, day, tzinfo=UTC)}
@@ -170,8 +170,6 @@ def test_of_a_history_the_newest_price_of_a_zone_counts(monkeypatch) -> None:
     ]  # fmt: skip
     for answer in (rows, [])[: -(-len(INSTANCES) // prices_aws._SPOT_PAGE)]:
         stub.add_response("describe_spot_price_history", {"SpotPriceHistory": answer})
-    stub.activate()
-    monkeypatch.setattr(prices_aws, "_client", lambda service, region: client)
     found = prices_aws._spot("us-east-1")
     assert found["g5.xlarge", "us-east-1a", "spot"].usd_per_hour == 0.4
     assert found["g5.xlarge", "us-east-1", "spot"].usd_per_hour == 0.5
@@ -183,16 +181,12 @@ def test_without_credentials_or_rights_the_user_learns_which() -> None:
     assert not prices.refreshed_path().exists()
 
 
-def test_a_refusal_names_the_right_and_no_secret(monkeypatch) -> None:
-    client = boto3.client("pricing", region_name="us-east-1", aws_access_key_id="AKIAXX", aws_secret_access_key="hush")
-    stub = Stubber(client)
-    stub.add_client_error("get_products", "AccessDeniedException", "user AKIAXX may not")
-    stub.activate()
-    monkeypatch.setattr(prices_aws, "_client", lambda service, region: client)
+def test_a_refusal_names_the_right_and_no_secret(stubbed) -> None:
+    stubbed("pricing").add_client_error("get_products", "AccessDeniedException", "user AKIAXX may not")
     with pytest.raises(ConfigError, match="pricing:GetProducts: AccessDeniedException") as caught:
         prices_aws.refresh(["us-east-1"])
     assert "AKIAXX" not in str(caught.value)
-    assert "hush" not in str(caught.value)
+    assert "testing" not in str(caught.value)
 
 
 def test_show_prints_prices_and_where_they_are_from(capsys) -> None:

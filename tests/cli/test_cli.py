@@ -60,6 +60,7 @@ def raypd(folder: Path, *words: str, script: str | None = None) -> subprocess.Co
         (["run.yaml", "decoding.max_value_tokens=0"], "decoding.max_value_tokens: Input should be greater"),
         (["run.yaml", "output.path=run.yaml"], "run.yaml: is a file; give a folder"),
         (["run.yaml", "input.path=gs://b/a.jsonl"], "gs:// is not a storage"),
+        (["run.yaml", "task.categories.book.attributes=[{name: 'a\tb'}]"], "a name is printable text without quotes"),
     ],
 )
 def test_what_cannot_run_is_refused_in_plain_words(folder: Path, words: list[str], message: str) -> None:

@@ -1,8 +1,4 @@
-"""A real autoscaler over nodes that are processes: python -m tests.cluster.autoscaling FOLDER, in its own namespaces.
-
-Starts a cluster whose head takes no workers, runs `raypd extract` with model fake as a user types it, and prints a line
-whenever the number of worker nodes changes.
-"""
+"""A real autoscaler over nodes that are processes, in namespaces of its own (tests/faults/apart.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +14,6 @@ from typing import Any
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 from ray.cluster_utils import AutoscalingCluster
 
-from tests.faults.apart import own_ray
 from tests.processes import ROOT, wait_for
 
 _IDLE_MINUTES = 0.1
@@ -67,10 +62,13 @@ def watch(lines: list[tuple[float, int]], stop: threading.Event, began: float) -
             print(f"{lines[-1][0]:6.1f} s  {now} worker nodes", flush=True)
 
 
-def main(folder: Path) -> None:
+def run(folder: Path) -> str:
+    """Runs `raypd extract` with model fake as a user types it, on a cluster whose head takes no workers.
+
+    Returns as JSON how it ended, and how many worker nodes there were in turn.
+    """
     import ray
 
-    own_ray()
     worker = {"resources": {"CPU": 1, "GPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 2}
     cluster = Growing({"CPU": 0}, {"gpu": worker}, autoscaler_v2=True)
     cluster.start()
@@ -103,9 +101,4 @@ def main(folder: Path) -> None:
     wait_for(lambda: not lines[-1][1], "its nodes are still there")
     stop.set()
     watcher.join()
-    print(json.dumps({"returncode": done.returncode, "nodes": [count for _, count in lines]}), flush=True)
-    os._exit(0)  # the namespace ends, and every process in it
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return json.dumps({"returncode": done.returncode, "nodes": [count for _, count in lines]})

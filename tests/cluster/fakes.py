@@ -46,6 +46,7 @@ class FakeEngine:
     def __init__(self, batch: int, folder: Path | None = None) -> None:
         self.batch, self.folder = batch, folder
         self.queue: list[tuple[list[str], Any]] = []
+        self.sequences: list[Any] = []
         self.fill: list[int] = []
 
     @property
@@ -68,6 +69,7 @@ class FakeEngine:
                     time.sleep(float(title.split()[1]))
                 if title.startswith("until"):
                     file = Path(self.folder or "/", title.split()[1])
+                    file.with_name(f"waiting-{file.name}").touch()
                     wait_for(file.exists, f"nobody made {file}")
                 if title == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)

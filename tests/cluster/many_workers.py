@@ -63,6 +63,7 @@ def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds
 
     from raypd.billing import book
     from raypd.cluster.driver import run_extract
+    from raypd.run.records import to_json
 
     config = configuration(folder, workers, units, unit_documents, seconds)
     ray.init(address="local", num_cpus=8, num_gpus=workers, include_dashboard=False, log_to_driver=False)
@@ -71,7 +72,7 @@ def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds
     finally:
         ray.shutdown()
     assert made.documents == made.ok == units * unit_documents
-    (bill,) = book.bills(config.output.path)
+    (bill,) = map(to_json, book.bills(config.output.path))
     return {"units": made.units, "unit_seconds": seconds, **figures(bill)}
 
 

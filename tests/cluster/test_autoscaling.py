@@ -9,15 +9,16 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.faults.trial import apart, has_namespaces
+from tests.faults.apart import apart, has_namespaces
 
 
 @pytest.mark.slow
 def test_from_no_node_to_two_and_back(tmp_path: Path) -> None:
     if not has_namespaces():
         pytest.skip("needs namespaces of its own: root, or a container with --privileged (unshare)")
-    said = apart("tests.cluster.autoscaling", str(tmp_path))
-    (Path(tmp_path) / "autoscaling.log").write_text(said)
+    from tests.cluster import autoscaling
+
+    said = apart(autoscaling.run, tmp_path)
     end = json.loads(said.splitlines()[-1])
     assert end["returncode"] == 0, said
     assert end["nodes"][0] == end["nodes"][-1] == 0, said

@@ -72,7 +72,7 @@ def test_what_is_new_in_the_input_is_added(tmp_path, config, ray_here) -> None:
     write_jsonl(tmp_path / "in/b.jsonl", ["a"] * 3)
     made = driver.run_extract(run, build=fakes.build)
     assert (made.documents, made.units) == (8, 2)
-    assert [s["documents"] for s in made.sessions] == [5, 3]
+    assert [s.documents for s in made.sessions] == [5, 3]
 
 
 def test_an_output_folder_belongs_to_one_configuration(tmp_path, config, ray_here) -> None:

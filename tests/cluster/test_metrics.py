@@ -16,6 +16,7 @@ SCRIPT = """
 import json, sys, time, urllib.request
 import ray
 from raypd.cluster.metrics import Metrics
+from raypd.run.records import Bill, from_json
 
 port = int(sys.argv[2])
 ray.init(
@@ -24,7 +25,7 @@ ray.init(
 )
 metrics = ray.remote(num_cpus=0)(Metrics).remote("products")
 for line in sys.stdin:
-    ray.get(metrics.show.remote(json.loads(line)))
+    ray.get(metrics.show.remote(from_json(Bill, json.loads(line), 'stdin')))
 wanted = sys.argv[1]
 until = time.monotonic() + 200
 text = ""
@@ -39,12 +40,21 @@ TAGS = {tag for _, tag in (COUNTERS | GAUGES).values() if tag}
 
 def bill(ok, usd, spans, budget=None):
     return {
+        "session": "s",
+        "began": 0,
+        "usd": usd,
         "totals": {"ok": ok, "failed": 1, "prefill_tokens": 100 * ok, "shared_tokens": 0, "decode_tokens": 7},
         "categories": {"shoes": {"documents": ok}},
         "parts": {"decode": usd, "idle": 0.5},
         "budget_usd": budget,
-        "nodes": [{"market": "spot", "ended": None}, {"market": "spot", "ended": 3.0}],
-        "workers": [{"ended": None, "spans": spans}, {"ended": 1.0, "spans": []}],
+        "nodes": [
+            {"node": "a", "began": 0, "market": "spot"},
+            {"node": "b", "began": 0, "market": "spot", "ended": 3.0},
+        ],
+        "workers": [
+            {"worker": "v", "node": "a", "began": 0, "spans": spans},
+            {"worker": "w", "node": "b", "began": 0, "ended": 1.0},
+        ],
     }
 
 

@@ -5,74 +5,179 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
-from raypd.cluster import driver, scheduler, work_stealing
+from raypd.cluster import driver, scheduler
+from raypd.cluster.in_flight import Assignment, Progress, WorkerHandle
+from raypd.config import ClusterConfig
+from raypd.run.records import UnitResult
+from raypd.run.retry_policy import Attempt
+from raypd.run.unit import Unit
 from tests.cluster import fakes, flat_memory
 from tests.processes import LONG, wait_for
 from tests.runs import write_jsonl
 
+BEGUN = Progress(answered=10, begun=True, seconds_left=60.0)
 
-def test_a_worker_that_has_run_dry_gets_the_unit_that_waits_at_another(tmp_path: Path, config, ray_here, monkeypatch):
-    """Two workers with two units in flight each; the first unit stands still until the third has moved."""
-    for name, title in (("a", "until c-moved"), ("b", "quick"), ("c", "quick"), ("d", "quick")):
-        write_jsonl(tmp_path / f"in/{name}.jsonl", [title] * 10)
+
+class Actor:
+    """Notes what it is asked for, and answers nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *arguments: self.calls.append((name, *arguments)) or object())
+
+
+def worker(*progress: Progress) -> WorkerHandle:
+    """A worker with a unit in flight for each progress: u0, u1, ..."""
+    made = WorkerHandle(Actor(), node="n")
+    for number, own in enumerate(progress):
+        assignment = Assignment(Attempt(Unit(f"u{number}", ())), progress=own)
+        assignment.reported = assignment.since
+        made.assignments[object()] = assignment
+    return made
+
+
+def assigning(*workers: WorkerHandle, units: int = 0, **attributes: Any) -> scheduler.Scheduler:
+    """A scheduler that has assigned so many units to these workers."""
+    own = scheduler.Scheduler(None, None, ClusterConfig(units_in_flight=2), print)  # type: ignore[arg-type]
+    own.workers += workers
+    own._source = iter([Unit(f"new{n}", ()) for n in range(units)])
+    vars(own).update(attributes)
+    own._assign()
+    return own
+
+
+def calls(*workers: WorkerHandle) -> list[list[tuple[Any, ...]]]:
+    return [[call if call[0] == "cancel" else call[1].unit.id for call in own.actor.calls] for own in workers]
+
+
+def test_a_second_unit_only_when_every_worker_has_its_first() -> None:
+    workers = worker(), worker(), worker()
+    workers[2].leaving = True
+    assigning(*workers, units=3)
+    assert calls(*workers) == [["new0", "new2"], ["new1"], []]
+
+
+def test_a_unit_whose_worker_died_is_alone_in_a_worker() -> None:
+    waiting = [(0.0, Attempt(Unit("bad", ()), deaths=1))]
+    busy, idle = worker(BEGUN), worker()
+    assigning(busy, units=2, _again=deque(waiting))
+    assigning(idle, units=2, _again=deque(waiting))
+    assert calls(busy, idle) == [["new0"], ["bad"]]
+
+
+def test_an_idle_worker_gets_a_unit_that_has_not_begun() -> None:
+    one, two = worker(BEGUN, Progress()), worker(BEGUN, Progress(), Progress())
+    own = assigning(one, two, worker())
+    assert calls(one, two) == [[], [("cancel", "u2", True)]]  # of who has most
+    own._assign()  # it is on its way
+    assert calls(one, two) == [[], [("cancel", "u2", True)]]
+    _, cancelled = two.assignments.popitem()
+    assert list(own._ended(cancelled, UnitResult(handed_back=True))) == []
+    own._assign()
+    assert calls(own.workers[2]) == [["u2"]]
+
+
+@pytest.mark.parametrize("why", ["begun", "its only unit", "closing", "nobody is idle", "not the end"])
+def test_no_unit_is_taken_back(why: str) -> None:
+    busy = worker(*[BEGUN] * (2 if why == "begun" else 1), *[Progress()] * (why not in ("begun", "its only unit")))
+    idle = worker(*[BEGUN] * (why == "nobody is idle"))
+    waiting = [(math.inf, Attempt(Unit("later", ())))] * (why == "not the end")
+    assigning(busy, idle, closing=why == "closing", _again=waiting)
+    assert calls(busy) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("progress", "typical", "left", "cancelled"),
+    [
+        (BEGUN, 0.0, 70.0, False),
+        (BEGUN, 0.0, 64.0, True),
+        (Progress(), 30.0, 40.0, False),  # it takes what units took lately
+        (Progress(), 30.0, 34.0, True),
+        (Progress(), 0.0, 21.0, False),  # nothing is known
+        (Progress(), 0.0, 19.0, True),
+        (BEGUN, 0.0, math.inf, False),
+    ],
+)
+def test_what_cannot_be_committed_before_a_node_goes_is_handed_back(
+    progress: Progress, typical: float, left: float, cancelled: bool
+) -> None:
+    busy = worker(progress)
+    own = assigning(busy, _unit_seconds=typical)
+    own.nodes = SimpleNamespace(look=lambda: None, seconds_left=lambda node: left)  # type: ignore[assignment]
+    own._source, own._exhausted = iter([Unit("new", ())]), False
+    own._watch_nodes()
+    own._assign()
+    assert busy.leaving
+    assert calls(busy) == [[("cancel", "u0", False)] * cancelled]
+
+
+@pytest.mark.parametrize("title", ["quick", "kill once"])
+def test_a_run_whose_last_unit_moves_to_an_idle_worker(
+    tmp_path: Path, config, ray_here, monkeypatch, title: str
+) -> None:
+    """Two workers with two units in flight each; the first unit stands still until the third has moved.
+
+    A worker that dies of the unit that it got is replaced.
+    """
+    for name, own in (("a", "until c-moved"), ("b", "quick"), ("c", title), ("d", "quick")):
+        write_jsonl(tmp_path / f"in/{name}.jsonl", [own] * 10)
     run = config(str(tmp_path / "in"), max_workers=2, units_in_flight=2, max_num_seqs=1)
-    given: list[tuple[int, str]] = []
+    started: dict[str, list[int]] = {}
     import ray
 
-    give = scheduler.Scheduler._give
+    start, assign = scheduler.Scheduler._start, scheduler.Scheduler._assign
 
     def listen(self, worker, attempt) -> None:
-        if attempt.unit.name == "c.jsonl" and worker.given:
+        unit = attempt.unit.name
+        if unit == "c.jsonl" and worker.assignments:
             # While the first is still being read the second would be begun, and then it is not given back.
             wait_for(lambda: any(progress.begun for progress in ray.get(worker.actor.progress.remote()).values()))
-        given.append((id(worker), attempt.unit.name))
-        give(self, worker, attempt)
-        if [unit for _, unit in given].count("c.jsonl") == 2:
+        started.setdefault(unit, []).append(id(worker))
+        start(self, worker, attempt)
+        if len(started.get("c.jsonl", [])) == 2:
             (tmp_path / "out/c-moved").touch()
 
-    monkeypatch.setattr(scheduler.Scheduler, "_give", listen)
-    monkeypatch.setattr(scheduler, "_IDLE_SECONDS", LONG)
-    monkeypatch.setattr(work_stealing, "WORTH_SECONDS", math.inf)
-    # Both are ready before the first unit is given out, whichever process starts sooner.
-    monkeypatch.setattr(scheduler.Scheduler, "_assign", _patient(scheduler.Scheduler._assign, 2))
-    made = driver.run_extract(run, build=fakes.build)
-    assert made.ok == 40
-    by_unit: dict[str, list[int]] = {}
-    for worker, unit in given:
-        by_unit.setdefault(unit, []).append(worker)
-    assert len(by_unit["a.jsonl"]) == 1
-    assert len(by_unit["c.jsonl"]) == 2, given
-    assert by_unit["c.jsonl"][0] == by_unit["a.jsonl"][0] != by_unit["c.jsonl"][1]
-
-
-def _patient(assign, workers: int):
-    def wait(self) -> None:
-        if sum(worker.ready for worker in self.workers) >= workers or any(worker.given for worker in self.workers):
+    def patient(self) -> None:  # both are ready before the first unit is assigned, whichever process starts sooner
+        if started or sum(worker.ready for worker in self.workers) == 2:
             assign(self)
 
-    return wait
+    monkeypatch.setattr(scheduler.Scheduler, "_start", listen)
+    monkeypatch.setattr(scheduler.Scheduler, "_assign", patient)
+    monkeypatch.setattr(scheduler, "_IDLE_SECONDS", LONG)
+    made = driver.run_extract(run, build=fakes.build)
+    assert made.ok == 40
+    assert started["c.jsonl"][0] == started["a.jsonl"][0] != started["c.jsonl"][1]
+    rows = pq.read_table(tmp_path / "out/units").to_pylist()
+    found = Counter((row["source"], row["id"], row["attempts"]) for row in rows)
+    attempts = {"c.jsonl": 2 if title == "kill once" else 1}
+    assert found == {(f"{n}.jsonl", str(i), attempts.get(f"{n}.jsonl", 1)): 1 for n in "abcd" for i in range(10)}
 
 
 @pytest.mark.slow
 def test_the_drivers_memory_does_not_grow_with_the_units(tmp_path: Path, ray_here, monkeypatch) -> None:
     """Python's own objects at three units, since some come once; flat_memory.py measures whole processes."""
     counted: list[Counter[str]] = []
-    take = driver._Run._take
+    take = driver.DriverSession._take
     seen = [0]
 
-    def look(self, event, display) -> None:
+    def look(self, *ended) -> None:
         seen[0] += 1
         if seen[0] in (50, 125, 200):
             gc.collect()
             counted.append(Counter(type(item).__name__ for item in gc.get_objects()))
-        take(self, event, display)
+        take(self, *ended)
 
-    monkeypatch.setattr(driver._Run, "_take", look)
+    monkeypatch.setattr(driver.DriverSession, "_take", look)
     flat_memory.make_corpus(tmp_path / "in", 840)
     made = driver.run_extract(flat_memory.configuration(tmp_path, 4, 2))
     assert (made.documents, made.units) == (840, 210)

@@ -35,8 +35,8 @@ def test_units_overlap_so_that_the_engine_does_not_drain(tmp_path: Path, config)
 
     def planned() -> bool:
         """Whether the units have planned what they may: a batch, or all that there is."""
-        jobs = list(request_queue._jobs.values())
-        all_begun = request_queue._numbers == len(units) and not any(job.more or job.begun is None for job in jobs)
+        states = list(request_queue._units.values())
+        all_begun = request_queue._numbers == len(units) and not any(own.more or own.begun is None for own in states)
         return len(request_queue._queue) >= request_queue.batch or all_begun
 
     def patient() -> list[fakes.Finished]:
@@ -189,14 +189,15 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) ->
     wait_for(lambda: made.progress().get(first.id, (0, 0))[0])
     threads[1].start()
     wait_for(lambda: second.id in made.progress())
-    made.hand_back(first.id, True)  # it was begun: it stays
-    made.hand_back(second.id, True)
+    made.cancel(first.id, True)  # it was begun: it stays
+    made.cancel(second.id, True)
     threads[1].join(LONG)
     assert said[second.id].handed_back
     assert first.id not in said
-    made.hand_back(first.id, False)
+    made.cancel(first.id, False)
     threads[0].join(LONG)
     assert said[first.id].handed_back
     assert writer.committed(run.output.path) == set()
+    assert made.meter.report().open == made.meter.report().categories == {}
     (tmp_path / "out/go").touch()
     assert made.run(Attempt(second)).ok == 100  # and what is left of them in the engine spoils nothing

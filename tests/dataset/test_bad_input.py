@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from raypd import storage
 from raypd.cluster import driver
 from raypd.config import RunConfig
 from raypd.dataset import planner, writer
@@ -22,19 +21,12 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, RunError
 from tests.cluster import fakes
 from tests.cluster.test_driver import ids
-from tests.runs import write_jsonl
-from tests.verify.test_verify import do
+from tests.runs import parquet, read_all, run_here, write_jsonl
 
 LINES = b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, os.urandom(60).hex().encode()) for i in range(400))
 
 
-def parquet(**columns: list) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink)
-    return sink.getvalue().to_pybytes()
-
-
-WHOLE = parquet(id=["p"] * 50, title=[os.urandom(30).hex() for _ in range(50)])
+WHOLE = parquet({"id": ["p"] * 50, "title": [os.urandom(30).hex() for _ in range(50)]})
 DAMAGED = {
     "m.jsonl.gz": (gzip.compress(LINES)[:-500], "m.jsonl.gz: cannot be read as gz after line "),
     "m.ndjson.gz": (b"\x1f\x8b\x08\x00", "m.ndjson.gz: cannot be read as gz after line 0"),
@@ -44,7 +36,7 @@ DAMAGED = {
     "m.parquet": (WHOLE[:-4], "m.parquet: cannot be read as Parquet: "),
     "mm.parquet": (b"", "mm.parquet: cannot be read as Parquet: "),
     "footer.parquet": (WHOLE[:-60] + b"\xff" * 52 + WHOLE[-8:], "footer.parquet: cannot be read as Parquet: "),
-    "schema.parquet": (parquet(id=["q"], name=["x"]), "schema.parquet: no column 'title' (input.text_columns"),
+    "schema.parquet": (parquet({"id": ["q"], "name": ["x"]}), "schema.parquet: no column 'title' (input.text_columns"),
     "keys.jsonl": (b'{"id": 1, "headline": "x"}\n' * 3, "keys.jsonl: no column 'title' (input.text_columns"),
 }
 
@@ -60,7 +52,7 @@ def corpus(tmp_path: Path, config) -> RunConfig:
 
 
 def good(run: RunConfig) -> Counter[str]:
-    return Counter(d.id for unit in plan(run) for d in read_unit(unit, run))
+    return Counter(d.id for d in read_all(run))
 
 
 @pytest.mark.parametrize("name", DAMAGED)
@@ -146,7 +138,7 @@ def test_a_page_that_is_damaged_costs_the_units_that_touch_it(tmp_path, config) 
 
 def test_a_column_that_is_missing_everywhere_is_the_configurations_fault(tmp_path, config) -> None:
     for name in "abc":
-        (tmp_path / f"{name}.parquet").write_bytes(parquet(id=["1"], titles=["x"]))
+        (tmp_path / f"{name}.parquet").write_bytes(parquet({"id": ["1"], "titles": ["x"]}))
     with pytest.raises(InputError, match=r"(?s)a.parquet: no column 'title'.*did you mean 'titles'.*none of the 3 obj"):
         plan(config(str(tmp_path / "*.parquet")))
     for i in range(120):
@@ -157,11 +149,11 @@ def test_a_column_that_is_missing_everywhere_is_the_configurations_fault(tmp_pat
 
 def test_columns_of_another_type_are_read_as_they_are(tmp_path, config) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.parquet").write_bytes(parquet(id=["1"], title=["text"]))
-    (tmp_path / "in/b.parquet").write_bytes(parquet(id=[2], title=[3.5], extra=[1]))
-    (tmp_path / "in/c.parquet").write_bytes(parquet(title=[{"a": 1}, None], id=[3, 4]))
+    (tmp_path / "in/a.parquet").write_bytes(parquet({"id": ["1"], "title": ["text"]}))
+    (tmp_path / "in/b.parquet").write_bytes(parquet({"id": [2], "title": [3.5], "extra": [1]}))
+    (tmp_path / "in/c.parquet").write_bytes(parquet({"title": [{"a": 1}, None], "id": [3, 4]}))
     run = config(str(tmp_path / "in"))
-    documents = [d for unit in plan(run) for d in read_unit(unit, run)]
+    documents = read_all(run)
     assert [(d.source, d.id, d.fields.get("title")) for d in documents[:2]] == [
         ("a.parquet", "1", "text"),
         ("b.parquet", "2", "3.5"),
@@ -188,31 +180,17 @@ def test_columns_of_another_type_are_read_as_they_are(tmp_path, config) -> None:
 def test_ids_that_are_not_strings(tmp_path, config, column, expected) -> None:
     pq.write_table(pa.table({"id": column, "title": ["t", "t"]}), tmp_path / "a.parquet")
     run = config(str(tmp_path / "a.parquet"))
-    assert [d.id for unit in plan(run) for d in read_unit(unit, run)] == expected
+    assert [d.id for d in read_all(run)] == expected
 
 
 def test_ids_that_repeat_keep_a_row_each(tmp_path, config) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"id": "same", "title": "t"}\n' * 25)
     run = config(str(path))
-    do(run)
+    run_here(run)
     rows = [row for unit in plan(run) for row in writer.read_rows(run.output.path, unit.id, 100)]
     assert {row["id"] for row in rows} == {"same"}
     assert len({(row["source"], row["row"]) for row in rows}) == 25
-
-
-def test_an_object_that_may_not_be_read_is_listed(corpus, monkeypatch) -> None:
-    real = storage.open_read
-
-    def refuse(path: str, *rest, **keys):
-        if path.endswith("k.jsonl"):
-            raise storage.StorageError(f"{path}: AccessDenied")
-        return real(path, *rest, **keys)
-
-    monkeypatch.setattr(storage, "open_read", refuse)
-    made = plan(corpus)
-    assert made.documents == 20
-    assert [u.damaged.rpartition(": ")[2] for u in made.damaged() if u.damaged] == ["AccessDenied"]
 
 
 def test_a_bucket_that_does_not_exist_is_refused(connected, bucket, config) -> None:

@@ -181,6 +181,7 @@ def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monke
     line = b'{"id": "1", "title": "t"}\n'
     opened = storage.open_read
     monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 200)
+    monkeypatch.setattr(planner, "_TAIL_PARTS", 200)
     monkeypatch.setattr(
         storage, "open_read", lambda p, *rest, **keys: io.BytesIO(line) if "://" in p else opened(p, *rest, **keys)
     )

@@ -15,7 +15,6 @@ import zstandard
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
-from raypd.run.unit import Unit
 from tests.runs import write_jsonl
 
 ROWS = [{"id": f"d{i}", "title": f"title {i} ü"} for i in range(25)]
@@ -48,11 +47,6 @@ def test_jsonl_is_cut_and_read_back(tmp_path, config, name, end, last) -> None:
     assert all(text[d.place :].startswith(f'{{"id": "{d.id}"'.encode()) for d in found)
     assert {d.source for d in found} == {name}
     assert not any(d.error for d in found)
-
-
-def test_a_unit_survives_json(tmp_path, config) -> None:
-    for unit in plan(config(str(write(tmp_path / "a.jsonl", lines())))):
-        assert Unit.from_json(unit.to_json()) == unit
 
 
 def test_zstd_of_several_frames(tmp_path, config) -> None:

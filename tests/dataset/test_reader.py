@@ -11,7 +11,7 @@ import pytest
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
-from tests.runs import write_jsonl
+from tests.runs import read_all, write_jsonl
 
 BAD = [
     (b"{not json", "a.jsonl, byte {}: not JSON"),
@@ -40,7 +40,7 @@ def test_every_kind_of_bad_line_is_a_document_with_an_error(tmp_path, config) ->
     for bad, _ in BAD:
         places.append(places[-1] + len(bad) + len(good) + 2)
     run = config(str(path), max_document_bytes=2000)
-    documents = [d for u in plan(run) for d in read_unit(u, run)]
+    documents = read_all(run)
     assert len(documents) == 2 * len(BAD)
     for i, (_, message) in enumerate(BAD):
         assert message.format(places[i]) in (documents[2 * i].error or ""), documents[2 * i]
@@ -67,7 +67,7 @@ def test_ids_are_text_and_made_where_they_are_missing(tmp_path, config) -> None:
     ]
     assert not any(d.error for d in documents)
     run = config(str(path), id_column=None)
-    assert [d.id for d in read_unit(next(iter(plan(run))), run)][:2] == ["a.jsonl:0", f"a.jsonl:{places[1]}"]
+    assert [d.id for d in read_all(run)][:2] == ["a.jsonl:0", f"a.jsonl:{places[1]}"]
 
 
 def test_parquet_values_become_text_and_bad_ones_errors(tmp_path, config) -> None:
@@ -92,7 +92,7 @@ def test_lists_and_numbers_count_as_text(tmp_path, config) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"id": 1, "title": ["a", "b"]}\n{"id": 2, "title": 3.5}\n')
     run = config(str(path))
-    assert [d.fields["title"] for d in read_unit(next(iter(plan(run))), run)] == ["a\nb", "3.5"]
+    assert [d.fields["title"] for d in read_all(run)] == ["a\nb", "3.5"]
 
 
 def test_a_file_that_changed_since_the_plan_is_refused(tmp_path, config) -> None:

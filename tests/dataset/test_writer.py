@@ -96,16 +96,6 @@ def test_torn_writes_are_no_commits_and_are_cleaned_when_their_writer_is_gone(tm
     assert sorted(p.name for p in units.iterdir()) == sorted([mine.name, foreign.name])
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        writer.commit(str(tmp_path), table([]), summary())
-    assert os.listdir(tmp_path / "units") == []
-
-
 def test_a_damaged_object_is_named(tmp_path: Path) -> None:
     (tmp_path / "units").mkdir()
     (tmp_path / "units/u.parquet").write_bytes(b"PAR1")

@@ -147,9 +147,9 @@ class Replay:
         feed = next(program)
         try:
             while True:
-                if feed.guess is not None:
-                    found = feed.guess.heads.guess(feed.guess.hidden, feed.guess.tree)
-                    feed = program.send(Predictions([], [], guesses=found))
+                if feed.draft is not None:
+                    found = feed.draft.heads.draft(feed.draft.hidden, feed.draft.tree)
+                    feed = program.send(Predictions([], [], drafts=found))
                     continue
                 for index in feed.drop:
                     self.alive[index] = False

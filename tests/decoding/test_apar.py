@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 
 import pytest
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.apar import AparAnswer, Paragraph, apar, restore
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.methods.hyper_parallel import hyper_parallel
-from raypd.decoding.program import Predictions
+from raypd.decoding.methods.autoregressive import Prompt
 from tests.decoding import reference
+from tests.decoding.drivers import changed, drive, never, prompts_of, steered
 from tests.decoding.reference import Replay
-from tests.decoding.test_exactness import FEW_FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+from tests.decoding.test_exactness import FEW_FAMILIES, beside_others, pair
 from tests.tiny import in_float64
 
 FORK, CHILD, EOS = 3, 4, 2
@@ -31,17 +29,8 @@ def steer(token: int, position: int, predicted: int) -> int:
     return predicted if predicted not in (FORK, CHILD, EOS) else 40 + draw
 
 
-def steered(program, rule=steer):
-    """The program with its predictions replaced by the rule."""
-    feed = next(program)
-    try:
-        while True:
-            predictions = yield feed
-            for number, index in enumerate(feed.sample_at):
-                predictions.tokens[number] = rule(feed.tokens[index], feed.positions[index], predictions.tokens[number])
-            feed = program.send(predictions)
-    except StopIteration as end:
-        return end.value
+def forked(prompt: Prompt, most: int, *max_threads: int):
+    return steered(apar(prompt, most, FORK, CHILD, ENDS, *max_threads), steer)
 
 
 @dataclass(eq=False)
@@ -82,7 +71,7 @@ def from_scratch(stock, prompt: list[int], most: int, max_threads: int = 64, rul
         cached = max(cached, len({tuple(tokens[: i + 1]) for tokens in fed for i in range(len(tokens))}))
         for s in live:
             attended.append(len(s.tokens))
-            token, logprob, gap = reference.autoregressive(stock, s.tokens, 1, lambda t: False)[0]
+            token, logprob, gap = reference.autoregressive(stock, s.tokens, 1, never)[0]
             x = rule(s.tokens[-1], len(s.tokens) - 1, token)
             if s.tokens[-1] == FORK:
                 copy = Sequence([*s.tokens, CHILD], Node(len(s.tokens)))
@@ -134,25 +123,15 @@ def agree_steered(picked, tokens, logprobs, atol) -> None:
     assert logprobs == pytest.approx([p for _, p, _ in picked], abs=atol)
 
 
-def prompts_of(seed: int, count: int) -> list[Prompt]:
-    rng = random.Random(seed)
-    return [Prompt(INSTRUCTION + tokens_of(rng, 1, 15), shared=23 if i % 3 else 0) for i in range(count)]
-
-
 @pytest.mark.parametrize("kind", FEW_FAMILIES)
 def test_threads_equal_threads_alone_beside_other_programs(kind):
     model, stock = pair(kind)
-    prompts = prompts_of(2, 3)
-    values = slotted(random.Random(3), 2, shared=True)
+    prompts = prompts_of(2, 3, 15, 3)
     expected = [from_scratch(stock, p.tokens, 40) for p in prompts]
-    programs = [steered(apar(p, 40, FORK, CHILD, ENDS)) for p in prompts]
-    programs += [hyper_parallel(values, 5), autoregressive(prompts[0], 9, lambda t: False)]
-    *answers, filled, plain = Engine(model, max_num_seqs=4, max_num_batched_tokens=24).run(programs)
+    engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=24)
+    answers = beside_others(engine, stock, [forked(p, 40) for p in prompts], prompts[0])
     for answer, want in zip(answers, expected, strict=True):
         compare(answer, want)
-    for value, want in zip(filled, expected_values(stock, values, 5, False), strict=True):
-        agree(want, value.tokens, value.logprobs)
-    agree(reference.autoregressive(stock, prompts[0].tokens, 9, lambda t: False), plain.tokens, plain.logprobs)
     assert sum(answer.threads for answer in answers) > 6
     assert any(p.first_child and p.first_child.first_child for a in answers for p in restore(a.root)), "nested forks"
 
@@ -160,56 +139,49 @@ def test_threads_equal_threads_alone_beside_other_programs(kind):
 def test_float64_and_the_independent_interpreter_of_feeds():
     model, stock = pair("qwen3")
     model, stock = in_float64(model), in_float64(stock)
-    for prompt, answer in zip(
-        prompts_of(4, 2),
-        Engine(model, max_num_seqs=3).run(steered(apar(p, 40, FORK, CHILD, ENDS)) for p in prompts_of(4, 2)),
-        strict=True,
-    ):  # fmt: skip
+    prompts = prompts_of(4, 2, 15, 3)
+    for prompt, answer in zip(prompts, Engine(model, max_num_seqs=3).run(forked(p, 40) for p in prompts), strict=True):
         compare(answer, from_scratch(stock, prompt.tokens, 40), atol=1e-9)
-        replayed = Replay(stock).run(steered(apar(prompt, 40, FORK, CHILD, ENDS)))
+        replayed = Replay(stock).run(forked(prompt, 40))
         assert replayed.tokens == answer.tokens
         assert replayed.logprobs == pytest.approx(answer.logprobs, abs=1e-9)
 
 
 def test_rows_fed_again_after_losing_their_cache():
     model, stock = pair("llama")
-    prompts = prompts_of(5, 5)
+    prompts = prompts_of(5, 5, 15, 3)
     engine = Engine(model, max_num_seqs=5, max_num_batched_tokens=40, cache_tokens=320)
-    for prompt, answer in zip(
-        prompts, engine.run(steered(apar(p, 45, FORK, CHILD, ENDS)) for p in prompts), strict=True
-    ):
+    for prompt, answer in zip(prompts, engine.run(forked(p, 45) for p in prompts), strict=True):
         compare(answer, from_scratch(stock, prompt.tokens, 45))
 
 
 # ------------------------------------------------------------------------------------------------------------ by hand
 
 
-def drive(program, said: dict[tuple[int, ...], int], prompt: list[int]):
+def scripted(program, said: dict[tuple[int, ...], int], prompt: list[int]):
     """Answers feeds from a table {path of a thread behind the prompt: next token}; returns (answer, feeds)."""
-    feeds, rows, alive, reach = [], [], set(), {(0, 0): 2}
-    feed = next(program)
-    try:
-        while True:
-            feeds.append(feed)
-            alive -= set(feed.drop)
-            reach.update(feed.reach)
-            segments = feed.segments or [0] * len(feed.tokens)
-            first = len(rows)
-            rows += zip(feed.tokens, feed.positions, segments, strict=True)
-            alive |= set(range(first, len(rows)))
-            tokens = []
-            for index in feed.sample_at:
-                _, position, segment = rows[first + index]
-                kinds = {i: reach.get((segment, rows[i][2]), 0) for i in alive}
-                seen = [i for i, kind in kinds.items() if kind == 1 or (kind == 2 and rows[i][1] <= position)]
-                seen.sort(key=lambda i: rows[i][1])
-                assert [rows[i][1] for i in seen] == list(range(len(seen))), "a path has no gaps"
-                path = tuple(rows[i][0] for i in seen)
-                assert path[: len(prompt)] == tuple(prompt)
-                tokens.append(said[path[len(prompt) :]])
-            feed = program.send(Predictions(tokens, [-1.0] * len(tokens)))
-    except StopIteration as end:
-        return end.value, feeds
+    rows, alive, reach = [], set(), {(0, 0): 2}
+
+    def answer(feed) -> list[int]:
+        nonlocal alive
+        alive -= set(feed.drop)
+        reach.update(feed.reach)
+        first = len(rows)
+        rows.extend(zip(feed.tokens, feed.positions, feed.segments or [0] * len(feed.tokens), strict=True))
+        alive |= set(range(first, len(rows)))
+        tokens = []
+        for index in feed.sample_at:
+            _, position, segment = rows[first + index]
+            kinds = {i: reach.get((segment, rows[i][2]), 0) for i in alive}
+            seen = [i for i, kind in kinds.items() if kind == 1 or (kind == 2 and rows[i][1] <= position)]
+            seen.sort(key=lambda i: rows[i][1])
+            assert [rows[i][1] for i in seen] == list(range(len(seen))), "a path has no gaps"
+            path = tuple(rows[i][0] for i in seen)
+            assert path[: len(prompt)] == tuple(prompt)
+            tokens.append(said[path[len(prompt) :]])
+        return tokens
+
+    return drive(program, answer)
 
 
 def test_by_hand():
@@ -220,7 +192,7 @@ def test_by_hand():
         (10, F, C): 11, (10, F, C, 11): E,
         (10, F, 20, F, C): 21, (10, F, 20, F, C, 21): 22, (10, F, 20, F, C, 21, 22): E,
     }  # fmt: skip
-    answer, feeds = drive(apar(Prompt([7, 8, 9]), 50, F, C, ENDS), said, [7, 8, 9])
+    answer, feeds = scripted(apar(Prompt([7, 8, 9]), 50, F, C, ENDS), said, [7, 8, 9])
     assert [p.tokens for p in restore(answer.root)] == [[10, F], [C, 11, E], [20, F], [C, 21, 22, E], [30, E]]
     assert answer.tokens == [10, 11, 20, 21, 22, 30]
     assert (answer.stopped, answer.threads, answer.unstarted_threads) == (True, 3, 0)
@@ -248,7 +220,7 @@ def test_a_nested_child_outlives_its_parent_thread():
         (F, C): F, (F, C, F): E,  # forks and ends at once
         (F, C, F, C): 31, (F, C, F, C, 31): E,
     }  # fmt: skip
-    answer, feeds = drive(apar(Prompt([7, 8]), 50, F, C, ENDS), said, [7, 8])
+    answer, feeds = scripted(apar(Prompt([7, 8]), 50, F, C, ENDS), said, [7, 8])
     assert [p.tokens for p in restore(answer.root)] == [[F], [C, F], [C, 31, E], [E], [20, 21, 22, 23, 24, 25, E]]
     # rows: 7 8 F:2 | 20:3 C:4 | 21:5 F:6 | 22:7 C:8 | 23:9 31:10 | then the whole branch goes
     assert [sorted(f.drop) for f in feeds if f.drop] == [[4, 6, 8, 10]]
@@ -264,8 +236,8 @@ def test_a_child_beyond_the_threads_waits_and_nothing_of_it_is_lost(max_threads)
         spine = (*spine, 10 + n, F)
         said |= {(*spine, C): 20 + n, (*spine, C, 20 + n): 30 + n, (*spine, C, 20 + n, 30 + n): E}
     said[spine] = E
-    wide, _ = drive(apar(Prompt([7, 8]), 100, F, C, ENDS), said, [7, 8])
-    narrow, feeds = drive(apar(Prompt([7, 8]), 100, F, C, ENDS, max_threads=max_threads), said, [7, 8])
+    wide, _ = scripted(apar(Prompt([7, 8]), 100, F, C, ENDS), said, [7, 8])
+    narrow, feeds = scripted(apar(Prompt([7, 8]), 100, F, C, ENDS, max_threads=max_threads), said, [7, 8])
     assert narrow.tokens == wide.tokens == [t for n in range(5) for t in (10 + n, 20 + n, 30 + n)]
     assert [p.tokens for p in restore(narrow.root)] == [p.tokens for p in restore(wide.root)]
     assert (narrow.stopped, narrow.threads, narrow.unstarted_threads) == (True, 6, 0)
@@ -277,20 +249,20 @@ def test_waiting_children_equal_threads_alone(max_threads):
     """Random nested forks, of apar and of the independent replay, against algorithm 1 written out with a queue."""
     model, stock = pair("llama")
     model, stock = in_float64(model), in_float64(stock)
-    prompts = prompts_of(6, 3)
-    programs = [steered(apar(p, 60, FORK, CHILD, ENDS, max_threads)) for p in prompts]
+    prompts = prompts_of(6, 3, 15, 3)
+    programs = [forked(p, 60, max_threads) for p in prompts]
     for prompt, answer in zip(
         prompts, Engine(model, max_num_seqs=2, max_num_batched_tokens=30).run(programs), strict=True
     ):
         compare(answer, from_scratch(stock, prompt.tokens, 60, max_threads), atol=1e-9)
-        replayed = Replay(stock).run(steered(apar(prompt, 60, FORK, CHILD, ENDS, max_threads)))
+        replayed = Replay(stock).run(forked(prompt, 60, max_threads))
         assert (replayed.tokens, replayed.cost) == (answer.tokens, answer.cost)
 
 
 def test_children_that_never_began_are_no_end():
     """The main thread ends with the last token; its child had none: the answer was cut, and says so."""
     said = {(): 10, (10,): FORK, (10, FORK): EOS}
-    answer, _ = drive(apar(Prompt([7, 8]), 4, FORK, CHILD, ENDS, max_threads=1), said, [7, 8])
+    answer, _ = scripted(apar(Prompt([7, 8]), 4, FORK, CHILD, ENDS, max_threads=1), said, [7, 8])
     assert [p.tokens for p in restore(answer.root)] == [[10, FORK], [], [EOS]]
     assert (answer.stopped, answer.threads, answer.unstarted_threads) == (False, 1, 1)
 
@@ -301,16 +273,8 @@ def test_budget_is_kept_and_positions_stay_within_it(most):
     model, _ = pair("llama")
     seen = []
 
-    def watched(program):
-        feed = next(program)
-        try:
-            while True:
-                seen.extend(feed.positions)
-                feed = program.send((yield feed))
-        except StopIteration as end:
-            return end.value
-
-    answer = Engine(model).run([watched(steered(apar(Prompt([5, 6, 7]), most, FORK, CHILD, ENDS), forever))])[0]
+    program = steered(apar(Prompt([5, 6, 7]), most, FORK, CHILD, ENDS), forever)
+    answer = Engine(model).run([changed(program, lambda feed, _: seen.extend(feed.positions))])[0]
     assert sum(len(p.tokens) for p in restore(answer.root)) == most
     assert max(seen, default=0) < 3 + most
     assert not answer.stopped
@@ -324,7 +288,7 @@ def test_no_tokens_at_all():
 def test_a_fork_that_ends_a_prompt_is_acted_on():
     """Line 19 looks at the last token, whoever wrote it."""
     said = {(): 10, (10,): EOS, (CHILD,): 11, (CHILD, 11): EOS}
-    answer, _ = drive(apar(Prompt([7, FORK]), 50, FORK, CHILD, ENDS), said, [7, FORK])
+    answer, _ = scripted(apar(Prompt([7, FORK]), 50, FORK, CHILD, ENDS), said, [7, FORK])
     assert [p.tokens for p in restore(answer.root)] == [[], [CHILD, 11, EOS], [10, EOS]]
 
 

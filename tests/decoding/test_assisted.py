@@ -22,8 +22,9 @@ from raypd.decoding.methods.space import space
 from raypd.decoding.sampling import GREEDY, Sampling
 from raypd.decoding.sequence import ProgramError
 from tests.decoding import reference
-from tests.decoding.test_exactness import agree, pair, slotted, tokens_of
-from tests.decoding.test_space import chance_of_texts, chi_square, likely, never, rarely
+from tests.decoding.drivers import never, rarely, tokens_of
+from tests.decoding.test_exactness import agree, pair, slotted
+from tests.decoding.test_space import chance_of_texts, check_distribution
 from tests.tiny import nearly, tiny_model, tiny_tokenizer
 
 
@@ -173,12 +174,7 @@ def test_sampled_texts_have_the_model_s_distribution():
     chances = chance_of_texts(stock, prompt, 2, sampling)
     engine = engine_of(model, nearly(model, 0.3), most=3)  # 3: the second token of a text can be a draft
     answers = [decode(engine, prompt, 2, sampling=sampling, seed=seed).answer for seed in range(runs)]
-    counts: dict[tuple[int, ...], int] = {}
-    for answer in answers:
-        counts[tuple(answer.tokens)] = counts.get(tuple(answer.tokens), 0) + 1
-    statistic, freedom = chi_square(counts, chances, runs)
-    assert freedom > 3
-    assert likely(statistic, freedom), (statistic, freedom)
+    check_distribution(answers, chances, 3)
     assert decode(engine, prompt, 2, sampling=sampling, seed=7).answer.tokens == answers[7].tokens
 
 

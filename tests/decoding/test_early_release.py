@@ -17,8 +17,9 @@ from raypd.decoding.program import Feed
 from raypd.decoding.sequence import LEAST_REGION, Sequence
 from raypd.decoding.visibility import NO_TOKEN
 from tests.decoding import reference
-from tests.decoding.test_apar import CHILD, ENDS, EOS, FORK, steered
-from tests.decoding.test_exactness import INSTRUCTION, pair, tokens_of
+from tests.decoding.drivers import INSTRUCTION, steered, tokens_of
+from tests.decoding.test_apar import CHILD, ENDS, EOS, FORK
+from tests.decoding.test_exactness import pair
 
 
 @dataclass
@@ -123,8 +124,8 @@ def test_rows_that_close_up_see_the_same_and_hold_no_more_than_they_need(seed):
     while engine.pending:
         answers |= {done.tag: done.answer for done in engine.step()}
         taken = engine.cache.allocator.slots - engine.cache.allocator.available
-        assert taken == sum(len(row.owner) for row in engine.sequences)
-        for row in engine.sequences:
+        assert taken == sum(len(row.owner) for row in engine.scheduler.sequences)
+        for row in engine.scheduler.sequences:
             live = np.flatnonzero(row.owner != NO_TOKEN)
             np.testing.assert_array_equal(row.place[row.owner[live]], live)
             waiting = row.size - row.cached

@@ -14,6 +14,7 @@ from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from tests.decoding import reference
+from tests.decoding.drivers import INSTRUCTION, never, tokens_of
 from tests.tiny import in_float64, tiny_model
 
 FAMILIES = ["llama", "qwen3", "phi3", "mistral", "gemma2", "gemma3_text", "olmo2"]
@@ -23,7 +24,6 @@ FEW_FAMILIES = [
     for kind in FAMILIES
 ]
 WINDOWED = {"mistral", "gemma2", "gemma3_text"}
-INSTRUCTION = [random.Random(1).randrange(3, 256) for _ in range(23)]
 
 
 class EverySeventh:
@@ -48,15 +48,11 @@ class EverySeventh:
 def pair(kind: str, **overrides):
     """A tiny model twice: for the engine, and unmodified for the reference."""
     if kind in WINDOWED:
-        overrides["sliding_window"] = 9
+        overrides.setdefault("sliding_window", 9)
     model = tiny_model(kind, **overrides)
     stock = copy.deepcopy(model)
     stock.set_attn_implementation("eager")
     return model, stock
-
-
-def tokens_of(rng: random.Random, least: int, most: int) -> list[int]:
-    return [rng.randrange(3, 256) for _ in range(rng.randint(least, most))]
 
 
 def agree(expected, tokens, logprobs, atol=1e-3):
@@ -92,6 +88,18 @@ def expected_values(stock, prompt: SlottedPrompt, k_max: int, isolate: bool):
     return reference.hyper_parallel(
         stock, prompt.tokens, ends, k_max, isolate, allowed_token_ids, lambda n, t: t[-1] % 7 == 0
     )
+
+
+def beside_others(engine, stock, programs, prompt: Prompt, stops=never) -> list:
+    """Answers of programs that run among an AR and an HPD program, whose answers are checked here."""
+    values = slotted(random.Random(3), 2, shared=True)
+    first, second, *rest = programs
+    answers = engine.run([first, autoregressive(prompt, 9, stops), second, hyper_parallel(values, 5), *rest])
+    plain, filled = answers.pop(1), answers.pop(2)
+    agree(reference.autoregressive(stock, prompt.tokens, 9, stops), plain.tokens, plain.logprobs)
+    for value, expected in zip(filled, expected_values(stock, values, 5, False), strict=True):
+        agree(expected, value.tokens, value.logprobs)
+    return answers
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -187,7 +195,6 @@ def test_sampling_depends_on_the_seed_alone():
     rng = random.Random(8)
     prompts = [Prompt(INSTRUCTION + tokens_of(rng, 1, 9), shared=23) for _ in range(6)]
     model, _ = pair("llama")
-    never = lambda tokens: False  # noqa: E731
     alone = [
         Engine(model, max_num_seqs=1).run([autoregressive(p, 10, never)], sampling=warm, seed=i)[0].tokens
         for i, p in enumerate(prompts)

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.methods.hyper_parallel import hyper_parallel
-from raypd.decoding.methods.intra_prompt import Answer, Context, PromptTree, Question, header, intra_prompt
+from raypd.decoding.methods.autoregressive import Continuation, Prompt
+from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, header, intra_prompt
 from raypd.decoding.program import Predictions
 from raypd.decoding.visibility import grown, one_segment, visible
 from tests.decoding import reference
-from tests.decoding.test_exactness import FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+from tests.decoding.drivers import INSTRUCTION, tokens_of
+from tests.decoding.test_exactness import FAMILIES, agree, beside_others, pair
 from tests.tiny import in_float64
 
 MOST = 7
@@ -58,7 +58,7 @@ def alone(stock, prompt: PromptTree, most: int = MOST):
             yield reference.autoregressive(stock, tokens, most, q.stops, allowed_token_ids)
 
 
-def check(stock, prompt: PromptTree, answers: list[Answer], most: int = MOST) -> None:
+def check(stock, prompt: PromptTree, answers: list[Continuation], most: int = MOST) -> None:
     for expected, answer in zip(alone(stock, prompt, most), answers, strict=True):
         agree(expected, answer.tokens, answer.logprobs)
         assert answer.stopped or len(answer.tokens) == most
@@ -112,7 +112,10 @@ def test_steps_positions_and_segments():
     assert (feed.tokens, feed.positions, feed.segments) == ([8], [6], [3])
     with pytest.raises(StopIteration) as end:
         program.send(Predictions([9], [-3.0]))
-    assert end.value.value == [Answer([7, 0], [-1.0, -1.0], True), Answer([8, 8, 9], [-2.0, -2.0, -3.0], False)]
+    assert end.value.value == [
+        Continuation([7, 0], [-1.0, -1.0], True),
+        Continuation([8, 8, 9], [-2.0, -2.0, -3.0], False),
+    ]
 
 
 def test_one_token_answers_take_one_feed():
@@ -140,19 +143,14 @@ def test_equals_one_prompt_a_question(kind):
     model, stock = pair(kind)
     rng = random.Random(4)
     trees = [tree(rng, 1 + n % 4) for n in range(4)]
-    other = [slotted(rng, 1, shared=True), Prompt(INSTRUCTION + tokens_of(rng, 3, 9), shared=len(INSTRUCTION))]
-    programs = [intra_prompt(trees[0], MOST), hyper_parallel(other[0], 5), autoregressive(other[1], 9, seventh)]
-    programs += [intra_prompt(t, MOST) for t in trees[1:]]
-    first, values, continuation, *rest = Engine(model, max_num_seqs=4, max_num_batched_tokens=40).run(programs)
+    prompt = Prompt(INSTRUCTION + tokens_of(rng, 3, 9), shared=len(INSTRUCTION))
+    engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=40)
+    found = beside_others(engine, stock, [intra_prompt(t, MOST) for t in trees], prompt, seventh)
     lengths = set()
-    for prompt, answers in zip(trees, [first, *rest], strict=True):
+    for prompt, answers in zip(trees, found, strict=True):
         check(stock, prompt, answers)
         lengths |= {len(answer.tokens) for answer in answers}
     assert len(lengths) > 2, "answers should end at different steps"
-    for value, expected in zip(values, expected_values(stock, other[0], 5, False), strict=True):
-        agree(expected, value.tokens, value.logprobs)
-    expected = reference.autoregressive(stock, other[1].tokens, 9, seventh)
-    agree(expected, continuation.tokens, continuation.logprobs)
 
 
 @pytest.mark.parametrize("budget", [16, 33, 4096])

@@ -15,7 +15,7 @@ from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.decoding.sampling import Sampling
 from raypd.decoding.sequence import ProgramError
-from tests.decoding.test_exactness import INSTRUCTION, tokens_of
+from tests.decoding.drivers import INSTRUCTION, never, tokens_of
 from tests.decoding.test_properties import MODEL, check
 from tests.decoding.test_together import programs, said
 from tests.tiny import tiny_model
@@ -66,7 +66,6 @@ def test_sampled_answers_do_not_change_when_passes_fail_now_and_then() -> None:
     warm = Sampling(1.0, 0, 1.0)
 
     def run(engine: Engine):
-        never = lambda tokens: False  # noqa: E731
         return engine.run((autoregressive(p, 20, never) for p in prompts), sampling=warm, seed=5)
 
     expected = [answer.tokens for answer in run(Engine(tiny_model("llama").double(), max_num_seqs=5))]
@@ -97,14 +96,13 @@ def test_no_row_sees_another_when_passes_fail() -> None:
 def test_at_the_floor_one_program_fails_and_the_others_do_not() -> None:
     """One program's keys alone are too much for the device, however small the step."""
     rng = random.Random(3)
-    never = lambda tokens: False  # noqa: E731
     engine = Engine(tiny_model("llama"), max_num_seqs=4)
     small = [Prompt(tokens_of(rng, 20, 40)) for _ in range(4)]
     large = Prompt(tokens_of(rng, 300, 300))
     expected = [
         a.tokens for a in Engine(tiny_model("llama"), max_num_seqs=4).run(autoregressive(p, 8, never) for p in small)
     ]
-    device(engine, lambda tokens: any(row.size > 200 and row.high > 16 for row in engine.sequences))
+    device(engine, lambda tokens: any(row.size > 200 and row.high > 16 for row in engine.scheduler.sequences))
     for number, prompt in enumerate([small[0], large, *small[1:]]):
         engine.submit(autoregressive(prompt, 8, never), tag=number)
     done = {}
@@ -117,10 +115,9 @@ def test_at_the_floor_one_program_fails_and_the_others_do_not() -> None:
 
 def test_a_shared_prefix_that_does_not_fit_fails_whoever_waits_for_it() -> None:
     rng = random.Random(3)
-    never = lambda tokens: False  # noqa: E731
     prefix = tokens_of(rng, 200, 200)
     engine = Engine(tiny_model("llama"), max_num_seqs=8)
-    device(engine, lambda tokens: any(row.size > 150 and row.cached < 190 for row in engine.sequences))
+    device(engine, lambda tokens: any(row.size > 150 and row.cached < 190 for row in engine.scheduler.sequences))
     for number in range(3):
         engine.submit(autoregressive(Prompt([*prefix, 5 + number], shared=200), 4, never), tag=f"waits {number}")
     engine.submit(autoregressive(Prompt([5, 6, 7]), 4, never), tag="other")
@@ -138,7 +135,7 @@ def test_a_device_without_any_memory_ends_the_engine() -> None:
     engine = Engine(tiny_model("llama"), max_num_seqs=8)
     device(engine, lambda tokens: True)
     for number in range(20):
-        engine.submit(autoregressive(Prompt([5, 6, number]), 4, lambda tokens: False), tag=number)
+        engine.submit(autoregressive(Prompt([5, 6, number]), 4, never), tag=number)
     ended = [engine.step() for _ in range(4)]
     assert [len(programs) for programs in ended] == [0, 1, 1, 1]
     with pytest.raises(RuntimeError, match="not even the smallest steps"):
@@ -147,7 +144,7 @@ def test_a_device_without_any_memory_ends_the_engine() -> None:
 
 def test_another_error_is_not_taken_for_it() -> None:
     engine = Engine(tiny_model("llama"))
-    engine.submit(autoregressive(Prompt([5, 6]), 4, lambda tokens: False))
+    engine.submit(autoregressive(Prompt([5, 6]), 4, never))
 
     def broken(chunks):
         raise RuntimeError("CUDA error: device-side assert triggered")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from raypd.decoding.grammar import Grammar, Number, OneOf, Text, Vocabulary
+from raypd.decoding.grammar import Grammar, JsonString, Number, OneOf, Vocabulary
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel, slot_positions
-from raypd.decoding.program import Predictions
 from raypd.decoding.visibility import Reach
+from tests.decoding.drivers import drive
 
 # fmt: off
 TEXTS = ["", ' "', "red", " wine", '"', '",\n', "null", " null", "n", "ul", "l", "-", "1", "23", ".", ",", "\n", "\\",
@@ -23,15 +25,11 @@ def say(*texts: str) -> list[int]:
     return [ID[text] for text in texts]
 
 
-def drive(program, script):
+def scripted(program, script):
     """Answers each feed from `script(feed, step)`; returns (feeds, answer)."""
-    feeds = [next(program)]
-    try:
-        while True:
-            tokens = script(feeds[-1], len(feeds) - 1)
-            feeds.append(program.send(Predictions(tokens, [-0.5] * len(tokens))))
-    except StopIteration as end:
-        return feeds, end.value
+    steps = itertools.count()
+    answer, feeds = drive(program, lambda feed: script(feed, next(steps)))
+    return feeds, answer
 
 
 def test_positions_are_those_of_algorithm_2():
@@ -41,10 +39,10 @@ def test_positions_are_those_of_algorithm_2():
 
 
 def test_hyper_parallel_places_prunes_and_stops():
-    text = Grammar(Text(), VOCABULARY)
+    text = Grammar(JsonString(), VOCABULARY)
     prompt = SlottedPrompt([25] * 6, [Slot(2, text), Slot(3, text), Slot(5, text)], shared=2)
     values = [say(' "', "red", '",\n'), say(" null"), say(' "', "blue", " wine", "x")]
-    feeds, answer = drive(hyper_parallel(prompt, 4), lambda feed, step: [v[step] for v in values if step < len(v)])
+    feeds, answer = scripted(hyper_parallel(prompt, 4), lambda feed, step: [v[step] for v in values if step < len(v)])
     assert [list(f.positions) for f in feeds] == [[0, 1, 2, 7, 12, 13], [3, 14], [4, 15], [16]]
     assert [list(f.tokens) for f in feeds[1:]] == [say(' "', ' "'), say("red", "blue"), say(" wine")]
     assert (feeds[0].shared, list(feeds[0].sample_at)) == (2, [2, 3, 5])
@@ -54,9 +52,9 @@ def test_hyper_parallel_places_prunes_and_stops():
 
 
 def test_hyper_parallel_isolates_values_by_segment():
-    text = Grammar(Text(), VOCABULARY)
+    text = Grammar(JsonString(), VOCABULARY)
     prompt = SlottedPrompt([25] * 4, [Slot(1, text), Slot(3, text)])
-    feeds, _ = drive(
+    feeds, _ = scripted(
         hyper_parallel(prompt, 3, isolate_values=True), lambda feed, step: say(*[' "'] * len(feed.sample_at))
     )
     assert feeds[0].reach == {(n, m): Reach.CAUSAL for n in (1, 2) for m in (0, n)}
@@ -69,7 +67,7 @@ def test_guided_takes_back_the_comma_that_showed_the_end_of_a_number():
     said = say("1", ",", "\n", "1", ",", "23", "\n", "-", "1", "\n")
     rest = lambda slot, value: say(*filter(None, [number.rest(value.tokens)]))  # noqa: E731
     behind = lambda slot, value: number.behind(value.tokens)  # noqa: E731
-    feeds, values = drive(guided(prompt, 9, rest, behind), lambda feed, step: [said[step]])
+    feeds, values = scripted(guided(prompt, 9, rest, behind), lambda feed, step: [said[step]])
     cached = {}
     for feed in feeds:
         for index in feed.drop:
@@ -83,12 +81,12 @@ def test_guided_takes_back_the_comma_that_showed_the_end_of_a_number():
 
 
 def test_autoregressive_stops_and_is_cut():
-    feeds, answer = drive(
+    feeds, answer = scripted(
         autoregressive(Prompt([1, 2, 3], 2), 5, lambda t: t[-1] == 9), lambda f, step: [[4, 5, 9][step]]
     )
     assert (answer.tokens, answer.stopped) == ([4, 5, 9], True)
     assert [list(f.positions) for f in feeds] == [[0, 1, 2], [3], [4]]
-    _, answer = drive(autoregressive(Prompt([1]), 2, lambda t: False), lambda f, step: [7])
+    _, answer = scripted(autoregressive(Prompt([1]), 2, lambda t: False), lambda f, step: [7])
     assert (answer.tokens, answer.stopped) == ([7, 7], False)
 
 
@@ -122,13 +120,13 @@ def allowed(grammar: Grammar, *texts: str, left: int = 30) -> set[str] | None:
     ],
 )
 def test_text_ends_at_quote_newline_or_null(texts, done, completion):
-    grammar = Grammar(Text(), VOCABULARY)
+    grammar = Grammar(JsonString(), VOCABULARY)
     state = read(grammar, say(*texts))
     assert (grammar.done(state), grammar.completion(state)) == (done, completion)
 
 
 def test_text_is_limited_at_its_start_alone():
-    grammar = Grammar(Text(), VOCABULARY)
+    grammar = Grammar(JsonString(), VOCABULARY)
     assert allowed(grammar) == {' "', '"', '",\n', "null", " null", "n", '"red"', " "}
     assert allowed(grammar, " ") == {'"', '",\n', "null", "n", '"red"'}  # one blank at the most
     assert allowed(grammar, ' "') is None
@@ -165,14 +163,14 @@ def test_enum_is_done_when_one_choice_is_left():
 @pytest.mark.parametrize(
     ("automaton", "tokens", "rest"),
     [
-        (Text(), [' "', "red", '"'], '"'),
-        (Text(), [' "', "red", '",\n'], '"'),
-        (Text(), [' "', "red", "\n"], '"'),
-        (Text(), ['"', "red", " wine"], ' wine"'),  # cut
-        (Text(), ['"', "\\"], '\\\\"'),  # cut within an escape: the text has a backslash more
-        (Text(), ['"', "\\", '"', '"'], '"'),
-        (Text(), ["n"], "null"),
-        (Text(), [" ", "n"], "null"),
+        (JsonString(), [' "', "red", '"'], '"'),
+        (JsonString(), [' "', "red", '",\n'], '"'),
+        (JsonString(), [' "', "red", "\n"], '"'),
+        (JsonString(), ['"', "red", " wine"], ' wine"'),  # cut
+        (JsonString(), ['"', "\\"], '\\\\"'),  # cut within an escape: the text has a backslash more
+        (JsonString(), ['"', "\\", '"', '"'], '"'),
+        (JsonString(), ["n"], "null"),
+        (JsonString(), [" ", "n"], "null"),
         (Number(), [" 7", ",", ], ""),
         (Number(), [" 7", ".", "23", "\n"], ""),
         (Number(), [" 7", " wine", ","], ""),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,13 +10,13 @@ import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.apar import apar
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.methods.hyper_parallel import hyper_parallel
+from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.methods.pasta import PastaAnswer, pasta
 from tests.decoding import reference
+from tests.decoding.drivers import prompts_of, steered
 from tests.decoding.pasta_script import BYTES, ENDS, EOS
 from tests.decoding.reference import Replay
-from tests.decoding.test_exactness import FEW_FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+from tests.decoding.test_exactness import FEW_FAMILIES, beside_others, pair
 from tests.tiny import in_float64
 
 A, B, SYNC, CLOSE, OPEN, BEHIND, LT, WORD, GT = range(240, 249)
@@ -42,20 +41,6 @@ def steer(token: int, position: int, predicted: int) -> int:
     if position > 60 and draw == 9:
         return EOS
     return marks.get(draw, predicted if 10 < predicted < 240 else 40 + draw)
-
-
-def steered(program):
-    feed = next(program)
-    try:
-        while True:
-            predictions = yield feed
-            for number, index in enumerate(feed.sample_at):
-                predictions.tokens[number] = steer(
-                    feed.tokens[index], feed.positions[index], predictions.tokens[number]
-                )
-            feed = program.send(predictions)
-    except StopIteration as end:
-        return end.value
 
 
 @dataclass(eq=False)
@@ -136,28 +121,18 @@ MOST, MOST_ASYNC = 56, 12
 
 
 def program(prompt: Prompt):
-    return steered(pasta(prompt, MOST, TEXTS, encode, ENDS, max_async_tokens=MOST_ASYNC))
-
-
-def prompts_of(seed: int, count: int) -> list[Prompt]:
-    rng = random.Random(seed)
-    return [Prompt(INSTRUCTION + tokens_of(rng, 1, 15), shared=23 if i % 3 else 0) for i in range(count)]
+    return steered(pasta(prompt, MOST, TEXTS, encode, ENDS, max_async_tokens=MOST_ASYNC), steer)
 
 
 @pytest.mark.parametrize("kind", FEW_FAMILIES)
 def test_threads_equal_threads_read_from_scratch_beside_other_programs(kind):
     model, stock = pair(kind)
-    prompts = prompts_of(3, 4)
-    values = slotted(random.Random(3), 2, shared=True)
-    programs = [program(p) for p in prompts]
-    programs += [hyper_parallel(values, 5), autoregressive(prompts[0], 9, lambda t: False)]
-    programs += [apar(prompts[1], 20, 3, 4, ENDS)]
-    *answers, filled, plain, _ = Engine(model, max_num_seqs=4, max_num_batched_tokens=24).run(programs)
+    prompts = prompts_of(3, 4, 15, 3)
+    engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=24)
+    forking = apar(prompts[1], 20, 3, 4, ENDS)
+    *answers, _ = beside_others(engine, stock, [*map(program, prompts), forking], prompts[0])
     for answer, prompt in zip(answers, prompts, strict=True):
         compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC))
-    for value, want in zip(filled, expected_values(stock, values, 5, False), strict=True):
-        agree(want, value.tokens, value.logprobs)
-    agree(reference.autoregressive(stock, prompts[0].tokens, 9, lambda t: False), plain.tokens, plain.logprobs)
     assert sum(len(answer.threads) for answer in answers) > 8
     assert "<sync/>" in "".join(a.raw.partition("</async>")[2] for a in answers), "a wait for a child"
 
@@ -165,7 +140,7 @@ def test_threads_equal_threads_read_from_scratch_beside_other_programs(kind):
 def test_float64_and_the_independent_interpreter_of_feeds():
     model, stock = pair("qwen3")
     model, stock = in_float64(model), in_float64(stock)
-    prompts = prompts_of(4, 2)
+    prompts = prompts_of(4, 2, 15, 3)
     for prompt, answer in zip(prompts, Engine(model, max_num_seqs=3).run(map(program, prompts)), strict=True):
         compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC), atol=1e-9)
         replayed = Replay(stock).run(program(prompt))
@@ -178,7 +153,7 @@ def test_float64_and_the_independent_interpreter_of_feeds():
 def test_rows_fed_again_after_losing_their_cache_and_any_batch_give_the_same():
     model, stock = pair("llama")
     other = copy.deepcopy(stock)
-    prompts = prompts_of(5, 5)
+    prompts = prompts_of(5, 5, 15, 3)
     squeezed = Engine(model, max_num_seqs=5, max_num_batched_tokens=40, cache_tokens=320).run(map(program, prompts))
     alone = [Engine(other, max_num_seqs=1).run([program(p)])[0] for p in prompts]
     for a, b in zip(squeezed, alone, strict=True):

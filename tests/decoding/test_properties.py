@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypd.decoding.engine import Engine
+from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.program import Feed
 from raypd.decoding.sequence import ProgramError
 from raypd.decoding.visibility import NO_TOKEN, Reach, grown, one_segment, visible
+from tests.decoding.drivers import never
 from tests.decoding.reference import Replay
 from tests.tiny import tiny_model
 
@@ -154,10 +156,21 @@ def test_a_row_that_never_fits_is_refused_and_the_rest_goes_on():
     assert all(done[seed].error is None for seed in range(4))
 
 
-def test_the_pool_is_empty_when_all_is_done():
+def test_the_cache_is_empty_when_all_is_done():
     engine = Engine(MODEL, max_num_seqs=3, max_num_batched_tokens=16)
     engine.run(wandering(seed, True) for seed in range(6))
     kept = sum(prefix.length for prefix in engine.scheduler.prefixes.values())
     assert engine.cache.allocator.available == engine.cache.allocator.slots - kept
-    assert not engine.sequences
+    assert not engine.scheduler.sequences
     assert torch.isfinite(engine.cache.keys[0]).all()
+
+
+def test_sequences_are_the_programs_alone():
+    """What a meter adds up holds no token twice while a shared prefix is computed."""
+    engine, ended = Engine(MODEL, max_num_seqs=2, max_num_batched_tokens=4), []
+    for _ in range(2):
+        engine.submit(autoregressive(Prompt([*INSTRUCTION, 5], shared=9), 3, never), tag="ours")
+    while engine.pending:
+        ended += engine.step()
+        assert all(seq.tag == "ours" for seq in engine.sequences)
+    assert sum(done.counts.prefill_tokens + done.counts.decode_tokens for done in ended) == 9 + 2 * (1 + 2)

@@ -1,14 +1,18 @@
-"""The registry against the files of methods, the configuration and the writers that use it."""
+"""The registry: every method has its file, and a method of somebody else needs its file and an entry, nothing more."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
+import sys
+from pkgutil import resolve_name
 
 import pytest
 
 from raypd.config import METHODS, DecodingConfig
 from raypd.decoding.methods.registry import REGISTRY
-from raypd.tasks.writers import _WRITERS
+from raypd.decoding.text import TextMethod
 
 
 def test_every_method_has_its_program_where_its_name_says():
@@ -17,16 +21,15 @@ def test_every_method_has_its_program_where_its_name_says():
         assert callable(getattr(module, name))
 
 
-def test_every_method_of_generation_has_a_writer():
-    assert set(METHODS["generation"]) == set(_WRITERS)
-
-
 @pytest.mark.parametrize("name", REGISTRY)
 def test_keys_are_those_of_the_configuration(name):
-    keys = {key for keys in REGISTRY[name].answer_keys.values() for key in keys}
-    assert keys <= set(DecodingConfig.model_fields)
-    assert ("heads" in keys, "draft_model" in keys) == (REGISTRY[name].heads, REGISTRY[name].draft_model)
-    assert all(name in METHODS[kind] for kind in REGISTRY[name].answer_keys)
+    spec = REGISTRY[name]
+    keys = {key for keys in spec.answer_keys.values() for key in keys}
+    assert {*keys, spec.tokens_option or "method"} <= set(DecodingConfig.model_fields)
+    assert ("heads" in keys, "draft_model" in keys) == (spec.heads, spec.draft_model)
+    assert all(name in METHODS[kind] for kind in spec.answer_keys)
+    assert ("generation" in spec.answer_keys) == bool(spec.text_method)
+    assert not spec.text_method or issubclass(resolve_name(spec.text_method), TextMethod)
 
 
 def test_the_default_of_a_task_is_the_first_that_does_it():
@@ -35,3 +38,13 @@ def test_the_default_of_a_task_is_the_first_that_does_it():
         "question_answering": "intra_prompt",
         "generation": "autoregressive",
     }
+
+
+def test_a_method_is_a_file_and_an_entry():
+    """In a process of its own, since the configuration reads the registry when it is imported."""
+    said = subprocess.run([sys.executable, "-m", "tests.decoding.toy_method"], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    row = json.loads(said.stdout)
+    assert (row["tokens"], json.loads(row["counters"]), row["finish_reason"]) == (6, {"repeated": 3}, "length")
+    assert len(row["text"]) >= 2
+    assert row["text"][0] == row["text"][1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from raypd.decoding.sampling import Ask, Sampling, sample
+from raypd.decoding.sampling import SampleRequest, Sampling, sample
 
 
 def by_hand(logits, ask):
@@ -33,7 +33,7 @@ def test_each_ask_is_answered_as_if_alone(dtype):
     for _ in range(77):
         allowed_token_ids = np.sort(rng.choice(300, rng.integers(1, 40), replace=False)) if rng.random() < 0.4 else None
         sampling = Sampling(float(rng.choice([0.0, 0.7, 1.3])))
-        asks.append(Ask(sampling, float(rng.random()), allowed_token_ids))
+        asks.append(SampleRequest(sampling, float(rng.random()), allowed_token_ids))
     tokens, logprobs = sample(logits, asks)
     expected = [by_hand(row, ask) for row, ask in zip(logits, asks, strict=True)]
     assert tokens == [token for token, _ in expected]
@@ -43,4 +43,4 @@ def test_each_ask_is_answered_as_if_alone(dtype):
 def test_nothing_asked_and_nothing_allowed():
     assert sample(torch.zeros(0, 9), []) == ([], [])
     with pytest.raises(ValueError, match="allows no token"):
-        sample(torch.zeros(1, 9), [Ask(allowed_token_ids=np.array([], dtype=np.int64))])
+        sample(torch.zeros(1, 9), [SampleRequest(allowed_token_ids=np.array([], dtype=np.int64))])

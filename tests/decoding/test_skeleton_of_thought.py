@@ -9,10 +9,10 @@ import pytest
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.skeleton_of_thought import POINT_REQUEST, points_of, skeleton_of_thought
-from raypd.decoding.program import Predictions
 from tests.decoding import reference
+from tests.decoding.drivers import INSTRUCTION, changed, drive, tokens_of
 from tests.decoding.reference import Replay
-from tests.decoding.test_exactness import INSTRUCTION, agree, pair, tokens_of
+from tests.decoding.test_exactness import agree, pair
 
 EOS = 2
 ENDS = frozenset([EOS])
@@ -32,18 +32,15 @@ def expand(point) -> list[int]:
 
 def scripted(program, outline=(*OUTLINE, EOS), ending=True):
     """The outline is what a model that follows instructions writes; a point ends at a multiple of 7, or never."""
-    feed, written = next(program), 0
-    try:
-        while True:
-            predictions = yield feed
-            if written < len(outline):
-                predictions.tokens[0] = outline[written]
-                written += 1
-            else:
-                predictions.tokens[:] = [(EOS if t % 7 == 0 else t) if ending else 65 for t in predictions.tokens]
-            feed = program.send(predictions)
-    except StopIteration as end:
-        return end.value
+    left = list(outline)
+
+    def write(feed, predictions) -> None:
+        if left:
+            predictions.tokens[0] = left.pop(0)
+        else:
+            predictions.tokens[:] = [(EOS if t % 7 == 0 else t) if ending else 65 for t in predictions.tokens]
+
+    return changed(program, write)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "phi3", "mistral", "gemma2", "olmo2"])
@@ -98,16 +95,12 @@ def test_an_outline_that_goes_on_is_cut_and_written_out():
         agree([(EOS if t % 7 == 0 else t, p, gap) for t, p, gap in expected], point.tokens, point.logprobs)
 
 
-def drive(program, *steps):
+def scripted_steps(program, *steps):
     """Answers the feeds with the given tokens, one list a step."""
-    feeds = [next(program)]
-    try:
-        for tokens in steps:
-            assert len(tokens) == len(feeds[-1].sample_at)
-            feeds.append(program.send(Predictions(list(tokens), [-1.0] * len(tokens))))
-    except StopIteration as end:
-        return end.value, feeds
-    raise AssertionError("the program goes on")
+    left = [list(tokens) for tokens in steps]
+    answer, feeds = drive(program, lambda feed: left.pop(0))
+    assert [len(feed.sample_at) for feed in feeds] == [len(tokens) for tokens in steps]
+    return answer, feeds
 
 
 def test_by_hand():
@@ -115,7 +108,7 @@ def test_by_hand():
     expands = lambda point: [90 + point.number] * point.number  # noqa: E731
     program = skeleton_of_thought(Prompt([5, 6]), 50, expands, decode, ENDS, begun="1.")
     outline = [*b" a\n2. b", EOS]
-    answer, feeds = drive(program, *([t] for t in outline), [65, 66], [EOS, 67], [68], [EOS])
+    answer, feeds = scripted_steps(program, *([t] for t in outline), [65, 66], [EOS, 67], [68], [EOS])
     points = feeds[len(outline) :]
     assert [list(f.tokens) for f in points] == [[91, 92, 92], [65, 66], [67], [68]]
     assert [list(f.positions) for f in points] == [[9, 9, 10], [10, 11], [12], [13]]
@@ -139,9 +132,9 @@ def test_budget_is_kept(most, begun):
 
 
 def test_an_outline_without_points_is_the_answer():
-    answer, _ = drive(skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS), [ord("x")], [EOS])
+    answer, _ = scripted_steps(skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS), [ord("x")], [EOS])
     assert (answer.text, answer.points, answer.stopped) == ("x", [], True)
-    answer, _ = drive(skeleton_of_thought(Prompt([5]), 4, expand, decode, ENDS), *([c] for c in b"1. a"))
+    answer, _ = scripted_steps(skeleton_of_thought(Prompt([5]), 4, expand, decode, ENDS), *([c] for c in b"1. a"))
     assert (answer.text, answer.points, answer.stopped) == ("1. a", [], False)
 
 
@@ -157,11 +150,13 @@ def test_where_an_answer_was_cut():
     outline = [*([c] for c in b"1. a\n2. b"), [EOS]]
     one, other = ord("x"), ord("y")
     options = {"max_point_tokens": 2}
-    answer, _ = drive(skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS), *outline, [one, other], [EOS, EOS])
+    answer, _ = scripted_steps(
+        skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS), *outline, [one, other], [EOS, EOS]
+    )
     assert (answer.text, answer.cut, answer.stopped) == ("1. a x\n2. b y", None, True)
     program = skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS, **options)
-    answer, _ = drive(program, *outline, [one, other], [one, EOS])
+    answer, _ = scripted_steps(program, *outline, [one, other], [one, EOS])
     assert (answer.text[: answer.cut], answer.stopped) == ("1. a xx", False)
     program = skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS, max_points=1)
-    answer, _ = drive(program, *outline, [one], [EOS])
+    answer, _ = scripted_steps(program, *outline, [one], [EOS])
     assert (answer.text[: answer.cut], answer.text, answer.stopped) == ("1. a x", "1. a x", False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,60 +12,35 @@ import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.methods.space import segments_seen, space
 from raypd.decoding.program import Predictions
 from raypd.decoding.sampling import Sampling, probabilities
 from raypd.decoding.visibility import NO_TOKEN, grown, one_segment, visible
 from tests.decoding import reference
-from tests.decoding.test_exactness import FEW_FAMILIES, INSTRUCTION, agree, expected_values, pair, slotted, tokens_of
+from tests.decoding.drivers import changed, drive, never, prompts_of, rarely
+from tests.decoding.test_exactness import FEW_FAMILIES, agree, beside_others, pair
 from tests.tiny import in_float64, tiny_model
 
 MASK = 3
 
 
-def rarely(tokens):
-    return tokens[-1] % 41 == 0
-
-
-def never(tokens):
-    return False
-
-
 def guided(program, prompt, text, k, right, seed=0):
     """Replaces drafts by `text`, what will be decoded, each with the probability `right`: a model that drafts well."""
     rng = random.Random(seed)
-    feed = next(program)
-    try:
-        while True:
-            predictions = yield feed
-            for number, index in enumerate(feed.sample_at):
-                ahead = feed.positions[index] + 1 - len(prompt.tokens)
-                if feed.segments[index] > k and ahead < len(text) and rng.random() < right:
-                    predictions.tokens[number] = text[ahead]
-            feed = program.send(predictions)
-    except StopIteration as end:
-        return end.value
+
+    def draft(feed, predictions) -> None:
+        for number, index in enumerate(feed.sample_at):
+            ahead = feed.positions[index] + 1 - len(prompt.tokens)
+            if feed.segments[index] > k and ahead < len(text) and rng.random() < right:
+                predictions.tokens[number] = text[ahead]
+
+    return changed(program, draft)
 
 
-def prompts_of(seed, count=4):
-    rng = random.Random(seed)
-    return [Prompt(INSTRUCTION + tokens_of(rng, 1, 12), shared=23 if i % 2 else 0) for i in range(count)]
-
-
-def answers_beside_others(model, stock, programs, expected, second, stops):
-    """Answers of four programs that must say `expected`, run beside two of other methods: AR on the prompt `second`,
-    which says expected[1] too, and HPD."""
-    values = slotted(random.Random(3), 2, shared=True)
-    first, *rest = programs
-    others = [autoregressive(second, 14, stops[1]), hyper_parallel(values, 5)]
-    answers = Engine(model, max_num_seqs=4, max_num_batched_tokens=20).run(
-        [first, others[0], rest[0], others[1], *rest[1:]]
-    )
-    agree(expected[1], answers[1].tokens, answers[1].logprobs)
-    for value, want in zip(answers[3], expected_values(stock, values, 5, False), strict=True):
-        agree(want, value.tokens, value.logprobs)
-    ours = [answers[i] for i in (0, 2, 4, 5)]
+def answers_beside_others(model, stock, programs, expected, prompt, stops):
+    """Answers of programs that must say `expected`, run beside those of other methods."""
+    engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=20)
+    ours = beside_others(engine, stock, programs, prompt, stops[1])
     for answer, want, stop in zip(ours, expected, stops, strict=True):
         agree(want, answer.tokens, answer.logprobs)
         assert answer.stopped == stop(answer.tokens)
@@ -186,19 +162,13 @@ def test_candidates_behind_the_end_of_the_text_do_not_count(said, last, accepted
 
 def test_k_0_feeds_what_autoregressive_feeds():
     def feeds(program):
-        seen = [next(program)]
-        try:
-            while True:
-                seen.append(program.send(Predictions([len(seen)], [-0.5])))
-        except StopIteration as end:
-            return [
-                (list(f.tokens), list(f.positions), list(f.sample_at), f.shared, f.drop) for f in seen
-            ], end.value.tokens
+        said = itertools.count(1)
+        answer, seen = drive(program, lambda feed: [next(said)])
+        told = [(list(f.tokens), list(f.positions), list(f.sample_at), f.shared, list(f.drop)) for f in seen]
+        return told, answer.tokens
 
     prompt = Prompt([7, 8, 9], 2)
-    ours, tokens = feeds(space(prompt, 5, 0, MASK))
-    theirs, same = feeds(autoregressive(prompt, 5, never))
-    assert (ours, tokens) == ([(t, p, a, s, list(d)) for t, p, a, s, d in theirs], same)
+    assert feeds(space(prompt, 5, 0, MASK)) == feeds(autoregressive(prompt, 5, never))
     with pytest.raises(ValueError, match="k is -1"):
         next(space(prompt, 5, -1, MASK))
 
@@ -230,26 +200,29 @@ def test_a_pass_looks_like_figure_7():
     assert (seen.sum(1) - 1 == positions).all()
 
 
+def check_cached_text(engine, prompt, text, segments):
+    """Decodes the program in the engine: all that stays of earlier feeds is text, without a gap, in segment 0."""
+    said = []
+    while engine.pending:
+        said += engine.step()
+        for row in engine.scheduler.sequences:
+            here = row.owner[: row.high]
+            kept = sorted(token for token in here[here != NO_TOKEN] if token < row.size - len(row.feed.tokens))
+            assert row.table[1, kept].tolist() == list(range(len(kept)))
+            assert row.table[0, kept].tolist() == [*prompt.tokens, *text][: len(kept)]
+            assert not row.table[2, kept].any()
+            assert len(row.reach) == segments
+            assert len(row.owner) <= 128
+    assert said[0].answer.tokens == text
+
+
 def test_rejected_and_mask_tokens_leave_the_cache():
     model, stock = pair("llama")
     prompt = prompts_of(9)[0]
     text = [t for t, _, _ in reference.autoregressive(stock, prompt.tokens, 40, never)]
     engine = Engine(model)
     engine.submit(guided(space(prompt, 40, 3, MASK), prompt, text, 3, 0.6))
-    said = []
-    while engine.pending:
-        said += engine.step()
-        for row in engine.sequences:
-            here = row.owner[: row.high]
-            fed = len(row.feed.tokens)
-            kept = sorted(token for token in here[here != NO_TOKEN] if token < row.size - fed)
-            # all that stays of earlier feeds is text, in order, without a gap, in segment 0
-            assert row.table[1, kept].tolist() == list(range(len(kept)))
-            assert row.table[0, kept].tolist() == [*prompt.tokens, *text][: len(kept)]
-            assert not row.table[2, kept].any()
-            assert len(row.reach) == 8
-            assert len(row.owner) <= 128
-    assert said[0].answer.tokens == text
+    check_cached_text(engine, prompt, text, 8)
 
 
 def test_small_cache_feeds_rows_again():
@@ -294,10 +267,12 @@ def chi_square(counts, chances, runs):
     return sum((c - e) ** 2 / e for c, e in cells if e > 0), len(cells) - 1
 
 
-def likely(statistic, freedom):
+def check_distribution(answers, chances, least_freedom):
     """Within 4 standard deviations of what chi-square gives (Wilson and Hilferty's cube root is close to normal)."""
+    statistic, freedom = chi_square(Counter(tuple(answer.tokens) for answer in answers), chances, len(answers))
+    assert freedom > least_freedom
     spread = 2 / (9 * freedom)
-    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5 < 4
+    assert ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5 < 4, (statistic, freedom)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.5, top_k=3), Sampling(2.0, top_p=0.65)], ids=["top_k", "top_p"])
@@ -308,14 +283,9 @@ def test_sampled_texts_have_the_distribution_of_autoregressive_ones(sampling):
     prompt, runs = Prompt([1, 9, 5]), 700
     chances = chance_of_texts(stock, prompt.tokens, 4, sampling)
     answers = Engine(model, max_num_seqs=175).run(space(prompt, 4, 2, MASK, sampling, seed) for seed in range(runs))
-    counts: dict[tuple[int, ...], int] = {}
-    for answer in answers:
-        counts[tuple(answer.tokens)] = counts.get(tuple(answer.tokens), 0) + 1
     assert sum(a.accepted for a in answers) > runs / 10
     assert sum(a.rejected for a in answers) > runs / 10
-    statistic, freedom = chi_square(counts, chances, runs)
-    assert freedom > 15
-    assert likely(statistic, freedom), (statistic, freedom)
+    check_distribution(answers, chances, 15)
 
 
 def test_sampled_texts_of_a_made_up_model():
@@ -326,36 +296,24 @@ def test_sampled_texts_of_a_made_up_model():
     following = torch.from_numpy(follows)
     guessing = torch.from_numpy(guesses)
 
-    def run(seed):
-        program = space(Prompt([start]), 4, 2, MASK, sampling, seed)
-        feed = next(program)
-        try:
-            while True:
-                logits, last = [], {}
-                for index, (token, segment) in enumerate(zip(feed.tokens, feed.segments, strict=True)):
-                    last[index] = (token, 0) if segment <= 2 else (last[index - 1][0], last[index - 1][1] + 1)
-                for index in feed.sample_at:
-                    token, ahead = last[index]
-                    logits.append(following[token] if ahead == 0 else guessing[token, ahead - 1])
-                count = len(feed.sample_at)
-                feed = program.send(Predictions([0] * count, [0.0] * count, logits))
-        except StopIteration as end:
-            return end.value
+    def says(feed) -> Predictions:
+        logits, last = [], {}
+        for index, (token, segment) in enumerate(zip(feed.tokens, feed.segments, strict=True)):
+            last[index] = (token, 0) if segment <= 2 else (last[index - 1][0], last[index - 1][1] + 1)
+        for index in feed.sample_at:
+            token, ahead = last[index]
+            logits.append(following[token] if ahead == 0 else guessing[token, ahead - 1])
+        return Predictions([0] * len(logits), [0.0] * len(logits), logits)
 
     follow = probabilities(following, sampling).numpy()
     chances = {}
     for text in itertools.product(range(4), repeat=4):
         path = [start, *text]
         chances[text] = float(np.prod([follow[a, b] for a, b in itertools.pairwise(path)]))
-    answers = [run(seed) for seed in range(runs)]
-    counts: dict[tuple[int, ...], int] = {}
-    for answer in answers:
-        counts[tuple(answer.tokens)] = counts.get(tuple(answer.tokens), 0) + 1
+    answers = [drive(space(Prompt([start]), 4, 2, MASK, sampling, seed), says)[0] for seed in range(runs)]
     assert sum(a.accepted for a in answers) > runs / 2
     assert sum(a.rejected for a in answers) > runs / 2
-    statistic, freedom = chi_square(counts, chances, runs)
-    assert freedom > 60
-    assert likely(statistic, freedom), (statistic, freedom)
+    check_distribution(answers, chances, 60)
 
 
 def test_sampled_text_depends_on_the_seed_alone():

@@ -17,7 +17,8 @@ from raypd.decoding.methods.medusa import MedusaHeads, medusa
 from raypd.decoding.methods.pasta import pasta
 from raypd.decoding.methods.skeleton_of_thought import skeleton_of_thought
 from raypd.decoding.methods.space import space
-from tests.decoding.test_exactness import INSTRUCTION, slotted, tokens_of
+from tests.decoding.drivers import INSTRUCTION, never, steered, tokens_of
+from tests.decoding.test_exactness import slotted
 from tests.tiny import in_float64, tiny_model
 
 FORK, CHILD, MASK, EOS = 250, 251, 252, 2
@@ -27,23 +28,14 @@ MARKUP = {17: b'<promise topic="a" tokens="5"/>', 13: b"</async>", 19: b"<sync/>
 TEXTS = [next((tag for n, tag in MARKUP.items() if i % n == 0), bytes([97 + i % 26])) for i in range(256)]
 
 
-def steered(program):
+def forks(token: int, position: int, predicted: int) -> int:
     """Forks and ends more often than a random model would say them."""
-    feed = next(program)
-    try:
-        while True:
-            predictions = yield feed
-            rule = {0: FORK, 1: EOS}
-            predictions.tokens[:] = [rule.get(token % 9, token) for token in predictions.tokens]
-            feed = program.send(predictions)
-    except StopIteration as end:
-        return end.value
+    return {0: FORK, 1: EOS}.get(predicted % 9, predicted)
 
 
 def programs(heads: MedusaHeads) -> dict:
     rng = random.Random(4)
     prompt = Prompt(INSTRUCTION + tokens_of(rng, 3, 12), shared=len(INSTRUCTION))
-    never = lambda tokens: False  # noqa: E731
     questions = [Question(tokens_of(rng, 2, 5), lambda tokens: tokens[-1] % 7 == 0) for _ in range(5)]
     tree = PromptTree(INSTRUCTION, [Context(tokens_of(rng, 4, 9), questions[:2]), Context([9, 8], questions[2:])])
     return {
@@ -51,11 +43,11 @@ def programs(heads: MedusaHeads) -> dict:
         "hyper_parallel": hyper_parallel(slotted(rng, 3, True), 6),
         "hyper_parallel, values": hyper_parallel(slotted(rng, 1, True), 6, isolate_values=True),
         "intra_prompt": intra_prompt(tree, 8),
-        "apar": steered(apar(prompt, 40, FORK, CHILD, ENDS)),
+        "apar": steered(apar(prompt, 40, FORK, CHILD, ENDS), forks),
         "pasta": pasta(prompt, 60, TEXTS, lambda text: [101, 103, 105], ENDS),
         "space": space(prompt, 12, 3, MASK),
         "medusa": medusa(prompt, 12, heads),
-        "apar_medusa": steered(apar_medusa(prompt, 40, FORK, CHILD, ENDS, heads)),
+        "apar_medusa": steered(apar_medusa(prompt, 40, FORK, CHILD, ENDS, heads), forks),
         "skeleton_of_thought": skeleton_of_thought(
             prompt, 40, lambda point: [70, point.number], lambda tokens: "1. a\n2. b\n", ENDS, max_outline_tokens=3
         ),

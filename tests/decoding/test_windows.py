@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,28 +14,20 @@ from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.visibility import in_window
 from tests.decoding import reference
+from tests.decoding.drivers import INSTRUCTION, tokens_of
 from tests.decoding.reference import Replay
-from tests.decoding.test_exactness import INSTRUCTION, EverySeventh, agree, tokens_of
+from tests.decoding.test_exactness import EverySeventh, agree, pair
 from tests.decoding.test_properties import wandering
-from tests.tiny import tiny_model
 
 WINDOW = 24
 KINDS = ["gemma2", "gemma3_text", "mistral"]
-
-
-def twice(kind: str, **settings: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A tiny model, for the engine and unmodified."""
-    model = tiny_model(kind, **settings)
-    stock = copy.deepcopy(model)
-    stock.set_attn_implementation("eager")
-    return model, stock
 
 
 def without_rotation(kind: str) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Models whose RoPE turns nothing, so that of a gap nothing is felt but the window."""
     flat = {"rope_type": "linear", "factor": 1e15, "rope_theta": 10_000.0}
     rope = {"full_attention": flat, "sliding_attention": flat} if kind == "gemma3_text" else flat
-    return twice(kind, sliding_window=WINDOW, rope_parameters=rope, num_hidden_layers=4)
+    return pair(kind, sliding_window=WINDOW, rope_parameters=rope, num_hidden_layers=4)
 
 
 @torch.no_grad()
@@ -73,7 +63,7 @@ def test_sixteen_gaps_of_thirty_take_nothing_of_the_window(kind, shared):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_gaps_the_window_is_the_models_own(kind):
-    model, stock = twice(kind, sliding_window=WINDOW, num_hidden_layers=4)
+    model, stock = pair(kind, sliding_window=WINDOW, num_hidden_layers=4)
     prompts = [Prompt(INSTRUCTION + tokens_of(random.Random(n), 1, 30), shared=23 if n % 2 else 0) for n in range(4)]
     stops = lambda tokens: tokens[-1] % 7 == 0  # noqa: E731
     answers = Engine(model, max_num_seqs=3, max_num_batched_tokens=19).run(
@@ -86,7 +76,7 @@ def test_without_gaps_the_window_is_the_models_own(kind):
 @pytest.mark.parametrize("window", [1, 3, 6, 11])
 @pytest.mark.parametrize("seed", range(6))
 def test_random_programs_under_a_window_equal_the_rule_written_out(window, seed):
-    model, stock = (one.double() for one in twice("mistral", sliding_window=window))
+    model, stock = (one.double() for one in pair("mistral", sliding_window=window))
     seeds = range(3 * seed, 3 * seed + 3)
     answers = Engine(model, max_num_seqs=2, max_num_batched_tokens=16).run(wandering(n, edits=True) for n in seeds)
     for n, answer in zip(seeds, answers, strict=True):

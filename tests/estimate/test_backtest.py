@@ -8,26 +8,25 @@ import pytest
 
 from raypd.cluster import driver
 from raypd.estimate.estimate import estimate
-from raypd.estimate.estimate_options import Options
+from raypd.estimate.options import EstimateOptions
 from tests.estimate.test_estimate import corpus
 
 
 @pytest.mark.slow
 def test_from_a_twentieth_of_a_run_its_bill_within_5_percent(tmp_path) -> None:
     config = corpus(tmp_path, 1600, model={"name": "fake", "fake": COSTS}, cluster=CLUSTER)
-    result = estimate(config, Options(sample=80, baseline=False))
-    (bill,) = result.rows[0].bills
+    result = estimate(config, EstimateOptions(sample=80, baseline=False))
+    (bill,) = result.machines[0].bills
     made = driver.run_extract(config)
     assert made.ok == 1600
     usd = sum(json.loads(path.read_text())["usd"] for path in (tmp_path / "out" / "ledger").glob("*.json"))
     print(f"estimated ${bill.usd.value:.4f}, billed ${usd:.4f}")
     assert bill.usd.value == pytest.approx(usd, rel=0.05)
     # The run itself, taken as a sample, says what it cost.
-    again = estimate(config, Options(run=str(tmp_path / "out")))
-    print(f"from the run itself ${again.rows[0].bills[0].usd.value:.4f}")
-    assert again.rows[0].bills[0].usd.value == pytest.approx(usd, rel=0.05)
-    assert again.ours[0].decode_tokens is not None
-    assert again.ours[0].decode_tokens.value == pytest.approx(made.decode_tokens / 1600)
+    again = estimate(config, EstimateOptions(run=str(tmp_path / "out")))
+    print(f"from the run itself ${again.machines[0].bills[0].usd.value:.4f}")
+    assert again.machines[0].bills[0].usd.value == pytest.approx(usd, rel=0.05)
+    assert again.speeds[0].tokens_per_document["decode_tokens"].value == pytest.approx(made.decode_tokens / 1600)
 
 
 # Slow enough that the seconds around decoding do not count, and that a busy machine still sleeps as it should.

@@ -1,92 +1,123 @@
-"""The estimate: its arithmetic by hand and by simulation, its sample, its clock, and the paper's own example."""
+"""The estimate: its bootstrap against scipy and by simulation, its sample, its profile, and the paper's own example."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
-import math
 import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from raypd.billing import prices
+from raypd.billing import meter, prices
+from raypd.cluster.request_queue import UnitState
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.errors import ConfigError, InputError
-from raypd.estimate import bench, clock, estimate_command, estimation, machines, measuring, sampling, weighing
-from raypd.estimate.clock import Cost
+from raypd.estimate import estimate as estimates
+from raypd.estimate import estimator, machines, options, profile, sampling
 from raypd.estimate.estimate import estimate
-from raypd.estimate.estimate_options import Options
-from raypd.estimate.estimate_result import Estimate
-from raypd.estimate.estimation import Group, Machines, Mean, Speed, Surroundings
-from raypd.estimate.measuring import Bench, Measured, in_flight
-from raypd.tasks.base import Request
+from raypd.estimate.estimator import Array, exact, figure
+from raypd.estimate.machines import NodeKind
+from raypd.estimate.options import EstimateOptions
+from raypd.estimate.profile import DocumentCost, Profile, Profiler, WorkerFacts, in_flight
+from raypd.run import records
+from raypd.run.records import Estimate, Figure
+from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
 
-# ---------------------------------------------------------------------------------------------------------- arithmetic
+# ----------------------------------------------------------------------------------------------------------- bootstrap
 
 
-def test_the_ratio_estimator_by_hand() -> None:
-    # values 2 and 4 over 1 and 1: 3; squares 1 + 1, over 2 x 1 clusters, root, over a mean base of 1
-    assert estimation.ratio([2, 4], [1, 1]) == Mean(3, 1.0, 1)
-    assert estimation.ratio([2, 4], [1, 1], population=2).error == 0  # all of them were drawn
-    assert estimation.ratio([2, 4], [1, 1], population=4).error == pytest.approx(math.sqrt(0.5))
-    assert math.isnan(estimation.ratio([2], [1]).error)  # one tells nothing of the scatter
-    assert Mean(1, math.nan).interval() is None
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
 
 
-def test_the_stratified_mean_by_hand() -> None:
-    found = estimation.stratified([Group(0.75, 300, [1, 3]), Group(0.25, 100, [10, 10])])
-    assert found.value == 0.75 * 2 + 0.25 * 10
-    assert found.error == pytest.approx(0.75 * math.sqrt((1 - 2 / 300) * 2 / 2))
-    whole = estimation.stratified([Group(1.0, 3, [1, 2, 6])])
-    assert (whole.value, whole.error) == (3, 0)
+def one_stratum(values: Array, population: float = np.inf) -> Array:
+    zeros = np.zeros(len(values), int)
+    return estimator.stratified(values, 0 * values, zeros, np.array([min(population, 1e9)]), np.zeros(1), rng())
 
 
-def test_a_stratum_of_one_has_the_scatter_of_the_others() -> None:
-    both = [Group(0.5, 1000, [8, 12]), Group(0.5, 1000, [100])]
-    scatter = math.sqrt(8) / 10
-    wanted = 0.5**2 * (1 - 2 / 1000) * 8 / 2 + 0.5**2 * (1 - 1 / 1000) * (scatter * 100) ** 2
-    assert estimation.stratified(both).error == pytest.approx(math.sqrt(wanted))
-    assert math.isnan(estimation.stratified([Group(1.0, 10, [3])]).error)
+@pytest.mark.parametrize("kind", ["mean", "ratio"])
+@pytest.mark.parametrize("count", [12, 200])
+def test_intervals_are_those_of_scipy(kind: str, count: int) -> None:
+    """Its errors are those of the sample at hand, the n-th of which are drawn again: ours are wider by n / (n - 1)."""
+    bootstrap = pytest.importorskip("scipy.stats", reason="scipy comes with raypd[speculative]").bootstrap
+    draws = rng(3)
+    base = draws.uniform(50, 150, count)
+    values = base * draws.lognormal(-4, 0.3, count)
+    if kind == "mean":
+        ours, theirs = one_stratum(values), bootstrap((values,), np.mean, n_resamples=20_000, rng=rng(1))
+    else:
+        ours = estimator.ratio(values.tolist(), base.tolist(), rng())
+        data, statistic = (values, base), lambda a, b, axis: a.sum(axis) / b.sum(axis)
+        theirs = bootstrap(data, statistic, paired=True, vectorized=True, n_resamples=20_000, rng=rng(1))
+    found = figure(ours)
+    assert found.low is not None
+    assert found.high is not None
+    ends = theirs.confidence_interval
+    wider = 1.18 if count == 12 else 1.0  # Student's t with 11 degrees of freedom, and 12 of 11
+    width = (ends.high - ends.low) * wider
+    assert found.high - found.low == pytest.approx(width, rel=0.08)
+    assert (found.high + found.low) / 2 == pytest.approx((ends.high + ends.low) / 2, abs=0.08 * width)
 
 
-def test_intervals_hold_what_they_promise() -> None:
-    """1,000 corpora of which a few dozen documents are drawn: 95% of the intervals hold the true mean, about."""
-    draws = random.Random(3)
-    held = 0
-    for _ in range(1000):
-        lengths = {
-            "a": [draws.lognormvariate(6, 1) for _ in range(300)],
-            "b": [draws.uniform(1, 50) for _ in range(100)],
-        }
-        took = {name: [0.01 * x + draws.uniform(0.5, 3) for x in xs] for name, xs in lengths.items()}
-        groups = []
-        for name, xs in lengths.items():
-            places = draws.sample(range(len(xs)), 24 if name == "a" else 8)
-            drawn, seconds = [xs[i] for i in places], [took[name][i] for i in places]
-            groups.append(Group(len(xs) / 400, len(xs), seconds, drawn, sum(xs) / len(xs)))
-        low, high = estimation.stratified(groups).interval() or (0, 0)
-        truth = sum(sum(values) for values in took.values()) / 400
-        held += low <= truth <= high
-        assert high / low < 1.6  # length explains most of it
-    assert 0.92 <= held / 1000 <= 0.985
+def test_what_was_counted_has_no_interval_and_one_document_tells_of_none() -> None:
+    assert figure(exact(3)) == Figure(3, 3, 3)
+    assert figure(estimator.ratio([2, 4], [1, 1], rng(), population=2)) == Figure(3, 3, 3)  # all of them were drawn
+    assert figure(one_stratum(np.array([1.0, 2.0, 6.0]), population=3)) == Figure(3, 3, 3)
+    assert figure(estimator.ratio([2], [1], rng())) == Figure(2)
+    assert figure(one_stratum(np.array([3.0]), population=10)) == Figure(3)
+    assert figure(exact(10) * one_stratum(np.array([3.0]), population=10)) == Figure(30)
+    half = figure(estimator.ratio([2, 4] * 10, [1, 1] * 10, rng(), population=40))
+    free = figure(estimator.ratio([2, 4] * 10, [1, 1] * 10, rng()))
+    assert free.low is not None
+    assert half.low is not None
+    assert (3 - half.low) / (3 - free.low) == pytest.approx(0.5**0.5, rel=0.05)  # half of the clusters are known
+
+
+@pytest.mark.parametrize(("drawn", "widest"), [((24, 8), 1.3), ((6, 2), 4.0)])
+def test_intervals_hold_what_they_promise(drawn: tuple[int, int], widest: float) -> None:
+    """Corpora of which a few documents are drawn: 95% of the intervals hold the true mean, about."""
+    draws, held, trials = rng(3), 0, 300
+    widths = []
+    for trial in range(trials):
+        lengths = [draws.lognormal(6, 1, 300), draws.uniform(1, 50, 100)]
+        took = [0.01 * x + draws.uniform(0.5, 3, len(x)) for x in lengths]
+        places = [draws.choice(len(x), n, replace=False) for x, n in zip(lengths, drawn, strict=True)]
+        mean = estimator.stratified(
+            np.concatenate([x[at] for x, at in zip(took, places, strict=True)]),
+            np.concatenate([x[at] for x, at in zip(lengths, places, strict=True)]),
+            np.repeat([0, 1], drawn),
+            np.array([300.0, 100.0]),
+            np.array([x.mean() for x in lengths]),
+            rng(trial),
+        )
+        held += figure(mean).holds(np.concatenate(took).mean()) or False
+        low, high = np.quantile(mean[1:], (0.025, 0.975))
+        widths.append(high / low)
+    assert 0.92 <= held / trials <= 0.985
+    assert np.mean(widths) < widest  # length explains most of it
 
 
 def test_the_parts_of_a_bill_add_up() -> None:
-    speed = Speed("hyper_parallel", Mean(0.5, 0.02, 10), "")
-    machines = Machines("x", 8, 30.0, "", head_usd_per_hour=0.4)
-    bill = estimation.bill(Mean(100_000), speed, machines, 4, Surroundings(300, 256))
+    kind = NodeKind("x", 8, 30.0, "", head_usd_per_hour=0.4)
+    bill = machines.bill(exact(100_000), exact(0.5), kind, 4, 300, 32)
     assert sum(bill.parts.values()) == pytest.approx(bill.usd.value, abs=1e-9)
     assert bill.usd.value == pytest.approx(bill.hours.value * (4 * 30 + 0.4))
     assert bill.gpu_hours.value == pytest.approx(100_000 * 0.5 / 3600)
     # all workers decode for as long as they share the work, then wait half a unit for the last of them
-    assert bill.hours.value * 3600 == pytest.approx(300 + 50_000 / 32 + 0.5 * 128 * (1 - 1 / 32))
+    assert bill.hours.value * 3600 == pytest.approx(300 + 50_000 / 32 + 0.5 * 16 * (1 - 1 / 32))
+    large = machines.bill(exact(100_000), exact(0.5), kind, 4, 300, 256)  # whose last units are cut into four
+    assert large.hours.value * 3600 == pytest.approx(300 + 50_000 / 32 + 0.5 * 32 * (1 - 1 / 32))
     # a corpus of fewer units than workers takes as long as one unit
-    assert estimation.bill(Mean(300), speed, machines, 4, Surroundings(0, 256)).hours.value * 3600 == 128
+    assert machines.bill(exact(300), exact(0.5), kind, 4, 0, 256).hours.value * 3600 == 128
 
 
 # ----------------------------------------------------------------------------------------------------- the paper's case
@@ -98,21 +129,22 @@ def test_the_papers_example() -> None:
     Table 4 prints 0.77 documents/s for autoregressive decoding, which stands for 0.765 to 0.775; the $1.362 that table
     1 prints says 0.7678 to 0.7685, and $597,000 saved the same.
     """
-    options = estimate_command.options(
+    given = options.parse(
         throughput=["6.28"], baseline_throughput=["0.7684"], documents=500e6, instances=["g6e.48xlarge"], nodes=8
     )
-    result = estimate(None, options)
-    (row,) = result.rows
-    assert round(row.machines.usd_per_hour, 2) == 30.13
-    assert row.machines.workers == 8
-    assert row.baseline is not None
-    assert row.saved is not None
-    assert round(estimation.usd_per_1000(row.ours, row.machines).value, 3) == 0.167
-    assert round(estimation.usd_per_1000(row.baseline, row.machines).value, 3) == 1.362
-    assert round(row.saved.value, -3) == 597_000
-    rounded = Speed("autoregressive", Mean(1 / 0.77), "")
-    assert estimation.usd_per_1000(rounded, row.machines).value == pytest.approx(1.359, abs=5e-4)
+    result = estimate(None, given)
+    (row,) = result.machines
+    assert round(row.usd_per_hour, 2) == 30.13
+    assert row.workers == 8
+    assert row.baseline_usd_per_1000 is not None
+    assert row.saved_usd is not None
+    assert round(row.usd_per_1000.value, 3) == 0.167
+    assert round(row.baseline_usd_per_1000.value, 3) == 1.362
+    assert round(row.saved_usd.value, -3) == 597_000
+    rounded = NodeKind(row.name, 8, row.usd_per_hour, "").usd_per_1000(exact(1 / 0.77))
+    assert rounded[0] == pytest.approx(1.359, abs=5e-4)
     assert "L40S" not in result.not_measured
+    assert records.from_json(Estimate, json.loads(records.encoded(result)), "") == result
 
 
 # ---------------------------------------------------------------------------------------------------------- the sample
@@ -150,10 +182,10 @@ def corpus(tmp_path: Path, count: int = 1000, **keys: object) -> RunConfig:
 
 def test_a_sample_has_every_category_in_proportion_and_all_lengths(tmp_path) -> None:
     sample = sampling.draw(corpus(tmp_path), 100)
-    assert sample.look.documents == Mean(1000, 0.0, math.inf)
+    assert figure(sample.scan.documents).counted
     drawn = Counter(s.category for s in sample.strata for _ in s.documents)
     assert sum(drawn.values()) == 100
-    there = Counter(one.category for one in sample.look.seen)
+    there = Counter(one.category for one in sample.scan.seen)
     assert all(abs(drawn[name] - there[name] / 10) <= 1 for name in "abc")
     for name in "abc":
         own = [s for s in sample.strata if s.category == name]
@@ -179,13 +211,13 @@ def test_a_rare_category_is_in_the_sample(tmp_path) -> None:
 
 
 def test_a_large_corpus_is_looked_at_in_places_all_over_it(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(sampling, "LOOKED_AT", 250)
+    monkeypatch.setattr(sampling, "SCANNED", 250)
     config = corpus(tmp_path)
-    looked = sampling.look(config)
+    looked = sampling.scan(config)
     assert looked.units_planned in (40, 41)  # cut by bytes, of which the first megabyte is read
     assert len(looked.units) in (10, 11)
     assert 230 <= len(looked.seen) <= 290
-    assert looked.documents.value == pytest.approx(1000, rel=0.1)
+    assert looked.documents[0] == pytest.approx(1000, rel=0.1)
     size = (tmp_path / "corpus.jsonl").stat().st_size / looked.units_planned
     places = sorted(round(unit.start / size) for unit in looked.units)
     assert all(b - a in (3, 4) for a, b in itertools.pairwise(places))
@@ -194,15 +226,15 @@ def test_a_large_corpus_is_looked_at_in_places_all_over_it(tmp_path, monkeypatch
 
 def test_the_size_of_a_corpus_that_nobody_counted(tmp_path, monkeypatch) -> None:
     """Large JSON Lines are cut by bytes: documents are estimated from the units that were read."""
-    monkeypatch.setattr(sampling, "LOOKED_AT", 800)
+    monkeypatch.setattr(sampling, "SCANNED", 800)
     config = corpus(tmp_path, 20_000)
     plan = planner.plan(config)
     assert not plan.exact
-    looked = sampling.look(config)
+    looked = sampling.scan(config)
     assert not looked.whole
-    low, high = looked.documents.interval() or (0, 0)
-    assert low <= 20_000 <= high
-    assert high / low < 1.5
+    found = figure(looked.documents)
+    assert found.holds(20_000)
+    assert found.high / found.low < 1.5  # type: ignore[operator]
 
 
 def test_what_cannot_be_read_takes_nothing_and_is_counted(tmp_path) -> None:
@@ -211,40 +243,42 @@ def test_what_cannot_be_read_takes_nothing_and_is_counted(tmp_path) -> None:
         file.write("no json\n" * 100)
     sample = sampling.draw(config, 50)
     assert sample.unreadable == 100
-    measured = _measured([Cost(1.0, 10, 0, 2)] * 50)
-    speed = weighing.speed_of(sample, sample.documents, measured, [])
-    assert speed.seconds.value == pytest.approx(0.5)
+    measured = _profile([DocumentCost(1.0, 10, 0, 2)] * 50)
+    speed = estimates.speed_of(sample, sample.documents, measured, [])
+    assert speed.seconds[0] == pytest.approx(0.5)
     (tmp_path / "corpus.jsonl").write_text('{"id": 1, "category": "a", "title": ""}\n')
     with pytest.raises(InputError, match="none of the 1 documents"):
         sampling.draw(config, 50)
 
 
-def _measured(costs: list[Cost | None], **keys: object) -> Measured:
-    facts: dict = {"gpu": None, "gpu_memory_gib": 0.0, "machine": "here", "threads": 1, "complete": True}
-    stretches = [(10.0, 1.0)] * 8
-    return Measured("hyper_parallel", costs, len(costs), 10.0, stretches, 1.0, 1.0, **{**facts, **keys})
+def _profile(costs: list[DocumentCost | None], gpu: str | None = None, memory: float = 0.0, **keys: Any) -> Profile:
+    worker = WorkerFacts(gpu, memory, gpu or "here")
+    made = Profile("hyper_parallel", costs, 10.0, [(10.0, 10.0)] * 8, 1.0, 1.0, worker, True)
+    return replace(made, **keys)
 
 
 def test_strata_are_weighted_by_their_share_of_the_corpus(tmp_path) -> None:
     """Documents of b take ten times as long: the estimate is that of the corpus, whatever share of them was drawn."""
     sample = sampling.draw(corpus(tmp_path), 100)
     documents = sample.documents
-    costs: list[Cost | None] = [Cost(10.0 if d.fields["category"] == "b" else 1.0, 1, 0, 1) for d in documents]
-    share = sum(one.category == "b" for one in sample.look.seen) / 1000
-    speed = weighing.speed_of(sample, documents, _measured(costs), [])
-    assert speed.seconds.value == pytest.approx(10 * share + (1 - share))
+    costs: list[DocumentCost | None] = [
+        DocumentCost(10.0 if d.fields["category"] == "b" else 1.0, 1, 0, 1) for d in documents
+    ]
+    share = sum(one.category == "b" for one in sample.scan.seen) / 1000
+    speed = estimates.speed_of(sample, documents, _profile(costs), [])
+    assert speed.seconds[0] == pytest.approx(10 * share + (1 - share))
     half = [c if i % 2 else None for i, c in enumerate(costs)]  # not all were done in time
     notes: list[str] = []
-    assert weighing.speed_of(sample, documents, _measured(half), notes).seconds.value == pytest.approx(
+    assert estimates.speed_of(sample, documents, _profile(half), notes).seconds[0] == pytest.approx(
         10 * share + (1 - share), rel=0.2
     )
 
 
-# ----------------------------------------------------------------------------------------------------------- the clock
+# --------------------------------------------------------------------------------------------------------- the profile
 
 
 class Time:
-    """Stands for the module `time` where the engine of `model: fake` sleeps and where a measurement reads the time."""
+    """Stands for the module `time` where the engine of `model: fake` sleeps and where a profile reads the time."""
 
     now = 0.0
 
@@ -257,67 +291,93 @@ class Time:
         self.now += seconds
 
 
-def in_one_thread(config: RunConfig, stream: list, folder: str, meter: clock.Meter, threads: int | None) -> None:
-    """Takes numbered documents through engine and task as a worker does, which has a thread for each."""
-    parts = meter.parts
-    copies = [replace(one, row=n, fields={**one.fields, clock.RING: ring}) for n, (ring, one) in enumerate(stream)]
-    items: list = list(parts.task.plan(copies))
-    while items or parts.engine.pending:
-        for item in items:
-            if isinstance(item, Request):
-                parts.engine.submit(item.program, tag=item, sampling=parts.sampling, seed=item.seed)
-        ended = parts.engine.step()
-        items = [more for done in ended for more in (done.tag.fail("") if done.error else done.tag.finish(done.answer))]
+class OneThread:
+    """A request queue that answers in the thread that asks, so that the time is its own."""
+
+    def __init__(self, parts: Any, batch: int, meter: meter.Meter) -> None:
+        self.parts, self.meter = parts, meter
+
+    def unit(self, unit: str) -> Any:
+        return contextlib.nullcontext(UnitState(0, unit))
+
+    def answer(self, unit: UnitState, documents: list[Document]) -> None:
+        """Takes every document through engine and task before the next one has its turn in the batch."""
+        engine, items = self.parts.engine, list(self.parts.task.plan(documents))
+        while items or engine.pending:
+            for item in items:
+                if isinstance(item, Request):
+                    engine.submit(item.program, tag=item, sampling=None, seed=item.seed)
+            items = []
+            for done in self.meter.step(engine, {unit.unit: engine.pending}):
+                self.meter.tokens(unit.unit, [unit.categories[row] for row in done.tag.rows], done.counts)
+                items += done.tag.finish(done.answer)
+            unit.records += [item for item in items if isinstance(item, Record)]
+
+    def cancel(self, *_: Any, **__: Any) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @pytest.fixture
 def fake_time(monkeypatch: pytest.MonkeyPatch) -> Time:
     made = Time()
-    for module in (fake, clock, measuring):
+    for module in (fake, profile):
         monkeypatch.setattr(module, "time", made)
-    monkeypatch.setattr(measuring, "_run", in_one_thread)
+    monkeypatch.setattr(profile, "SteppedMeter", functools.partial(profile.SteppedMeter, clock=made.monotonic))
+    monkeypatch.setattr(profile, "RequestQueue", OneThread)
     return made
 
 
-def test_the_clock_runs_for_every_document_once_and_not_for_the_start(tmp_path, fake_time) -> None:
+def test_the_window_has_every_document_once_and_not_the_start(tmp_path, fake_time) -> None:
     config = corpus(tmp_path, 200, engine={"max_num_seqs": 4})
-    sample = sampling.draw(config, 40)
-    documents = sampling.ring_order(sample.documents)
-    measured = Bench(1).measure(config, documents)
-    assert measured.complete
-    assert measured.load_seconds == pytest.approx(1.0)
-    assert all(cost is not None and cost.error is None and cost.rows for cost in measured.costs)
-    assert 40 <= measured.documents <= 40 + in_flight(config)  # to the end of the pass in which the last one was told
+    documents = sampling.mixed(sampling.draw(config, 40).documents)
+    found = Profiler(1).profile(config, documents)
+    assert found.complete
+    assert found.load_seconds == pytest.approx(1.0)
+    costs = [cost for cost in found.costs if cost is not None and cost.error is None and cost.rows]
+    assert len(costs) == 40
     # The engine's own arithmetic: what it slept for these documents, and its fixed time a pass.
-    tokens = sum(c.prefill_tokens / 20_000 + c.decode_tokens / 2000 for c in measured.costs if c is not None)
-    assert measured.seconds > 0.9 * tokens
-    once = measured.seconds * 40 / measured.documents
-    assert sum(c.seconds for c in measured.costs if c is not None) == pytest.approx(once, rel=0.2)
-    # the instruction was computed at warm-up: the clock saw it shared
-    assert all(c.shared_tokens > 0 for c in measured.costs if c is not None)
+    tokens = sum(c.prefill_tokens / 20_000 + c.decode_tokens / 2000 for c in costs)
+    assert found.seconds > 0.9 * tokens
+    assert sum(c.seconds for c in costs) == pytest.approx(found.seconds, rel=0.2)
+    assert sum(seconds for _, seconds in found.samples) == pytest.approx(found.seconds)
+    assert sum(expected for expected, _ in found.samples) == pytest.approx(found.seconds)
+    assert len(found.samples) == 8
+    # the instruction was computed at warm-up: the window saw it shared
+    assert all(c.shared_tokens > 0 for c in costs)
     long, short = (sorted(documents, key=lambda d: len(d.fields["title"]))[i] for i in (-1, 0))
-    of = {d.id: c for d, c in zip(documents, measured.costs, strict=True)}
-    assert of[long.id].seconds > of[short.id].seconds  # type: ignore[union-attr]
+    of = {d.id: c.seconds for d, c in zip(documents, costs, strict=True)}
+    assert of[long.id] > of[short.id]
 
 
-def test_a_sample_smaller_than_the_batch_goes_round_until_it_fills_it(tmp_path, fake_time) -> None:
+def test_a_sample_smaller_than_the_batch_is_repeated_until_it_fills_it(tmp_path, fake_time) -> None:
     config = corpus(tmp_path, 200, engine={"max_num_seqs": 16})
-    documents = sampling.ring_order(sampling.draw(config, 6).documents)
-    measured = Bench(1).measure(config, documents)
-    assert 18 <= measured.documents <= 18 + 16  # three rounds, to the end of the pass
-    large = Bench(1).measure(config, documents * 8)  # fills it without rounds
-    assert measured.documents_per_second == pytest.approx(large.documents_per_second, rel=0.2)
+    documents = sampling.mixed(sampling.draw(config, 6).documents)
+    found = Profiler(1).profile(config, documents)
+    large = Profiler(1).profile(config, documents * 8)  # fills it without rounds
+    assert found.documents_per_second == pytest.approx(large.documents_per_second, rel=0.2)
 
 
-def test_a_limit_ends_the_clock(tmp_path, fake_time) -> None:
+def test_documents_of_one_prompt_share_its_tokens(tmp_path, fake_time) -> None:
+    decoding = {"isolate": "none", "stacked_documents": 4}
+    config = corpus(tmp_path, 200, engine={"max_num_seqs": 4}, decoding=decoding)
+    documents = sampling.mixed(sampling.draw(config, 40).documents)
+    costs = [cost for cost in Profiler(1).profile(config, documents).costs if cost is not None]
+    assert len(costs) == 40
+    assert min(cost.decode_tokens for cost in costs) >= 1
+    assert in_flight(config) == 16
+
+
+def test_a_limit_ends_it(tmp_path) -> None:
     config = corpus(tmp_path, 200, engine={"max_num_seqs": 4})
-    documents = sampling.ring_order(sampling.draw(config, 150).documents)
-    measured = Bench(1).measure(config, documents, limit=3)
-    assert not measured.complete
-    assert 0 < measured.documents < 150
+    documents = sampling.mixed(sampling.draw(config, 150).documents)
+    found = Profiler(1).profile(config, documents, limit=1.5)
+    assert not found.complete
+    assert 0 < sum(cost is not None for cost in found.costs) < 150
+    assert found.documents_per_second > 0
 
 
-def test_a_baseline_for_which_no_time_was_left_is_told_and_left_out(tmp_path, monkeypatch, capsys) -> None:
+def test_a_baseline_for_which_no_time_was_left_is_named_and_left_out(tmp_path, monkeypatch, capsys) -> None:
     class Stub:
         startup_seconds = 2.0
 
@@ -328,13 +388,13 @@ def test_a_baseline_for_which_no_time_was_left_is_told_and_left_out(tmp_path, mo
 
         def __exit__(self, *_: object) -> None: ...
 
-        def measure(self, config: RunConfig, documents: list, limit: float | None, label: str) -> Measured:
+        def profile(self, config: RunConfig, documents: list, limit: float | None, label: str) -> Profile:
             if config.decoding.method == "autoregressive":
-                return replace(_measured([None] * len(documents), complete=False), documents=0, seconds=0.0)
-            return _measured([Cost(1.0, 10, 0, 2)] * len(documents))
+                return _profile([None] * len(documents), complete=False, seconds=0.0)
+            return _profile([DocumentCost(1.0, 10, 0, 2)] * len(documents))
 
-    monkeypatch.setattr(bench, "Workbench", Stub)
-    estimate_command.run(corpus(tmp_path, 100), Options(sample=20, minutes=1.0), False, False)
+    monkeypatch.setattr(profile, "RemoteProfiler", Stub)
+    estimates.run(corpus(tmp_path, 100), EstimateOptions(sample=20, minutes=1.0), False, False)
     tree = json.loads((tmp_path / "out" / "estimate.json").read_text())
     assert tree["baseline"] == []
     assert tree["machines"][0]["bills"][0]["usd"]["value"] > 0
@@ -347,23 +407,23 @@ def test_a_baseline_for_which_no_time_was_left_is_told_and_left_out(tmp_path, mo
 def _sampled(tmp_path: Path, gpu: str | None, memory: float) -> Estimate:
     config = corpus(tmp_path, 100)
     sample = sampling.draw(config, 20)
-    measured = _measured([Cost(1.0, 10, 0, 2)] * 20, gpu=gpu, gpu_memory_gib=memory, machine=gpu or "here")
-    speed = weighing.speed_of(sample, sample.documents, measured, [])
-    return machines.assemble(config, Options(), sample.look.documents, [speed], [], 60.0, [])
+    measured = _profile([DocumentCost(1.0, 10, 0, 2)] * 20, gpu, memory)
+    speed = estimates.speed_of(sample, sample.documents, measured, [])
+    return machines.assemble(config, EstimateOptions(), sample.scan.documents, [speed], [], 60.0, [])
 
 
-def test_figures_stand_only_for_the_gpu_that_was_measured(tmp_path) -> None:
+def test_figures_stand_only_for_the_gpu_that_was_profile(tmp_path) -> None:
     laptop = _sampled(tmp_path, None, 0)
-    assert [row.machines.name for row in laptop.rows] == ["this machine (here)"]
+    assert [row.name for row in laptop.machines] == ["this machine (here)"]
     assert set(laptop.not_measured) == {i.gpu for i in prices.INSTANCES.values() if i.gpu}
     server = _sampled(tmp_path, "NVIDIA L40S", 44.4)
-    assert {row.machines.name.partition(".")[0] for row in server.rows} == {"g6e"}
+    assert {row.name.partition(".")[0] for row in server.machines} == {"g6e"}
     assert "L40S" not in server.not_measured
     assert "L4" in server.not_measured
-    bills = next(row for row in server.rows if row.machines.name == "g6e.48xlarge").bills
+    bills = next(row for row in server.machines if row.name == "g6e.48xlarge").bills
     assert [bill.nodes for bill in bills] == [1, 2, 4, 8]
     gamer = _sampled(tmp_path, "NVIDIA GeForce RTX 4090", 23.5)
-    assert [row.machines.name for row in gamer.rows] == ["this machine (NVIDIA GeForce RTX 4090)"]
+    assert [row.name for row in gamer.machines] == ["this machine (NVIDIA GeForce RTX 4090)"]
 
 
 @pytest.mark.parametrize(
@@ -398,4 +458,4 @@ def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
 )
 def test_mistakes_are_told(given: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        estimate(None, estimate_command.options(**given))
+        estimate(None, options.parse(**given))

@@ -11,12 +11,11 @@ from raypd.cluster.components import build
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.assisted import AssistedEngine
 from raypd.errors import ModelError
-from raypd.estimate import bench, sampling
-from raypd.estimate.estimate import estimate, with_method
-from raypd.estimate.estimate_options import Options
-from raypd.estimate.measuring import Bench, in_flight
-from raypd.estimate.tune import Options as TuneOptions
-from raypd.estimate.tune import tune
+from raypd.estimate import profile, sampling
+from raypd.estimate.estimate import estimate, with_changes
+from raypd.estimate.options import EstimateOptions
+from raypd.estimate.profile import Profiler, in_flight
+from raypd.estimate.tune import TuneOptions, tune
 from raypd.models.check_method import check_method
 from raypd.models.load import LoadedModel, load_model
 from tests.tiny import nearly, save_tiny, tiny_model, tiny_tokenizer
@@ -70,9 +69,9 @@ def test_a_measurement_takes_it_and_its_records_are_those_of_autoregressive_deco
     config = make(folder, draft)
     documents = sampling.draw(config, 5).documents
     assert in_flight(config) == 1
-    measured = Bench(1)
-    ours = measured.measure(config, documents)
-    theirs = measured.measure(with_method(config, "autoregressive"), documents)
+    profiler = Profiler(1)
+    ours = profiler.profile(config, documents)
+    theirs = profiler.profile(with_changes(config, {"decoding.method": "autoregressive"}), documents)
     assert (ours.method, ours.complete, theirs.complete) == ("speculative", True, True)
     assert [cost.error for cost in ours.costs if cost] == [None] * 5
     for one, other in zip(ours.costs, theirs.costs, strict=True):
@@ -85,12 +84,14 @@ def test_a_measurement_takes_it_and_its_records_are_those_of_autoregressive_deco
             assert said["record"] == wanted["record"]
 
 
-@pytest.mark.parametrize("forecast", [lambda c, p: estimate(c, Options()), lambda c, p: tune(c, TuneOptions(), p)])
+@pytest.mark.parametrize(
+    "forecast", [lambda c, p: estimate(c, EstimateOptions()), lambda c, p: tune(c, TuneOptions(), p)]
+)
 def test_a_draft_model_that_is_missing_is_told_before_anything_is_measured(folder, monkeypatch, forecast) -> None:
     def never(*_: object) -> None:
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr(bench.Workbench, "__enter__", never)
+    monkeypatch.setattr(profile.RemoteProfiler, "__enter__", never)
     with pytest.raises(ModelError, match="no folder"):
         forecast(make(folder, "nowhere/"), folder / "measurements.jsonl")
 

@@ -16,9 +16,8 @@ from raypd.config import RunConfig, rewrite
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.estimate import agreement, tune
-from raypd.estimate.agreement import Agreement, Floor, Said
-from raypd.estimate.clock import Cost
-from raypd.estimate.measuring import Facts, Measured
+from raypd.estimate.agreement import Agreement, Floor, NormalValue
+from raypd.estimate.profile import DocumentCost, Profile, WorkerFacts
 from raypd.estimate.search import Changes, OutOfTime, Search, Trial
 
 # ----------------------------------------------------------------------------------------------------------- agreement
@@ -42,35 +41,35 @@ def row(**values: tuple[Any, str]) -> dict[str, Any]:
     return {"values": [{"name": n, "value": v, "status": s} for n, (v, s) in values.items()]}
 
 
-def cost(*rows: dict[str, Any], error: str | None = None) -> Cost:
-    return Cost(1.0, 1, 0, 1, list(rows), error)
+def cost(*rows: dict[str, Any], error: str | None = None) -> DocumentCost:
+    return DocumentCost(1.0, 1, 0, 1, list(rows), error)
 
 
 def test_a_cut_value_never_agrees_and_a_cut_reference_is_left_out() -> None:
     reference = [
-        agreement.said_of(cost(row(a=("x", "ok"), b=(None, "null"), c=("y", "truncated"), d=("long tex", "ok")))),
-        agreement.said_of(cost(row(a=("1", "ok")))),
-        agreement.said_of(cost(error="too long")),
+        agreement.values_of(cost(row(a=("x", "ok"), b=(None, "null"), c=("y", "truncated"), d=("long tex", "ok")))),
+        agreement.values_of(cost(row(a=("1", "ok")))),
+        agreement.values_of(cost(error="too long")),
     ]
     other = [
-        agreement.said_of(cost(row(a=("X", "ok"), b=(None, "null"), c=("y", "ok"), d=("long tex", "truncated")))),
+        agreement.values_of(cost(row(a=("X", "ok"), b=(None, "null"), c=("y", "ok"), d=("long tex", "truncated")))),
         None,  # the whole document was not answered
-        agreement.said_of(cost(row(a=("1", "ok")))),
+        agreement.values_of(cost(row(a=("1", "ok")))),
     ]
     assert agreement.compare(reference, other) == Agreement(agree=2, of=4, left_out=2)
     assert agreement.compare(reference, reference) == Agreement(4, 4, 2)
-    flagged = [agreement.said_of(cost(row(a=(None, "ambiguous"))))]
+    flagged = [agreement.values_of(cost(row(a=(None, "ambiguous"))))]
     assert agreement.compare(flagged, flagged) == Agreement(0, 0, 1)
-    assert agreement.compare([agreement.said_of(cost(row(a=(None, "null"))))], flagged) == Agreement(0, 1)
-    null = [{"a": Said(None, True)}]
-    assert agreement.compare(null, [{"a": Said("none", True)}]).agree == 0
+    assert agreement.compare([agreement.values_of(cost(row(a=(None, "null"))))], flagged) == Agreement(0, 1)
+    null = [{"a": NormalValue(None, True)}]
+    assert agreement.compare(null, [{"a": NormalValue("none", True)}]).agree == 0
 
 
 def test_answers_of_the_other_tasks() -> None:
     asked = {"question": "?", "question_id": "7", "answer": "Yes.", "answer_status": "ok"}
-    assert agreement.said_of(cost(asked)) == {"7": Said("yes", True)}
+    assert agreement.values_of(cost(asked)) == {"7": NormalValue("yes", True)}
     wrote = {"sample": 0, "turn": 1, "text": "A b", "finish_reason": "length"}
-    assert agreement.said_of(cost(wrote)) == {"sample 0, turn 1": Said("a b", False)}
+    assert agreement.values_of(cost(wrote)) == {"sample 0, turn 1": NormalValue("a b", False)}
 
 
 def test_the_interval_of_a_share_by_hand() -> None:
@@ -82,8 +81,8 @@ def test_the_interval_of_a_share_by_hand() -> None:
 
 
 def test_values_of_a_document_that_err_together_count_for_less() -> None:
-    def answers(*documents: str) -> list[dict[str, Said]]:
-        return [{str(i): Said(text, True) for i, text in enumerate(one)} for one in documents]
+    def answers(*documents: str) -> list[dict[str, NormalValue]]:
+        return [{str(i): NormalValue(text, True) for i, text in enumerate(one)} for one in documents]
 
     wanted = answers(*["xxxxx"] * 8)
     together = agreement.compare(wanted, answers(*["xxxxx"] * 6, "yyyyy", "yyyyy"))
@@ -259,7 +258,7 @@ class Broken:
         answers = []
         for number in range(self.documents):
             text = "x" if free or alone or number < self.agree * self.documents else "y"
-            answers.append({"a": Said(text, number < self.whole or not free)})
+            answers.append({"a": NormalValue(text, number < self.whole or not free)})
         return Trial(changes, [physics(setting)[0]], answers=answers)
 
 
@@ -380,10 +379,10 @@ class StubBench:
     def __exit__(self, *_: Any) -> None:
         pass
 
-    def facts(self, config: RunConfig) -> Facts:
-        return Facts(None, 0.0, "a test")
+    def facts(self, config: RunConfig) -> WorkerFacts:
+        return WorkerFacts(None, 0.0, "a test")
 
-    def measure(self, config: RunConfig, documents: Sequence[Any], limit: float | None, label: str) -> Measured:
+    def profile(self, config: RunConfig, documents: Sequence[Any], limit: float | None, label: str) -> Profile:
         if len(self.measured) == self.stop_after:
             raise KeyboardInterrupt
         decoding, engine = config.decoding, config.engine
@@ -392,15 +391,15 @@ class StubBench:
             setting["stacked_documents"] = 6
         self.measured.append(setting)
         speed, share = physics(setting)
-        costs: list[Cost | None] = []
+        costs: list[DocumentCost | None] = []
         for number in range(len(documents)):
             # values that differ are spread over the documents
             same = [(10 * number + 37 * i) % 100 < 100 * share for i in range(10)]
             costs.append(cost(row(**{f"a{i}": ("same" if one else "other", "ok") for i, one in enumerate(same)})))
         seconds = len(documents) / speed
-        return Measured(
-            decoding.method, costs, len(documents), seconds, [(1.0, 1.0)] * 8, 0.0, 0.0, None, 0.0, "a test", 1, True
-        )
+        for one in costs:
+            one.seconds = 1 / speed
+        return Profile(decoding.method, costs, seconds, [(1.0, 1.0)] * 8, 0.0, 0.0, self.facts(config), True)
 
 
 @pytest.fixture
@@ -434,13 +433,13 @@ cost: {prices: {local: 3.6}}
 
 
 def use(monkeypatch: pytest.MonkeyPatch, bench: StubBench) -> StubBench:
-    monkeypatch.setattr(tune, "Workbench", lambda *_: bench)
+    monkeypatch.setattr(tune, "RemoteProfiler", lambda *_: bench)
     return bench
 
 
 def command(path: str = "run.yaml", *overrides: str, **options: Any) -> None:
     output = options.pop("output", None)
-    tune_command.run(path, list(overrides), output, tune.Options(**{"sample": 50, **options}), verbose=False)
+    tune_command.run(path, list(overrides), output, tune.TuneOptions(**{"sample": 50, **options}), verbose=False)
 
 
 def test_the_users_file_comes_back_with_only_the_changed_keys(files, capsys) -> None:
@@ -474,8 +473,8 @@ def test_the_users_file_comes_back_with_only_the_changed_keys(files, capsys) -> 
 class SmallBench(StubBench):
     """A small model: of what it writes by itself one document in ten is whole."""
 
-    def measure(self, config: RunConfig, documents: Sequence[Any], limit: float | None, label: str) -> Measured:
-        found = super().measure(config, documents, limit, label)
+    def profile(self, config: RunConfig, documents: Sequence[Any], limit: float | None, label: str) -> Profile:
+        found = super().profile(config, documents, limit, label)
         if config.decoding.method == "autoregressive":
             for one in found.costs[: len(documents) * 9 // 10]:
                 assert one is not None
@@ -500,13 +499,13 @@ def test_time_that_ends_before_the_configuration_was_measured_is_said(files, mon
     use(monkeypatch, SmallBench())
     now = [0.0]
     monkeypatch.setattr(tune.time, "monotonic", lambda: now[0])
-    measure = tune._Tester.measure
+    measure = tune._Trials.measure
 
     def slow(self: Any, *given: Any) -> Trial:
         now[0] += 45.0
         return measure(self, *given)
 
-    monkeypatch.setattr(tune._Tester, "measure", slow)
+    monkeypatch.setattr(tune._Trials, "measure", slow)
     with pytest.raises(RunError, match=r"before the configuration itself was measured: raise --minutes .* goes on"):
         command(sample=30, reference="document", minutes=1)
 
@@ -559,13 +558,13 @@ def test_a_limit_of_money_needs_a_price_and_ends_the_search(files, monkeypatch) 
     bench = use(monkeypatch, StubBench())
     now = [0.0]
     monkeypatch.setattr(tune.time, "monotonic", lambda: now[0])
-    measure = bench.measure
+    profile = bench.profile
 
-    def slow(*given: Any) -> Measured:
+    def slow(*given: Any) -> Profile:
         now[0] += 100.0
-        return measure(*given)
+        return profile(*given)
 
-    bench.measure = slow  # type: ignore[method-assign]
+    bench.profile = slow  # type: ignore[method-assign]
     command(budget_usd=0.35)  # 3.6 USD an hour: 350 s
     assert len(bench.measured) == 4
     with pytest.raises(ConfigError, match=r"cost\.prices\.local"):
@@ -613,10 +612,10 @@ def test_mistakes_are_told_before_anything_is_measured(files, monkeypatch) -> No
 def test_a_worker_that_cannot_measure_at_all_ends_it(files, monkeypatch) -> None:
     bench = use(monkeypatch, StubBench())
 
-    def fails(*_: Any) -> Measured:
+    def fails(*_: Any) -> Profile:
         raise RunError("the worker died (out of memory?)")
 
-    bench.measure = fails  # type: ignore[method-assign]
+    bench.profile = fails  # type: ignore[method-assign]
     with pytest.raises(RunError, match="out of memory"):
         command()
 
@@ -625,14 +624,14 @@ def test_a_setting_that_does_not_fit_is_told_and_passed_over(files, monkeypatch,
     """Now, and when it is taken from the file."""
     for _ in range(2):
         bench = use(monkeypatch, StubBench())
-        measure = bench.measure
+        profile = bench.profile
 
-        def picky(config: RunConfig, *given: Any, measure: Any = measure) -> Measured:
+        def picky(config: RunConfig, *given: Any, profile: Any = profile) -> Profile:
             if config.decoding.max_value_tokens < 30:
                 raise ConfigError("an enum needs 20 tokens")
-            return measure(config, *given)
+            return profile(config, *given)
 
-        bench.measure = picky  # type: ignore[assignment]
+        bench.profile = picky  # type: ignore[assignment]
         command()
         seen = capsys.readouterr()
         assert "max_value_tokens=15: an enum needs 20 tokens" in seen.err

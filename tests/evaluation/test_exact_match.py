@@ -10,17 +10,7 @@ import torch
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.evaluation import exact_match
-from raypd.evaluation.exact_match import (
-    Comparison,
-    Difference,
-    Outcome,
-    Reference,
-    difference,
-    sum_in_float32,
-    table,
-    unshared,
-    with_gaps,
-)
+from raypd.evaluation.exact_match import Difference, ExactMatch, Outcome, Reference, difference, unshared, with_gaps
 from raypd.models.load import LoadedModel
 from tests.decoding import reference
 from tests.decoding.test_exactness import pair
@@ -59,7 +49,7 @@ def test_first_difference():
 
 
 def test_all_three_forms_agree_in_float64():
-    outcomes = Comparison(loaded(torch.float64), 3, 2, 6, unshared=True).compare(RAGGED)
+    outcomes = ExactMatch(loaded(torch.float64), 2, 6).compare(RAGGED, 3, unshared_too=True)
     assert [(o.context, o.question) for o in outcomes] == [
         ("id0", "0"), ("id0", "b"), ("id1", "0"), ("id2", "0"), ("id2", "1"), ("id2", "2"), ("id3", "7"),
     ]  # fmt: skip
@@ -69,19 +59,19 @@ def test_all_three_forms_agree_in_float64():
 
 def test_a_form_that_answers_otherwise_is_seen(monkeypatch):
     """IPPD one token off: the table counts it, and only it."""
-    comparison = Comparison(loaded(), 3, 2, 6)
-    run = comparison._run
+    match = ExactMatch(loaded(), 2, 6)
+    run = match.run
 
-    def spoiled(programs, batch):
-        answers = run(programs, batch)
+    def spoiled(*given):
+        answers = run(*given)
         if not isinstance(answers[0], (Continuation, Reference)):
             answers[0][0].tokens[-1] += 1
         return answers
 
-    monkeypatch.setattr(comparison, "_run", spoiled)
-    outcomes = comparison.compare(RAGGED)
+    monkeypatch.setattr(match, "run", spoiled)
+    outcomes = match.compare(RAGGED, 3)
     assert [o.differences["IPPD"] is None for o in outcomes] == [False] + [True] * 6
-    text = table("data", "float32", outcomes)
+    text = exact_match.table("data", "float32", outcomes)
     assert "data float32: 4 contexts, 7 questions" in text
     assert "IPPD: 6 of 7 equal (85.7%)" in text
     assert "batch 3: 7 of 7 equal (100.0%)" in text
@@ -94,7 +84,7 @@ def test_products_summed_in_float32_are_those_of_bfloat16():
     layer, x = torch.nn.Linear(300, 40).to(torch.bfloat16), torch.randn(9, 300).to(torch.bfloat16)
     plain = layer(x)
     exact = (x.double() @ layer.weight.double().T + layer.bias.double()).to(torch.bfloat16)
-    sum_in_float32(torch.nn.Sequential(layer))
+    exact_match.sum_in_float32(torch.nn.Sequential(layer))
     assert layer(x).dtype == torch.bfloat16
     assert (layer(x) == exact).float().mean() > 0.99
     assert (layer(x) - plain).abs().max() <= 2**-7 * exact.abs().max()

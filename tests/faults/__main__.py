@@ -7,16 +7,9 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from tests.faults.all import FAULTS, Fault
-from tests.faults.trial import has_namespaces
+from tests.faults.all import APART, FAULTS
+from tests.faults.apart import has_namespaces
 from tests.processes import end_all
-
-
-def row(fault: Fault, folder: Path) -> str:
-    """A line of the table. Raises what the scenario raises."""
-    found = fault.scenario(folder)
-    cells = [fault.name, found.done, found.documents, found.rows, found.lost, found.doubled, found.note]
-    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main(only: list[str]) -> int:
@@ -25,17 +18,19 @@ def main(only: list[str]) -> int:
     print("| fault | what was done | documents in | rows out | lost | doubled | what raypd did |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for fault in FAULTS:
-        if only and fault.scenario.__name__ not in only:
+        if only and fault.__name__ not in only:
             continue
-        if fault.apart and not has_namespaces():
-            print(f"{fault.name}: left out, this machine lets nobody have namespaces (unshare)", file=sys.stderr)
+        if fault in APART and not has_namespaces():
+            print(f"{fault.__doc__}: left out, this machine lets nobody have namespaces (unshare)", file=sys.stderr)
             continue
         with tempfile.TemporaryDirectory(prefix="raypd-faults-", ignore_cleanup_errors=True) as folder:
             try:
-                print(row(fault, Path(folder)), flush=True)
+                found = fault(Path(folder))
+                cells = [fault.__doc__, found.done, found.documents, found.rows, found.lost, found.doubled, found.note]
+                print("| " + " | ".join(map(str, cells)) + " |", flush=True)
             except Exception:
                 wrong += 1
-                print(f"{fault.name}: WENT WRONG", file=sys.stderr)
+                print(f"{fault.__doc__}: WENT WRONG", file=sys.stderr)
                 traceback.print_exc()
             finally:
                 end_all()

@@ -1,20 +1,58 @@
-"""What a test does first in namespaces of its own: a loopback device, and Ray's folder of temporary files."""
+"""A function in namespaces of its own: a file system, a network and processes that nobody else of this machine sees.
+
+`python -m tests.faults.apart MODULE FUNCTION FOLDER` runs in them, and prints what the function returns.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
+import shutil
 import socket
 import struct
 import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
+from tests.processes import ROOT
+
+_NAMESPACE = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
 _SET_FLAGS, _UP = 0x8914, 0x1
 
 
-def own_ray() -> None:
-    """No other Ray of this machine is seen, none is touched."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+def has_namespaces() -> bool:
+    """Whether this machine lets a test have them."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*_NAMESPACE, "true"], capture_output=True).returncode == 0
+
+
+def apart(function: Callable[[Path], str], folder: Path) -> str:
+    """Runs a function of the tests, which must end well; what it printed and returned."""
+    done = subprocess.run(
+        [*_NAMESPACE, sys.executable, "-m", __name__, function.__module__, function.__name__, str(folder)],
+        cwd=ROOT,
+        # Ray's cluster utilities call `ray` by its name.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def mount(folder: str, options: str = "defaults") -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
+
+
+if __name__ == "__main__":
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:  # a loopback device
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", _UP))
     os.makedirs("/tmp/ray", exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "none", "/tmp/ray"], check=True)
+    mount("/tmp/ray")  # no other Ray of this machine is seen, none is touched
     os.environ.pop("RAY_ADDRESS", None)
+    print(getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(Path(sys.argv[3])), flush=True)
+    os._exit(0)  # the namespace ends, and every process in it

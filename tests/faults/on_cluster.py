@@ -1,21 +1,21 @@
-"""Faults of a cluster of several nodes on one machine: python -m tests.faults.on_cluster SCENARIO FOLDER, apart.
+"""Faults of a cluster of several nodes on one machine.
 
-The functions without an underscore start themselves in namespaces; those with one run there, and print a note.
+The functions without an underscore start those with one in namespaces, which return a note.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.faults.apart import own_ray
-from tests.faults.trial import Outcome, Trial, apart, gated
+from raypd.config import RunConfig
+from tests.faults.apart import apart
+from tests.faults.trial import Outcome, Trial, gated
 from tests.processes import LONG, wait_for
 
 
@@ -27,25 +27,25 @@ def _trial(folder: Path, free: int, units: int) -> Trial:
 
 def node_removed(folder: Path) -> Outcome:
     """a node is gone in the middle of a run"""
-    note = apart("tests.faults.on_cluster", "_node_removed", str(folder))
+    note = apart(_node_removed, folder)
     return _trial(folder, 4, 30).outcome("1 of 2 worker nodes, not graceful", note.strip())
 
 
 def spot_handed_back(folder: Path) -> Outcome:
-    """spot notice, too short for the unit in hand"""
-    note = apart("tests.faults.on_cluster", "_spot_handed_back", str(folder))
+    """spot notice, too short for the unit in flight"""
+    note = apart(_spot_handed_back, folder)
     return _trial(folder, 0, 40).outcome("Ray's drain of a node, gone after 4 s", note.strip())
 
 
 def spot_finished(folder: Path) -> Outcome:
-    """spot notice, long enough for the unit in hand"""
-    note = apart("tests.faults.on_cluster", "_spot_finished", str(folder))
+    """spot notice, long enough for the unit in flight"""
+    note = apart(_spot_finished, folder)
     return _trial(folder, 2, 20).outcome("Ray's drain of a node, gone after 30 s", note.strip())
 
 
 def central_actor_killed(folder: Path) -> Outcome:
     """kill -9 of the ledger"""
-    note = apart("tests.faults.on_cluster", "_central_actor_killed", str(folder))
+    note = apart(_central_actor_killed, folder)
     return _trial(folder, 4, 30).outcome("its process, in the middle of a run", note.strip())
 
 
@@ -53,7 +53,7 @@ def central_actor_killed(folder: Path) -> Outcome:
 
 
 class _Stage:
-    """A cluster of a head without workers and nodes for one worker each, and a run whose pool is listened to."""
+    """A cluster of a head without workers and nodes for one worker each, and a run whose scheduler is listened to."""
 
     def __init__(self, trial: Trial) -> None:
         from ray.cluster_utils import Cluster
@@ -63,51 +63,47 @@ class _Stage:
         self.trial = trial
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
-        self.pool: Any = None
-        self.given: list[tuple[str, str]] = []  # (node, unit), in order
+        self.scheduler: Any = None
+        self.started: list[tuple[str, str]] = []  # (node, unit), in order
         self.handed_back: list[str] = []
-        self.failed: list[BaseException] = []
-        give, answered = scheduler.Scheduler._give, scheduler.Scheduler._answered
+        start, ended = scheduler.Scheduler._start, scheduler.Scheduler._ended
 
-        def listen_give(own: Any, worker: Any, attempt: Any) -> None:
-            self.pool = own
-            self.given.append((worker.node, attempt.unit.id))
-            give(own, worker, attempt)
+        def listen_start(own: Any, worker: Any, attempt: Any) -> None:
+            self.scheduler = own
+            assert worker.node not in {other.node for other in own.workers if other.leaving}
+            self.started.append((worker.node, attempt.unit.id))
+            start(own, worker, attempt)
 
-        def listen_answered(own: Any, worker: Any, attempt: Any, answer: Any) -> Any:
-            if answer.handed_back:
-                self.handed_back.append(attempt.unit.id)
-            return answered(own, worker, attempt, answer)
+        def listen_ended(own: Any, assignment: Any, result: Any) -> Any:
+            if result.handed_back:
+                self.handed_back.append(assignment.attempt.unit.id)
+            return ended(own, assignment, result)
 
-        scheduler.Scheduler._give, scheduler.Scheduler._answered = listen_give, listen_answered  # type: ignore[method-assign]
+        scheduler.Scheduler._start, scheduler.Scheduler._ended = listen_start, listen_ended  # type: ignore[method-assign]
 
-    def run(self, fault: Callable[[], None]) -> str:
+    def run(self, fault: Callable[[], None]) -> None:
         """The run, with the fault in a thread beside it; what the fault's thread raised is raised here."""
         from raypd.cluster.driver import run_extract
         from tests.cluster import fakes
 
-        def guarded() -> None:
+        def then_go() -> None:
             try:
                 fault()
-            except BaseException as error:
-                self.failed.append(error)
-            self.trial.go("fault")
+            finally:
+                self.trial.go("fault")
 
         tree = self.trial.config.model_dump()
         tree["cluster"]["address"] = self.cluster.address
-        thread = threading.Thread(target=guarded, daemon=True)
-        thread.start()
-        made = run_extract(type(self.trial.config).model_validate(tree), build=fakes.build)
-        thread.join(LONG)
-        if self.failed:
-            raise self.failed[0]
+        with ThreadPoolExecutor(1) as beside:
+            done = beside.submit(then_go)
+            made = run_extract(RunConfig.model_validate(tree), build=fakes.build)
+            done.result(LONG)
         assert made.failed == 0
-        return f"{made.units} units"
 
     def busy_node(self) -> Any:
         """A worker node that has been given a unit, once both have."""
-        wait_for(lambda: len({node for node, _ in self.given}) == 2)
-        return next(node for node in self.nodes if node.node_id == self.given[-1][0])
+        wait_for(lambda: len({node for node, _ in self.started}) == 2)
+        return next(node for node in self.nodes if node.node_id == self.started[-1][0])
 
     def notice(self, node: Any, seconds: float) -> None:
         """The spot notice, as a cloud's watcher gives it to Ray."""
@@ -131,26 +127,21 @@ def _node_removed(folder: Path) -> str:
         stage.cluster.remove_node(stage.busy_node(), allow_graceful=False)
 
     stage.run(fault)
-    attempts = {row["attempts"] for row in stage.trial.rows()}
-    assert attempts == {1}, attempts
+    assert {row["attempts"] for row in stage.trial.rows()} == {1}
     return "done elsewhere, and no unit is blamed"
 
 
 def _spot_handed_back(folder: Path) -> str:
     stage = _Stage(_trial(folder, 0, 40))
-    noticed: list[int] = []
-    node: list[Any] = []
 
     def fault() -> None:
-        node.append(stage.busy_node())
-        stage.notice(node[0], 4)
+        node = stage.busy_node()
+        stage.notice(node, 4)
         wait_for(lambda: stage.handed_back, "nothing was handed back")
-        noticed.append(len(stage.given))
-        stage.cluster.remove_node(node[0], allow_graceful=False)
+        stage.cluster.remove_node(node, allow_graceful=False)
 
     stage.run(fault)
     assert len(stage.handed_back) == 1
-    assert all(where != node[0].node_id for where, _ in stage.given[noticed[0] :])
     assert {row["attempts"] for row in stage.trial.rows()} == {1}
     return "handed back at once, no attempt counted, nothing new for the node"
 
@@ -158,21 +149,17 @@ def _spot_handed_back(folder: Path) -> str:
 def _spot_finished(folder: Path) -> str:
     stage = _Stage(_trial(folder, 2, 20))
     last: list[str] = []
-    node: list[Any] = []
-    count: list[int] = []
 
     def fault() -> None:
         stage.trial.wait(2)
-        node.append(stage.busy_node())
-        last.append(next(unit for where, unit in reversed(stage.given) if where == node[0].node_id))
-        stage.notice(node[0], 30)
-        wait_for(lambda: any(worker.leaving for worker in stage.pool.workers), "nobody noticed")
-        count.append(len(stage.given))
+        node = stage.busy_node()
+        last.append(next(unit for where, unit in reversed(stage.started) if where == node.node_id))
+        stage.notice(node, 30)
+        wait_for(lambda: any(worker.leaving for worker in stage.scheduler.workers), "nobody noticed")
 
     stage.run(fault)
     assert stage.handed_back == []
-    assert [unit for _, unit in stage.given].count(last[0]) == 1
-    assert all(where != node[0].node_id for where, _ in stage.given[count[0] :])
+    assert [unit for _, unit in stage.started].count(last[0]) == 1
     assert {row["attempts"] for row in stage.trial.rows()} == {1}
     return "finished, nothing new for the node"
 
@@ -193,10 +180,3 @@ def _central_actor_killed(folder: Path) -> str:
     stage.run(fault)
     assert killed
     return f"{', '.join(killed)}: the run went on"
-
-
-if __name__ == "__main__":
-    own_ray()
-    print(globals()[sys.argv[1]](Path(sys.argv[2])))
-    sys.stdout.flush()
-    os._exit(0)  # the namespace ends, and every process in it

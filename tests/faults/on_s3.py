@@ -56,22 +56,17 @@ def _run(folder: Path, faults: Faults, done: str, note: str) -> Outcome:
 
 def s3_failing(folder: Path) -> Outcome:
     """S3 fails 5% of calls"""
-    kinds = ("503", "500", "reset", "lost")
-    return _run(folder, Faults(share=0.05, kinds=kinds, seed=3), "503, 500, resets, lost answers", "retried")
+    faults = Faults(share=0.05, kinds=("503", "500", "reset", "lost"), seed=3)
+    return _run(folder, faults, "503, 500, resets, lost answers", "retried")
 
 
 def s3_hanging(folder: Path) -> Outcome:
     """S3 hangs"""
-    return _run(
-        folder,
-        Faults(share=0.04, kinds=("hang",), seed=5, most=6),
-        "not a byte for 30 s",
-        "given up after 3 s, retried",
-    )
+    faults = Faults(share=0.04, kinds=("hang",), seed=5, most=6)
+    return _run(folder, faults, "not a byte for 30 s", "given up after 3 s, retried")
 
 
 def s3_cutting(folder: Path) -> Outcome:
     """S3 cuts bodies in the middle"""
-    return _run(
-        folder, Faults(share=0.1, kinds=("cut",), seed=7), "half a body, then a reset", "taken up where it broke off"
-    )
+    faults = Faults(share=0.1, kinds=("cut",), seed=7)
+    return _run(folder, faults, "half a body, then a reset", "taken up where it broke off")

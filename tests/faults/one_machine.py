@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
-from tests.faults.trial import Outcome, Trial, apart, gated, stop
+from tests.faults.apart import apart, mount
+from tests.faults.trial import Outcome, Trial, gated, kill
 from tests.processes import ended, wait_for
 from tests.tiny import save_tiny
 
@@ -16,13 +18,10 @@ def worker_killed(folder: Path) -> Outcome:
     """kill -9 of a decode worker"""
     trial = Trial(folder, gated(3, "killed", 20))
     run = trial.start()
-    try:
-        trial.wait(3)
-        os.kill(trial.worker(), signal.SIGKILL)
-        trial.go("killed")
-        said = ended(run)
-    finally:
-        stop(run)
+    wait_for((Path(trial.output) / "waiting-killed").exists)  # the fourth unit is in the engine
+    os.kill(trial.worker(), signal.SIGKILL)
+    trial.go("killed")
+    said = ended(run)
     assert "a worker process died; its units are tried again" in said
     assert {row["attempts"] for row in trial.rows()} == {1, 2}
     return trial.outcome("killed after 3 of 20 units", "its units were tried again elsewhere")
@@ -32,10 +31,8 @@ def driver_killed(folder: Path) -> Outcome:
     """kill -9 of the driver"""
     trial = Trial(folder, gated(4, "again", 20))
     run = trial.start()
-    try:
-        trial.wait(4)
-    finally:
-        stop(run)
+    trial.wait(4)
+    kill(run)
     trial.go("again")
     said = trial.finish()
     assert "was killed: taking its place" in said
@@ -87,10 +84,25 @@ def out_of_memory(folder: Path) -> Outcome:
 
 def disk_full(folder: Path) -> Outcome:
     """disk full on the commit"""
-    said = apart("tests.faults.small_disk", str(folder))
+    said = apart(_disk_full, folder)
     assert "No space left on device" in said, said
     trial = Trial(folder, ["a"] * 300)
     return trial.outcome("1 MB file system; room made, the same command again", "said so, resumed")
+
+
+def _disk_full(folder: Path) -> str:
+    """A run on a file system of 1 MB, and again once it has room; its output goes to where the outside can see it."""
+    inner = folder / "disk"
+    inner.mkdir()
+    mount(str(inner), "size=1m")
+    trial = Trial(inner, ["a"] * 300)
+    (inner / "ballast").write_bytes(b"x" * 920_000)
+    said = ended(trial.start(), 1)
+    assert trial.committed() < 30
+    mount(str(inner), "remount,size=64m")
+    trial.finish()
+    shutil.copytree(trial.output, folder / "out")
+    return said
 
 
 def clock_set_back(folder: Path) -> Outcome:
@@ -98,12 +110,10 @@ def clock_set_back(folder: Path) -> Outcome:
     trial = Trial(folder, gated(3, "again", 30))
     file = Path(trial.output) / "set-back"
     run = trial.start("tests.faults.builds:clock", RAYPD_TEST_CLOCK="-86400", RAYPD_TEST_CLOCK_FILE=str(file))
-    try:
-        trial.wait(3)
-        trial.go(file.name)
-        wait_for(lambda: (file.parent / f"set-back-{run.pid}").exists(), "the driver's clock was not set back")
-    finally:
-        stop(run)
+    trial.wait(3)
+    trial.go(file.name)
+    wait_for(lambda: (file.parent / f"set-back-{run.pid}").exists(), "the driver's clock was not set back")
+    kill(run)
     trial.go("again")
     trial.finish("tests.faults.builds:clock", RAYPD_TEST_CLOCK="-172800", RAYPD_TEST_CLOCK_FILE=str(file))
     return trial.outcome("by a day in driver and workers, kill -9, by two days", "resumed")
@@ -111,14 +121,11 @@ def clock_set_back(folder: Path) -> Outcome:
 
 def started_twice(folder: Path) -> Outcome:
     """the same run is started twice at once"""
-    trial = Trial(folder, gated(0, "told", 20))
+    trial = Trial(folder, gated(0, "refused", 20))
     first = trial.start()
-    try:
-        wait_for((Path(trial.output) / "lease.json").exists)
-        said = ended(trial.start(), 1)
-        assert re.search(rf"has been at work on it since .* as process {first.pid} on", said), said
-        trial.go("told")
-        ended(first)
-    finally:
-        stop(first)
+    wait_for((Path(trial.output) / "lease.json").exists)
+    said = ended(trial.start(), 1)
+    assert re.search(rf"has been at work on it since .* as process {first.pid} on", said), said
+    trial.go("refused")
+    ended(first)
     return trial.outcome("the second start while the first works", "exit code 1, and who holds it since when")

@@ -1,4 +1,4 @@
-"""A run in a process of its own, to be killed: python -m tests.faults.run CONFIG module:build
+"""A run in a process of its own, to be killed: python -m tests.faults.run CONFIG [module:build]
 
 RAYPD_TEST_CLOCK=-86400: the clocks of the driver and of every worker are set back by a day as soon as the file that
 RAYPD_TEST_CLOCK_FILE names exists; each then leaves a file FILE-PID.
@@ -14,16 +14,16 @@ from pathlib import Path
 
 
 def set_clock() -> None:
-    """Lets this process's wall clock jump, where the environment says so."""
+    """Lets this process's wall clock jump, where the environment asks for it."""
     shift = float(os.environ.get("RAYPD_TEST_CLOCK", "0"))
     if shift:
         real, file = time.time, Path(os.environ["RAYPD_TEST_CLOCK_FILE"])
-        told = file.with_name(f"{file.name}-{os.getpid()}")
+        mark = file.with_name(f"{file.name}-{os.getpid()}")
 
         def now() -> float:
-            if not told.exists() and file.exists():
-                told.touch()
-            return real() + (shift if told.exists() else 0)
+            if not mark.exists() and file.exists():
+                mark.touch()
+            return real() + (shift if mark.exists() else 0)
 
         time.time = now
 
@@ -34,7 +34,7 @@ if __name__ == "__main__":
     from raypd.config.load import load_config
 
     set_clock()
-    module, _, name = sys.argv[2].partition(":")
+    module, _, name = (sys.argv[2:] or ["tests.cluster.fakes:build"])[0].partition(":")
     with report_errors():
         made = run_extract(load_config(sys.argv[1]), build=getattr(importlib.import_module(module), name))
         print(f"documents={made.documents} ok={made.ok} failed={made.failed}")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +15,7 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import writer
-from tests.processes import ROOT, ended, start, wait_for
+from tests.processes import ended, start, wait_for
 
 
 @dataclass
@@ -108,34 +104,6 @@ def gated(free: int, name: str, units: int) -> list[str]:
     return ["a"] * 10 * free + [f"until {name}", *["a"] * 9] * (units - free)
 
 
-def stop(process: subprocess.Popen[str]) -> None:
-    """Takes a process away that a failed test has left."""
-    if process.poll() is None:
-        with contextlib.suppress(OSError):
-            process.kill()
-        process.communicate()
-
-
-NAMESPACE = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
-
-
-def has_namespaces() -> bool:
-    """Whether this machine lets a test have file systems, a network and processes of its own."""
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
-
-
-def apart(*command: str, seconds: float = 280) -> str:
-    """Runs a module of the tests in namespaces of its own, in which it must end well; what it printed."""
-    done = subprocess.run(
-        [*NAMESPACE, sys.executable, "-m", *command],
-        cwd=ROOT,
-        # Ray's cluster utilities call `ray` by its name.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    return done.stdout
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import importlib.util
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,3 +42,24 @@ def documents(name: str) -> list[Any]:
 
 def policy(name: str) -> dict[str, Any]:
     return json.loads(text(f"iam/{name}.json"))
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers requests in the place of a service; writes no log."""
+
+    def say(self, code: int, body: str = "") -> None:
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def serving(handler: type[Handler]) -> Iterator[str]:
+    """A server on a port of the system's choice; its URL."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()

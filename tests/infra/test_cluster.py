@@ -1,14 +1,12 @@
 """infra/cluster.yaml against Ray's own validation and EC2's own request model, without a call to AWS."""
 
 import copy
-import http.server
 import subprocess
-import threading
 
 import jsonschema
 import pytest
 
-from tests.infra.filled import INFRA, SETTINGS, documents, policy
+from tests.infra.filled import INFRA, SETTINGS, Handler, documents, policy, serving
 
 WORKERS = ("gpu-spot", "gpu-on-demand")
 
@@ -33,15 +31,10 @@ def cluster(monkeypatch):
     return node_provider.AWSNodeProvider.fillout_available_node_types_resources(prepared)
 
 
-def test_ray_accepts_it(cluster):
+def test_ray_accepts_it_and_would_refuse_a_key_that_it_does_not_know(cluster):
     from ray.autoscaler._private.util import validate_config
 
     validate_config(cluster)
-
-
-def test_ray_would_refuse_a_key_it_does_not_know(cluster):
-    from ray.autoscaler._private.util import validate_config
-
     cluster["available_node_types"]["gpu-spot"]["max_worker"] = 3
     with pytest.raises(jsonschema.ValidationError, match="max_worker"):
         validate_config(cluster)
@@ -118,24 +111,17 @@ def test_autoscaler_asks_for_spot_and_after_a_failure_for_on_demand(cluster):
 
 @pytest.mark.parametrize("name", ["head", *WORKERS])
 def test_ec2_knows_every_parameter_and_instance_type(cluster, name):
-    """Against the request model of RunInstances that boto3 ships."""
+    """Against the request model of RunInstances that boto3 ships; which refuses a parameter that it does not know."""
     import botocore.session
     from botocore.validate import ParamValidator
 
     model = botocore.session.Session().get_service_model("ec2")
+    shape = model.operation_model("RunInstances").input_shape
     request = {**cluster["available_node_types"][name]["node_config"], "MinCount": 1, "MaxCount": 1}
-    problems = ParamValidator().validate(request, model.operation_model("RunInstances").input_shape)
+    problems = ParamValidator().validate(request, shape)
     assert not problems.has_errors(), problems.generate_report()
     assert request["InstanceType"] in model.shape_for("InstanceType").enum
-
-
-def test_ec2s_model_would_refuse_an_unknown_parameter():
-    import botocore.session
-    from botocore.validate import ParamValidator
-
-    model = botocore.session.Session().get_service_model("ec2")
-    request = {"MinCount": 1, "MaxCount": 1, "InstanceMarketOption": {}}
-    assert ParamValidator().validate(request, model.operation_model("RunInstances").input_shape).has_errors()
+    assert ParamValidator().validate({**request, "InstanceMarketOption": {}}, shape).has_errors()
 
 
 def test_permissions_are_about_this_cluster(cluster):
@@ -175,25 +161,17 @@ METADATA = {
 }
 
 
-class _Metadata(http.server.BaseHTTPRequestHandler):
+class _Metadata(Handler):
     """EC2's instance metadata service, version 2."""
 
     def do_PUT(self):
         assert self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
-        self._say(200, "a-token")
+        self.say(200, "a-token")
 
     def do_GET(self):
         answer = METADATA.get(self.path.removeprefix("/latest/meta-data/"))
         right = self.headers["X-aws-ec2-metadata-token"] == "a-token"
-        self._say(200 if right and answer else 401, answer or "")
-
-    def _say(self, code, body):
-        self.send_response(code)
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, *_):
-        pass
+        self.say(200 if right and answer else 401, answer or "")
 
 
 def _source(endpoint):
@@ -203,27 +181,16 @@ def _source(endpoint):
     return done.stdout.split(), done.stderr
 
 
-def test_a_node_learns_what_it_is():
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Metadata)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        said, _ = _source(f"http://127.0.0.1:{server.server_port}/")
-    finally:
-        server.shutdown()
-        server.server_close()
+def test_a_node_learns_what_it_is_and_starts_without_metadata_all_the_same():
+    with serving(_Metadata) as url:
+        said, _ = _source(f"{url}/")
     assert said == [
         "RAY_CLOUD_INSTANCE_TYPE_NAME=g6e.48xlarge",
         "RAY_NODE_MARKET_TYPE=spot",
         "RAY_NODE_REGION=us-east-1",
         "RAY_NODE_ZONE=us-east-1b",
     ]
-
-
-def test_a_node_without_metadata_starts_all_the_same():
-    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    port = server.server_port
-    server.server_close()
-    said, warning = _source(f"http://127.0.0.1:{port}")
+    said, warning = _source(url)  # nobody listens there any more
     assert said == []
     assert "no EC2 metadata" in warning
 
@@ -231,10 +198,12 @@ def test_a_node_without_metadata_starts_all_the_same():
 def test_ray_makes_labels_of_that_environment(monkeypatch):
     from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
-    monkeypatch.setenv("RAY_NODE_MARKET_TYPE", "spot")
-    monkeypatch.setenv("RAY_NODE_ZONE", "us-east-1b")
-    monkeypatch.setenv("RAY_NODE_REGION", "us-east-1")
+    wanted = {"market-type": "spot", "availability-zone": "us-east-1b", "availability-region": "us-east-1"}
+    for name, label in (
+        ("MARKET_TYPE", "market-type"),
+        ("ZONE", "availability-zone"),
+        ("REGION", "availability-region"),
+    ):
+        monkeypatch.setenv(f"RAY_NODE_{name}", wanted[label])
     labels = ResourceAndLabelSpec._get_default_labels(None)
-    assert labels["ray.io/market-type"] == "spot"
-    assert labels["ray.io/availability-zone"] == "us-east-1b"
-    assert labels["ray.io/availability-region"] == "us-east-1"
+    assert {f"ray.io/{label}": value for label, value in wanted.items()}.items() <= labels.items()

@@ -16,26 +16,17 @@ from tests.infra.filled import INFRA, ROOT, documents
 DOCKERFILE = INFRA / "docker/Dockerfile"
 
 
-def _hadolint():
+def test_dockerfile_has_no_finding_and_hadolint_does_find(tmp_path):
     beside = Path(sys.executable).with_name("hadolint")
-    return str(beside) if beside.exists() else shutil.which("hadolint")
-
-
-def _lint(path):
-    program = _hadolint()
+    program = str(beside) if beside.exists() else shutil.which("hadolint")
     if not program:
         pytest.skip("needs hadolint: pip install -e '.[dev]'")
-    return subprocess.run([program, "--no-color", str(path)], capture_output=True, text=True, timeout=60)
-
-
-def test_dockerfile_has_no_finding():
-    done = _lint(DOCKERFILE)
+    wrong = tmp_path / "Dockerfile"
+    wrong.write_text("FROM python\nRUN pip install ray && cd $X\n")
+    command = [program, "--no-color"]
+    done = subprocess.run([*command, str(DOCKERFILE)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_hadolint_does_find(tmp_path):
-    (tmp_path / "Dockerfile").write_text("FROM python\nRUN pip install ray && cd $X\n")
-    done = _lint(tmp_path / "Dockerfile")
+    done = subprocess.run([*command, str(wrong)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "DL3006" in done.stdout  # no tag
 
@@ -121,24 +112,22 @@ def test_schedule_submits_what_exists():
     ours, command = words[2 : words.index("--")], words[words.index("--") + 1 :]
     assert {w for w in ours if w.startswith("--")} <= known
     assert re.fullmatch(r"raypd-nightly-\d{4}-\d\d-\d\d", ours[ours.index("--submission-id") + 1])
-    program, job, config, *overrides = command
-    assert (program, job, config) == ("python", "/opt/raypd/jobs/nightly.py", "/shared/configs/mine.yaml")
-    assert (ROOT / job.removeprefix("/opt/raypd/")).exists()
-    _check_overrides(overrides)
+    assert command[2] == "/shared/configs/mine.yaml"
+    _check_command(command, "nightly.py")
 
 
 def test_rayjob_calls_what_exists():
     (job,) = documents("kuberay/rayjob.yaml")
-    program, script, _, *overrides = job["spec"]["entrypoint"].split()
-    assert program == "python"
-    assert (ROOT / script.removeprefix("/opt/raypd/")).exists()
-    _check_overrides(overrides)
+    _check_command(job["spec"]["entrypoint"].split(), "extract.py")
 
 
-def _check_overrides(overrides):
-    """Every key=value against raypd's own reading of a configuration."""
+def _check_command(command, name):
+    """The script exists, and every key=value is read by raypd itself."""
     from raypd.config.load import load_config
 
+    program, script, _, *overrides = command
+    assert (program, script) == ("python", f"/opt/raypd/jobs/{name}")
+    assert (ROOT / "jobs" / name).exists()
     values = dict(o.split("=", 1) for o in overrides)
     assert values["output.path"].startswith("/shared/")
     config = load_config(ROOT / "configs/quickstart/extract.yaml", overrides)

@@ -26,7 +26,7 @@ def test_refused_without_them():
         control_token(tokenizer, FORK)
     with pytest.raises(ModelError, match=r"'mine' has no control token \[Mask\].*add-tokens mine FOLDER --for space"):
         control_token(tokenizer, MASK, "mine")
-    with pytest.raises(ModelError, match="no control tokens; those of apar, space, pasta"):
+    with pytest.raises(ModelError, match="no control tokens; those of apar, pasta, space, apar_medusa"):
         add_control_tokens(tiny_model("llama"), tokenizer, "hyper_parallel")
 
 

@@ -57,7 +57,7 @@ def conversions(cache: Path) -> int:
 
 def forget() -> None:
     """As in a new process."""
-    embedded._hashed.clear()
+    embedded._hashed.cache_clear()
 
 
 def test_converted_once(cache: Path) -> None:

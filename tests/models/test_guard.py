@@ -120,12 +120,8 @@ def test_the_self_test_sees(kind: str, spoil: Callable[[PreTrainedModel], None])
     model = tiny_model(kind)
     spoil(model)
     assert "other logits than apart" in refusal(model)
-
-
-def test_positions_are_missed_in_bfloat16_too() -> None:
-    model = tiny_model("llama").to(torch.bfloat16)
-    ignore_positions(model)
-    assert "other logits than apart" in refusal(model)
+    if spoil is ignore_positions and kind == "llama":
+        assert "other logits than apart" in refusal(model.to(torch.bfloat16))
 
 
 @pytest.mark.parametrize(

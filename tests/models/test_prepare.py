@@ -20,8 +20,8 @@ from raypd.models.control_tokens import CONTROL_TOKENS, control_token
 from raypd.models.load import load_model
 from raypd.models.medusa_heads import load_heads, read_sizes
 from tests.decoding import reference
-from tests.decoding.test_exactness import agree, tokens_of
-from tests.decoding.test_space import never
+from tests.decoding.drivers import never, tokens_of
+from tests.decoding.test_exactness import agree
 from tests.tiny import save_tiny, tiny_model
 
 
@@ -130,7 +130,7 @@ def test_damaged_weights_of_heads_are_refused(base, tmp_path):
 
 
 def test_what_cannot_be_done_is_said_and_leaves_nothing(base, tmp_path):
-    with pytest.raises(ModelError, match="--for medusa: has no control tokens; choose from apar, space, pasta"):
+    with pytest.raises(ModelError, match="--for medusa: has no control tokens; choose from apar, pasta, space, "):
         run("add-tokens", base, tmp_path / "x", "--for", "medusa")
     with pytest.raises(ModelError, match="exists already"):
         run("add-tokens", base, base, "--for", "apar")

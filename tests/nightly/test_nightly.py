@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from typer.testing import CliRunner
 
 from raypd import storage
 from raypd.cli.main import app
-from raypd.cluster import driver
-from raypd.cluster.worker import DecodeWorker, WorkerComponents, WorkerSpec
+from raypd.cluster.worker import WorkerComponents
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
@@ -27,7 +27,8 @@ from raypd.nightly.table_check import verify_table
 from raypd.run import load, manifest
 from raypd.run.lease import RunLease
 from raypd.tasks import columns
-from raypd.tasks.base import Document, Record, Request
+from raypd.tasks.base import Record, Request
+from raypd.verify.scratch import Scratch
 from tests.cluster import fakes
 
 
@@ -44,90 +45,79 @@ class Task(fakes.FakeTask):
         for document in documents:
             if document.error is not None:
                 yield Record(document.row, error=document.error)
-            elif document.fields["title"] == "bad":
+            elif (title := document.fields["title"]) == "bad":
                 yield Record(document.row, error="it is bad")
             else:
-                yield self._work(document)
-
-    def _work(self, document: Document) -> Request:
-        category = document.fields.get("category") or "c"
-        names = [attribute.name for attribute in self.config.task.categories[category].attributes]
-        texts = {name: f"{name}:{document.fields['title']}" for name in names}
-        record = {
-            "category": category,
-            "record": json.dumps(texts),
-            "values": [{"name": name, "value": text, "status": "ok"} for name, text in texts.items()],
-            "truncated": False,
-        }
-        return Request([document.row], ["x"], lambda _: [Record(document.row, record)])
+                category = document.fields.get("category") or "c"
+                texts = {a.name: f"{a.name}:{title}" for a in self.config.task.categories[category].attributes}
+                values = [{"name": name, "value": text, "status": "ok"} for name, text in texts.items()]
+                answer = {"category": category, "record": json.dumps(texts), "values": values, "truncated": False}
+                yield Request([document.row], ["x"], partial(lambda record, _: [record], Record(document.row, answer)))
 
 
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:
     return WorkerComponents(fakes.FakeEngine(config.engine.max_num_seqs), Task(config), None)
 
 
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch) -> Callable[..., None]:
-    """Runs without Ray: the worker, in this process. Returns a function that makes the next runs stop after n units."""
-    limit: list[int | None] = [None]
-
-    def run_extract(config, *, verbose=False, build=None, planned=None) -> None:
-        output = config.output.path
-        manifest.claim(config, output)
-        worker = DecodeWorker(WorkerSpec(config, output, "s", build=build))
-        for number, unit in enumerate(planned):
-            if limit[0] is not None and number >= limit[0]:
-                raise RunError("cut off")
-            worker.run_unit(unit)
-
-    monkeypatch.setattr(driver, "run_extract", run_extract)
-
-    def stop_after(units: int | None) -> None:
-        limit[0] = units
-
-    return stop_after
+pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
-def run(config) -> Callable[..., RunConfig]:
-    def make(path: Any, attributes: str = "a", removed: str = "drop", **keys: Any) -> RunConfig:
-        made = config(path, "root", category_column="category", category="c", **keys)
-        categories = {
-            "c": {"attributes": [{"name": name} for name in attributes]},
-            "d": {"attributes": [{"name": "a"}]},
-        }
+def run(config, tmp_path) -> Callable[..., RunConfig]:
+    """Makes a configuration of nights over the folder `in`, whose output is the folder `root`."""
+
+    def make(path: Any = None, attributes: str = "a", **keys: Any) -> RunConfig:
+        made = config(path or str(tmp_path / "in"), "root", category_column="category", category="c", **keys)
         tree = made.model_dump(mode="json")
-        tree["task"]["categories"] = categories
-        tree["nightly"]["removed"] = removed
+        wanted = {"c": attributes, "d": "a"}
+        tree["task"]["categories"] = {
+            name: {"attributes": [{"name": letter} for letter in letters]} for name, letters in wanted.items()
+        }
         return RunConfig.model_validate(tree)
 
     return make
 
 
-def write(path: Path, documents: dict[str, str], **more: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"id": id, "title": title, "category": "c", **more} for id, title in documents.items()]
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def with_key(config: RunConfig, section: str, **keys: Any) -> RunConfig:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=keys)})
+
+
+@pytest.fixture
+def write(tmp_path) -> Callable[..., Path]:
+    """Writes documents into a file of the folder `in`."""
+
+    def make(name: str, documents: dict[str, str], **more: Any) -> Path:
+        path = tmp_path / "in" / name
+        path.parent.mkdir(exist_ok=True)
+        rows = [{"id": id, "title": title, "category": "c", **more} for id, title in documents.items()]
+        if path.suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return make
 
 
 def night(config: RunConfig, **keys: Any) -> Night:
     return run_night(config, build=build, **keys)
 
 
-def rows(config: RunConfig) -> list[dict[str, Any]]:
-    """The table as a reader reads it, by the recipe of the documentation."""
-    files = Path(config.output.path, "current/files.txt").read_text().split()
-    return ds.dataset(files, format="parquet").to_table().to_pylist() if files else []
+def files(config: RunConfig) -> list[str]:
+    return Path(config.output.path, "current/files.txt").read_text().split()
+
+
+def rows(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """id -> row of the table, as a reader reads it by the recipe of the documentation; every id once."""
+    found = ds.dataset(files(config), format="parquet").to_table().to_pylist()
+    made = {row["id"]: {**row, "record": json.loads(row["record"] or "null")} for row in found}
+    assert len(made) == len(found)
+    return made
 
 
 def titles(config: RunConfig) -> dict[str, str | None]:
-    """id -> the title that its answer was made of; every id once."""
-    found = rows(config)
-    assert len({row["id"] for row in found}) == len(found)
-    return {row["id"]: json.loads(row["record"])["a"].removeprefix("a:") if row["record"] else None for row in found}
+    """id -> the title that its answer was made of."""
+    return {id: row["record"] and row["record"]["a"].removeprefix("a:") for id, row in rows(config).items()}
 
 
 def extracted(config: RunConfig, made: Night) -> list[str]:
@@ -140,10 +130,9 @@ DOCUMENTS = {f"d{i}": f"title {i}" for i in range(25)}
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_only_changed_documents_of_a_rewritten_object_are_extracted(tmp_path, run, suffix) -> None:
-    path = tmp_path / f"in/a.{suffix}"
-    write(path, DOCUMENTS)
-    config = run(str(tmp_path / "in"))
+def test_only_changed_documents_of_a_rewritten_object_are_extracted(write, run, suffix) -> None:
+    write(f"a.{suffix}", DOCUMENTS)
+    config = run()
     first = night(config)
     assert (first.new, first.extracted, first.documents) == (25, 25, 25)
     assert titles(config) == DOCUMENTS
@@ -152,14 +141,13 @@ def test_only_changed_documents_of_a_rewritten_object_are_extracted(tmp_path, ru
 
     changed = {**DOCUMENTS, "d7": "other", "new": "fresh"}
     del changed["d3"]
-    write(path, changed)
+    write(f"a.{suffix}", changed)
     second = night(config)
     assert (second.new, second.changed, second.removed, second.unchanged) == (1, 1, 1, 23)
     assert extracted(config, second) == ["d7", "new"]
     assert titles(config) == changed
-    places = {row["id"]: row["row"] for row in rows(config)}
     if suffix == "parquet":  # where each stands tonight, not where it stood
-        assert places == {id: i for i, id in enumerate(changed)}
+        assert {id: row["row"] for id, row in rows(config).items()} == {id: i for i, id in enumerate(changed)}
 
     third = night(config)
     assert third.nothing_new
@@ -167,44 +155,43 @@ def test_only_changed_documents_of_a_rewritten_object_are_extracted(tmp_path, ru
     assert titles(config) == changed
 
 
-def test_objects_that_did_not_change_are_neither_read_nor_written(tmp_path, run, monkeypatch) -> None:
+def test_objects_that_did_not_change_are_neither_read_nor_written(write, run, monkeypatch) -> None:
     for name in "abc":
-        write(tmp_path / f"in/{name}.jsonl", {f"{name}{i}": "x" for i in range(5)})
-    config = run(str(tmp_path / "in"), unit_documents=5)
+        write(f"{name}.jsonl", {f"{name}{i}": "x" for i in range(5)})
+    config = run(unit_documents=5)
     night(config)
-    before = Path(config.output.path, "current/files.txt").read_text().split()
-    write(tmp_path / "in/b.jsonl", {f"b{i}": "y" if i == 2 else "x" for i in range(5)})
+    before = files(config)
+    write("b.jsonl", {f"b{i}": "y" if i == 2 else "x" for i in range(5)})
     read = []
     real = nightly.changes.read_unit
     monkeypatch.setattr(nightly.changes, "read_unit", lambda u, *a: read.append(u.name) or real(u, *a))
     made = night(config)
     assert set(read) == {"b.jsonl"}
     assert made.extracted == 1
-    after = Path(config.output.path, "current/files.txt").read_text().split()
-    assert len(set(before) & set(after)) == 2
+    assert len(set(before) & set(files(config))) == 2
     assert titles(config)["b2"] == "y"
 
 
-def test_other_units_of_the_same_documents_cost_nothing(tmp_path, run) -> None:
-    write(tmp_path / "in/a.jsonl", DOCUMENTS)
-    night(run(str(tmp_path / "in"), unit_documents=10))
+def test_other_units_of_the_same_documents_cost_nothing(tmp_path, write, run) -> None:
+    write("a.jsonl", DOCUMENTS)
+    night(run(unit_documents=10))
     (tmp_path / "in/a.jsonl").rename(tmp_path / "in/z.jsonl")
-    config = run(str(tmp_path / "in"), unit_documents=4)
+    config = run(unit_documents=4)
     made = night(config)
     assert (made.extracted, made.unchanged) == (0, 25)
     assert titles(config) == DOCUMENTS
-    assert {row["source"] for row in rows(config)} == {"z.jsonl"}
+    assert {row["source"] for row in rows(config).values()} == {"z.jsonl"}
 
 
-def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_goes(tmp_path, run) -> None:
-    write(tmp_path / "in/1.jsonl", {"x": "old", "y": "only"})
-    write(tmp_path / "in/2.jsonl", {"x": "newer"})
-    config = run(str(tmp_path / "in"))
+def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_goes(tmp_path, write, run) -> None:
+    write("1.jsonl", {"x": "old", "y": "only"})
+    write("2.jsonl", {"x": "newer"})
+    config = run()
     first = night(config)
     assert first.shadowed == 1
     assert titles(config) == {"x": "newer", "y": "only"}
     assert extracted(config, first) == ["x", "y"]  # what nobody sees is not paid for
-    write(tmp_path / "in/3.jsonl", {"x": "newest"})
+    write("3.jsonl", {"x": "newest"})
     night(config)
     assert titles(config) == {"x": "newest", "y": "only"}
     (tmp_path / "in/3.jsonl").unlink()
@@ -216,116 +203,121 @@ def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_g
     assert titles(config) == {"x": "old", "y": "only"}
 
 
-def test_documents_that_the_input_does_not_have_anymore(tmp_path, run) -> None:
-    write(tmp_path / "in/1.jsonl", {"x": "1", "y": "1"})
-    write(tmp_path / "in/2.jsonl", {"z": "2"})
-    drop, keep = run(str(tmp_path / "in")), run(str(tmp_path / "in"), removed="keep")
+def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) -> None:
+    write("1.jsonl", {"x": "1", "y": "1"})
+    write("2.jsonl", {"z": "2"})
+    drop, keep = run(), with_key(run(), "nightly", removed="keep")
     night(keep)
     (tmp_path / "in/1.jsonl").unlink()
-    write(tmp_path / "in/3.jsonl", {"y": "3"})
+    write("3.jsonl", {"y": "3"})
     made = night(keep)
     assert titles(keep) == {"x": "1", "y": "3", "z": "2"}
     assert (made.removed, made.extracted) == (0, 1)
     (tmp_path / "in/3.jsonl").unlink()
-    write(tmp_path / "in/4.jsonl", {"z": "4"})
+    write("4.jsonl", {"z": "4"})
     night(keep)
     assert titles(keep) == {"x": "1", "y": "3", "z": "4"}
     made = night(drop)
     assert made.nothing_new  # the same input: what is kept goes with the next change
-    write(tmp_path / "in/5.jsonl", {"v": "5"})
+    write("5.jsonl", {"v": "5"})
     night(drop)
     assert titles(drop) == {"z": "4", "v": "5"}
 
 
-def test_a_hash_column_says_what_has_changed(tmp_path, run) -> None:
-    write(tmp_path / "in/a.jsonl", {"x": "1", "y": "1"}, etag="e1")
-    config = run(str(tmp_path / "in"))
-    config = config.model_copy(update={"nightly": config.nightly.model_copy(update={"hash_column": "etag"})})
+def test_a_hash_column_says_what_has_changed(write, run) -> None:
+    write("a.jsonl", {"x": "1", "y": "1"}, etag="e1")
+    config = with_key(run(), "nightly", hash_column="etag")
     night(config)
-    write(tmp_path / "in/a.jsonl", {"x": "2", "y": "2"}, etag="e1")
+    write("a.jsonl", {"x": "2", "y": "2"}, etag="e1")
     assert night(config).extracted == 0
-    write(tmp_path / "in/a.jsonl", {"x": "2", "y": "2"}, etag="e2")
+    write("a.jsonl", {"x": "2", "y": "2"}, etag="e2")
     assert night(config).changed == 2
     with pytest.raises(ConfigError, match=r"nightly.hash_column was etag"):
-        night(run(str(tmp_path / "in")))
+        night(run())
 
 
-def test_documents_without_ids_are_known_by_their_place(tmp_path, run) -> None:
-    write(tmp_path / "in/a.parquet", DOCUMENTS)
-    config = run(str(tmp_path / "in"), id_column=None)
+def test_documents_without_ids_are_known_by_their_place(write, run) -> None:
+    write("a.parquet", DOCUMENTS)
+    config = run(id_column=None)
     night(config)
-    write(tmp_path / "in/a.parquet", {**DOCUMENTS, "d7": "other"})
+    write("a.parquet", {**DOCUMENTS, "d7": "other"})
     assert night(config).extracted == 1
 
 
 # --------------------------------------------------------------------------------------------------------------- schema
 
 
-def test_added_attributes_alone_are_extracted_and_joined(tmp_path, run) -> None:
-    write(tmp_path / "in/a.jsonl", DOCUMENTS)
-    write(tmp_path / "in/b.jsonl", {"other": "of d"}, category="d")
-    night(run(str(tmp_path / "in"), "ax"))
-    write(tmp_path / "in/c.jsonl", {"new": "fresh"})
-    config = run(str(tmp_path / "in"), "bax")
+def test_added_attributes_alone_are_extracted_and_joined(write, run) -> None:
+    write("a.jsonl", DOCUMENTS)
+    write("b.jsonl", {"other": "of d"}, category="d")
+    night(run(attributes="ax"))
+    write("c.jsonl", {"new": "fresh"})
+    config = run(attributes="bax")
     made = night(config)
     assert made.extracted == 1 + 25
     assert made.added_attributes == "c: b"
     assert extracted(config, made) == ["new"]
     added = pq.read_table(next(Path(config.output.path, "nights", made.name, "added/units").iterdir()))
     assert set(json.loads(added["record"][0].as_py())) == {"b"}
-    found = {row["id"]: row for row in rows(config)}
-    assert len(found) == len(rows(config)) == 27
-    assert json.loads(found["d3"]["record"]) == {"b": "b:title 3", "a": "a:title 3", "x": "x:title 3"}
+    found = rows(config)
+    assert len(found) == 27
+    assert found["d3"]["record"] == {"b": "b:title 3", "a": "a:title 3", "x": "x:title 3"}
     assert [v["name"] for v in found["d3"]["values"]] == ["b", "a", "x"]
-    assert json.loads(found["new"]["record"]) == {"b": "b:fresh", "a": "a:fresh", "x": "x:fresh"}
-    assert json.loads(found["other"]["record"]) == {"a": "a:of d"}
+    assert found["new"]["record"] == {"b": "b:fresh", "a": "a:fresh", "x": "x:fresh"}
+    assert found["other"]["record"] == {"a": "a:of d"}
     assert night(config).nothing_new
-    config = run(str(tmp_path / "in"), "ax")  # removed again: no model is asked
-    made = night(config)
-    assert made.extracted == 0
-    assert json.loads({row["id"]: row for row in rows(config)}["d3"]["record"]) == {"a": "a:title 3", "x": "x:title 3"}
+    config = run(attributes="ax")  # removed again: no model is asked
+    assert night(config).extracted == 0
+    assert rows(config)["d3"]["record"] == {"a": "a:title 3", "x": "x:title 3"}
 
 
-def test_what_failed_is_extracted_whole_after_a_schema_change(tmp_path, run) -> None:
-    write(tmp_path / "in/a.jsonl", {"x": "bad", "y": "good"})
-    first = night(run(str(tmp_path / "in")))
-    assert first.failed == 1
-    config = run(str(tmp_path / "in"), "ab")
+def test_what_failed_is_extracted_whole_after_a_schema_change(write, run) -> None:
+    write("a.jsonl", {"x": "bad", "y": "good"})
+    assert night(run()).failed == 1
+    config = run(attributes="ab")
     made = night(config)
     assert extracted(config, made) == ["x"]
     assert made.failed == 1
 
 
-def test_any_other_change_asks_for_full(tmp_path, run) -> None:
-    write(tmp_path / "in/a.jsonl", {"x": "1"})
-    night(run(str(tmp_path / "in")))
-    config = run(str(tmp_path / "in"))
-    config = config.model_copy(update={"decoding": config.decoding.model_copy(update={"max_value_tokens": 3})})
+def test_any_other_change_asks_for_full(write, run) -> None:
+    write("a.jsonl", {"x": "1"})
+    night(run())
+    config = with_key(run(), "decoding", max_value_tokens=3)
     with pytest.raises(ConfigError, match=r"decoding.max_value_tokens.*--full"):
         night(config)
     assert night(config, full=True).extracted == 1
     assert night(config).nothing_new
 
 
-def test_errors_are_tried_again_on_request(tmp_path, run) -> None:
-    write(tmp_path / "in/a.jsonl", {"x": "bad", "y": "good"})
-    config = run(str(tmp_path / "in"))
+def test_errors_are_tried_again_on_request(write, run) -> None:
+    write("a.jsonl", {"x": "bad", "y": "good"})
+    config = run()
     night(config)
     assert night(config).nothing_new
     made = night(config, retry_errors=True)
     assert extracted(config, made) == ["x"]
-    assert {row["id"]: row["status"] for row in rows(config)} == {"x": "error", "y": "ok"}
-    said = CliRunner().invoke(app, ["errors", config.output.path]).output
-    assert "1  it is bad" in said
-    assert "x (a.jsonl, at 0, attempts 1): it is bad" in said
+    assert {id: row["status"] for id, row in rows(config).items()} == {"x": "error", "y": "ok"}
+    printed = CliRunner().invoke(app, ["errors", config.output.path]).output
+    assert "1  it is bad" in printed
+    assert "x (a.jsonl, at 0, attempts 1): it is bad" in printed
+
+
+def test_a_document_of_several_rows_is_ok_when_all_of_them_are(tmp_path) -> None:
+    rows = {"source": ["a"] * 4, "row": [0, 0, 1, 1], "status": ["ok", "error", "ok", "ok"]}
+    pq.write_table(pa.table(rows), tmp_path / "u.parquet")
+    with Scratch() as scratch:
+        nightly.table.add_answers(scratch, "answered", str(tmp_path), iter([("unit", "u.parquet")]))
+        found = list(scratch.rows("SELECT row, ok FROM answered ORDER BY row"))
+    assert found == [{"row": 0, "ok": False}, {"row": 1, "ok": True}]
 
 
 # ------------------------------------------------------------------------------------------------------------ accidents
 
 
-def test_a_night_that_is_cut_off_goes_on_where_it_was(tmp_path, run, in_process) -> None:
-    write(tmp_path / "in/a.jsonl", DOCUMENTS)
-    config = run(str(tmp_path / "in"))
+def test_a_night_that_is_cut_off_goes_on_where_it_was(write, run, in_process) -> None:
+    write("a.jsonl", DOCUMENTS)
+    config = run()
     in_process(2)
     with pytest.raises(RunError, match="cut off"):
         night(config)
@@ -341,16 +333,17 @@ def test_a_night_that_is_cut_off_goes_on_where_it_was(tmp_path, run, in_process)
     assert {path: path.stat().st_mtime_ns for path in done} == done
 
 
-@pytest.mark.parametrize("step", ["compose", "write_index", "replace", "_repair_list"])
-def test_a_crash_while_the_table_is_made_loses_nothing(tmp_path, run, monkeypatch, step) -> None:
-    write(tmp_path / "in/a.jsonl", DOCUMENTS)
-    config = run(str(tmp_path / "in"))
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [(nightly.table, "compose"), (nightly.changes, "write_index"), (nightly.NightlyState, "replace"),
+     (nightly.NightRun, "_repair_list")],
+)  # fmt: skip
+def test_a_crash_while_the_table_is_made_loses_nothing(write, run, monkeypatch, owner, step) -> None:
+    write("a.jsonl", DOCUMENTS)
+    config = run()
     night(config)
     changed = {**DOCUMENTS, "d7": "other"}
-    write(tmp_path / "in/a.jsonl", changed)
-    owner = {"compose": nightly.table, "write_index": nightly.changes, "replace": nightly._State}.get(
-        step, nightly._Run
-    )
+    write("a.jsonl", changed)
     real, calls = getattr(owner, step), []
 
     def crash(*args: Any) -> Any:
@@ -369,9 +362,9 @@ def test_a_crash_while_the_table_is_made_loses_nothing(tmp_path, run, monkeypatc
     assert again.nothing_new == (step == "_repair_list")
 
 
-def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(tmp_path, run, monkeypatch) -> None:
-    write(tmp_path / "in/a.jsonl", DOCUMENTS)
-    config = run(str(tmp_path / "in"))
+def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(write, run, monkeypatch) -> None:
+    write("a.jsonl", DOCUMENTS)
+    config = run()
     first = RunLease(config.output.path)
     with pytest.raises(RunError, match=f"session {first.id} has been at work on it since"):
         night(config)
@@ -388,22 +381,22 @@ def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(tmp_path
     assert Path(config.output.path, "state.json").read_bytes() == b"{}"
 
 
-def test_the_input_changes_between_a_crash_and_the_next_start(tmp_path, run, in_process) -> None:
-    write(tmp_path / "in/a.jsonl", DOCUMENTS)
-    config = run(str(tmp_path / "in"))
+def test_the_input_changes_between_a_crash_and_the_next_start(write, run, in_process) -> None:
+    write("a.jsonl", DOCUMENTS)
+    config = run()
     in_process(1)
     with pytest.raises(RunError):
         night(config)
     in_process(None)
-    write(tmp_path / "in/b.jsonl", {"late": "late"})
+    write("b.jsonl", {"late": "late"})
     night(config)
     assert titles(config) == {**DOCUMENTS, "late": "late"}
 
 
-def test_verify_compares_the_table_with_the_input_of_now(tmp_path, run) -> None:
-    write(tmp_path / "in/1.jsonl", DOCUMENTS)
-    write(tmp_path / "in/2.jsonl", {"d7": "later", "bad": "bad"})
-    config = run(str(tmp_path / "in"), unit_documents=10)
+def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -> None:
+    write("1.jsonl", DOCUMENTS)
+    write("2.jsonl", {"d7": "later", "bad": "bad"})
+    config = run(unit_documents=10)
     night(config)
     found = load.load_run(config.output.path, [])
     result = verify_table(config.output.path, found)
@@ -412,90 +405,82 @@ def test_verify_compares_the_table_with_the_input_of_now(tmp_path, run) -> None:
     command = CliRunner().invoke(app, ["verify", config.output.path])
     assert command.exit_code == 0, command.output
     assert "26 documents" in command.output
-    listed = Path(config.output.path, "current/files.txt")
-    files = listed.read_text().splitlines()
-    listed.write_text("\n".join(files[1:]))
+    listed, whole = Path(config.output.path, "current/files.txt"), files(config)
+    listed.write_text("\n".join(whole[1:]))
     assert verify_table(config.output.path, found).missing.documents == 9  # one of the unit's ten is hidden
-    listed.write_text("\n".join([*files, str(tmp_path / "twice.parquet")]))
-    pq.write_table(pq.read_table(files[0]), tmp_path / "twice.parquet")
+    listed.write_text("\n".join([*whole, str(tmp_path / "twice.parquet")]))
+    pq.write_table(pq.read_table(whole[0]), tmp_path / "twice.parquet")
     assert verify_table(config.output.path, found).doubled.documents == 9
-    listed.write_text("\n".join(files))
-    Path(files[0]).write_bytes(b"PAR1")
+    listed.write_text("\n".join(whole))
+    Path(whole[0]).write_bytes(b"PAR1")
     result = verify_table(config.output.path, found)
     assert (result.damaged.units, result.missing.documents, result.well) == (1, 9, False)
 
 
-def test_verify_of_a_table_that_is_older_than_its_input(tmp_path, run) -> None:
-    write(tmp_path / "in/1.jsonl", {"x": "1", "y": "1"})
-    config = run(str(tmp_path / "in"))
+def test_verify_of_a_table_that_is_older_than_its_input(tmp_path, write, run) -> None:
+    write("1.jsonl", {"x": "1", "y": "1"})
+    config = run()
     night(config)
     (tmp_path / "in/1.jsonl").unlink()
-    write(tmp_path / "in/2.jsonl", {"z": "2"})
+    write("2.jsonl", {"z": "2"})
     result = verify_table(config.output.path, config)
     assert (result.missing.documents, result.foreign.documents) == (1, 2)
-    keep = run(str(tmp_path / "in"), removed="keep")
+    keep = with_key(run(), "nightly", removed="keep")
     night(keep)
     assert verify_table(keep.output.path, keep).well
 
 
-def test_a_folder_of_an_ordinary_run_is_refused(tmp_path, run) -> None:
-    write(tmp_path / "in/a.jsonl", {"x": "1"})
-    config = run(str(tmp_path / "in"))
+def test_a_folder_of_an_ordinary_run_is_refused(write, run) -> None:
+    write("a.jsonl", {"x": "1"})
+    config = run()
     manifest.claim(config, config.output.path)
     with pytest.raises(ConfigError, match="an ordinary run"):
         night(config)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
-def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, run, seed) -> None:
+def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, write, run, seed) -> None:
     draw = random.Random(seed)
-    config = run(str(tmp_path / "in"), unit_documents=3)
+    config = run(unit_documents=3)
     for _ in range(6):
         for name in "abcd":
-            path = tmp_path / f"in/{name}.{'parquet' if name == 'd' else 'jsonl'}"
+            file = f"{name}.{'parquet' if name == 'd' else 'jsonl'}"
             if draw.random() < 0.3:
-                path.unlink(missing_ok=True)
+                (tmp_path / "in" / file).unlink(missing_ok=True)
             elif draw.random() < 0.6:
                 ids = draw.sample(range(20), draw.randrange(1, 12))
-                write(path, {f"d{i}": draw.choice(["one", "two", "bad", "three"]) for i in ids})
+                write(file, {f"d{i}": draw.choice(["one", "two", "bad", "three"]) for i in ids})
         if not any((tmp_path / "in").glob("*")):
-            write(tmp_path / "in/a.jsonl", {"d0": "one"})
+            write("a.jsonl", {"d0": "one"})
         night(config)
-        want: dict[str, str | None] = {}
-        for path in sorted((tmp_path / "in").iterdir()):
-            found = pq.read_table(path).to_pylist() if path.suffix == ".parquet" else None
-            for row in found or [json.loads(line) for line in path.read_text().splitlines()]:
-                want[row["id"]] = None if row["title"] == "bad" else row["title"]
+        paths = sorted((tmp_path / "in").iterdir())
+        lines = [pq.read_table(path).to_pylist() if path.suffix == ".parquet" else map(json.loads, path.open())
+                 for path in paths]  # fmt: skip
+        want = {row["id"]: None if row["title"] == "bad" else row["title"] for found in lines for row in found}
         assert titles(config) == want
 
 
-def test_on_s3(bucket, config, run, connected) -> None:
+def test_on_s3(bucket, write, run, connected) -> None:
     tree = run(f"{bucket}/in").model_dump(mode="json")
     tree["output"]["path"], tree["storage"]["endpoint_url"] = f"{bucket}/root", connected.url
     made = RunConfig.model_validate(tree)
 
-    def put(documents: dict[str, str]) -> None:
-        rows = [json.dumps({"id": id, "title": title, "category": "c"}) for id, title in documents.items()]
-        storage.put(f"{bucket}/in/a.jsonl", "\n".join(rows).encode())
-
-    put(DOCUMENTS)
-    night(made)
-    put({**DOCUMENTS, "d7": "other"})
-    assert night(made).extracted == 1
-    files = storage.read(f"{bucket}/root/current/files.txt").decode().split()
-    assert all(file.startswith(f"{bucket}/root/nights/") for file in files)
-    found = [row for file in files for row in pq.read_table(storage.open_file(file)).to_pylist()]
+    for documents, count in ((DOCUMENTS, 25), ({**DOCUMENTS, "d7": "other"}, 1)):
+        storage.put(f"{bucket}/in/a.jsonl", write("a.jsonl", documents).read_bytes())
+        assert night(made).extracted == count
+    listed = storage.read(f"{bucket}/root/current/files.txt").decode().split()
+    assert all(file.startswith(f"{bucket}/root/nights/") for file in listed)
+    found = {row["id"]: row for file in listed for row in pq.read_table(storage.open_file(file)).to_pylist()}
     assert len(found) == 25
-    assert json.loads({row["id"]: row for row in found}["d7"]["record"]) == {"a": "a:other"}
+    assert json.loads(found["d7"]["record"]) == {"a": "a:other"}
     assert writer.committed(f"{bucket}/root/nights/{storage.folders(f'{bucket}/root/nights')[0]}")
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 
-def page_damaged(path: Path, documents: dict[str, str]) -> None:
-    """A Parquet file with a good footer and no page that can be read."""
-    write(path, documents)
+def damage_page(path: Path) -> None:
+    """Leaves a Parquet file a good footer and no page that can be read."""
     data = bytearray(path.read_bytes())
     column = pq.ParquetFile(path).metadata.row_group(0).column(0)
     begin = column.dictionary_page_offset or column.data_page_offset
@@ -504,15 +489,15 @@ def page_damaged(path: Path, documents: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["footer", "page"])
-def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tmp_path, run, kind) -> None:
-    config = run(str(tmp_path / "in"))
+def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tmp_path, write, run, kind) -> None:
+    config = run()
     broken = tmp_path / "in/b.parquet"
-    write(tmp_path / "in/a.parquet", {"a": "1"})
-    write(broken, {"b": "1", "c": "1"})
+    write("a.parquet", {"a": "1"})
+    write("b.parquet", {"b": "1", "c": "1"})
     night(config)
-    write(tmp_path / "in/a.parquet", {"a": "2", "new": "2"})
+    write("a.parquet", {"a": "2", "new": "2"})
     if kind == "page":
-        page_damaged(broken, {"b": "2", "c": "2"})
+        damage_page(write("b.parquet", {"b": "2", "c": "2"}))
     else:
         broken.write_bytes(b"PAR1")
     words = r"(?s)1 object of the input cannot be read; all that can is done:\n  \S+b.parquet: cannot be read.*"
@@ -529,23 +514,23 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tm
     for _ in range(2):  # it is not passed over because nothing else is new
         with pytest.raises(RunError, match=words + "nothing new since the night"):
             night(config)
-    skip = config.model_copy(update={"input": config.input.model_copy(update={"on_damaged": "skip"})})
+    skip = with_key(config, "input", on_damaged="skip")
     made = night(skip)
     assert (made.nothing_new, made.damaged.units) == (True, 1)
     assert "b.parquet: cannot be read" in made.describe()
     assert verify_table(config.output.path, skip).well
 
-    write(broken, {"b": "3", "c": "1"})
+    write("b.parquet", {"b": "3", "c": "1"})
     made = night(config)
     assert extracted(config, made) == ["b"]  # the answer of c was kept
     assert titles(config) == {"a": "2", "new": "2", "b": "3", "c": "1"}
     assert verify_table(config.output.path, config).well
 
 
-def test_a_damaged_object_that_is_removed_takes_its_documents_with_it(tmp_path, run) -> None:
-    config = run(str(tmp_path / "in"), on_damaged="skip")
-    write(tmp_path / "in/a.jsonl", {"a": "1"})
-    write(tmp_path / "in/b.parquet", {"b": "1"})
+def test_a_damaged_object_that_is_removed_takes_its_documents_with_it(tmp_path, write, run) -> None:
+    config = run(on_damaged="skip")
+    write("a.jsonl", {"a": "1"})
+    write("b.parquet", {"b": "1"})
     night(config)
     (tmp_path / "in/b.parquet").write_bytes(b"PAR1")
     assert night(config).stale == 1
@@ -555,35 +540,35 @@ def test_a_damaged_object_that_is_removed_takes_its_documents_with_it(tmp_path, 
     assert titles(config) == {"a": "1"}
 
 
-def test_a_damaged_object_that_was_never_read_is_done_when_it_is_put_right(tmp_path, run) -> None:
-    config = run(str(tmp_path / "in"))
-    write(tmp_path / "in/a.parquet", {"a": "1"})
-    page_damaged(tmp_path / "in/b.parquet", {"b": "1"})
-    write(tmp_path / "in/c.parquet", {"c": "1"})
+def test_a_damaged_object_that_was_never_read_is_done_when_it_is_put_right(write, run) -> None:
+    config = run()
+    write("a.parquet", {"a": "1"})
+    damage_page(write("b.parquet", {"b": "1"}))
+    write("c.parquet", {"c": "1"})
     for _ in range(2):
         with pytest.raises(RunError, match=r"b.parquet: cannot be read"):
             night(config)
         assert titles(config) == {"a": "1", "c": "1"}  # which share its unit
-    write(tmp_path / "in/b.parquet", {"b": "1"})
+    write("b.parquet", {"b": "1"})
     assert extracted(config, night(config)) == ["b"]
     assert titles(config) == {"a": "1", "b": "1", "c": "1"}
 
 
-def test_a_night_of_which_nothing_can_be_read_leaves_the_table_alone(tmp_path, run) -> None:
-    config = run(str(tmp_path / "in"), on_damaged="skip")
-    write(tmp_path / "in/a.parquet", {"a": "1"})
+def test_a_night_of_which_nothing_can_be_read_leaves_the_table_alone(write, run) -> None:
+    config = run(on_damaged="skip")
+    write("a.parquet", {"a": "1"})
     night(config)
-    page_damaged(tmp_path / "in/a.parquet", {"a": "2"})
+    damage_page(write("a.parquet", {"a": "2"}))
     with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 1 object.*The table stays as it is"):
         night(config)
     assert titles(config) == {"a": "1"}
 
 
-def test_an_outage_in_the_night_is_no_damage(tmp_path, run, monkeypatch) -> None:
-    config = run(str(tmp_path / "in"), on_damaged="skip")
-    write(tmp_path / "in/a.jsonl", {"a": "1"})
+def test_an_outage_in_the_night_is_no_damage(write, run, monkeypatch) -> None:
+    config = run(on_damaged="skip")
+    write("a.jsonl", {"a": "1"})
     night(config)
-    write(tmp_path / "in/b.jsonl", {"b": "1"})
+    write("b.jsonl", {"b": "1"})
 
     def away(unit: Any, *rest: Any) -> Any:
         raise storage.Unavailable(f"{unit.path}: the store is overloaded")
@@ -596,10 +581,10 @@ def test_an_outage_in_the_night_is_no_damage(tmp_path, run, monkeypatch) -> None
     assert titles(config) == {"a": "1", "b": "1"}
 
 
-def test_the_command_says_what_it_left_out_and_ends_with_exit_code_1(tmp_path, run, monkeypatch) -> None:
+def test_the_command_says_what_it_left_out_and_ends_with_exit_code_1(tmp_path, write, run, monkeypatch) -> None:
     monkeypatch.setattr(nightly, "run_night", lambda config, **keys: run_night(config, build=build, **keys))
-    config = run(str(tmp_path / "in"))
-    write(tmp_path / "in/a.jsonl", {"a": "1"})
+    config = run()
+    write("a.jsonl", {"a": "1"})
     (tmp_path / "in/b.parquet").write_bytes(b"PAR1")
     (tmp_path / "run.yaml").write_text(config.model_dump_json())
     done = CliRunner().invoke(app, ["nightly", str(tmp_path / "run.yaml"), "model=fake"])

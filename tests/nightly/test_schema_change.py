@@ -35,10 +35,9 @@ def test_an_attribute_with_another_description_is_another_attribute() -> None:
 
 
 def test_order_and_removal_ask_for_nothing() -> None:
-    found = change({"x": category(A, B)}, {"x": category(B, A)})
-    assert (found.added, found.anew) == ({}, set())
-    found = change({"x": category(A, B)}, {"x": category(B)})
-    assert (found.added, found.anew) == ({}, set())
+    for attributes in ((B, A), (B,)):
+        found = change({"x": category(A, B)}, {"x": category(*attributes)})
+        assert (found.added, found.anew) == ({}, set())
     assert "nothing to extract" in found.describe()
 
 
@@ -67,23 +66,15 @@ def test_the_run_of_the_added_attributes_alone() -> None:
 
 
 def row(values: dict[str, str | None], **more: object) -> dict:
-    return {
-        "id": "1",
-        "status": "ok",
-        "error": None,
-        "attempts": 1,
-        "truncated": False,
-        "record": json.dumps(values) if values else None,
-        "values": [{"name": k, "value": v} for k, v in values.items()] or None,
-        **more,
-    }
+    own = {"id": "1", "status": "ok", "error": None, "attempts": 1, "truncated": False}
+    listed = [{"name": k, "value": v} for k, v in values.items()]
+    return {**own, "record": json.dumps(values) if values else None, "values": listed or None, **more}
 
 
 def test_one_row_with_old_and_added_values_in_the_order_of_the_schema() -> None:
     attributes = category(C, B, A).attributes
     made = join(row({"a": "1", "gone": "2"}), row({"c": "3", "b": None}, truncated=True, attempts=2), attributes)
-    assert json.loads(made["record"]) == {"c": "3", "b": None, "a": "1"}
-    assert list(json.loads(made["record"])) == ["c", "b", "a"]
+    assert list(json.loads(made["record"]).items()) == [("c", "3"), ("b", None), ("a", "1")]
     assert [v["name"] for v in made["values"]] == ["c", "b", "a"]
     assert (made["status"], made["truncated"], made["attempts"]) == ("ok", True, 2)
 

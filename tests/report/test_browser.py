@@ -16,7 +16,7 @@ from raypd.report import data, page
 from tests.processes import LONG, wait_for
 from tests.report import hostile
 from tests.report.browser import DESKTOP, PHONE, open_page
-from tests.report.builder import Plan, build
+from tests.report.builder import Plan, build, value
 
 
 def hostile_plan() -> Plan:
@@ -26,37 +26,15 @@ def hostile_plan() -> Plan:
     def text(number: int) -> str:
         return texts[number % len(texts)]
 
-    def rows(first: int, count: int) -> list[dict[str, Any]]:
-        made = []
-        for n in range(first, first + count):
-            values = [
-                {"name": text(n + i), "value": text(n + i + 1), "number": None, "boolean": None, "confidence": i / 30,
-                 "status": text(i) if i == 3 else "ok", "raw": None}
-                for i in range(len(texts))
-            ]  # fmt: skip
-            row: dict[str, Any] = {
-                "id": text(n),
-                "source": text(n + 1),
-                "row": n,
-                "attempts": 1,
-                "category": text(n + 2),
-            }
-            row |= {"status": "ok", "error": None, "record": "{}", "values": values, "truncated": n % 5 == 0}
-            if n % 4 == 0:
-                row |= {"status": "error", "error": text(n // 4), "values": None}
-            made.append(row)
-        return made
+    def row(n: int) -> dict[str, Any]:
+        values = [value(text(n + i), text(n + i + 1), i / 30, text(i) if i == 3 else "ok") for i in range(len(texts))]
+        made = {"id": text(n), "source": text(n + 1), "row": n, "attempts": 1, "category": text(n + 2), "status": "ok",
+                "error": None, "record": "{}", "values": values, "truncated": n % 5 == 0}  # fmt: skip
+        return made if n % 4 else {**made, "status": "error", "error": text(n // 4), "values": None}
 
-    return Plan(
-        units=8,
-        documents=12,
-        workers=3,
-        sessions=2,
-        rows=rows,
-        model=texts[1],
-        categories={texts[0]: [texts[2]]},
-        config={"input": {"path": texts[4], texts[5]: texts[6]}},
-    )
+    return Plan(units=8, documents=12, workers=3, sessions=2, model=texts[1], categories={texts[0]: [texts[2]]},
+                rows=lambda first, count: [row(n) for n in range(first, first + count)],
+                config={"input": {"path": texts[4], texts[5]: texts[6]}})  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 import time
 from html.parser import HTMLParser
@@ -14,7 +13,7 @@ import pytest
 
 from raypd.report import data, page, sample
 from raypd.report.sections import answer_tables
-from tests.report.builder import Plan, build
+from tests.report.builder import Plan, build, edit_bill, value
 from tests.report.test_browser import hostile_plan
 
 
@@ -52,14 +51,13 @@ def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make):
     told = [("5", "ok", None), ("long te", "truncated", None), (None, "truncated", "12"), (None, "null", None)]
     told += [(None, "ambiguous", "7/8"), (None, "ambiguous", "<5"), (None, "invalid", "five"), ("6", "ok", None)]
     rows = [
-        {"id": str(n), "source": "x", "row": n, "status": "ok", "category": "shoes", "values": [
-            {"name": "Size", "value": value, "status": status, "raw": raw, "confidence": 0.5}
-        ]}
-        for n, (value, status, raw) in enumerate(told)
+        {"id": str(n), "source": "x", "row": n, "status": "ok", "category": "shoes",
+         "values": [value("Size", shown, 0.5, status, raw)]}
+        for n, (shown, status, raw) in enumerate(told)
     ]  # fmt: skip
-    run.sample = sample.Sample(documents=[sample.document_of([row]) for row in rows])
+    run.sample = sample.AnswerSample(documents=[sample.document_of([row]) for row in rows])
     for row in rows:
-        sample._count(run.sample, [row])
+        run.sample.add(row)
     (table,) = answer_tables(run.sample)
     counted = dict(zip(table.heads, table.rows[0], strict=True))
     assert [counted[name] for name in ("found", "null", "ambiguous", "invalid or cut")] == ["38%", "12%", "25%", "25%"]
@@ -134,10 +132,8 @@ def test_what_is_missing_is_said(make, no_charts, keys, said):
 def test_the_smallest_bill_is_told_in_full(tmp_path):
     """One local machine with a price of its own, as in a first try."""
     root = build(tmp_path / "run", Plan(units=5, workers=1, usd_per_hour=0.5, budget_usd=None))
-    file = next((root / "ledger").iterdir())
-    tree = json.loads(file.read_text())
-    tree["nodes"][0] |= {"instance_type": None, "market": "local", "region": None, "price_source": "cost.prices.local"}
-    file.write_text(json.dumps({**tree, "notes": ["other runs used the cluster at the same time"]}))
+    local = {"instance_type": None, "market": "local", "region": None, "price_source": "cost.prices.local"}
+    edit_bill(root, lambda tree: (tree["nodes"][0].update(local), tree["notes"].append("other runs used the cluster")))
     text = Tags(page.render(data.load(str(root)))).text
     for part in (
         "local machine",
@@ -162,11 +158,7 @@ def test_secrets_are_not_on_the_page(make):
 def test_no_name_can_spoil_a_chart(tmp_path):
     """matplotlib would read $...$ as mathematics."""
     root = build(tmp_path / "run", Plan(units=6, workers=2))
-    for file in (root / "ledger").iterdir():
-        tree = json.loads(file.read_text())
-        for worker in tree["workers"]:
-            worker["worker"] = "$\\frac{<$"
-        file.write_text(json.dumps(tree))
+    edit_bill(root, lambda tree: [worker.update(worker="$\\frac{<$") for worker in tree["workers"]])
     assert "$\\frac{<$" in Tags(page.render(data.load(str(root)))).text
 
 
@@ -187,28 +179,10 @@ def test_ten_thousand_units(tmp_path):
 
 
 def test_long_answers_do_not_make_the_page_large(make):
+    values = [value(f"a{i}", "x" * 5000) for i in range(100)]
+    row = {"status": "ok", "source": "s", "attempts": 1, "category": "c", "record": "", "values": values}
+
     def rows(first, count):
-        values = [
-            {
-                "name": f"a{i}",
-                "value": "x" * 5000,
-                "number": None,
-                "boolean": None,
-                "confidence": 0.5,
-                "status": "ok",
-                "raw": None,
-            }
-            for i in range(100)
-        ]
-        base = {
-            "status": "ok",
-            "error": None,
-            "source": "s",
-            "attempts": 1,
-            "category": "c",
-            "record": "",
-            "truncated": False,
-        }
-        return [{**base, "id": str(first + i), "row": first + i, "values": values} for i in range(count)]
+        return [{**row, "id": str(n), "row": n} for n in range(first, first + count)]
 
     assert len(page.render(make(units=20, documents=12, rows=rows))) < 2_000_000

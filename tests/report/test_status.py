@@ -13,13 +13,9 @@ from raypd import storage
 from raypd.errors import ConfigError
 from raypd.report import data, status, terminal
 from raypd.report.status import Watch
+from raypd.run.records import PlanTotals, write
 from tests.report import builder
-from tests.report.builder import Plan, build
-
-
-def _plan_file(root, units, documents):
-    (root / "plan").mkdir(exist_ok=True)
-    (root / "plan/plan.json").write_text(json.dumps({"id": "p", "units": units, "documents": documents, "exact": True}))
+from tests.report.builder import Plan, build, edit_bill
 
 
 def _shown(found):
@@ -30,7 +26,8 @@ def _shown(found):
 
 def test_a_run_in_the_middle(tmp_path):
     root = build(tmp_path / "run", Plan(units=40, documents=25, missing=20, how="running", now=time.time() - 3))
-    _plan_file(root, 40, 1000)
+    (root / "plan").mkdir()
+    write(str(root / "plan/plan.json"), PlanTotals("p", 40, 1000))
     found = Watch(str(root)).look()
     assert (found.state, found.units, found.units_planned) == ("running", 20, 40)
     assert (found.documents, found.documents_planned, found.exact) == (500, 1000, True)
@@ -42,10 +39,7 @@ def test_a_run_in_the_middle(tmp_path):
     assert found.usd_at_end == pytest.approx(bill.usd + 4.1 * 2.25 * found.eta_seconds / 3600)
     assert found.errors
     text = _shown(found)
-    assert [line.split()[0] for line in text.splitlines()[2:4]] == [
-        "documents",
-        "units",
-    ]  # the bar has a line of its own
+    assert [line.split()[0] for line in text.splitlines()[2:4]] == ["documents", "units"]  # the bar has its own line
     for part in ("500 of 1,000, 50%", "20 of 40 committed", "documents/s", "of $40.00", "at the end", "last errors"):
         assert part in text, part
 
@@ -59,11 +53,12 @@ def test_a_finished_run_has_no_forecast(tmp_path):
 
 def test_the_start_of_workers_does_not_count_as_slow_work(tmp_path):
     root = build(tmp_path / "run", Plan(units=40, documents=25, missing=20, how="running", now=time.time() - 3))
-    file = next((root / "ledger").iterdir())
-    tree = json.loads(file.read_text())
-    end = tree["until"]
-    tree["series"] = [[end - 100 + t, 0.1, max(0, t - 50) * 5, 0, 0] for t in range(0, 101, 10)]
-    file.write_text(json.dumps({**tree, "began": end - 100}))
+
+    def slow_start(tree):
+        tree["began"] = began = tree["until"] - 100
+        tree["series"] = [[began + t, 0.1, max(0, t - 50) * 5, 0, 0] for t in range(0, 101, 10)]
+
+    edit_bill(root, slow_start)
     assert Watch(str(root)).look().documents_per_second == pytest.approx(5)
 
 
@@ -102,25 +97,25 @@ def test_a_unit_that_was_replaced_is_read_again(tmp_path):
 
 def test_workers_and_what_they_do(tmp_path):
     root = build(tmp_path / "run", Plan(units=12, workers=3, how="running", missing=1, now=time.time()))
-    file = next((root / "ledger").iterdir())
-    tree = json.loads(file.read_text())
-    for worker, kind in zip(tree["workers"], ("busy", "idle", "busy"), strict=True):
-        worker["spans"].append([worker["ended"], worker["ended"] + 1, kind, None])
-        worker["ended"] = None
-    tree["workers"][2]["ended"] = tree["until"]
-    file.write_text(json.dumps(tree))
+
+    def at_work(tree):
+        for worker, kind in zip(tree["workers"], ("busy", "idle", "busy"), strict=True):
+            worker["spans"].append([worker["ended"], worker["ended"] + 1, kind, None])
+            worker["ended"] = None
+        tree["workers"][2]["ended"] = tree["until"]
+
+    edit_bill(root, at_work)
     found = Watch(str(root)).look()
     assert [w.state for w in found.workers] == ["busy", "idle", "ended"]
     assert "1 busy, 1 idle, 1 ended" in _shown(found)
 
 
 def test_texts_of_documents_are_no_markup(tmp_path):
+    row = builder.document(1, builder.random.Random(1))
+    row |= {"status": "error", "error": "[red]x[/red] \x1b[2J [/]", "values": None}
+
     def rows(first, count):
-        row = builder.document(1, builder.random.Random(1))
-        return [
-            {**row, "row": first + i, "status": "error", "error": "[red]x[/red] \x1b[2J [/]", "values": None}
-            for i in range(count)
-        ]
+        return [{**row, "row": n} for n in range(first, first + count)]
 
     text = _shown(Watch(str(build(tmp_path / "run", Plan(units=2, rows=rows)))).look())
     assert "[red]x[/red] \\u001b[NJ [/]" in text

@@ -6,15 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from raypd.errors import RunError
 from raypd.run import lease
-from tests.processes import LONG, wait_for
+from tests.processes import wait_for
 
 STALE = 45.0  # seconds of `Clock`
 
@@ -142,17 +142,14 @@ def test_of_many_that_start_at_once_one_wins(tmp_path: Path, monkeypatch, clock:
     won: list[lease.RunLease] = []
     refused: list[str] = []
 
-    def go() -> None:
+    def go(_: int) -> None:
         try:
             won.append(lease.RunLease(str(tmp_path)))
         except RunError as error:
             refused.append(str(error))
 
-    threads = [threading.Thread(target=go) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(go, range(6)))
     assert len(won) == 1
     assert len(refused) == 5
     assert all(won[0].id in line for line in refused)

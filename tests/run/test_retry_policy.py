@@ -48,14 +48,14 @@ def test_several_culprits() -> None:
 
 def test_a_process_that_is_killed_from_outside_blames_no_document() -> None:
     attempt = Attempt(UNIT)
-    for _ in range(2):  # twice, whatever was in hand
+    for _ in range(2):  # twice, whatever was decoded
         following = attempt.after_death(attempt.groups(range(100))[-1])
         assert following is not None
         attempt = following
     assert attempt.quarantined == {}
 
 
-def test_a_unit_that_dies_before_any_row_is_in_hand_is_given_up() -> None:
+def test_a_unit_that_dies_before_the_first_checkpoint_is_given_up() -> None:
     attempt: Attempt | None = Attempt(UNIT)
     deaths = 0
     while attempt is not None:

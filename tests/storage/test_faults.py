@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from raypd import storage
 from raypd.config import StorageConfig
-from tests import fault_proxy, s3
+from tests import s3
 from tests.fault_proxy import Faults, Proxy
 from tests.processes import LONG
 
 MIB = 1 << 20
 
 
-@pytest.fixture
-def proxy(s3_server: s3.Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """raypd's storage behind a proxy that does nothing yet; waits between tries are short."""
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.01)
-    monkeypatch.setattr("raypd.storage.s3_read._LONGEST_WAIT", 0.05)
-    with fault_proxy.proxy(s3_server.url) as made:
-        use(made)
-        yield made
+@pytest.fixture(autouse=True)
+def behind_the_proxy(proxy: Proxy, bucket: str) -> None:
+    use(proxy)
 
 
 def use(proxy: Proxy, **settings: float) -> None:

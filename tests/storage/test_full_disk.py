@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from raypd import storage
+from tests.processes import ROOT
 
 # In a mount namespace of its own, a file system of 256 KiB.
 TMPFS = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=256k tmpfs "$1" && exec "$2" -c "$3" "$1"', "-"]  # fmt: skip  # noqa: E501
@@ -33,25 +35,17 @@ print("well")
 """
 
 
-def _can_mount(folder: Path) -> bool:
-    try:
-        done = subprocess.run([*TMPFS, str(folder), sys.executable, "pass"], capture_output=True, check=False)
-        return done.returncode == 0
-    except OSError:
-        return False
+def run(code: str, folder: Path, *before: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own, on a folder; `before` may mount something there first."""
+    command = [*before, *([str(folder)] if before else []), sys.executable]
+    command += [code] if before else ["-c", code, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 def test_on_a_full_file_system(tmp_path: Path) -> None:
-    if not _can_mount(tmp_path):
+    if shutil.which("unshare") is None or run("pass", tmp_path, *TMPFS).returncode:
         pytest.skip("needs to mount a file system in a namespace of its own (unshare --user --mount)")
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [*TMPFS, str(tmp_path), sys.executable, FILL],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )
+    done = run(FILL, tmp_path, *TMPFS)
     assert done.stdout == "well\n", done.stderr
 
 
@@ -64,14 +58,7 @@ def test_a_file_larger_than_may_be(tmp_path: Path) -> None:
         "except OSError as error: print(error)\n"
         "assert storage.put_new(sys.argv[1] + '/b', b'b' * 40_000)"
     )
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )
+    done = run(code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "File too large" in done.stdout
     assert f"{tmp_path}/a" in done.stdout

@@ -28,11 +28,7 @@ FULL: dict[str, dict[str, Any]] = {
     "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
     "generation": {"sample": 0, "text": "words", "warnings": ["none"]},
 }
-SCHEMAS = {
-    "extraction": columns.EXTRACTION,
-    "question_answering": columns.QUESTION_ANSWERING,
-    "generation": columns.GENERATION,
-}
+SCHEMAS = columns.BY_KIND
 
 
 def write(output: str, number: int, records: Callable[[int], Record], schema: pa.Schema, **partition: str) -> None:

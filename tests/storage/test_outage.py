@@ -8,12 +8,11 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -28,50 +27,26 @@ from raypd.errors import ConfigError, InputError, RunError
 from raypd.run import load, manifest
 from raypd.run.retry_policy import Attempt
 from raypd.verify.verification import verify
-from tests import fault_proxy, s3
 from tests.cluster import fakes
 from tests.fault_proxy import Faults, Proxy
+from tests.runs import parquet
 
 OBJECTS = 15  # three units of five
 ERRNOS = ("EIO", "ESTALE", "EMFILE", "ENOSPC", "ETIMEDOUT")
 
 
 @pytest.fixture
-def proxy(s3_server: s3.Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy before the server; waits between tries are short."""
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.01)
-    monkeypatch.setattr("raypd.storage.s3_read._LONGEST_WAIT", 0.05)
-    with fault_proxy.proxy(s3_server.url) as made:
-        yield made
-
-
-@pytest.fixture
-def corpus(proxy: Proxy, bucket: str, tmp_path: Path) -> Callable[..., RunConfig]:
+def corpus(proxy: Proxy, bucket: str, config) -> Callable[..., RunConfig]:
     """Objects of one document each, ids 0, 1, 2, ..., half of them Parquet; makes configurations over them."""
     for i in range(OBJECTS):
-        row = {"id": str(i), "title": "t"}
         if i % 2:
-            sink = io.BytesIO()
-            pq.write_table(pa.Table.from_pylist([row]), sink)
-            storage.put(f"{bucket}/in/{i:02d}.parquet", sink.getvalue())
+            storage.put(f"{bucket}/in/{i:02d}.parquet", parquet({"id": [str(i)], "title": ["t"]}))
         else:
-            storage.put(f"{bucket}/in/{i:02d}.jsonl", json.dumps(row).encode())
+            storage.put(f"{bucket}/in/{i:02d}.jsonl", json.dumps({"id": str(i), "title": "t"}).encode())
 
-    def make(on_damaged: str = "skip", output: str = str(tmp_path / "out"), read_timeout: int = 60) -> RunConfig:
-        made = RunConfig.model_validate(
-            {
-                "input": {
-                    "path": f"{bucket}/in",
-                    "text_columns": ["title"],
-                    "category_column": None,
-                    "on_damaged": on_damaged,
-                },
-                "output": {"path": output},
-                "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-                "cluster": {"address": "local", "unit_documents": 5, "max_workers": 1},
-                "storage": {"endpoint_url": proxy.url, "max_attempts": 2, "read_timeout": read_timeout},
-            }
-        )
+    def make(on_damaged: str = "skip", output: str = "out", read_timeout: int = 60) -> RunConfig:
+        settings = {"endpoint_url": proxy.url, "max_attempts": 2, "read_timeout": read_timeout}
+        made = config(f"{bucket}/in", output, settings, on_damaged=on_damaged, unit_documents=5)
         storage.configure(made.storage)
         return made
 
@@ -264,7 +239,7 @@ class Failing(io.BytesIO):
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, OSError], RunConfig]:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config) -> Callable[[str, OSError], RunConfig]:
     """Three files, one of which raises an error when it is read."""
     for name in "ac":
         (tmp_path / f"{name}.jsonl").write_text('{"id": "1", "title": "t"}\n')
@@ -284,18 +259,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, OSE
 
         for which in real:
             monkeypatch.setattr(storage, which, opened(which))
-        return RunConfig.model_validate(
-            {
-                "input": {
-                    "path": str(tmp_path),
-                    "text_columns": ["title"],
-                    "category_column": None,
-                    "on_damaged": "skip",
-                },
-                "output": {"path": str(tmp_path / "out")},
-                "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-            }
-        )
+        return config(str(tmp_path), on_damaged="skip")
 
     return make
 

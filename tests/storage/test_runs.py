@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +23,11 @@ from raypd.cluster import driver
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
-from tests import fault_proxy, s3
+from tests import s3
 from tests.cluster import fakes
-from tests.fault_proxy import Faults, Proxy
+from tests.fault_proxy import Faults
 from tests.processes import LONG, end_all, ended, start, wait_for
-
-
-@pytest.fixture
-def proxy(s3_server: s3.Server) -> Iterator[Proxy]:
-    with fault_proxy.proxy(s3_server.url) as made:
-        yield made
+from tests.runs import parquet as as_parquet
 
 
 def config(bucket: str, endpoint: str, unit_documents: int = 10, units_in_flight: int = 2, **output: Any) -> RunConfig:
@@ -55,11 +48,9 @@ def fill(bucket: str, jsonl: int = 40, gz: int = 25, parquet: int = 35, title: s
     """Input of three kinds in two folders, ids 0, 1, 2, ...; how many documents."""
     rows = [{"id": str(i), "title": f"{title}"} for i in range(jsonl + gz + parquet)]
     text = ["".join(json.dumps(r) + "\n" for r in part).encode() for part in (rows[:jsonl], rows[jsonl : jsonl + gz])]
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows[jsonl + gz :]), sink, row_group_size=8)
     storage.put(f"{bucket}/in/text/a.jsonl", text[0])
     storage.put(f"{bucket}/in/text/b.jsonl.gz", gzip.compress(text[1]))
-    storage.put(f"{bucket}/in/tables/c.parquet", sink.getvalue())
+    storage.put(f"{bucket}/in/tables/c.parquet", as_parquet(pa.Table.from_pylist(rows[jsonl + gz :]), row_group_size=8))
     return len(rows)
 
 
@@ -159,7 +150,7 @@ def begin(run: RunConfig, folder: Path, **environment: str) -> subprocess.Popen[
     """A run with the fake engine in a process of its own."""
     file = folder / "run.yaml"
     file.write_text(run.model_dump_json())
-    return start("-m", "tests.cluster.run", str(file), **environment)
+    return start("-m", "tests.faults.run", str(file), **environment)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from raypd import storage
 from raypd.config import StorageConfig
 from raypd.errors import InputError, UserError
-from raypd.storage import s3, s3_client
+from raypd.storage import s3
 
 SECRET = "raypd-distinctive-s3cr3t"
 Answer = tuple[int, dict[str, str], bytes]
@@ -46,7 +46,7 @@ class Store:
 
     def use(self, **settings: Any) -> None:
         storage.configure(StorageConfig.model_validate({"max_attempts": 3, **settings}))
-        s3_client.client().meta.events.register_first("before-send.s3", self)
+        storage.default.s3.boto().meta.events.register_first("before-send.s3", self)
 
     def header(self, name: str) -> list[str | None]:
         return [request.headers.get(name) for request in self.requests]
@@ -68,7 +68,6 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Store]:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0)
     monkeypatch.setattr("raypd.storage.s3.time.sleep", lambda seconds: None)
-    s3._probed.clear()
     storage.configure(StorageConfig(max_attempts=9))  # a client of an earlier test is not taken again
     made = Store()
     made.use()
@@ -120,14 +119,13 @@ def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: 
     assert store.header("x-amz-request-payer") == [None]
 
 
-def test_anonymous_signs_nothing(store: Store) -> None:
+def test_each_storage_has_settings_and_a_connection_of_its_own(store: Store) -> None:
     store.answer = parts_and_lists
-    list(storage.walk("s3://bkt/f"))
-    store.use(anonymous=True)
-    list(storage.walk("s3://bkt/f"))
-    signed = store.header("Authorization")
-    assert signed[0] is not None
-    assert signed[1] is None
+    unsigned = storage.Storage(StorageConfig(anonymous=True))
+    unsigned.s3.boto().meta.events.register_first("before-send.s3", store)
+    for each in (storage.default, unsigned, storage.default):
+        assert list(each.walk("s3://bkt/f")) == []
+    assert [header is None for header in store.header("Authorization")] == [False, True, False]
 
 
 def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
@@ -178,21 +176,12 @@ def test_a_refusal_says_what_to_do(store: Store, answer: Callable[[Any], Answer]
 @pytest.mark.parametrize(
     ("code", "status", "of_the_store"),
     [
-        ("SlowDown", 503, True),
-        ("ThrottlingException", 400, True),
-        ("TooManyRequests", 429, True),
-        ("InternalError", 500, True),
-        ("Odd", 502, True),
-        ("RequestTimeout", 400, True),
-        ("ExpiredToken", 400, True),
-        ("InvalidAccessKeyId", 403, True),
-        ("RequestTimeTooSkewed", 403, True),
-        ("AccessDenied", 403, False),
-        ("InvalidObjectState", 403, False),
-        ("NotImplemented", 501, False),
-        ("Odd", 400, False),
+        ("SlowDown", 503, True), ("ThrottlingException", 400, True), ("TooManyRequests", 429, True),
+        ("InternalError", 500, True), ("Odd", 502, True), ("RequestTimeout", 400, True), ("ExpiredToken", 400, True),
+        ("InvalidAccessKeyId", 403, True), ("RequestTimeTooSkewed", 403, True), ("AccessDenied", 403, False),
+        ("InvalidObjectState", 403, False), ("NotImplemented", 501, False), ("Odd", 400, False),
     ],
-)
+)  # fmt: skip
 def test_what_an_answer_says_of_the_store_and_what_of_one_object(
     store: Store, code: str, status: int, of_the_store: bool
 ) -> None:
@@ -330,7 +319,7 @@ def test_a_long_listing_takes_the_memory_of_a_page(store: Store) -> None:
         tracemalloc.start()
         total = 0
         for i, item in enumerate(storage.find("s3://bkt/in/*.jsonl")):
-            assert (item.size, item.version) == (i, f"{i:032x}")
+            assert (item.size, item.stamp) == (i, f"{i:032x}")
             total += 1
             store.requests.clear()
         assert total == count

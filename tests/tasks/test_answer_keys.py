@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -25,9 +26,10 @@ from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.load import LoadedModel
 from raypd.models.medusa_heads import save_heads
-from raypd.tasks import extraction, question_answering, writers
-from raypd.tasks.base import Document, Record, Request
+from raypd.tasks import extraction, question_answering
+from raypd.tasks.base import Document
 from tests.config.test_fingerprint import decoding_keys, others
+from tests.runs import answer
 from tests.tasks import test_extraction, test_question_answering
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -41,7 +43,11 @@ SMALL = {"max_value_tokens": 9, "max_new_tokens": 14, "stacked_documents": 2, "m
 PROGRAMS = [
     *((extraction, name) for name in METHODS["extraction"] if name != "speculative"),  # that is an engine
     *((question_answering, name) for name in METHODS["question_answering"]),
-    *((writers, name) for name in METHODS["generation"] if name != "speculative"),
+    *(
+        (import_module(f"raypd.decoding.methods.{name}"), name)
+        for name in METHODS["generation"]
+        if name != "speculative"
+    ),
 ]
 
 
@@ -97,18 +103,7 @@ def changed(config: RunConfig, key: str, folders: list[str]) -> RunConfig:
 
 def rows_of(parts: WorkerComponents, documents: list[Document]) -> list[Any]:
     """Every output row, in an order of its own."""
-    records: list[Record] = []
-    items: list[Any] = list(parts.task.plan(documents))
-    while items or parts.engine.pending:
-        for item in items:
-            if isinstance(item, Request):
-                parts.engine.submit(item.program, tag=item, sampling=parts.sampling, seed=item.seed)
-            else:
-                records.append(item)
-        items = []
-        for done in parts.engine.step() if parts.engine.pending else []:
-            assert done.error is None, done.error
-            items += done.tag.finish(done.answer)
+    records, _ = answer(parts.task, documents, parts.engine, sampling=parts.sampling)
     rows = [(record.row, record.error, record.columns) for record in records]
     return sorted(rows, key=lambda row: (row[0], row[2].get("question_id", ""), row[2].get("turn", 0)))
 

@@ -16,9 +16,10 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.hyper_parallel import Slot
 from raypd.errors import ConfigError
 from raypd.tasks import build_task
-from raypd.tasks.base import Document, Record, Request
+from raypd.tasks.base import Document, Request
 from raypd.tasks.prompting import end_tokens
 from raypd.tasks.values import check
+from tests.runs import answer
 from tests.tiny import nearly, tiny_model, tiny_tokenizer
 
 TREE = {
@@ -54,17 +55,8 @@ def document(row: int, title: object = 'Boot 15.6" {x}', category: object = "sho
 
 def answers(task, documents, model=None, **engine):
     """Records by row, each row exactly once."""
-    runner = Engine(model or tiny_model("llama", max_position_embeddings=CONTEXT), **engine)
-    records: list[Record] = []
-    for item in task.plan(documents):
-        if isinstance(item, Request):
-            runner.submit(item.program, tag=item, seed=item.seed)
-        else:
-            records.append(item)
-    while runner.pending:
-        for done in runner.step():
-            assert done.error is None
-            records += done.tag.finish(done.answer)
+    model = model or tiny_model("llama", max_position_embeddings=CONTEXT)
+    records, _ = answer(task, documents, Engine(model, **engine))
     assert sorted(record.row for record in records) == [document.row for document in documents]
     return {record.row: record for record in records}
 

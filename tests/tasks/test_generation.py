@@ -12,6 +12,7 @@ from raypd.errors import ModelError
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.generation import StopStrings
+from tests.runs import answer
 from tests.tiny import tiny_model, tiny_tokenizer
 
 CONTEXT = 4096
@@ -79,13 +80,10 @@ def test_strings_are_turns_answered_one_by_one():
 @pytest.mark.parametrize(
     ("text", "stop", "kept"),
     [
-        ("one END two", ["END"], "one "),
-        ("one\n\ntwo", ["\n\n"], "one"),
-        ("größe é", ["ß"], "grö"),
-        ("abc", ["x"], "abc"),
-        ("a1b2", ["2", "1"], "a"),
+        ("one END two", ["END"], "one "), ("one\n\ntwo", ["\n\n"], "one"), ("größe é", ["ß"], "grö"),
+        ("abc", ["x"], "abc"), ("a1b2", ["2", "1"], "a"),
     ],
-)
+)  # fmt: skip
 def test_stop_strings_end_and_cut(text, stop, kept):
     from raypd.models.vocabulary import token_bytes
 
@@ -103,13 +101,8 @@ def test_samples_differ_and_are_repeatable():
     def run(batch: int) -> list[str]:
         task = make(samples=3, decoding={"sampling": {"temperature": 1.0}})
         engine = Engine(tiny_model("llama"), max_num_seqs=batch)
-        found = {}
-        for work in task.plan([document("Hi", 0), document("Ho", 1)]):
-            engine.submit(work.program, tag=work, sampling=Sampling(1.0), seed=work.seed)
-        while engine.pending:
-            for done in engine.step():
-                for record in done.tag.finish(done.answer):
-                    found[record.row, record.columns["sample"]] = record.columns["text"]
+        records, _ = answer(task, [document("Hi", 0), document("Ho", 1)], engine, sampling=Sampling(1.0))
+        found = {(record.row, record.columns["sample"]): record.columns["text"] for record in records}
         return [found[key] for key in sorted(found)]
 
     together = run(6)
@@ -121,17 +114,11 @@ def test_samples_differ_and_are_repeatable():
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [
-        (None, "expected text"),
-        ("  ", "empty"),
-        ([], "expected text"),
-        (["a", " "], "empty"),
-        (7, "expected text"),
-        ([{"role": "robot", "content": "x"}], "needs `role`"),
-        ([{"role": "user"}], "needs `role`"),
-        ([{"role": "assistant", "content": "x"}], "last turn"),
-        ("x" * 5000, "too long"),
+        (None, "expected text"), ("  ", "empty"), ([], "expected text"), (["a", " "], "empty"), (7, "expected text"),
+        ([{"role": "robot", "content": "x"}], "needs `role`"), ([{"role": "user"}], "needs `role`"),
+        ([{"role": "assistant", "content": "x"}], "last turn"), ("x" * 5000, "too long"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_prompt_is_an_error_record(prompt, words):
     item = one(make(), prompt)
     assert isinstance(item, Record)

@@ -17,9 +17,10 @@ from raypd.errors import ConfigError, ModelError
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.medusa_heads import save_heads
 from raypd.tasks import build_task
-from raypd.tasks.base import Document, Request
+from raypd.tasks.base import Document
 from raypd.tasks.prompting import end_tokens
-from tests.decoding.test_apar import steered
+from tests.decoding.drivers import steered
+from tests.runs import answer
 from tests.tiny import tiny_model, tiny_tokenizer
 
 LOSSLESS = ["autoregressive", "space", "medusa", "speculative"]
@@ -50,21 +51,11 @@ def answers(parts, method: str, prompts=PROMPTS, **generation) -> dict[tuple[int
     if engine is None:
         ends = end_tokens(tokenizer)
         engine = AssistedEngine(model, copy.deepcopy(model), draft_tokens=5, max_new_tokens=14, ends=ends)
-    found = {}
-    queue = list(task.plan([Document(i, f"id{i}", {"prompt": prompt}) for i, prompt in enumerate(prompts)]))
-    while queue or engine.pending:
-        for item in queue:
-            engine.submit(item.program, tag=item, seed=item.seed)
-        queue = []
-        for done in engine.step():
-            assert done.error is None, done.error
-            if method == "speculative":
-                assert done.counts.decode_tokens == len(done.answer.tokens)
-            for item in done.tag.finish(done.answer):
-                if isinstance(item, Request):
-                    queue.append(item)
-                else:
-                    found[item.row, item.columns["turn"]] = item.columns
+    documents = [Document(i, f"id{i}", {"prompt": prompt}) for i, prompt in enumerate(prompts)]
+    records, ended = answer(task, documents, engine)
+    if method == "speculative":
+        assert all(done.counts.decode_tokens == len(done.answer.tokens) for done in ended)
+    found = {(record.row, record.columns["turn"]): record.columns for record in records}
     assert sorted(found) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
     return found
 

@@ -16,34 +16,22 @@ from raypd.config import RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
+from raypd.decoding.counts import TokenCounts
 from raypd.tasks import columns
-from raypd.tasks.base import Document, Record, Request
+from raypd.tasks.base import Document, Record
 from raypd.testing import fake
+from tests import runs
 from tests.processes import ROOT
 
 QUICKSTART = ROOT / "configs/quickstart/extract.yaml"
 FAST = ["model=fake", "model.fake.load_seconds=0", "model.fake.step_seconds=0"]
 
 
-def answer(config: RunConfig, documents: list[Document]) -> tuple[list[Record], list[fake.Counts]]:
-    """Runs a fake engine and task until every work has ended."""
+def answer(config: RunConfig, documents: list[Document]) -> tuple[list[Record], list[TokenCounts]]:
+    """Runs a fake engine and task until every request has ended."""
     parts = build(config, None)
-    records: list[Record] = []
-    counts = []
-
-    def take(items) -> None:
-        for item in items:
-            if isinstance(item, Request):
-                parts.engine.submit(item.program, tag=item, sampling=None, seed=item.seed)
-            else:
-                records.append(item)
-
-    take(parts.task.plan(documents))
-    while parts.engine.pending:
-        for done in parts.engine.step():
-            counts.append(done.counts)
-            take(done.tag.finish(done.answer))
-    return records, counts
+    records, ended = runs.answer(parts.task, documents, parts.engine)
+    return records, [done.counts for done in ended]
 
 
 def test_the_quickstart_costs_about_the_tokens_of_the_real_run() -> None:

@@ -18,8 +18,7 @@ from raypd.errors import ConfigError
 from raypd.run import retry_policy
 from raypd.verify import dead_letters, findings
 from raypd.verify.dead_letters import normalize, of_input
-from tests.runs import write_jsonl
-from tests.verify.test_verify import do
+from tests.runs import run_here, write_jsonl
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def run(tmp_path: Path, config) -> RunConfig:
     titles[3] = titles[17] = ""
     titles[12], titles[13] = "program", "plan"
     made = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=10)
-    do(made)
+    run_here(made)
     return made
 
 
@@ -70,9 +69,8 @@ def test_what_stands_in_the_input_is_told_from_what_went_wrong_later() -> None:
 def test_units_without_a_commit_are_listed_and_finished_ones_are_not(run) -> None:
     done = sorted(writer.committed(run.output.path))[0]
     storage.put(retry_policy.failure_path(run.output.path, done), b"RuntimeError: old")
-    storage.put(
-        retry_policy.failure_path(run.output.path, "other-unit"), b"Traceback\nRuntimeError: the device is gone\n"
-    )
+    failed = retry_policy.failure_path(run.output.path, "other-unit")
+    storage.put(failed, b"Traceback\nRuntimeError: the device is gone\n")
     summary = dead_letters.summarize(run.output.path)
     assert [(u.unit, u.reason) for u in summary.units] == [("other-unit", "RuntimeError: the device is gone")]
     assert "other-unit: RuntimeError" in findings.describe_errors(summary)
@@ -82,13 +80,8 @@ def test_units_without_a_commit_are_listed_and_finished_ones_are_not(run) -> Non
 def test_all_of_them_into_a_file(run, tmp_path, suffix) -> None:
     path = tmp_path / f"errors.{suffix}"
     count = findings.write_letters(run.output.path, str(path))
-    with path.open(newline="") if suffix != "parquet" else path.open("rb") as file:
-        if suffix == "csv":
-            rows = list(csv.DictReader(file))
-        elif suffix == "jsonl":
-            rows = [json.loads(line) for line in file]
-        else:
-            rows = pq.read_table(file).to_pylist()
+    read = {"csv": csv.DictReader, "jsonl": lambda lines: map(json.loads, lines)}
+    rows = list(read[suffix](path.open(newline="")) if suffix in read else pq.read_table(path).to_pylist())
     assert count == len(rows) == dead_letters.summarize(run.output.path).documents
     assert {str(row["id"]) for row in rows} >= {"3", "12", "13", "17"}
     assert set(rows[0]) == {"id", "source", "row", "attempts", "reason", "unit"}
@@ -115,5 +108,5 @@ def test_the_command(run) -> None:
 
 def test_a_run_without_failures(tmp_path, config) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"])))
-    do(run)
+    run_here(run)
     assert findings.describe_errors(dead_letters.summarize(run.output.path)).endswith("no dead letters")

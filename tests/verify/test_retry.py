@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,23 +12,23 @@ import pytest
 
 from raypd import storage
 from raypd.cluster import driver
-from raypd.cluster.worker import DecodeWorker, WorkerComponents, WorkerSpec
+from raypd.cluster.worker import WorkerComponents
 from raypd.config import OutputConfig, RunConfig, StorageConfig
 from raypd.dataset import plan, planner
 from raypd.dataset import writer as commit
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, RunError
-from raypd.run import manifest
 from raypd.run.lease import RunLease
 from raypd.verify import retry
 from raypd.verify.retry import merged, retry_errors
+from raypd.verify.table_object import with_values
 from raypd.verify.verification import verify
 from tests.cluster import fakes
 from tests.runs import write_jsonl
 
 
 class Task(fakes.FakeTask):
-    """Documents of title `program` fail until `Task.mended`; answers are told in `Task.asked`."""
+    """Documents of title `program` fail until `Task.mended`; `Task.asked` has those that were asked about."""
 
     mended = False
     asked: ClassVar[list[str]] = []
@@ -44,40 +43,16 @@ class Task(fakes.FakeTask):
 
 
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:
+    engine = fakes.FakeEngine(config.engine.max_num_seqs)
     if Task.mended:
-        engine = fakes.FakeEngine(config.engine.max_num_seqs)
         submit = engine.submit
         engine.submit = lambda p, **k: submit(["mended" if t == "program" else t for t in p], **k)  # type: ignore[method-assign]
-        return WorkerComponents(engine, Task(), None)
-    return WorkerComponents(fakes.FakeEngine(config.engine.max_num_seqs), Task(), None)
+    return WorkerComponents(engine, Task(), None)
 
 
 @pytest.fixture(autouse=True)
-def in_process(monkeypatch) -> Callable[[int | None], None]:
-    """Runs without Ray: the worker, in this process. Returns a function that makes the next runs stop after n units."""
-    limit: list[int | None] = [None]
-
-    def run_extract(config, *, verbose=False, build=None, planned=None):
-        output = config.output.path
-        manifest.claim(config, output)
-        own = RunLease(output)
-        planned = planned or planner.plan(config, output)
-        worker = DecodeWorker(WorkerSpec(config, output, own.id, build=build))
-        for number, unit in enumerate(planned):
-            if limit[0] is not None and number >= limit[0]:
-                own.end("failed")
-                raise RunError("cut off")
-            worker.run_unit(unit)
-        own.end("complete")
-        return driver.finish(config, output, planned)
-
-    monkeypatch.setattr(driver, "run_extract", run_extract)
+def broken(in_process) -> None:
     Task.mended, Task.asked = False, []
-
-    def stop_after(count: int | None) -> None:
-        limit[0] = count
-
-    return stop_after
 
 
 @pytest.fixture
@@ -205,10 +180,8 @@ def test_what_somebody_else_changes_at_the_same_moment_is_kept(run, monkeypatch)
         found = real(output, unit, columns, path)
         if columns is None and path is not None and not calls:  # a whole object, just before it is replaced
             calls.append(path)
-            table = found[1]
-            answers = [f"{answer} of theirs" if answer else answer for answer in table["answer"].to_pylist()]
-            at = table.schema.get_field_index("answer")
-            changed = table.set_column(at, table.schema.field(at), pa.array(answers, pa.string()))
+            answers = [f"{answer} of theirs" if answer else answer for answer in found[1]["answer"].to_pylist()]
+            changed = with_values(found[1], "answer", answers)
             assert commit.replace_rows(path, changed, found[0], storage.version(path))
         return found
 
@@ -230,32 +203,24 @@ def test_started_twice_one_says_so(run) -> None:
 
 def test_readers_see_every_document_exactly_once_at_each_instant(run) -> None:
     Task.mended = True
-    stop, seen = threading.Event(), []
-
-    def look() -> None:
-        while not stop.is_set():
-            seen.append(len(rows(run)))
-
-    reader = threading.Thread(target=look)
-    reader.start()
-    again(run)
-    stop.set()
-    reader.join()
+    seen: list[int] = []
+    retrying = threading.Thread(target=again, args=(run,))
+    retrying.start()
+    while retrying.is_alive():
+        seen.append(len(rows(run)))
+    retrying.join()
     assert set(seen) == {30}
     assert len(seen) > 2
+    assert again(run).tried == 0
 
 
 def table(*documents: tuple[int, str, int]) -> pa.Table:
     """Rows (row, status, attempts) of one source; the answer tells where a row comes from."""
-    return pa.table(
-        {
-            "source": ["a"] * len(documents),
-            "row": [row for row, _, _ in documents],
-            "status": [status for _, status, _ in documents],
-            "attempts": pa.array([attempts for _, _, attempts in documents], pa.int32()),
-            "answer": [f"{row}/{status}/{attempts}" for row, status, attempts in documents],
-        }
+    rows = [("a", *document, "/".join(map(str, document))) for document in documents]
+    schema = pa.schema(
+        {"source": "string", "row": "int64", "status": "string", "attempts": "int32", "answer": "string"}
     )
+    return pa.table(list(zip(*rows, strict=True)), schema=schema)
 
 
 def test_documents_of_several_rows_are_replaced_whole_unless_more_of_them_failed() -> None:
@@ -274,9 +239,8 @@ def test_a_subset_of_a_unit_is_a_unit(run, tmp_path) -> None:
     assert some.whole == unit.id
     assert (some.rows, some.expected, unit.whole) == (2, 2, unit.id)
     assert some != unit.subset([1, 5])
-    assert planner.Unit.from_json(some.to_json()) == some
     assert [(d.row, d.id) for d in read_unit(some, run)] == [(1, "1"), (4, "4")]
-    writer = plan.Writer()
+    writer = plan.PlanWriter()
     writer.add(some)
     made = writer.finish(0, "", 0, {})
     made.keep(str(tmp_path / "kept"))
@@ -286,9 +250,8 @@ def test_a_subset_of_a_unit_is_a_unit(run, tmp_path) -> None:
 def test_on_s3(bucket, config, connected) -> None:
     lines = "".join(json.dumps({"id": str(i), "title": "program" if i == 7 else "a"}) + "\n" for i in range(25))
     storage.put(f"{bucket}/in/a.jsonl", lines.encode())
-    made = config(f"{bucket}/in", unit_documents=10).model_copy(
-        update={"output": OutputConfig(path=f"{bucket}/out"), "storage": StorageConfig(endpoint_url=connected.url)}
-    )
+    places = {"output": OutputConfig(path=f"{bucket}/out"), "storage": StorageConfig(endpoint_url=connected.url)}
+    made = config(f"{bucket}/in", unit_documents=10).model_copy(update=places)
     driver.run_extract(made, build=build)
     Task.mended = True
     assert again(made).ok == 1

@@ -1,5 +1,5 @@
-"""Attention over the pool, on any device: a pass over the shared prefix for all its rows at once, a pass over each
-row's own keys, merged by their log-sum-exp in float32 (Hydragen, cascade attention).
+"""Attention over the cache, on any device: one over a shared prefix for all its sequences at once, one over each
+sequence's own keys, merged by their log-sum-exp in float32 (Hydragen, cascade attention).
 
 Query heads that share a key head are folded into the query length: [heads, n, d] -> [kv_heads, group * n, d].
 """
@@ -26,7 +26,11 @@ def attention(
     step: Step | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls in every layer; returns [1, tokens, heads, head_dim]."""
+    """The attention function that transformers calls in every layer; returns [1, tokens, heads, head_dim].
+
+    Raises:
+        RuntimeError: the model was called otherwise than by its engine.
+    """
     if step is None:
         raise RuntimeError("this model belongs to a raypd engine: call it through the engine")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
@@ -73,9 +77,14 @@ def attend(
     scale: float,
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention with its log-sum-exp: query [heads, n, d], key and value [heads, k, d], additive mask [n, k].
+    """Attention with its log-sum-exp.
 
-    Returns out [heads, n, d] and log-sum-exp [heads, n] (float32 at least).
+    Args:
+        query: [heads, n, d]; key, value: [heads, k, d].
+        mask: additive [n, k].
+
+    Returns:
+        [heads, n, d], and the log-sum-exp [heads, n] in float32 at least.
     """
     if query.device.type == "cpu" and softcap is None and key.shape[2] == value.shape[2]:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

@@ -13,9 +13,11 @@ from raypd.decoding.visibility import in_window, visible
 
 @dataclass
 class Span:
-    """The queries [a:b) of one row in the packed pass, and its own keys: `length` slots from `start`.
+    """The queries [a:b) of one sequence in the packed pass, and its own keys: `length` slots from `start`.
 
-    The key arrays are [length], the query arrays [b - a]; `reach` as in visibility.
+    Args:
+        reach: [segments, segments] of Reach.
+        queries, keys: [3, b - a] and [3, length]: position, segment and step of each.
     """
 
     a: int
@@ -23,28 +25,18 @@ class Span:
     start: int
     length: int
     reach: np.ndarray
-    query_segments: np.ndarray
-    query_positions: np.ndarray
-    query_steps: np.ndarray
-    key_segments: np.ndarray
-    key_positions: np.ndarray
-    key_steps: np.ndarray
+    queries: np.ndarray
+    keys: np.ndarray
 
     def seen(self) -> np.ndarray:
-        """bool [queries, keys] by the one rule. Steps matter where a row is fed again after it lost its cache."""
-        return visible(
-            self.reach,
-            self.query_segments,
-            self.query_positions,
-            self.key_segments,
-            self.key_positions,
-            self.query_steps,
-            self.key_steps,
-        )
+        """bool [queries, keys] by the one rule. Steps matter where a sequence is fed again after it lost its cache."""
+        positions, segments, steps = self.queries
+        key_positions, key_segments, key_steps = self.keys
+        return visible(self.reach, segments, positions, key_segments, key_positions, steps, key_steps)
 
 
 @dataclass
-class Group:
+class PrefixGroup:
     """Spans that stand side by side in the pass and share a prefix of `length` slots from `start` (length 0: none)."""
 
     spans: list[Span]
@@ -64,16 +56,20 @@ class Group:
 class Step:
     """One packed forward pass of `tokens` tokens; handed to every attention layer as it is.
 
-    slots: [tokens] where each token's key and value go.
+    Args:
+        groups: its spans, by the prefix that they share.
+        slots: [tokens] where each token's key and value go.
     """
 
     cache: KVCache
-    groups: list[Group]
+    groups: list[PrefixGroup]
     slots: torch.Tensor
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
     _windows: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
-    def own_mask(self, group: Group, span: Span, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor:
+    def own_mask(
+        self, group: PrefixGroup, span: Span, window: int | None, repeat: int, like: torch.Tensor
+    ) -> torch.Tensor:
         """Additive mask [repeat * queries, keys] of a span over its own keys, built once for all layers."""
         window = _felt(window, group, span)
         key = (id(span), repeat, window)
@@ -86,7 +82,9 @@ class Step:
         assert mask is not None
         return mask
 
-    def prefix_mask(self, group: Group, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
+    def prefix_mask(
+        self, group: PrefixGroup, window: int | None, repeat: int, like: torch.Tensor
+    ) -> torch.Tensor | None:
         """Additive mask [repeat * queries, prefix keys], or None where every query sees the whole prefix."""
         if window is None or all(_felt(window, group, span) is None for span in group.spans):
             return None
@@ -96,18 +94,18 @@ class Step:
             self._masks[key] = None if seen.all() else _additive(seen, repeat, like)
         return self._masks[key]
 
-    def _in_window(self, group: Group, span: Span, window: int) -> np.ndarray:
+    def _in_window(self, group: PrefixGroup, span: Span, window: int) -> np.ndarray:
         """`in_window` over the prefix, which all see, and the span's own keys: [queries, prefix keys + own keys]."""
         key = (id(span), window)
         if key not in self._windows:
             prefix = np.arange(group.length)
             seen = np.concatenate([np.ones((span.b - span.a, group.length), dtype=bool), span.seen()], axis=1)
-            positions = np.concatenate([prefix, span.key_positions])
-            self._windows[key] = in_window(seen, span.query_positions, positions, window)
+            positions = np.concatenate([prefix, span.keys[0]])
+            self._windows[key] = in_window(seen, span.queries[0], positions, window)
         return self._windows[key]
 
 
-def _felt(window: int | None, group: Group, span: Span) -> int | None:
+def _felt(window: int | None, group: PrefixGroup, span: Span) -> int | None:
     """The window, or None where all keys there are do not fill it."""
     return None if window is None or group.length + span.length <= window else window
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.program import Feed, Program
+from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
 
 
@@ -21,8 +22,10 @@ from raypd.decoding.visibility import Reach
 class Paragraph:
     """A node of the paragraph tree: PNODE of algorithm 1.
 
-    tokens: all that stand in it, control tokens too ([Child] first in a child's, [Fork] last where it forked, the end
-    token where a thread ended). logprobs: one a token; 0.0 for a [Child], which is given and not decoded.
+    Args:
+        tokens: all that stand in it, control tokens too ([Child] first in a child's, [Fork] last where it forked, the
+            end token where a thread ended).
+        logprobs: one a token; 0.0 for a [Child], which is given and not decoded.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -32,99 +35,102 @@ class Paragraph:
 
 
 @dataclass
-class Cost:
-    """What a tree, or its text decoded one token after the other, takes (section 3.4).
+class AparCost:
+    """What a tree, or its text decoded one token after the other, takes (section 3.4)."""
 
-    steps: forward passes. max_cached_tokens: most tokens, prompt included, that are in the cache together.
-    attended_tokens: tokens seen when a token was predicted, the mean over the predictions.
-    """
-
-    steps: int = 0
-    max_cached_tokens: int = 0
-    attended_tokens: float = 0.0
+    steps: int = 0  # forward passes
+    max_cached_tokens: int = 0  # most tokens, prompt included, that are in the cache together
+    attended_tokens: float = 0.0  # tokens seen when a token was predicted, the mean over the predictions
 
 
 @dataclass
 class AparAnswer:
     """A paragraph tree and its text.
 
-    tokens, logprobs: the text in the order root, first_child, next_sibling, without control and end tokens.
-    stopped: every thread came to its end; False when one was cut at the most tokens, or had none left to begin with.
-    threads: all that ever ran. unstarted_threads: children that were forked and had no tokens left to begin with.
-    cost: of this decoding; flattened: of the same text decoded autoregressively.
+    cut: tokens of the text up to the end of the first paragraph in which a thread was cut at the most tokens, or that
+    had none left to begin with; None: every thread came to its end.
     """
 
     root: Paragraph
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # root, first_child, next_sibling, without control tokens
     logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
-    threads: int = 1
-    unstarted_threads: int = 0
-    cost: Cost = field(default_factory=Cost)
-    flattened: Cost = field(default_factory=Cost)
+    cut: int | None = 0
+    threads: int = 1  # all that ever ran
+    unstarted_threads: int = 0  # children that were forked and had no tokens left to begin with
+    cost: AparCost = field(default_factory=AparCost)  # of this decoding
+    flattened: AparCost = field(default_factory=AparCost)  # of the same text decoded autoregressively
+
+    @property
+    def stopped(self) -> bool:
+        """Every thread came to its end."""
+        return self.cut is None
+
+    def counters(self) -> dict[str, Any]:
+        """Its figures, for a generated text."""
+        counters: dict[str, Any] = {"threads": self.threads, "unstarted_threads": self.unstarted_threads}
+        counters |= {"apar": asdict(self.cost), "flattened": asdict(self.flattened)}
+        return {**counters, "longest_path": self.cost.steps}  # a pass decodes a token of every thread
+
+    def generated(self, decode: Decode) -> GeneratedText:
+        """The answer for task `generation`."""
+        cut = None if self.cut is None else len(decode(self.tokens[: self.cut]))
+        return GeneratedText(decode(self.tokens), cut, len(self.tokens), self.logprobs, counters=self.counters())
 
 
 @dataclass(eq=False)
-class Node:
+class AparNode:
     """A paragraph in decoding: its segment, its parent, the row indices of its tokens that are in the cache, and how
     many unfinished sequences have it on their path."""
 
     paragraph: Paragraph
     segment: int
-    parent: Node | None = None
+    parent: AparNode | None = None
     cached: list[int] = field(default_factory=list)
     users: int = 1
 
-    def path(self) -> Iterator[Node]:
+    def path(self) -> Iterator[AparNode]:
         """This node and those above it."""
-        node: Node | None = self
+        node: AparNode | None = self
         while node is not None:
             yield node
             node = node.parent
 
 
 @dataclass(eq=False)
-class Sequence:
+class AparSequence:
     """A thread: its last token, which is not fed yet, the position of that token, and its leaf of the tree."""
 
     last_token: int
     position: int
-    current_node: Node
+    current_node: AparNode
 
 
 @dataclass
-class Group:
+class AparGroup:
     """The paragraph tree and the sequences that have not finished (G of algorithm 1), as they grow token by token.
 
-    sequences: those that run, at most `max_threads`. waiting: children that were forked while as many ran; what they
-    see stays in the cache, and they begin, the oldest first, as others end.
-    used: tokens in all threads, each [Child] counted, of at most `max_new_tokens`. reach, drop: what the next feed has
-    to say of new segments, and of tokens that no sequence has on its path any more; `take_news` hands them over.
+    At most `max_threads` run (`sequences`); children that were forked beyond them wait, and what they see stays in the
+    cache. `used` counts tokens in all threads, each [Child] included. `reach` and `drop` are for the next feed.
     """
 
-    answer: AparAnswer
-    sequences: list[Sequence]
+    prompt: Prompt
+    max_new_tokens: int
     fork: int
     child: int
     ends: frozenset[int]
-    max_new_tokens: int
     max_threads: int
-    waiting: deque[Sequence] = field(default_factory=deque)
+    waiting: deque[AparSequence] = field(default_factory=deque)
     used: int = 0
     segments: int = 1
     reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
     drop: list[int] = field(default_factory=list)
 
-    @classmethod
-    def of(
-        cls, prompt: Prompt, max_new_tokens: int, fork: int, child: int, ends: frozenset[int], max_threads: int
-    ) -> Group:
-        """One sequence, the prompt, that writes the root paragraph."""
-        root = Node(Paragraph(), segment=0)
-        first = Sequence(prompt.tokens[-1], len(prompt.tokens) - 1, root)
-        return cls(AparAnswer(root.paragraph), [first], fork, child, ends, max_new_tokens, max_threads)
+    def __post_init__(self) -> None:
+        root = AparNode(Paragraph(), segment=0)
+        self.answer = AparAnswer(root.paragraph)
+        self.sequences = [AparSequence(self.prompt.tokens[-1], len(self.prompt.tokens) - 1, root)]
 
-    def append(self, s: Sequence, x: int, logprob: float) -> None:
+    def append(self, s: AparSequence, x: int, logprob: float) -> None:
         """Lines 19 to 33 for one sequence that has sampled x (counted in `used` already)."""
         if s.last_token == self.fork:
             self._fork(s)
@@ -136,9 +142,9 @@ class Group:
             self.drop += _released(s)
         self._start_waiting()
 
-    def _fork(self, s: Sequence) -> None:
+    def _fork(self, s: AparSequence) -> None:
         above = s.current_node
-        n, n2 = (Node(Paragraph(), self.segments + i, above) for i in range(2))
+        n, n2 = (AparNode(Paragraph(), self.segments + i, above) for i in range(2))
         self.segments += 2
         for node in above.path():
             node.users += 1
@@ -146,11 +152,10 @@ class Group:
         self.reach[n.segment, n.segment] = self.reach[n2.segment, n2.segment] = Reach.CAUSAL
         above.paragraph.next_sibling, above.paragraph.first_child = n.paragraph, n2.paragraph
         s.current_node = n
-        self.waiting.append(Sequence(self.child, s.position + 1, n2))
+        self.waiting.append(AparSequence(self.child, s.position + 1, n2))
 
     def _start_waiting(self) -> None:
-        """Gives waiting children their [Child] while there is a place and a token behind it to sample; they sample that
-        in the next decode."""
+        """Gives waiting children their [Child] while there is a place, and a token left that they sample next."""
         while self.waiting and len(self.sequences) < self.max_threads and self.used + 2 <= self.max_new_tokens:
             s = self.waiting.popleft()
             s.current_node.paragraph.tokens.append(self.child)
@@ -159,23 +164,27 @@ class Group:
             self.used += 1
             self.answer.threads += 1
 
-    def take_news(self) -> tuple[dict[tuple[int, int], Reach], list[int]]:
-        """(reach, drop) since the last time."""
-        news = self.reach, self.drop
+    def take_changes(self) -> tuple[dict[tuple[int, int], Reach], list[int]]:
+        """(reach, drop) for the next feed."""
+        changes = self.reach, self.drop
         self.reach, self.drop = {}, []
-        return news
+        return changes
 
-    def finish(self, start: int) -> AparAnswer:
-        """The answer with its text, behind a prompt of `start` tokens."""
+    def finish(self) -> AparAnswer:
+        """The answer with its text."""
         answer = self.answer
-        answer.stopped = not self.sequences and not self.waiting
+        stopped = not self.sequences and not self.waiting
+        answer.cut = None
         answer.unstarted_threads = len(self.waiting)
         for paragraph in restore(answer.root):
             for token, logprob in zip(paragraph.tokens, paragraph.logprobs, strict=True):
                 if token not in (self.fork, self.child) and token not in self.ends:
                     answer.tokens.append(token)
                     answer.logprobs.append(logprob)
-        answer.flattened = _flattened(start, len(answer.tokens), answer.stopped)
+            ended = paragraph.first_child is not None or self.ends.intersection(paragraph.tokens[-1:])
+            if not stopped and not ended and answer.cut is None:
+                answer.cut = len(answer.tokens)
+        answer.flattened = _flattened(len(self.prompt.tokens), len(answer.tokens), stopped)
         return answer
 
 
@@ -189,13 +198,14 @@ def apar(
 ) -> Program[AparAnswer]:
     """Algorithm 1: decodes until every thread has written one of the tokens `ends`.
 
-    fork, child: ids of [Fork] and [Child]. At most `max_new_tokens` tokens in all threads together, each [Child]
-    counted, so that no position passes len(prompt.tokens) + max_new_tokens; where fewer are left than threads run, the
-    older threads have them. At most `max_threads` run at the same time: a child forked beyond them waits until a thread
-    has ended.
+    Args:
+        max_new_tokens: most tokens in all threads together, each [Child] counted, so that no position passes
+            len(prompt.tokens) + max_new_tokens; where fewer are left than threads run, the older threads have them.
+        fork, child: ids of [Fork] and [Child].
+        max_threads: most at the same time: a child forked beyond them waits until a thread has ended.
     """
     start = len(prompt.tokens)
-    group = Group.of(prompt, max_new_tokens, fork, child, ends, max_threads)
+    group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost
     fed = cached = start
     attended, predicted = 0, 0
@@ -208,7 +218,7 @@ def apar(
             for s in decoding:
                 s.current_node.cached.append(fed)
                 fed += 1
-            reach, drop = group.take_news()
+            reach, drop = group.take_changes()
             feed = Feed(
                 [s.last_token for s in decoding],
                 [s.position for s in decoding],
@@ -229,7 +239,7 @@ def apar(
 
     if predicted:
         cost.attended_tokens = attended / predicted
-    return group.finish(start)
+    return group.finish()
 
 
 def restore(root: Paragraph) -> Iterator[Paragraph]:
@@ -241,7 +251,7 @@ def restore(root: Paragraph) -> Iterator[Paragraph]:
         stack += [p for p in (paragraph.next_sibling, paragraph.first_child) if p is not None]
 
 
-def _released(finished: Sequence) -> list[int]:
+def _released(finished: AparSequence) -> list[int]:
     """RELEASECACHE: row indices of the tokens that no other sequence has on its path."""
     drop: list[int] = []
     for node in finished.current_node.path():
@@ -251,9 +261,17 @@ def _released(finished: Sequence) -> list[int]:
     return drop
 
 
-def _flattened(prompt: int, tokens: int, stopped: bool) -> Cost:
+def _flattened(prompt: int, tokens: int, stopped: bool) -> AparCost:
     """What `tokens` of text behind `prompt` tokens cost one after the other, with one end token if it came to that."""
     predictions = tokens + stopped
     if not predictions:
-        return Cost()
-    return Cost(predictions, prompt + predictions - 1, prompt + (predictions - 1) / 2)
+        return AparCost()
+    return AparCost(predictions, prompt + predictions - 1, prompt + (predictions - 1) / 2)
+
+
+class AparText(TextMethod):
+    """Task `generation` with APAR."""
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        options, (fork, child) = self.options, self.model.control_tokens
+        return apar(prompt, options.max_new_tokens, fork, child, self.model.ends, options.max_threads)

@@ -11,19 +11,20 @@ in another order.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from raypd.decoding.methods.apar import AparAnswer, Group, Sequence
-from raypd.decoding.methods.autoregressive import Prompt
-from raypd.decoding.methods.medusa import MedusaHeads, Tree, check_depth, guessing
+from raypd.decoding.methods.apar import AparAnswer, AparGroup, AparSequence
+from raypd.decoding.methods.medusa import MedusaHeads, Tree, check_depth, draft_feed
 from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.text import Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
 
 
 @dataclass
 class AparMedusaAnswer(AparAnswer):
-    """As AparAnswer. decoded: tokens that the model said, in all threads; accepted: those of them that were guessed."""
+    """As AparAnswer. decoded: tokens of the model, in all threads; accepted: those of them that were guessed."""
 
     decoded: int = 0
     accepted: int = 0
@@ -32,6 +33,12 @@ class AparMedusaAnswer(AparAnswer):
     def average_accepted_tokens(self) -> float:
         """Tokens decoded a forward pass, in all threads together."""
         return self.decoded / self.cost.steps if self.cost.steps else 0.0
+
+    def counters(self) -> dict[str, Any]:
+        """Its figures. Guesses make the passes fewer than the tokens of a path."""
+        counters = super().counters()
+        del counters["longest_path"]
+        return {**counters, "average_accepted_tokens": self.average_accepted_tokens}
 
 
 @dataclass
@@ -46,7 +53,7 @@ class Drafts:
     guesses: list[int] = field(default_factory=list)
     root: int = 0  # where in the feed the thread's last token is; the guesses stand behind it
 
-    def follow(self, s: Sequence) -> dict[tuple[int, int], Reach]:
+    def follow(self, s: AparSequence) -> dict[tuple[int, int], Reach]:
         """The pairs that make the segments reach the path of `s`, and nothing but it and each other."""
         path = {node.segment for node in s.current_node.path()}
         pairs = {(own, gone): Reach.HIDDEN for own in self.segments for gone in self.path - path}
@@ -57,29 +64,24 @@ class Drafts:
 
 @dataclass
 class Decode:
-    """What is known between two passes: the drafts of each thread, and what the next feed puts right in the cache.
+    """What is known between two passes: the drafts of each thread, and what the next feed corrects in the cache."""
 
-    free: drafts of threads that have ended. rejected: row indices of guesses that were wrong. move: row indices of
-    guesses that were right, and the segments of the threads whose text they are. fed: tokens fed so far; cached: those
-    of them that are in the cache. attended: tokens seen when a token was predicted, over all predictions.
-    """
-
-    group: Group
+    group: AparGroup
     tree: Tree
-    drafts: dict[Sequence, Drafts] = field(default_factory=dict)
-    free: list[Drafts] = field(default_factory=list)
-    rejected: list[int] = field(default_factory=list)
-    move: dict[int, int] = field(default_factory=dict)
-    fed: int = 0
-    cached: int = 0
-    attended: int = 0
+    drafts: dict[AparSequence, Drafts] = field(default_factory=dict)
+    free: list[Drafts] = field(default_factory=list)  # of threads that have ended
+    rejected: list[int] = field(default_factory=list)  # row indices of guesses that were wrong
+    move: dict[int, int] = field(default_factory=dict)  # of right ones: the segments of the threads whose text they are
+    fed: int = 0  # tokens so far
+    cached: int = 0  # those of them that are in the cache
+    attended: int = 0  # tokens seen when a token was predicted, over all predictions
     decoded: int = 0
     accepted: int = 0
 
-    def feed(self, prompt: Prompt, decoding: list[Sequence], spare: int) -> Feed:
+    def feed(self, prompt: Prompt, decoding: list[AparSequence], spare: int) -> Feed:
         """Each thread's last token (the prompt in the first pass), and its guesses, `spare` at most."""
         group, tree, first = self.group, self.tree, self.fed == 0
-        reach, released = group.take_news()
+        reach, released = group.take_changes()
         tokens: list[int] = []
         positions: list[int] = []
         segments: list[int] = []
@@ -112,7 +114,7 @@ class Decode:
             want_hidden=True,
         )
 
-    def _drafts_of(self, s: Sequence, reach: dict[tuple[int, int], Reach]) -> Drafts:
+    def _drafts_of(self, s: AparSequence, reach: dict[tuple[int, int], Reach]) -> Drafts:
         """A thread's drafts; a new thread takes over those of one that has ended, or gets segments of its own."""
         if s not in self.drafts:
             if not self.free:
@@ -124,12 +126,12 @@ class Decode:
             self.drafts[s] = self.free.pop()
         return self.drafts[s]
 
-    def accept(self, decoding: list[Sequence], said: Predictions) -> tuple[list[Drafts], list[torch.Tensor]]:
+    def accept(self, decoding: list[AparSequence], predictions: Predictions) -> tuple[list[Drafts], list[torch.Tensor]]:
         """Takes the longest right path of each thread's guesses and the token behind it through algorithm 1.
 
         Returns the drafts of the threads that go on, and the hidden state behind the last token of each.
         """
-        assert said.hidden is not None
+        assert predictions.hidden is not None
         self.group.used += len(decoding)
         self.rejected, self.move = [], {}
         going_on: list[Drafts] = []
@@ -138,7 +140,7 @@ class Decode:
         for s in decoding:
             mine = self.drafts[s]
             count = len(mine.guesses)
-            nodes = self.tree.accepted(mine.guesses, said.tokens[first : first + 1 + count])
+            nodes = self.tree.accepted(mine.guesses, predictions.tokens[first : first + 1 + count])
             kept: set[int] = set()
             for i, place in enumerate((first, *(first + 1 + n for n in nodes))):
                 if i > 0:
@@ -148,7 +150,7 @@ class Decode:
                 self.accepted += int(i < len(nodes))
                 self.attended += s.position + 1
                 self.decoded += 1
-                self.group.append(s, said.tokens[place], said.logprobs[place])
+                self.group.append(s, predictions.tokens[place], predictions.logprobs[place])
                 if s.last_token in self.group.ends:
                     self.free.append(self.drafts.pop(s))
                     break
@@ -159,7 +161,7 @@ class Decode:
                     s.current_node.cached.append(index)
                 else:
                     going_on.append(mine)
-                    states.append(said.hidden[place])
+                    states.append(predictions.hidden[place])
             self.rejected += [self.fed + mine.root + 1 + n for n in range(count) if n not in kept]
             mine.guesses = []
             first += 1 + count
@@ -176,10 +178,14 @@ def apar_medusa(
     tree: Tree | None = None,
     max_threads: int = 64,
 ) -> Program[AparMedusaAnswer]:
-    """Algorithm 1 with drafts; arguments as those of `apar` and `medusa`."""
+    """Algorithm 1 with drafts; arguments as those of `apar` and `medusa`.
+
+    Raises:
+        ValueError: the tree is deeper than there are heads.
+    """
     tree = tree or heads.tree
     check_depth(tree, heads)
-    group = Group.of(prompt, max_new_tokens, fork, child, ends, max_threads)
+    group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost
     state = Decode(group, tree)
     while group.sequences and group.used < max_new_tokens:
@@ -192,10 +198,19 @@ def apar_medusa(
         going_on, states = state.accept(decoding, predictions)
         state.fed += len(feed.tokens)
         if going_on and group.used + 1 < max_new_tokens:
-            drafted = yield guessing(heads, states, tree)
-            for drafts, guesses in zip(going_on, drafted.guesses, strict=True):
+            drafted = yield draft_feed(heads, states, tree)
+            for drafts, guesses in zip(going_on, drafted.drafts, strict=True):
                 drafts.guesses = guesses
     if state.decoded:
         cost.attended_tokens = state.attended / state.decoded
-    answer = group.finish(len(prompt.tokens))
+    answer = group.finish()
     return AparMedusaAnswer(**vars(answer), decoded=state.decoded, accepted=state.accepted)
+
+
+class AparMedusaText(TextMethod):
+    """Task `generation` with APAR and Medusa; the tree is that of the heads."""
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        options, (fork, child) = self.options, self.model.control_tokens
+        ends, heads = self.model.ends, self.model.heads
+        return apar_medusa(prompt, options.max_new_tokens, fork, child, ends, heads, max_threads=options.max_threads)

@@ -4,51 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
 from raypd.decoding.program import Feed, Program
-
-
-@dataclass
-class Prompt:
-    """Token ids, of which the first `shared` are an instruction in common with other prompts."""
-
-    tokens: Sequence[int]
-    shared: int = 0
+from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod
 
 
 @dataclass
 class Continuation:
     """What was decoded; `stopped` is False when it was cut at the most tokens."""
 
+    COUNTERS: ClassVar[tuple[str, ...]] = ()  # its figures that go with a generated text
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
+
+    def generated(self, decode: Decode) -> GeneratedText:
+        """The answer for task `generation`."""
+        text = decode(self.tokens)
+        counters = {name: getattr(self, name) for name in self.COUNTERS}
+        cut = None if self.stopped else len(text)
+        return GeneratedText(text, cut, len(self.tokens), self.logprobs, counters=counters)
+
+
+@dataclass
+class DraftedContinuation(Continuation):
+    """What was decoded in `steps` forward passes (the prompt's included), `accepted` of it drafted before."""
+
+    COUNTERS: ClassVar[tuple[str, ...]] = ("steps", "accepted", "average_accepted_tokens")
+    steps: int = 0
+    accepted: int = 0
+
+    @property
+    def average_accepted_tokens(self) -> float:
+        """Tokens decoded a forward pass (SPACE, section 4.1): 1 is autoregressive."""
+        return len(self.tokens) / self.steps if self.steps else 0.0
 
 
 def autoregressive(
     prompt: Prompt,
     max_new_tokens: int,
-    stops: Callable[[Sequence[int]], bool],
+    stops: Stops,
     allowed_token_ids: Callable[[Sequence[int]], np.ndarray | None] | None = None,
 ) -> Program[Continuation]:
-    """Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`; the last token is not fed.
+    """Decodes one token a pass; the last one is not fed.
 
-    allow: the ids that may come next behind what was decoded; None, or returning None: all.
+    Args:
+        max_new_tokens: most tokens that are decoded.
+        stops: whether the text, as the tokens decoded so far, is complete.
+        allowed_token_ids: the ids that may come next behind the tokens decoded so far; None, or returning None: all.
     """
     answer = Continuation()
-    at = len(prompt.tokens)
-    limits = [allowed_token_ids([])] if allowed_token_ids is not None else None
-    predictions = yield Feed(
-        prompt.tokens, range(at), sample_at=[at - 1], allowed_token_ids=limits, shared=prompt.shared
-    )
+    tokens, at = prompt.tokens, 0  # to be fed, and the position of the first
     while True:
-        answer.tokens += predictions.tokens
+        predictions = yield Feed(
+            tokens,
+            range(at, at + len(tokens)),
+            sample_at=[len(tokens) - 1],
+            allowed_token_ids=None if allowed_token_ids is None else [allowed_token_ids(answer.tokens)],
+            shared=0 if at else prompt.shared,
+        )
+        at += len(tokens)
+        tokens = predictions.tokens
+        answer.tokens += tokens
         answer.logprobs += predictions.logprobs
         answer.stopped = stops(answer.tokens)
         if answer.stopped or len(answer.tokens) == max_new_tokens:
             return answer
-        limits = [allowed_token_ids(answer.tokens)] if allowed_token_ids is not None else None
-        predictions = yield Feed([answer.tokens[-1]], [at], sample_at=[0], allowed_token_ids=limits)
-        at += 1
+
+
+class AutoregressiveText(TextMethod):
+    """Task `generation`, one token after the other; `speculative`, too: another engine runs it."""
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        return autoregressive(prompt, self.options.max_new_tokens, stops)

@@ -1,7 +1,7 @@
 """Guided decoding: the keys of the answer are given, its values are decoded one after the other.
 
 What other engines call structured output with its fixed parts skipped: the text is the JSON that `autoregressive`
-writes, held to its schema, and no token is decoded that the schema tells. Every value sees the whole answer before it,
+writes, held to its schema, and no token is decoded that the schema gives. Every value sees the whole answer before it,
 so this is the yardstick for HPD where a small model's own JSON breaks off.
 """
 
@@ -19,11 +19,13 @@ def guided(
     rest: Callable[[Slot, Value], Sequence[int]],
     behind: Callable[[Slot, Value], int] = lambda slot, value: 0,
 ) -> Program[list[Value]]:
-    """One value a slot, each complete before the next begins.
+    """Decodes one value a slot, each complete before the next begins.
 
-    rest: the ids that follow on a value's decoded tokens but the last, so that the value stands whole in the text: the
-    last token itself where it ends with the value, else what of the value it leaves to be written.
-    behind: how many of the tokens before the last are not of the value: they leave the cache.
+    Args:
+        max_value_tokens: most tokens of a value.
+        rest: the ids that follow on a value's decoded tokens but the last, so that the value stands whole in the text:
+            the last token itself where it ends with the value, else what of the value it leaves to be written.
+        behind: how many of the tokens before the last are not of the value: they leave the cache.
     """
     values: list[Value] = []
     fed, at, begin = 0, 0, 0  # tokens that were fed; those that stay; where the prompt goes on behind the last value

@@ -26,10 +26,8 @@ class Slot:
 
 @dataclass
 class SlottedPrompt:
-    """Instruction, documents and skeleton as one list of ids, with the slots in the order of their ends.
-
-    The first `shared` tokens are an instruction in common with other prompts.
-    """
+    """Instruction, documents and skeleton as one list of ids, of which the first `shared` are an instruction in common
+    with other prompts; the slots in the order of their ends."""
 
     tokens: Sequence[int]
     slots: list[Slot]
@@ -40,8 +38,9 @@ class SlottedPrompt:
 class Value:
     """The decoded tokens of one slot.
 
-    `completion` is the value's text where it was clear before its end was decoded (null, an enum's only choice left);
-    `closed` is False when the value was cut at K_max tokens.
+    Args:
+        completion: the value's text where it was clear before its end was decoded (null, an enum's only choice left).
+        closed: False when the value was cut at K_max tokens.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -63,8 +62,13 @@ def slot_positions(prompt: SlottedPrompt, max_value_tokens: int) -> list[int]:
 def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values: bool = False) -> Program[list[Value]]:
     """Algorithm 1: one value a slot, all decoded together, each pruned when it is complete.
 
-    With one segment (the paper's mask) a value sees the value tokens of earlier attributes that exist by then;
-    `isolate_values` gives every value a segment of its own.
+    Args:
+        max_value_tokens: K_max, most tokens of a value, and the positions that are kept free for it.
+        isolate_values: gives every value a segment of its own; otherwise (the paper's mask) a value sees the value
+            tokens of earlier attributes that exist by then.
+
+    Returns:
+        The values, in the order of the slots.
     """
     slots, k_max = prompt.slots, max_value_tokens
     positions = slot_positions(prompt, k_max)

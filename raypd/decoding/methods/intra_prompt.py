@@ -14,16 +14,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Feed, Program
 from raypd.decoding.visibility import Reach
 
 
 @dataclass
 class Question:
-    """A question's own tokens, up to where its answer begins, and the rules of the answer.
+    """A question and the rules of its answer.
 
-    stops: whether an answer (the tokens decoded so far) is complete; its last token is then not fed.
-    allow: the ids that may come next behind the tokens decoded so far; None, or returning None: all.
+    Args:
+        tokens: its own, up to where its answer begins.
+        stops: whether an answer (the tokens decoded so far) is complete; its last token is then not fed.
+        allowed_token_ids: the ids that may come next behind the tokens decoded so far; None, or returning None: all.
     """
 
     tokens: Sequence[int]
@@ -48,16 +51,7 @@ class PromptTree:
 
 
 @dataclass
-class Answer:
-    """The decoded tokens of one question; `stopped` is False when it was cut at the most tokens."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
-
-
-@dataclass
-class _Header:
+class Header:
     """Equation 1: the tree as one sequence. Per token its virtual position (equations 3 to 5) and segment.
 
     Segments: 0 the instruction, then one a context, each followed by one a question. `ends` and `owns` are, for every
@@ -79,13 +73,16 @@ class _Header:
         return position + len(tokens)
 
 
-def header(prompt: PromptTree) -> _Header:
-    """The header of a prompt. Raises ValueError for a question without tokens: nothing could be asked at its end.
+def header(prompt: PromptTree) -> Header:
+    """The header of a prompt.
 
     The mask is equation 9, with ALL for what lies above a token in the tree: there every position is lower than the
     token's own, so equation 6 always holds. Contexts without questions are left out, since nobody would read them.
+
+    Raises:
+        ValueError: a question has no tokens, so nothing could be sampled at its end.
     """
-    head = _Header([], [], [], {}, [], [])
+    head = Header([], [], [], {}, [], [])
     after_p = head.append(prompt.instruction, 0, 0)
     segment = 0
     for context in prompt.contexts:
@@ -107,10 +104,17 @@ def header(prompt: PromptTree) -> _Header:
     return head
 
 
-def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Answer]]:
-    """Answers of all questions, context by context; every step decodes the next token of every open answer."""
+def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Continuation]]:
+    """Answers of all questions, context by context; every pass decodes the next token of every open answer.
+
+    Args:
+        max_answer_tokens: most tokens of one answer.
+
+    Raises:
+        ValueError: a question has no tokens.
+    """
     questions = [question for context in prompt.contexts for question in context.questions]
-    answers = [Answer() for _ in questions]
+    answers = [Continuation() for _ in questions]
     if not questions:
         return answers
     head = header(prompt)

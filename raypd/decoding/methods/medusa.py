@@ -4,7 +4,7 @@
 Head d reads the hidden state behind which the model says token t, and guesses token t + d. A pass holds the last token
 of the text, which is certain, and under it the tree of guesses: each sees the text, its ancestors and itself. What the
 model says behind the last token picks a child of it, if one guessed that; and so on down. So every token of the text is
-one that the model said behind exactly the text before it, for any heads, trained or not. That holds for sampling too:
+one that the model says behind exactly the text before it, for any heads, trained or not. That holds for sampling too:
 the drafts are fixed before the model's draw. Medusa's typical acceptance, which takes more at a temperature but changes
 the distribution, is not built.
 """
@@ -13,25 +13,27 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from raypd.decoding.methods.autoregressive import Continuation, Prompt
+from raypd.decoding.methods.autoregressive import DraftedContinuation
 from raypd.decoding.program import DraftRequest, Feed, Program
+from raypd.decoding.text import Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
-
-# ------------------------------------------------------------------------------------------------------------- trees
 
 
 class Tree:
     """Which guesses are tried together: each path names the rank of the guess at every head from the first on.
 
     (0,) is head 1's best guess, (0, 2) head 2's third best behind it. Lists, in the order of the nodes (by depth):
-    ranks [n], depths [n] from 1, parents [n] (-1: under the text), runs [n]: a stretch without branches is one run,
-    which shares a segment. `above[run]` are the runs that a run's nodes see, itself included.
+    ranks [n], depths [n] from 1, parents [n] (-1: under the text), runs [n]: nodes in a row without branches are one
+    run, which shares a segment. `above[run]` are the runs that a run's nodes see, itself included.
+
+    Raises:
+        ValueError: a path is empty, has a negative rank, or the path above it is missing.
     """
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
@@ -56,13 +58,13 @@ class Tree:
         """How many nodes, the first ones, are not deeper than `depth`."""
         return sum(d <= depth for d in self.depths)
 
-    def accepted(self, guesses: Sequence[int], said: Sequence[int]) -> list[int]:
-        """The nodes from the top down whose guess [nodes] is what the model said above: said [1 + nodes], the text's
-        last token first."""
+    def accepted(self, guesses: Sequence[int], sampled: Sequence[int]) -> list[int]:
+        """The nodes from the top down whose guess [nodes] is what was sampled above them; `sampled` [1 + nodes] begins
+        behind the text's last token."""
         nodes: list[int] = []
         while True:
             at = nodes[-1] if nodes else -1
-            hit = [n for n in range(len(guesses)) if self.parents[n] == at and guesses[n] == said[at + 1]]
+            hit = [n for n in range(len(guesses)) if self.parents[n] == at and guesses[n] == sampled[at + 1]]
             if not hit:
                 return nodes
             nodes.append(hit[0])
@@ -76,8 +78,9 @@ def cartesian_tree(*widths: int) -> Tree:
 def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> Tree:
     """The tree of at most `nodes` guesses that is expected to have the most accepted.
 
-    accuracies: [heads][ranks] how often the guess of that rank is right, measured on text; a path's chance is the
-    product along it.
+    Args:
+        accuracies: [heads][ranks] how often the guess of that rank is right on text; a path's chance is the product
+            along it.
     """
     paths: list[tuple[int, ...]] = []
     heap: list[tuple[float, tuple[int, ...]]] = [(-chance, (rank,)) for rank, chance in enumerate(accuracies[0])]
@@ -89,9 +92,6 @@ def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> Tree:
             for rank, right in enumerate(accuracies[len(path)]):
                 heapq.heappush(heap, (chance * right, (*path, rank)))
     return Tree(paths)
-
-
-# ------------------------------------------------------------------------------------------------------------- heads
 
 
 class ResidualBlock(torch.nn.Module):
@@ -122,7 +122,9 @@ class MedusaHead(torch.nn.Module):
 class MedusaHeads(torch.nn.Module):
     """`count` heads of `layers` residual blocks and a linear layer each, beside the model's own output embeddings.
 
-    base_model: the name of the model they were trained for. tree: the paths that suit them.
+    Args:
+        base_model: name of the model that they were trained for.
+        tree: the paths that suit them; None: 3, 2, 1 and 1 guesses of the first heads.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class MedusaHeads(torch.nn.Module):
         return heads
 
     def check(self, model: PreTrainedModel) -> None:
-        """Raises ValueError where these heads cannot sit on `model`."""
+        """Raises ValueError where hidden size or vocabulary of `model` are others."""
         own = model.get_output_embeddings().weight.shape
         if (self.vocabulary, self.hidden_size) != tuple(own):
             raise ValueError(
@@ -167,7 +169,7 @@ class MedusaHeads(torch.nn.Module):
         return torch.stack([head(hidden) for head in self.heads])
 
     @torch.no_grad()
-    def guess(self, hidden: Sequence[torch.Tensor], tree: Tree) -> list[list[int]]:
+    def draft(self, hidden: Sequence[torch.Tensor], tree: Tree) -> list[list[int]]:
         """For each last hidden state [hidden size] the guesses of a tree's nodes."""
         if not tree.paths or not hidden:
             return [[] for _ in hidden]
@@ -176,36 +178,26 @@ class MedusaHeads(torch.nn.Module):
         return [[best[depth - 1][i][rank] for depth, rank in nodes] for i in range(len(hidden))]  # [heads][i][ranks]
 
 
-# ------------------------------------------------------------------------------------------------------------ method
-
-
-@dataclass
-class MedusaAnswer(Continuation):
-    """What was decoded in `steps` forward passes (the prompt's included), `accepted` of it guessed by the heads."""
-
-    steps: int = 0
-    accepted: int = 0
-
-    @property
-    def average_accepted_tokens(self) -> float:
-        """Tokens decoded a forward pass."""
-        return len(self.tokens) / self.steps if self.steps else 0.0
-
-
 def medusa(
     prompt: Prompt,
     max_new_tokens: int,
     heads: MedusaHeads,
     tree: Tree | None = None,
-    stops: Callable[[Sequence[int]], bool] = lambda tokens: False,
-) -> Program[MedusaAnswer]:
-    """Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`: what AR says, in fewer passes.
+    stops: Stops = lambda tokens: False,
+) -> Program[DraftedContinuation]:
+    """Decodes what `autoregressive` decodes, in fewer passes.
 
-    tree: None takes the heads' own. Raises ValueError for a tree that is deeper than there are heads.
+    Args:
+        max_new_tokens: most tokens that are decoded.
+        tree: which guesses are tried together; None: the heads' own.
+        stops: whether the text, as the tokens decoded so far, is complete.
+
+    Raises:
+        ValueError: the tree is deeper than there are heads.
     """
     tree = tree or heads.tree
     check_depth(tree, heads)
-    answer = MedusaAnswer()
+    answer = DraftedContinuation()
     reach = {(1 + run, 1 + seen): Reach.CAUSAL for run, above in enumerate(tree.above) for seen in above}
     reach |= {(1 + run, 0): Reach.CAUSAL for run in range(len(tree.above))}
     text, at = list(prompt.tokens), 0  # what is fed of the text in this step, and its first position
@@ -245,16 +237,23 @@ def medusa(
         wanted = tree.size(max_new_tokens - len(answer.tokens) - 1)  # deeper guesses could not be taken any more
         guesses = []
         if wanted:
-            drafted = yield guessing(heads, [predictions.hidden[asks[-1]]], tree)
-            guesses = drafted.guesses[0][:wanted]
+            drafted = yield draft_feed(heads, [predictions.hidden[asks[-1]]], tree)
+            guesses = drafted.drafts[0][:wanted]
 
 
-def guessing(heads: MedusaHeads, hidden: Sequence[torch.Tensor], tree: Tree) -> Feed:
+def draft_feed(heads: MedusaHeads, hidden: Sequence[torch.Tensor], tree: Tree) -> Feed:
     """The feed that asks the heads for the guesses of a tree behind each hidden state."""
-    return Feed((), (), guess=DraftRequest(heads, hidden, tree))
+    return Feed((), (), draft=DraftRequest(heads, hidden, tree))
 
 
 def check_depth(tree: Tree, heads: MedusaHeads) -> None:
     """Raises ValueError for a tree that is deeper than there are heads."""
     if max(tree.depths, default=0) > heads.count:
         raise ValueError(f"the tree is {max(tree.depths)} deep and there are {heads.count} Medusa heads")
+
+
+class MedusaText(TextMethod):
+    """Task `generation` with Medusa; the tree is that of the heads."""
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        return medusa(prompt, self.options.max_new_tokens, self.model.heads, stops=stops)

@@ -26,19 +26,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
-from raypd.decoding.methods.autoregressive import Prompt
-from raypd.decoding.methods.pasta_answer import CUT, PastaAnswer, Thread, Written
-from raypd.decoding.methods.pasta_lang import Lexer, Piece, Tag, readable
-from raypd.decoding.methods.pasta_lengths import Lengths
+from raypd.decoding.methods.pasta_answer import CUT, PastaAnswer, PastaThread, Written
+from raypd.decoding.methods.pasta_lang import Lengths, Lexer, Piece, Tag, readable
+from raypd.decoding.methods.registry import CLOSE, OPEN, SYNC
 from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.text import Prompt, Stops, TextMethod, TextModel
 from raypd.decoding.visibility import Reach
 
-OPEN, CLOSE, SYNC = "<async>", "</async>", "<sync/>"
 
-
-class State(Enum):
+class ThreadState(Enum):
     RUNNING = "running"
     WAITING = "waiting"  # for its children, at a <sync/>
     ENDED = "ended"
@@ -59,33 +57,36 @@ def pasta(
 ) -> Program[PastaAnswer]:
     """Decodes until the main thread has written one of the tokens `ends` and all its children have ended.
 
-    texts: the bytes that every token id adds to a text. encode: ids of a text, for the tags that the interpreter
-    writes itself. promised: how many positions a promise takes, its child's <async> and </async> among them: what its
-    `tokens` attribute says (predicted: Pred-10X, and Pred-1X as well), `fixed_length` (fixed), or given lengths in the
-    order of the promises (oracle). max_new_tokens: most decoded tokens of all threads together; max_async_tokens: of
-    one child. Of more than `max_threads` threads the youngest wait for a place. max_position: no token stands at or
-    behind it (the model's context length); a promise that would pass it takes half of what is left.
+    Args:
+        max_new_tokens: most decoded tokens of all threads together; max_async_tokens: of one child.
+        texts: the bytes that every token id adds to a text.
+        encode: ids of a text, for the tags that the interpreter writes itself.
+        promised: how many positions a promise takes, its child's <async> and </async> among them: what its `tokens`
+            attribute says (predicted: Pred-10X, and Pred-1X as well), `fixed_length` (fixed), or given lengths in the
+            order of the promises (oracle).
+        max_threads: of more, the youngest wait for a place.
+        max_position: no token stands at or behind it (the model's context length); a promise that would pass it takes
+            half of what is left.
     """
-    interpreter = _Interpreter(prompt, texts, encode, ends, max_new_tokens, max_async_tokens, max_threads, max_position)
-    interpreter.promise_takes(promised, fixed_length)
+    limits = max_new_tokens, max_async_tokens, max_threads, max_position
+    interpreter = _Interpreter(prompt, texts, encode, ends, *limits, promised, fixed_length)
     while (feed := interpreter.feed()) is not None:
         interpreter.take((yield feed))
     return interpreter.answer()
 
 
 @dataclass(eq=False)
-class _Thread:
+class _RunningThread:
     """A thread in decoding. `segment` is open, `path` the closed segments that it sees; `position` of its next token;
-    `queue` its (token, position, segment) not yet fed; `clock` tokens decoded one after the other to get here."""
+    `queue` its (token, position, segment) not yet fed; `depth` tokens decoded one after the other to get here."""
 
-    record: Thread
-    name: str
+    record: PastaThread
     segment: int
     position: int
     path: list[int]
     lexer: Lexer
-    clock: int = 0
-    state: State = State.RUNNING
+    depth: int = 0
+    state: ThreadState = ThreadState.RUNNING
     queue: list[tuple[int, int, int]] = field(default_factory=list)
     written: Written = field(default_factory=Written)
 
@@ -108,6 +109,8 @@ class _Interpreter:
     max_async_tokens: int
     max_threads: int
     max_position: int | None
+    promised: Literal["predicted", "fixed"] | Sequence[int]
+    fixed_length: int
 
     def __post_init__(self) -> None:
         self.open, self.close, self.sync = (list(self.encode(tag)) for tag in (OPEN, CLOSE, SYNC))
@@ -117,24 +120,22 @@ class _Interpreter:
         self.decoded = self.steps = 0
         self.segments = 1
         self.reach: dict[tuple[int, int], Reach] = {}
-        self.main = _Thread(Thread(), "main thread", 0, 0, [], Lexer(self._warner("main thread")))
+        self.main = _RunningThread(PastaThread(), 0, 0, [], Lexer(self._warner("main thread")))
         self.main.place(self.prompt.tokens)
-        self.children: list[_Thread] = []
-        self.unjoined: list[_Thread] = []  # children that the main thread does not see yet
+        most = self.max_async_tokens + len(self.open)
+        self.lengths = Lengths(self.promised, self.fixed_length, most, self.main.lexer.warn)
+        self.children: list[_RunningThread] = []
+        self.unjoined: list[_RunningThread] = []  # children that the main thread does not see yet
         self.closing: list[tuple[int, int, int]] = []  # the last tokens of joined children, to be fed before the main's
         self.events: deque[Piece] = deque()  # pieces of the main thread that are not acted on yet
         self.held: tuple[int, int] | None = None  # (token, position) that ended the <sync/> waited at
-        self.asked: list[_Thread] = []
-
-    def promise_takes(self, rule: Literal["predicted", "fixed"] | Sequence[int], fixed: int) -> None:
-        """How many positions the main thread skips at a promise."""
-        self.lengths = Lengths(rule, fixed, self.max_async_tokens + len(self.open), self._warner("main thread"))
+        self.asked: list[_RunningThread] = []
 
     # ------------------------------------------------------------------------------------------------------ a step
 
     def feed(self) -> Feed | None:
         """The next tokens of all threads, or None when all have ended or no token is left."""
-        running = [thread for thread in (self.main, *self.children) if thread.state is State.RUNNING]
+        running = [thread for thread in (self.main, *self.children) if thread.state is ThreadState.RUNNING]
         self.asked = running[: min(self.max_threads, self.max_new_tokens - self.decoded)]
         if not self.asked:
             return None
@@ -157,13 +158,15 @@ class _Interpreter:
         for thread, token, logprob in zip(self.asked, predictions.tokens, predictions.logprobs, strict=True):
             thread.record.tokens.append(token)
             thread.record.logprobs.append(logprob)
-            thread.clock += 1
+            thread.depth += 1
             self.decoded += 1
             if thread is self.main:
                 self._main_token(token)
             else:
                 self._child_token(thread, token)
-        while self.main.state is State.WAITING and all(child.state is State.ENDED for child in self.unjoined):
+        while self.main.state is ThreadState.WAITING and all(
+            child.state is ThreadState.ENDED for child in self.unjoined
+        ):
             self._join()
 
     # ---------------------------------------------------------------------------------------------- the main thread
@@ -192,11 +195,11 @@ class _Interpreter:
                 self._wait()
                 return
             elif piece.tag.kind == "sync":
-                self._warn(main, f"{SYNC} without a promise to wait for does nothing")
+                main.lexer.warn(f"{SYNC} without a promise to wait for does nothing")
             else:
-                self._warn(main, f"{readable(piece.text)} in the main thread is left out")
-        if self._remaining_tokens(main) <= 0 and main.state is State.RUNNING:
-            self._warn(main, "cut where the positions end")
+                main.lexer.warn(f"{readable(piece.text)} in the main thread is left out")
+        if self._remaining_tokens(main) <= 0 and main.state is ThreadState.RUNNING:
+            main.lexer.warn("cut where the positions end")
             self._end_main()
 
     def _promise(self, tag: Tag) -> None:
@@ -205,16 +208,16 @@ class _Interpreter:
         name = f"async {number} ({tag.topic})"
         length = self.lengths.of(tag, number, self._remaining_tokens(main))
         path = [*main.path, main.segment]
-        child = _Thread(
-            Thread(tag.topic, length), name, self._segment(path), main.position, path, Lexer(self._warner(name))
+        child = _RunningThread(
+            PastaThread(tag.topic, length), self._segment(path), main.position, path, Lexer(self._warner(name))
         )
-        child.clock = main.clock
+        child.depth = main.depth
         if self._remaining_tokens(child) > len(self.open) + len(self.close):
             child.written = Written([Piece(OPEN, Tag("open"))], given=len(OPEN))
             child.place(self.open)
         else:
-            child.state = State.ENDED
-            self._warn(child, "has no content: the positions end here")
+            child.state = ThreadState.ENDED
+            child.lexer.warn("has no content: the positions end here")
         self.children.append(child)
         self.unjoined.append(child)
         main.written.pieces.append(child.written)
@@ -223,7 +226,7 @@ class _Interpreter:
 
     def _wait(self) -> None:
         """At a <sync/>: the token that ended it is fed after the wait, so that it sees the children."""
-        self.main.state = State.WAITING
+        self.main.state = ThreadState.WAITING
         token, position, segment = self.main.queue[-1]
         self.held = None
         if segment == self.main.segment:  # else a promise ended in this token too, and its child needs it at once
@@ -239,33 +242,33 @@ class _Interpreter:
             child.queue = []
         main.path = [*main.path, main.segment, *(child.segment for child in self.unjoined)]
         main.segment = self._segment(main.path)
-        main.clock = max(main.clock, *(child.clock for child in self.unjoined))
-        main.state, self.unjoined = State.RUNNING, []
+        main.depth = max(main.depth, *(child.depth for child in self.unjoined))
+        main.state, self.unjoined = ThreadState.RUNNING, []
         if self.held is not None:
             main.queue.append((*self.held, main.segment))
         elif self._remaining_tokens(main) >= len(self.sync):
             main.place(self.sync)
         else:
-            self._warn(main, "cut where the positions end")
+            main.lexer.warn("cut where the positions end")
             self._end_main()
             return
         self._act()
 
     def _end_main(self) -> None:
         main = self.main
-        main.state = State.ENDED
+        main.state = ThreadState.ENDED
         for piece in main.lexer.close():
             main.written.pieces.append(piece)
             if piece.tag is not None:
-                self._warn(main, f"{readable(piece.text)} at the very end is left out")
+                main.lexer.warn(f"{readable(piece.text)} at the very end is left out")
         if main.written.ends_with_promise():
-            self._warn(main, "ended with a promise, beside which nothing was decoded")
+            main.lexer.warn("ended with a promise, beside which nothing was decoded")
 
     # ------------------------------------------------------------------------------------------------- the children
 
-    def _child_token(self, child: _Thread, token: int) -> None:
+    def _child_token(self, child: _RunningThread, token: int) -> None:
         if token in self.ends:
-            self._warn(child, f"ended its text without {CLOSE}, which was put there")
+            child.lexer.warn(f"ended its text without {CLOSE}, which was put there")
             child.record.stopped = True
             self._end_child(child, put=True)
             return
@@ -276,19 +279,19 @@ class _Interpreter:
             if piece.tag is not None and piece.tag.kind == "close":
                 rest = "".join(p.text for p in pieces[number + 1 :]) + child.lexer.begun
                 if rest.strip():
-                    self._warn(child, f"{readable(rest)!r} behind {CLOSE} in the same token is left out")
+                    child.lexer.warn(f"{readable(rest)!r} behind {CLOSE} in the same token is left out")
                 child.lexer.begun = ""
                 child.record.stopped = True
                 self._end_child(child)
                 return
             if piece.tag is not None and piece.tag.kind != "stray":
-                self._warn(child, f"{readable(piece.text)} in a child does nothing and is left out")
+                child.lexer.warn(f"{readable(piece.text)} in a child does nothing and is left out")
         if len(child.record.tokens) >= self.max_async_tokens or self._remaining_tokens(child) <= len(self.close):
-            self._warn(child, f"closed after {len(child.record.tokens)} tokens, the most it may have")
+            child.lexer.warn(f"closed after {len(child.record.tokens)} tokens, the most it may have")
             self._end_child(child, put=True)
 
-    def _end_child(self, child: _Thread, put: bool = False) -> None:
-        child.state = State.ENDED
+    def _end_child(self, child: _RunningThread, put: bool = False) -> None:
+        child.state = ThreadState.ENDED
         child.written.pieces += child.lexer.close()
         if put:
             child.place(self.close)
@@ -296,7 +299,7 @@ class _Interpreter:
 
     # -------------------------------------------------------------------------------------------------------- helpers
 
-    def _remaining_tokens(self, thread: _Thread) -> float:
+    def _remaining_tokens(self, thread: _RunningThread) -> float:
         """Positions that are left to a thread."""
         return float("inf") if self.max_position is None else self.max_position - thread.position
 
@@ -310,9 +313,6 @@ class _Interpreter:
     def _text(self, token: int) -> str:
         return self.texts[token].decode("latin-1") if token < len(self.texts) else ""
 
-    def _warn(self, thread: _Thread, flaw: str) -> None:
-        self.warnings.append(f"{thread.name}: {flaw}")
-
     def _warner(self, name: str) -> Callable[[str], None]:
         return lambda flaw: self.warnings.append(f"{name}: {flaw}")
 
@@ -321,12 +321,12 @@ class _Interpreter:
     def answer(self) -> PastaAnswer:
         """Puts the text together; what has not ended is cut where it stands."""
         for child in self.children:
-            if child.state is not State.ENDED:
+            if child.state is not ThreadState.ENDED:
                 cut = "cut, for no tokens are left" if child.record.tokens else "has no content: no tokens are left"
-                self._warn(child, cut)
+                child.lexer.warn(cut)
                 self._end_child(child)
-        if self.main.state is not State.ENDED:
-            self._warn(self.main, "cut, for no tokens are left")
+        if self.main.state is not ThreadState.ENDED:
+            self.main.lexer.warn("cut, for no tokens are left")
             self.main.written.pieces += self.events
             self._end_main()
         threads = [self.main, *self.children]
@@ -341,6 +341,29 @@ class _Interpreter:
             cut=self.main.written.cut(),
             tokens=self.decoded,
             steps=self.steps,
-            longest_path=max(thread.clock for thread in threads),
+            longest_path=max(thread.depth for thread in threads),
             content_tokens=sum(t.written.content_tokens(t.record.tokens, self.texts, self.ends) for t in threads),
+        )
+
+
+class PastaText(TextMethod):
+    """Task `generation` with PASTA."""
+
+    def __init__(self, model: TextModel) -> None:
+        super().__init__(model)
+        self.texts = model.token_bytes()
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        model, options = self.model, self.options
+        return pasta(
+            prompt,
+            options.max_new_tokens,
+            self.texts,
+            model.encode,
+            model.ends,
+            promised=options.promised_length,
+            fixed_length=options.fixed_length,
+            max_async_tokens=options.max_async_tokens,
+            max_threads=options.max_threads,
+            max_position=model.context_length,
         )

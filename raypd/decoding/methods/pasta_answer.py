@@ -4,47 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from raypd.decoding.methods.pasta_lang import Piece, Tag, readable
+from raypd.decoding.text import Decode, GeneratedText
 
 CUT = Piece("", Tag("cut"))  # stands where a thread ended that did not come to its own end
 
 
 @dataclass
-class Thread:
-    """What one thread decoded: tokens with their log-probabilities, tags and end token among them.
+class PastaThread:
+    """What one thread decoded."""
 
-    topic, promised: of a child, what its promise says and the positions that the main thread skipped for it.
-    stopped: it came to its own end (end token, </async>); False when it was closed or cut.
-    """
-
-    topic: str | None = None
-    promised: int = 0
-    tokens: list[int] = field(default_factory=list)
+    topic: str | None = None  # of a child: what its promise says
+    promised: int = 0  # of a child: positions that the main thread skipped for it
+    tokens: list[int] = field(default_factory=list)  # tags and end token among them
     logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
+    stopped: bool = False  # it came to its own end (end token, </async>); False when it was closed or cut
 
 
 @dataclass
 class PastaAnswer:
-    """The text, put together in reading order.
+    """The text, put together in reading order."""
 
-    text: every child's content behind its promise, tags left out. raw: the same with tags. threads: the main thread,
-    then the children in the order of their promises. cut: characters of `text` in front of the first place where a
-    thread was cut; None: every thread came to its own end. tokens: decoded in all threads. steps: forward passes.
-    longest_path: most tokens that had to be decoded one after the other, end token and tags among them.
-    content_tokens: decoded tokens that hold text, not tags alone.
-    """
-
-    text: str
-    raw: str
+    text: str  # every child's content behind its promise, tags left out
+    raw: str  # the same with tags
     warnings: list[str]
-    threads: list[Thread]
-    cut: int | None = None
-    tokens: int = 0
-    steps: int = 0
-    longest_path: int = 0
-    content_tokens: int = 0
+    threads: list[PastaThread]  # the main thread, then the children in the order of their promises
+    cut: int | None = None  # characters of `text` in front of the first place where a thread was cut; None: all ended
+    tokens: int = 0  # decoded in all threads
+    steps: int = 0  # forward passes
+    longest_path: int = 0  # most tokens that had to be decoded one after the other, end token and tags among them
+    content_tokens: int = 0  # decoded tokens that hold text, not tags alone
 
     @property
     def stopped(self) -> bool:
@@ -55,6 +46,13 @@ class PastaAnswer:
     def parallelism(self) -> float:
         """Theoretical parallelism (section 5.1): content tokens a token of the longest path."""
         return self.content_tokens / self.longest_path if self.longest_path else 0.0
+
+    def generated(self, decode: Decode) -> GeneratedText:
+        """The answer for task `generation`."""
+        counters: dict[str, Any] = {"threads": len(self.threads), "steps": self.steps}
+        counters |= {"longest_path": self.longest_path, "parallelism": self.parallelism}
+        logprobs = [logprob for thread in self.threads for logprob in thread.logprobs]
+        return GeneratedText(self.text, self.cut, self.tokens, logprobs, self.raw, counters, self.warnings)
 
 
 @dataclass

@@ -22,8 +22,9 @@ from __future__ import annotations
 import html
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 LONGEST_TAG = 256  # characters
 
@@ -54,13 +55,49 @@ class Tag:
     @property
     def tokens(self) -> int | None:
         """The number of tokens that a promise names; None where it names no positive number."""
-        said = self.attributes.get("tokens", "").strip(" \t\r").removeprefix("+").lstrip("0")
-        return int(said) if said.isascii() and said.isdigit() else None
+        value = self.attributes.get("tokens", "").strip(" \t\r").removeprefix("+").lstrip("0")
+        return int(value) if value.isascii() and value.isdigit() else None
+
+
+@dataclass
+class Lengths:
+    """How many positions a promise takes (sections 3 and 6.2): what the main thread skips."""
+
+    rule: Literal["predicted", "fixed"] | Sequence[int]  # what the promise says (Pred-10X, Pred-1X); fixed; or oracle
+    fixed: int
+    most: int  # more than that a child cannot take, so no promise does
+    warn: Callable[[str], None]
+
+    def of(self, tag: Tag, number: int, room: float) -> int:
+        """Positions of promise `number` (from 1), of which `room` are left to the main thread."""
+        if self.rule == "fixed":
+            length = self.fixed
+        elif self.rule == "predicted":
+            length = self._predicted(tag, number)
+        elif number <= len(self.rule):
+            length = int(self.rule[number - 1])
+        else:
+            self.warn(f"no length is given for promise {number}: it is {self.fixed}")
+            length = self.fixed
+        if length >= room:
+            self.warn(f"promise {number} passes the last position: it takes half of the {room} left")
+            length = max(0, int(room) // 2)
+        return length
+
+    def _predicted(self, tag: Tag, number: int) -> int:
+        value, length = tag.attributes.get("tokens"), tag.tokens
+        if length is None:
+            what = "has no tokens attribute" if value is None else f"promises {readable(value)!r} tokens"
+            self.warn(f"promise {number} {what}: it is {self.fixed}")
+            return self.fixed
+        if length > self.most:
+            self.warn(f"promise {number} promises {length} tokens: it is {self.most}, as much as it may have")
+        return min(length, self.most)
 
 
 @dataclass
 class Piece:
-    """A stretch of the text: a tag, or text between tags."""
+    """A piece of the text: a tag, or text between tags."""
 
     text: str
     tag: Tag | None = None
@@ -72,7 +109,7 @@ def readable(text: str) -> str:
 
 
 class Lexer:
-    """Cuts a growing text into pieces; `warn` is told of every flaw."""
+    """Cuts a growing text into pieces; `warn` is called with every flaw."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self.warn = warn
@@ -134,7 +171,7 @@ class Lexer:
             return False
         return True
 
-    def _tag(self, closing: bool, name: str, found: _Found) -> Tag:
+    def _tag(self, closing: bool, name: str, found: _ParsedTag) -> Tag:
         kind = KINDS.get((closing, name), "stray")
         text = readable(self.begun)
         if kind == "stray":
@@ -147,7 +184,7 @@ class Lexer:
 
 
 @dataclass
-class _Found:
+class _ParsedTag:
     """What stands in a tag so far."""
 
     attributes: dict[str, str]
@@ -167,12 +204,12 @@ def _quoted(text: str) -> bool:
     return found is not None and found.quoted
 
 
-def _read(text: str) -> _Found | None:
+def _read(text: str) -> _ParsedTag | None:
     """Reads the attributes of a tag that has begun, from its name to the end of `text`."""
     begin = _BEGIN.match(text)
     if begin is None or begin["name"] is None:
         return None
-    found, at = _Found({}), begin.end()
+    found, at = _ParsedTag({}), begin.end()
     while True:
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
         if at == len(text):

@@ -1,9 +1,12 @@
-"""Every decoding method: what it does, what it needs, and what its answers depend on. No torch here: the configuration
-reads it, too."""
+"""Every decoding method: what it does, what it needs, and what its answers depend on.
+
+The one place that names methods. No torch here, since the configuration reads it, too: what brings torch is named.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 FORK, CHILD = "[Fork]", "[Child]"  # APAR, section 2.2
 MASK = "[Mask]"  # SPACE, section 3.1
@@ -14,65 +17,88 @@ PROMISE, OPEN, CLOSE, SYNC = "<promise", "<async>", "</async>", "<sync/>"  # PAS
 class MethodSpec:
     """What is known of a method without running it.
 
-    answer_keys: for each kind of task that it does, the keys of section `decoding` that can change an answer or another
-        value of an output row (the counters too), beside the method and how tokens are sampled. What merely rounds in
-        another order, as engine.max_num_seqs does, changes no answer.
-    control_tokens: those that a model is given for it. own_tokens: whether it cannot do without them in the tokenizer.
-    heads: needs trained Medusa heads. draft_model: needs a smaller model.
-    whole_record: the model writes a record whole, its keys too.
-    parallel: decodes the parts of one answer at the same time, so that `raypd tune` tries it.
+    Args:
+        answer_keys: for each kind of task that it does, the keys of section `decoding` that can change an answer or
+            another value of an output row (the counters too), beside the method and how tokens are sampled. What merely
+            rounds in another order, as engine.max_num_seqs does, changes no answer.
+        text_method: "module:class" of its `TextMethod` (decoding/text.py), where it does task `generation`.
+        control_tokens: those that a model is given for it.
+        own_tokens: whether it cannot do without them in the tokenizer.
+        tokens_option: key of `decoding` that says how many of them it uses: with 0 it does without.
+        markup: its control tokens are part of the text that is decoded, not special to the tokenizer.
+        heads: needs trained Medusa heads.
+        draft_model: needs a smaller model.
+        whole_record: the model writes a record whole, its keys too.
+        parallel: decodes the parts of one answer at the same time, so that `raypd tune` tries it.
     """
 
     answer_keys: dict[str, tuple[str, ...]]
+    text_method: str = ""
     control_tokens: tuple[str, ...] = ()
     own_tokens: bool = False
+    tokens_option: str = ""
+    markup: bool = False
     heads: bool = False
     draft_model: bool = False
     whole_record: bool = False
     parallel: bool = False
 
+    def required_tokens(self, decoding: Any) -> tuple[str, ...]:
+        """The control tokens that the tokenizer must have under the options `decoding`."""
+        unused = self.tokens_option and not getattr(decoding, self.tokens_option)
+        return self.control_tokens if self.own_tokens and not unused else ()
+
 
 # The first that does a kind of task is its default.
 REGISTRY = {
-    "hyper_parallel": MethodSpec(
-        {"extraction": ("max_value_tokens", "isolate", "stacked_documents")},
-        parallel=True,
-    ),
-    "intra_prompt": MethodSpec(
-        {"question_answering": ("contexts_per_prompt",)},
-        parallel=True,
-    ),
+    "hyper_parallel": MethodSpec({"extraction": ("max_value_tokens", "isolate", "stacked_documents")}, parallel=True),
+    "intra_prompt": MethodSpec({"question_answering": ("contexts_per_prompt",)}, parallel=True),
     "autoregressive": MethodSpec(
         {"extraction": ("max_new_tokens",), "question_answering": (), "generation": ("max_new_tokens",)},
+        text_method="raypd.decoding.methods.autoregressive:AutoregressiveText",
         whole_record=True,
     ),
     "guided": MethodSpec({"extraction": ("max_value_tokens",)}),
     "apar": MethodSpec(
         {"generation": ("max_new_tokens", "max_threads")},
+        text_method="raypd.decoding.methods.apar:AparText",
         control_tokens=(FORK, CHILD),
         own_tokens=True,
     ),
     "pasta": MethodSpec(
         # A promise that says no number takes fixed_length under `promised_length: predicted`, too.
         {"generation": ("max_new_tokens", "promised_length", "fixed_length", "max_async_tokens", "max_threads")},
+        text_method="raypd.decoding.methods.pasta:PastaText",
         control_tokens=(PROMISE, OPEN, CLOSE, SYNC),  # a tokenizer without them spells the tags
+        markup=True,
     ),
     "space": MethodSpec(
         {"generation": ("max_new_tokens", "mask_tokens")},
+        text_method="raypd.decoding.methods.space:SpaceText",
         control_tokens=(MASK,),
         own_tokens=True,
+        tokens_option="mask_tokens",
     ),
-    "medusa": MethodSpec({"generation": ("max_new_tokens", "heads")}, heads=True),
+    "medusa": MethodSpec(
+        {"generation": ("max_new_tokens", "heads")},
+        text_method="raypd.decoding.methods.medusa:MedusaText",
+        heads=True,
+    ),
     "apar_medusa": MethodSpec(
         {"generation": ("max_new_tokens", "max_threads", "heads")},
+        text_method="raypd.decoding.methods.apar_medusa:AparMedusaText",
         control_tokens=(FORK, CHILD),
         own_tokens=True,
         heads=True,
     ),
-    "skeleton_of_thought": MethodSpec({"generation": ("max_new_tokens",)}),
+    "skeleton_of_thought": MethodSpec(
+        {"generation": ("max_new_tokens",)},
+        text_method="raypd.decoding.methods.skeleton_of_thought:SkeletonText",
+    ),
     "speculative": MethodSpec(
         # That a greedy text is the same whatever drafts it is the word of transformers.
         dict.fromkeys(("extraction", "generation"), ("max_new_tokens", "draft_model", "draft_tokens")),
+        text_method="raypd.decoding.methods.autoregressive:AutoregressiveText",  # over AssistedEngine
         draft_model=True,
         whole_record=True,
     ),

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from raypd.decoding.methods.autoregressive import Prompt
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.program import Feed, Program
+from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod, TextModel
 from raypd.decoding.visibility import Reach
 
 # Requests for a task to put into its chat turns.
@@ -26,7 +28,7 @@ _POINT = re.compile(r"^[ \t]*(\d{1,3})[.)][ \t]*(\S.*?)[ \t]*$", re.MULTILINE | 
 
 
 @dataclass
-class Point:
+class OutlinePoint:
     """A point of the outline, "3. Keep a routine" being number 3, and the tokens that write it out.
 
     stopped: it came to its end; False when it was cut at the most tokens.
@@ -40,50 +42,44 @@ class Point:
 
 
 @dataclass
-class Outline:
-    """The outline's tokens, and whether it came to its own end."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    stopped: bool = False
-
-
-@dataclass
 class SkeletonAnswer:
-    """The text: every point as "number. heading" with what was written behind it, a line each; the outline alone
-    where it has no points.
+    """Outline and points.
 
-    outline, outline_logprobs: its tokens. cut: characters of `text` up to where the first point was cut, all of them
-    where points are missing (the outline was cut, or has more than `max_points`); None: outline and points came to
-    their own end. steps: forward passes. longest_path: most tokens decoded one after the other. content_tokens: decoded
-    tokens but end tokens.
+    cut: characters of `text` up to where the first point was cut, all of them where points are missing (the outline was
+    cut, or has more than `max_points`); None: outline and points came to their own end.
     """
 
-    text: str
+    text: str  # a line a point: "number. heading" and what was written; the outline alone where it has no points
     outline: list[int]
     outline_logprobs: list[float]
-    points: list[Point]
+    points: list[OutlinePoint]
     cut: int | None
-    steps: int
-    longest_path: int
-    content_tokens: int
+    steps: int  # forward passes
+    longest_path: int  # most tokens decoded one after the other
+    content_tokens: int  # decoded tokens but end tokens
 
     @property
     def stopped(self) -> bool:
         """The outline and all points came to their own end."""
         return self.cut is None
 
+    def generated(self, decode: Decode) -> GeneratedText:
+        """The answer for task `generation`."""
+        logprobs = [*self.outline_logprobs, *(p for point in self.points for p in point.logprobs)]
+        counters = {"points": len(self.points), "steps": self.steps, "longest_path": self.longest_path}
+        return GeneratedText(self.text, self.cut, self.content_tokens, logprobs, counters=counters)
 
-def points_of(outline: str) -> list[Point]:
+
+def points_of(outline: str) -> list[OutlinePoint]:
     """The numbered lines of an outline."""
-    return [Point(int(match[1]), match[2]) for match in _POINT.finditer(outline)]
+    return [OutlinePoint(int(match[1]), match[2]) for match in _POINT.finditer(outline)]
 
 
 def skeleton_of_thought(
     prompt: Prompt,
     max_new_tokens: int,
-    expand: Callable[[Point], Sequence[int]],
-    decode: Callable[[Sequence[int]], str],
+    expand: Callable[[OutlinePoint], Sequence[int]],
+    decode: Decode,
     ends: frozenset[int],
     *,
     begun: str = "",
@@ -93,13 +89,23 @@ def skeleton_of_thought(
 ) -> Program[SkeletonAnswer]:
     """Decodes an outline behind `prompt` up to one of the tokens `ends`, then all its points up to one each.
 
-    expand: the ids that stand between the outline and a point's text: the end of the model's turn, the request, and the
-    beginning of the answer. decode: the text of ids. begun: what the outline begins with that the prompt holds already
-    ("1."). At most `max_new_tokens` tokens in outline and points together, `max_outline_tokens` in the outline,
-    `max_point_tokens` in one point and `max_points` points; where fewer are left than points run, the earlier points
-    have them. Of an outline that was cut, the last line is no point.
+    Where fewer tokens are left than points run, the earlier points have them. Of an outline that was cut, the last line
+    is no point.
+
+    Args:
+        max_new_tokens: most tokens of outline and points together.
+        expand: the ids between the outline and a point's text: the end of the model's turn, the request, and the
+            beginning of the answer.
+        decode: text of ids.
+        begun: what the outline begins with that the prompt holds already ("1.").
+        max_outline_tokens, max_point_tokens: most tokens of the outline, and of one point.
+        max_points: most points that are written out.
+
+    Raises:
+        ValueError: `expand` gives no tokens.
     """
-    outline = yield from _outline(prompt, min(max_new_tokens, max_outline_tokens), ends)
+    most = min(max_new_tokens, max_outline_tokens)
+    outline = yield from autoregressive(prompt, most, lambda tokens: tokens[-1] in ends)
     written = outline.tokens[:-1] if outline.stopped else outline.tokens
     text = begun + decode(written)
     left = max_new_tokens - len(outline.tokens)
@@ -133,22 +139,8 @@ def skeleton_of_thought(
     )
 
 
-def _outline(prompt: Prompt, most: int, ends: frozenset[int]) -> Program[Outline]:
-    """Decodes the outline, a token a pass."""
-    outline, at = Outline(), len(prompt.tokens)
-    feed = Feed(prompt.tokens, range(at), sample_at=[at - 1], shared=prompt.shared)
-    while len(outline.tokens) < most and not outline.stopped:
-        predictions = yield feed
-        outline.tokens += predictions.tokens
-        outline.logprobs += predictions.logprobs
-        outline.stopped = outline.tokens[-1] in ends
-        feed = Feed([outline.tokens[-1]], [at], sample_at=[0])
-        at += 1
-    return outline
-
-
 def _expand(
-    points: Sequence[Point],
+    points: Sequence[OutlinePoint],
     requests: Sequence[list[int]],
     unfed: list[int],
     at: int,
@@ -156,10 +148,9 @@ def _expand(
     most: int,
     ends: frozenset[int],
 ) -> Program[int]:
-    """Decodes all points side by side behind the outline; the number of passes.
+    """Decodes all points side by side behind the outline, which ends before position `at`; the number of passes.
 
-    Point n is segment n + 1 and sees segment 0, the prompt and the outline, whose tokens end before position `at`.
-    unfed: the outline's last token where it is not in the cache. left: tokens for all points; most: for one.
+    Point n is segment n + 1 and sees segment 0, prompt and outline, of which `unfed` is not in the cache yet.
     """
     tokens = list(unfed)
     fed = at - len(tokens)  # row index of the next token: all before stand at their index
@@ -198,3 +189,24 @@ def _expand(
         for i, n in enumerate(live):
             held[n].append(fed + i)
     return steps
+
+
+class SkeletonText(TextMethod):
+    """Task `generation` with a skeleton of thought: the outline is asked for, then each point in a turn of its own."""
+
+    def __init__(self, model: TextModel) -> None:
+        super().__init__(model)
+        self._request_tokens = len(self._expand(OutlinePoint(999, "")))
+
+    def user_turn(self, content: str) -> str:
+        return OUTLINE_REQUEST.format(question=content)
+
+    def most_positions(self) -> int:
+        return super().most_positions() + self._request_tokens
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        model = self.model
+        return skeleton_of_thought(prompt, self.options.max_new_tokens, self._expand, model.decode, model.ends)
+
+    def _expand(self, point: OutlinePoint) -> list[int]:
+        return self.model.next_turn(POINT_REQUEST.format(index=point.number))

@@ -2,45 +2,46 @@
 ("Generation Meets Verification", section 3.2, algorithm 1, equations 4 to 7, appendix A.3).
 
 A pass holds the text, k candidates in a chain, and behind the text and behind each candidate a group of k mask tokens,
-whose outputs draft what may follow if everything before the group is accepted. The text is what the model would have
-said one token at a time: greedily token for token, sampled in distribution, for any model, trained to draft or not.
+whose outputs draft what may follow if everything before the group is accepted. The text is what the model would
+write one token at a time: greedily token for token, sampled in distribution, for any model, trained to draft or not.
+
+Where this differs from the paper: line 18 samples the extra token from Q even behind a rejected candidate, which would
+favour what the draft favours. The output has Q's distribution only if that token comes from the residual max(0, Q - P),
+normalised, P being the distribution that the candidate was drawn from, temperature, top-k and top-p included (Leviathan
+et al. 2023, theorem 1). And where fewer than k more tokens are wanted, fewer are drafted.
+
+A drafted token that happens to be `mask_token` is a candidate as any other: it stays only where the model says it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
-from raypd.decoding.methods.autoregressive import Continuation, Prompt
+from raypd.decoding.methods.autoregressive import DraftedContinuation
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling, pick, probabilities
+from raypd.decoding.text import Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
 
 
 @dataclass
-class SpaceAnswer(Continuation):
-    """What was decoded in `steps` forward passes (the prompt's included).
+class SpaceAnswer(DraftedContinuation):
+    """A text of candidates that passed verification, and of what the model says in place of `rejected` ones.
 
-    `accepted` candidates passed verification and are in the text, in place of `rejected` ones stands what the model
-    said. Candidates behind a failed one were not looked at, those behind the end of the text do not count.
+    Candidates behind a failed one were not looked at, those behind the end of the text do not count.
     """
 
-    steps: int = 0
-    accepted: int = 0
+    COUNTERS = ("steps", "accepted", "rejected", "average_accepted_tokens")
     rejected: int = 0
-
-    @property
-    def average_accepted_tokens(self) -> float:
-        """Tokens decoded a forward pass (section 4.1): 1 is autoregressive, k + 1 the most."""
-        return len(self.tokens) / self.steps if self.steps else 0.0
 
 
 @dataclass
 class Candidates:
-    """L_c [c] and, when sampling, the distributions [c, vocabulary] that they were drawn from (P_c)."""
+    """L_c: [c] ids and, when sampling, the distributions [c, vocabulary] that they were drawn from (P_c)."""
 
     tokens: list[int] = field(default_factory=list)
     chance: torch.Tensor | None = None
@@ -63,20 +64,19 @@ def space(
     mask_token: int,
     sampling: Sampling = GREEDY,
     seed: int = 0,
-    stops: Callable[[Sequence[int]], bool] = lambda tokens: False,
+    stops: Stops = lambda tokens: False,
 ) -> Program[SpaceAnswer]:
-    """Algorithm 1. Decodes until `stops(tokens)` says so of what was decoded, or `max_new_tokens`; k = 0 is AR.
+    """Algorithm 1.
 
-    Greedy takes the tokens that the engine picked. With a temperature all draws are the program's own, from `seed`,
-    and the row's sampling does not matter.
+    Args:
+        max_new_tokens: most tokens that are decoded.
+        k: mask tokens a group; 0 is autoregressive decoding.
+        sampling: greedy takes the tokens that the engine picked. With a temperature all draws are the program's own,
+            from `seed`, and the engine's sampling does not matter.
+        stops: whether the text, as the tokens decoded so far, is complete.
 
-    Where this differs from the paper: line 18 samples the extra token from Q even behind a rejected candidate, which
-    would favour what the draft favours. The output has Q's distribution only if that token comes from the residual
-    max(0, Q - P), normalised, P being the distribution that the candidate was drawn from, temperature, top-k and top-p
-    included (Leviathan et al. 2023, theorem 1). And where fewer than k more tokens are wanted, fewer are drafted.
-
-    A drafted token that happens to be `mask_token` is a candidate as any other: it stays only where the model itself
-    says it. Raises ValueError for a negative k.
+    Raises:
+        ValueError: k is negative.
     """
     if k < 0:
         raise ValueError(f"k is {k}: the number of mask tokens cannot be negative")
@@ -91,19 +91,17 @@ def space(
         left = max_new_tokens - len(answer.tokens)
         masks = [max(0, min(k, left - g - 2)) for g in range(len(drafted.tokens) + 1)]  # of each group
         end = at + len(text)
-        tokens, positions, segments = text, list(range(at, end)), [0] * len(text)
+        tokens, positions, segments = [*text], [*range(at, end)], [0] * len(text)
         ends = [len(text) - 1]  # what each group stands behind: the text, then the candidates
         for g, count in enumerate(masks):
             if g > 0:
                 ends.append(len(tokens))
-                tokens, positions, segments = (
-                    [*tokens, drafted.tokens[g - 1]],
-                    [*positions, end + g - 1],
-                    [*segments, g],
-                )
-            tokens = tokens + [mask_token] * count  # equation 4
-            positions = positions + list(range(end + g, end + g + count))
-            segments = segments + [k + 1 + g] * count
+                tokens.append(drafted.tokens[g - 1])
+                positions.append(end + g - 1)
+                segments.append(g)
+            tokens += [mask_token] * count  # equation 4
+            positions += range(end + g, end + g + count)
+            segments += [k + 1 + g] * count
         groups = [range(place + 1, place + 1 + count) for place, count in zip(ends, masks, strict=True)]
         predictions = yield Feed(
             tokens,
@@ -118,9 +116,9 @@ def space(
         )
         answer.steps += 1
 
-        said = verify(predictions, drafted, sampling, random)
-        accepted = len(said) - 1
-        for place, (token, logprob) in enumerate(zip(said, logprobs(predictions, said), strict=True)):
+        verified = verify(predictions, drafted, sampling, random)
+        accepted = len(verified) - 1
+        for place, (token, logprob) in enumerate(zip(verified, logprobs(predictions, verified), strict=True)):
             answer.accepted += int(place < accepted)
             answer.rejected += int(place == accepted < len(drafted.tokens))
             answer.tokens.append(token)
@@ -134,18 +132,18 @@ def space(
         move = {first + place: 0 for place in ends[1 : accepted + 1]}
         drop = [first + index for index in range(ends[0] + 1, len(tokens)) if first + index not in move]
         first += len(tokens)
-        text, at = said[-1:], end + accepted
+        text, at = verified[-1:], end + accepted
 
 
 def verify(predictions: Predictions, drafted: Candidates, sampling: Sampling, random: np.random.Generator) -> list[int]:
-    """Lines 6 to 19: the accepted candidates and the one extra token; the first asks are those behind which Q is."""
+    """Lines 6 to 19: the accepted candidates and the one extra token. Q stands in the first predictions."""
     count = len(drafted.tokens)
     if predictions.logits is None:
-        said = predictions.tokens[: count + 1]
+        verified = predictions.tokens[: count + 1]
         accepted = 0
-        while accepted < count and said[accepted] == drafted.tokens[accepted]:
+        while accepted < count and verified[accepted] == drafted.tokens[accepted]:
             accepted += 1
-        return said[: accepted + 1]
+        return verified[: accepted + 1]
     q = probabilities(torch.stack(predictions.logits[: count + 1]), sampling)  # [candidates + 1, vocabulary]
     accepted, rest = 0, q[0]
     if drafted.chance is not None:
@@ -168,14 +166,22 @@ def draft(predictions: Predictions, asks: range, sampling: Sampling, random: np.
     return Candidates(pick(chance, _draws(random, chance)).tolist(), chance)
 
 
-def logprobs(predictions: Predictions, said: list[int]) -> list[float]:
-    """Log-probabilities of what was said under the model, at temperature 1."""
+def logprobs(predictions: Predictions, verified: list[int]) -> list[float]:
+    """Log-probabilities of the tokens under the model, at temperature 1."""
     if predictions.logits is None:
-        return predictions.logprobs[: len(said)]
-    logits = torch.stack(predictions.logits[: len(said)])
+        return predictions.logprobs[: len(verified)]
+    logits = torch.stack(predictions.logits[: len(verified)])
     chance = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    return chance.gather(1, torch.tensor(said, device=logits.device)[:, None])[:, 0].tolist()
+    return chance.gather(1, torch.tensor(verified, device=logits.device)[:, None])[:, 0].tolist()
 
 
 def _draws(random: np.random.Generator, chance: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(random.random(len(chance))).to(chance.device)
+
+
+class SpaceText(TextMethod):
+    """Task `generation` with SPACE; decoding.mask_tokens is k."""
+
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        options, (mask, *_) = self.options, (*self.model.control_tokens, 0)
+        return space(prompt, options.max_new_tokens, options.mask_tokens, mask, self.model.sampling, seed, stops)

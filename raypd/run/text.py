@@ -19,6 +19,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def counted(value: int, what: str) -> str:
+    """1 unit; 1,234 units."""
+    return f"{count(value)} {what}{'' if value == 1 else 's'}"
+
+
 def compact(value: float) -> str:
     """A count in a few characters: 1,234 stays, 2,345,678 -> 2.35 M."""
     for size, name in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
@@ -35,7 +40,7 @@ def number(value: float) -> str:
 
 
 def usd(value: float) -> str:
-    """Dollars: cents from one dollar up, three figures below, whole dollars from 10,000 up."""
+    """Dollars: cents, and more digits where cents would hide all; whole dollars from 10,000 up."""
     sign, value = ("-" if value < 0 else ""), abs(value)
     if value >= 10_000:
         return f"{sign}${value:,.0f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raypd.report import text
+from raypd.run import text
 
 
 @pytest.mark.parametrize(

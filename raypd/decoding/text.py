@@ -1,0 +1,87 @@
+"""What task `generation` and a decoding method that writes text know of each other.
+
+A method's file has a `TextMethod`, which its entry in methods/registry.py names, and its answer says of itself what the
+task's columns need (`GeneratedText`): a new method changes nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from raypd.decoding.program import Program
+from raypd.decoding.sampling import Sampling
+
+Decode = Callable[[Sequence[int]], str]
+Stops = Callable[[Sequence[int]], bool]
+
+
+@dataclass
+class Prompt:
+    """Token ids, of which the first `shared` are an instruction in common with other prompts."""
+
+    tokens: Sequence[int]
+    shared: int = 0
+
+
+@dataclass
+class GeneratedText:
+    """What an answer says: its text, where that was cut, and what it took."""
+
+    text: str  # without control and end tokens
+    cut: int | None  # characters in front of the first place where a thread was cut; None: all came to their own end
+    tokens: int  # decoded
+    logprobs: list[float]  # one for each decoded token, in any order
+    raw: str | None = None  # the text with the method's markup, where it has one
+    counters: dict[str, Any] = field(default_factory=dict)  # the method's own figures, for the column of that name
+    warnings: list[str] = field(default_factory=list)  # one for each flaw of the markup
+
+
+class TextAnswer(Protocol):
+    """What the program of a `TextMethod` returns."""
+
+    def generated(self, decode: Decode) -> GeneratedText:
+        """The answer for the task; `decode` makes text of ids, special tokens left out."""
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """The model, and the run's options, as a method sees them."""
+
+    options: Any  # section `decoding` of the configuration
+    sampling: Sampling  # of the run; the engine uses it for every program, unless the method draws for itself
+    context_length: int  # positions that the model has
+    ends: frozenset[int]  # ids that end a text
+    control_tokens: tuple[int, ...]  # ids of those that the method's entry requires under these options, in its order
+    heads: Any  # Medusa heads on the model's device, where the entry asks for them
+    encode: Callable[[str], list[int]]  # ids of a text, in which control strings become their tokens
+    decode: Decode  # text of ids, special tokens left out
+    token_bytes: Callable[[], Sequence[bytes]]  # the bytes that every id adds to a text, PASTA's tags included
+    next_turn: Callable[[str], list[int]]  # ids that end the model's turn, ask something, and begin the next answer
+
+
+class TextMethod(ABC):
+    """A decoding method under task `generation`; each has one in its file."""
+
+    def __init__(self, model: TextModel) -> None:
+        self.model, self.options = model, model.options
+
+    def user_turn(self, content: str) -> str:
+        """What the user's turn says where the document says `content`."""
+        return content
+
+    def most_positions(self) -> int:
+        """Positions behind the prompt that an answer may take."""
+        return int(self.options.max_new_tokens)
+
+    @abstractmethod
+    def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
+        """The program that answers one prompt with a `TextAnswer`.
+
+        Args:
+            stops: whether a text, as the tokens decoded so far, is complete. A method of several threads ends them at
+                `model.ends`; the task looks for stop strings in the text that is put together.
+            seed: of the draws that a method makes for itself.
+        """

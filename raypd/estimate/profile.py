@@ -1,0 +1,352 @@
+"""Profiles a configuration on a sample: a decode worker's request queue, engine and meter, without storage.
+
+The sample comes round after round, so that the engine stays full. The window begins when as many documents are answered
+as the engine decodes at a time, and ends when whole rounds of the sample are: no start, no drain. The meter that bills
+a run has by then told what a token of prompts and of answers took; a document takes its tokens at these rates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import itertools
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from raypd.billing.meter import Meter
+from raypd.cluster.components import Build, WorkerComponents, build
+from raypd.cluster.one_worker import OneWorker
+from raypd.cluster.request_queue import Cancelled, RequestQueue, UnitState
+from raypd.config import RunConfig
+from raypd.estimate import sampling
+from raypd.estimate.estimator import Array
+from raypd.tasks.base import Document
+
+TOKENS = ("prefill_tokens", "shared_tokens", "decode_tokens")
+_SAMPLES = 8  # parts of the window whose speeds are compared
+_UNIT = "sample"
+_POLL_SECONDS = 0.05
+_LINE_SECONDS = 10.0
+
+
+@dataclass
+class DocumentCost:
+    """What one document took. seconds: of one worker. rows: columns of its output rows; error: why it has none."""
+
+    seconds: float
+    prefill_tokens: float
+    shared_tokens: float
+    decode_tokens: float
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass
+class WorkerFacts:
+    """A worker's machine. gpu: its name, None on a CPU. dtype: of the configuration's weights there, "" without any.
+
+    fast_dtypes, quantizations: of weights that are worth a try on it.
+    """
+
+    gpu: str | None
+    gpu_memory_gib: float
+    machine: str
+    dtype: str = ""
+    fast_dtypes: list[str] = field(default_factory=list)
+    quantizations: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Profile:
+    """One configuration on one worker.
+
+    costs: of the documents in their order; None where one was not answered within the limit. seconds: of the window.
+    samples: (seconds at the rates of the whole window, seconds) of parts of it. load_seconds: 0 when the model was
+    loaded before. complete: the limit did not cut the window short.
+    """
+
+    method: str
+    costs: list[DocumentCost | None]
+    seconds: float
+    samples: list[tuple[float, float]]
+    load_seconds: float
+    warmup_seconds: float
+    worker: WorkerFacts
+    complete: bool
+
+    @property
+    def documents_per_second(self) -> float:
+        """Of the sample as it was drawn, without the weights of its strata."""
+        seconds = [cost.seconds for cost in self.costs if cost is not None]
+        return len(seconds) / sum(seconds) if sum(seconds) else 0.0
+
+
+class SteppedMeter(Meter):
+    """The meter of a run, which also notes after each step how many documents are answered and what it has metered."""
+
+    def __init__(self, method: str, **more: Any) -> None:
+        super().__init__(method=method, **more)
+        self.answered: Callable[[], int] = lambda: 0
+        self.readings: list[tuple[float, ...]] = []  # (answered, prefill s, decode s, prefill tokens, decode tokens)
+
+    def step(self, engine: Any, work: Mapping[str, int]) -> list[Any]:
+        finished = super().step(engine, work)
+        self.read()
+        return finished
+
+    def read(self) -> None:
+        self.readings.append((self.answered(), *self.totals()))
+
+
+class Profiler:
+    """Profiles configurations one after the other, and keeps the last model that it loaded. Also as a Ray actor."""
+
+    def __init__(self, threads: int | None = None, make: Build | None = None, weights: bool = False) -> None:
+        """weights: a model will be loaded, so that torch is imported now."""
+        self.threads, self._make = threads, make
+        self._model: tuple[Any, Any] | None = None
+        self._done = (0, 0)
+        if weights:
+            import raypd.models.load  # noqa: F401  # its seconds are the start of a process, not of a load
+
+    def ready(self) -> bool:
+        """Answers once the process stands."""
+        return True
+
+    def facts(self, config: RunConfig) -> WorkerFacts:
+        """What this machine is. Raises ModelError where it has not the device of the configuration."""
+        if config.model.is_fake:
+            return WorkerFacts(None, 0.0, "fake engine")
+        from raypd.models.load import resolve_device, resolve_dtype
+
+        device = resolve_device(config.model.device)
+        dtype = str(resolve_dtype(config.model.dtype, device)).removeprefix("torch.")
+        best = str(resolve_dtype("auto", device)).removeprefix("torch.")
+        if device.type != "cuda":  # bitsandbytes runs on a CPU, and slowly
+            return WorkerFacts(None, 0.0, _processor(), dtype, list(dict.fromkeys(["float32", best])))
+        import torch
+
+        gpu = torch.cuda.get_device_properties(device)
+        quantizations = ["int8", "nf4"] if importlib.util.find_spec("bitsandbytes") else []
+        return WorkerFacts(gpu.name, gpu.total_memory / 2**30, gpu.name, dtype, [best, "float16"], quantizations)
+
+    def progress(self) -> tuple[int, int]:
+        """(documents answered, documents wanted) of the profile that is being made."""
+        return self._done
+
+    def profile(self, config: RunConfig, documents: Sequence[Document], limit: float | None = None) -> Profile:
+        """Profiles one configuration. limit: seconds after which it ends in any case.
+
+        Raises UserError where the configuration cannot be run, EngineBroken where its engine fails.
+        """
+        began = time.perf_counter()
+        self._done = (0, 0)
+        parts = self._parts(config)
+        loaded = time.perf_counter()
+        firsts = sampling.first_of_each(documents, config)  # the instruction of each category is computed once
+        self._answer(config, parts, firsts, 0, len(firsts), None)
+        warmed = time.perf_counter()
+        lead = in_flight(config)
+        # Whole rounds, and never fewer documents than are in flight: those that begin together also end together.
+        count = len(documents) * math.ceil(max(lead, len(documents)) / len(documents))
+        meter, unit = self._answer(config, parts, documents, lead, count, limit)
+        facts = self.facts(config)
+        del parts
+        gc.collect()  # the engine's cache must be gone before the next one makes its own
+        samples, complete = _window(np.array(meter.readings), lead, count)
+        spent = samples.sum(0)  # prefill seconds, decode seconds, prefill tokens, decode tokens
+        rates = spent[:2] / np.maximum(spent[2:], 1)
+        return Profile(
+            config.decoding.method,
+            _costs(unit, meter.end(_UNIT).categories, rates, len(documents)),
+            float(spent[:2].sum()),
+            [(float(one[2:] @ rates), float(one[:2].sum())) for one in samples],
+            loaded - began,
+            warmed - loaded,
+            facts,
+            complete,
+        )
+
+    def _answer(
+        self,
+        config: RunConfig,
+        parts: WorkerComponents,
+        documents: Sequence[Document],
+        lead: int,
+        count: int,
+        limit: float | None,
+    ) -> tuple[SteppedMeter, UnitState]:
+        """Answers documents round after round until the window has ended and each was answered once."""
+        ends = math.inf if limit is None else time.monotonic() + limit
+        # Twice what is in flight behind the window keeps the engine full to its end.
+        rounds = itertools.islice(itertools.cycle(documents), lead + count + 2 * lead)
+        stream = [replace(document, row=row) for row, document in enumerate(rounds)]
+        meter = SteppedMeter(config.decoding.method)
+        meter.ready()
+        meter.begin(_UNIT)
+        queue = RequestQueue(parts, config.engine.max_num_seqs, meter)
+        first = set(range(len(documents)))
+        try:
+            with queue.unit(_UNIT) as unit, ThreadPoolExecutor(1) as pool:
+                unit.documents, unit.categories = len(stream), {one.row: str(one.row) for one in stream}
+                meter.answered = lambda: len(_answered(unit))
+                answering = pool.submit(queue.answer, unit, stream)
+                while not answering.done() and time.monotonic() < ends:
+                    rows = _answered(unit)
+                    self._done = (min(len(rows), lead + count), lead + count)
+                    if len(rows) >= lead + count and first <= rows:
+                        break
+                    wait([answering], timeout=_POLL_SECONDS)
+                queue.cancel(_UNIT, only_waiting=False)
+                with contextlib.suppress(Cancelled):
+                    answering.result()
+            meter.read()  # answers are read after the step that ended them
+        finally:
+            queue.close()
+        return meter, unit
+
+    def _parts(self, config: RunConfig) -> WorkerComponents:
+        if self._make is not None:
+            return self._make(config, self.threads)
+        if config.decoding.method == "speculative":
+            self._model = None  # it cannot use a model that an engine has had, nor one model as both
+            return build(config, self.threads)
+        return build(config, self.threads, self._load)
+
+    def _load(self, model: Any) -> Any:
+        from raypd.models.load import load_model
+
+        if self._model is None or self._model[0] != model:
+            self._model = None  # first give the memory back
+            gc.collect()
+            self._model = (model, load_model(model))
+        return self._model[1]
+
+
+def _window(readings: Array, lead: int, count: int) -> tuple[Array, bool]:
+    """What was metered in equal parts of the window, `[parts, 4]`, and whether it is whole."""
+    readings = readings.reshape(-1, 5)
+    begin, end = np.searchsorted(readings[:, 0], (lead, lead + count))
+    window = readings[begin : end + 1, 1:]
+    edges = np.linspace(0, len(window) - 1, max(1, min(_SAMPLES, len(window) // 2)) + 1).astype(int)
+    return np.diff(window[edges], axis=0) if len(window) > 1 else np.zeros((0, 4)), bool(end < len(readings))
+
+
+def _answered(unit: UnitState) -> set[int]:
+    """Rows of which nothing is queued or in the engine any more."""
+    return {record.row for record in unit.records} - set(unit.open)
+
+
+def _costs(
+    unit: UnitState, tokens: Mapping[str, Mapping[str, float]], rates: Array, count: int
+) -> list[DocumentCost | None]:
+    """What each document of the sample took, on average over its rounds. tokens: by row."""
+    rows = sorted(_answered(unit))
+    costs: list[DocumentCost | None] = []
+    for number in range(count):
+        own = [row for row in rows if row % count == number]
+        if not own:
+            costs.append(None)
+            continue
+        fed = [np.mean([tokens.get(str(row), {}).get(name, 0.0) for row in own]) for name in TOKENS]
+        prefill, shared, decode = map(float, fed)
+        records = [record for record in unit.records if record.row == own[0]]
+        costs.append(
+            DocumentCost(
+                prefill * float(rates[0]) + decode * float(rates[1]),
+                prefill,
+                shared,
+                decode,
+                [record.columns for record in records if record.error is None],
+                next((record.error for record in records if record.error is not None), None),
+            )
+        )
+    return costs
+
+
+def in_flight(config: RunConfig) -> int:
+    """Documents that an engine decodes at the same time."""
+    decoding = config.decoding
+    if decoding.method == "speculative":
+        return 1
+    stack = 1
+    if decoding.method == "hyper_parallel" and decoding.isolate == "none":
+        stack = decoding.stacked_documents
+    elif decoding.method == "intra_prompt":
+        stack = decoding.contexts_per_prompt
+    return config.engine.max_num_seqs * stack
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+# ----------------------------------------------------------------------------------------------------- on the cluster
+
+
+class RemoteProfiler(OneWorker):
+    """A `Profiler` in the place of a decode worker."""
+
+    def __init__(self, config: RunConfig, verbose: bool = False, make: Build | None = None) -> None:
+        weights = make is None and not config.model.is_fake
+        super().__init__(config, verbose, lambda share: (Profiler, (share.threads, make, weights)))
+
+    def facts(self, config: RunConfig) -> WorkerFacts:
+        """What its machine is. Raises what `Profiler.facts` raises, RunError."""
+        found: WorkerFacts = self.call("the worker to measure on", "facts", config, progress=lambda _: None)
+        return found
+
+    def profile(
+        self, config: RunConfig, documents: Sequence[Document], limit: float | None = None, label: str = "measure"
+    ) -> Profile:
+        """Profiles one configuration, and shows how far it is. Raises what `Profiler.profile` raises, RunError."""
+        with _Display(label) as display:
+            found: Profile = self.call(label, "profile", config, list(documents), limit, progress=display.update)
+            return found
+
+
+class _Display:
+    """Progress of one profile on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._printed = label, time.monotonic()
+        console = Console(stderr=True)
+        columns = [
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[done]}"),
+            TimeElapsedColumn(),
+        ]
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._row = self._bar.add_task(label, total=None, done="loading")
+
+    def __enter__(self) -> _Display:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, at: tuple[int, int]) -> None:
+        """at: documents answered, and those wanted."""
+        done, total = at
+        text = f"{done / total:.0%} done" if total else "loading, warming up"
+        self._bar.update(self._row, total=total or None, completed=done, done=text)
+        if self._bar.disable and time.monotonic() - self._printed >= _LINE_SECONDS:
+            self._printed = time.monotonic()
+            print(f"{self._label}: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,85 @@
+"""The committed units of a run, by the summaries in the footers of their objects."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from raypd import storage
+from raypd.dataset import writer
+from raypd.errors import RunError
+from raypd.run import layout
+from raypd.run.records import UnitSummary
+
+READ_UNITS = 20_000  # more units than this are read in part, evenly spread, and their figures scaled up
+_THREADS = 32
+
+
+@dataclass
+class CommittedUnit(UnitSummary):
+    """A unit's summary, and where its object stands."""
+
+    path: str = ""
+
+
+@dataclass
+class Units:
+    """All committed units, or with `scale` above 1 an even choice that stands for that many times as many."""
+
+    read: list[CommittedUnit] = field(default_factory=list)
+    committed: int = 0
+    damaged: list[str] = field(default_factory=list)
+
+    @property
+    def scale(self) -> float:
+        return (self.committed - len(self.damaged)) / len(self.read) if self.read else 1.0
+
+    @property
+    def whole(self) -> bool:
+        """Whether every unit was read, so that sums are exact."""
+        return len(self.read) + len(self.damaged) == self.committed
+
+    def total(self, name: str) -> int:
+        """Documents, ok or failed of all units."""
+        return round(sum(getattr(u, name) for u in self.read) * self.scale)
+
+    def tokens(self, kind: str) -> int:
+        return round(sum(u.counts.get(kind, 0) for u in self.read) * self.scale)
+
+
+def unit_objects(root: str) -> list[storage.Object]:
+    """The objects of the committed units, in the order of their names."""
+    return [o for o in storage.walk(storage.join(root, layout.UNITS)) if o.name.endswith(".parquet")]
+
+
+def read_units(root: str) -> Units:
+    """The summaries of the committed units, of very many an even choice. Damaged ones are named, and not counted."""
+    objects = unit_objects(root)
+    units = Units(committed=len(objects))
+    chosen = spread(objects, READ_UNITS)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for found, item in zip(pool.map(read_unit, chosen), chosen, strict=True):
+            if found is None:
+                units.damaged.append(item.path)
+            else:
+                units.read.append(found)
+    units.read.sort(key=lambda u: u.committed_at)
+    return units
+
+
+def spread(items: list[Any], most: int) -> list[Any]:
+    """At most that many of them, evenly spaced."""
+    if len(items) <= most:
+        return items
+    return [items[i * len(items) // most] for i in range(most)]
+
+
+def read_unit(item: storage.Object) -> CommittedUnit | None:
+    """The summary in a unit's object; None where it is damaged or cannot be read."""
+    try:
+        summary = writer.read_summary("", "", item.path)
+    except RunError:
+        return None
+    summary.began = summary.began or summary.committed_at - summary.seconds  # an older raypd
+    return CommittedUnit(**vars(summary), path=item.path)

@@ -1,0 +1,132 @@
+"""What the book makes of workers' reports, however they come, and of sessions that died."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypd.billing import book
+from raypd.billing.book import Book
+from raypd.billing.meter import zero
+from raypd.run.records import Bill, NodeTime, Seconds, UnitSummary, WorkerTime, from_json, to_json
+
+NODE = NodeTime("n", 100.0, usd_per_hour=36.0, slots=1, price_source="test")
+
+
+def report(sequence: int, worker: str = "w", heard: float = 110.0, documents: int = 0, **busy: float) -> WorkerTime:
+    own = {**zero(), "documents": documents, "prefill_tokens": 10 * documents, "seconds": sum(busy.values())}
+    return WorkerTime(worker, "n", 100.0, heard, sequence=sequence, seconds=Seconds(**busy), categories={"a": own},
+                      method="hyper_parallel", ok=documents)  # fmt: skip
+
+
+def test_a_report_that_comes_twice_or_late_changes_nothing() -> None:
+    plain, rough = Book("s", 100.0), Book("s", 100.0)
+    for own in (plain, rough):
+        own.see([NODE], 1, 100.0)
+    reports = [report(i, documents=i, decode=float(i), heard=100.0 + i) for i in range(1, 6)]
+    for own in reports:
+        assert plain.take(own)
+    for i in (0, 0, 2, 1, 4, 3, 4):
+        rough.take(reports[i])
+    assert plain.bill(110.0) == rough.bill(110.0)
+    assert plain.totals()["documents"] == 5
+    assert not plain.take(reports[0])
+
+
+def test_a_book_goes_on_from_its_file() -> None:
+    own = Book("s", 100.0, budget_usd=5.0)
+    own.see([NODE, NodeTime("h", 90.0, head=True, usd_per_hour=1.0)], 2, 105.0)
+    own.take(report(3, documents=7, decode=4.0, prefill=1.0))
+    kept = from_json(Bill, json.loads(json.dumps(to_json(own.bill(110.0)))), "s.json")
+    again = book.from_bill(kept, budget_usd=5.0)
+    assert again.bill(110.0) == kept
+    assert not again.take(report(3, documents=99))
+    assert again.take(report(4, documents=8, decode=5.0))
+    assert again.totals()["documents"] == 8
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 20), st.booleans()), max_size=40))
+def test_a_ledger_that_is_killed_loses_nothing_that_was_written_and_doubles_nothing(events) -> None:
+    """Workers report in any order and again; the ledger dies now and then and goes on from what it last wrote."""
+    own, written, latest = Book("s", 100.0), {}, {}
+    own.see([NODE], 1, 100.0)
+    file = own.bill(101.0)
+    for worker, sequence, dies in events:
+        own.take(report(sequence, worker, documents=sequence, decode=sequence / 10))
+        latest[worker] = max(latest.get(worker, -1), sequence)
+        if dies:
+            own = book.from_bill(file)
+        else:
+            file = own.bill(101.0)
+            written = {w.worker: w.sequence for w in own.workers.values()}
+        for name, number in written.items():
+            assert own.workers[name].sequence >= number
+    for worker, sequence in latest.items():  # a worker says all it did with every report
+        own.take(report(sequence, worker, documents=sequence, decode=sequence / 10))
+    assert own.totals()["documents"] == sum(latest.values())
+
+
+def test_the_series_keeps_its_ends_and_its_size() -> None:
+    own = Book("s", 0.0)
+    own.see([NODE], 1, 0.0)
+    for i in range(9000):
+        series = own.bill(float(i)).series
+    assert len(series) <= 2001
+    assert (series[0][0], series[-1][0]) == (0.0, 8999.0)
+    assert [point[0] for point in series] == sorted({point[0] for point in series})
+
+
+def test_a_session_that_died_is_closed_by_who_reads_it(tmp_path) -> None:
+    own = Book("s", 100.0)
+    own.see([NODE], 1, 100.0)
+    lost = report(1, heard=109.0, decode=8.0)
+    lost.open = {"u": (0.0, 8.0)}
+    own.take(lost)
+    book.write(str(tmp_path), own.bill(110.0))
+    (fresh,) = book.bills(str(tmp_path), now=111.0)
+    assert (fresh.final, fresh.parts["lost"]) == (False, 0)
+    (dead,) = book.bills(str(tmp_path), now=1000.0)
+    assert (dead.final, dead.until, dead.usd) == (True, 110.0, 0.1)
+    assert dead.parts["lost"] == pytest.approx(0.08)
+    (tmp_path / "ledger/broken.json").write_text("{")
+    assert [bill.usd for bill in book.bills(str(tmp_path))] == [0.1]
+
+
+def unit(documents: int, seconds: float = 1.0) -> UnitSummary:
+    own = {**zero(), "documents": documents, "decode_tokens": 5 * documents, "seconds": seconds}
+    tokens = {"prefill_tokens": 0, "shared_tokens": 0, "decode_tokens": 5 * documents}
+    return UnitSummary("u", "f", "s", "x", 0, documents, documents, 0, 1.0, counts=tokens, categories={"a": own})
+
+
+def test_what_was_committed_counts_even_when_its_report_was_lost() -> None:
+    own = Book("s", 100.0)
+    own.see([NODE], 1, 100.0)
+    own.take(report(1, documents=7, decode=3.0))
+    own.close(110.0)
+    bill = own.bill(110.0)
+    assert book.reconcile(bill, [unit(7), unit(3)])
+    assert bill.totals["documents"] == 10
+    assert bill.categories["a"]["documents"] == 10
+    assert bill.categories["a"]["usd"] == bill.usd == bill.methods["hyper_parallel"]["usd"]
+    assert not book.reconcile(bill, [unit(7), unit(3)])
+    old = unit(20)
+    old.categories = {}
+    assert not book.reconcile(bill, [old])
+
+
+def test_a_run_s_bill_is_its_sessions_together() -> None:
+    bills = []
+    for name, documents in (("s", 4), ("t", 6)):
+        own = Book(name, 100.0)
+        own.see([NODE], 1, 100.0)
+        own.take(report(1, documents=documents, decode=9.0))
+        own.close(110.0)
+        bills.append(own.bill(110.0))
+    whole = book.summed(bills)
+    assert whole is not None
+    assert (whole.usd, whole.documents, whole.usd_per_1000_documents) == (0.2, 10, 20.0)
+    assert round(sum(whole.parts.values()), 6) == whole.usd
+    assert book.summed([]) is None

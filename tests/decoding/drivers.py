@@ -1,0 +1,65 @@
+"""Programs driven without an engine, or with what the model says replaced."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from raypd.decoding.methods.autoregressive import Prompt
+from raypd.decoding.program import Feed, Predictions, Program
+
+INSTRUCTION = [random.Random(1).randrange(3, 256) for _ in range(23)]
+
+
+def rarely(tokens) -> bool:
+    return tokens[-1] % 41 == 0
+
+
+def never(tokens) -> bool:
+    return False
+
+
+def tokens_of(rng: random.Random, least: int, most: int) -> list[int]:
+    return [rng.randrange(3, 256) for _ in range(rng.randint(least, most))]
+
+
+def prompts_of(seed: int, count: int = 4, most: int = 12, plain: int = 2) -> list[Prompt]:
+    """Prompts behind one instruction, which all but every `plain`-th share."""
+    rng = random.Random(seed)
+    return [Prompt(INSTRUCTION + tokens_of(rng, 1, most), shared=23 if i % plain else 0) for i in range(count)]
+
+
+def changed(program: Program[Any], change: Callable[[Feed, Predictions], None]) -> Program[Any]:
+    """The program, whose predictions `change` edits before it is sent them."""
+    feed = next(program)
+    try:
+        while True:
+            predictions = yield feed
+            change(feed, predictions)
+            feed = program.send(predictions)
+    except StopIteration as end:
+        return end.value
+
+
+def steered(program: Program[Any], rule: Callable[[int, int, int], int]) -> Program[Any]:
+    """The program under a model that says rule(token, its position, what the model said)."""
+
+    def change(feed: Feed, predictions: Predictions) -> None:
+        for number, index in enumerate(feed.sample_at):
+            predictions.tokens[number] = rule(feed.tokens[index], feed.positions[index], predictions.tokens[number])
+
+    return changed(program, change)
+
+
+def drive(program: Program[Any], answer: Callable[[Feed], list[int] | Predictions]) -> tuple[Any, list[Feed]]:
+    """Answers each feed by hand; (the program's answer, its feeds)."""
+    feeds = []
+    try:
+        feed = next(program)
+        while True:
+            feeds.append(feed)
+            said = answer(feed)
+            feed = program.send(said if isinstance(said, Predictions) else Predictions(said, [-1.0] * len(said)))
+    except StopIteration as end:
+        return end.value, feeds
