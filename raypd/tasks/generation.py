@@ -88,6 +88,7 @@ class GenerationTask:
         self._bytes = token_bytes(tokenizer)
         self._ends = end_tokens(tokenizer)
         self._method = text_method(config, tokenizer, context_length, model)
+        self.end = _end_of_turn(tokenizer)  # what the model ends its answer with
 
     def input_columns(self) -> list[str]:
         return [self.task.prompt_column]
@@ -111,7 +112,7 @@ class GenerationTask:
     def _next(self, chat: _Chat) -> Request | Record:
         """The request that answers the conversation's next turn."""
         turns = [*chat.turns, {"role": "user", "content": chat.left[0]}]
-        tokens = self._tokens([*chat.turns, {"role": "user", "content": self._method.user_turn(chat.left[0])}])
+        tokens = self.tokens_of([*chat.turns, {"role": "user", "content": self._method.user_turn(chat.left[0])}])
         room = self.context_length - self._method.most_positions()
         if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
             return Record(
@@ -125,7 +126,7 @@ class GenerationTask:
         program = self._method.program(Prompt(tokens), stops, seed)
         return Request([chat.document.row], program, lambda answer: self._finish(chat, turns, answer), seed)
 
-    def _tokens(self, turns: list[dict[str, str]]) -> list[int]:
+    def tokens_of(self, turns: list[dict[str, str]]) -> list[int]:
         """Ids of a conversation; control strings in the text of a turn stay text."""
         if not (self.task.chat_template and self.tokenizer.chat_template):
             text = (self.tokenizer.bos_token or "") + "\n\n".join(turn["content"] for turn in turns)
@@ -171,6 +172,16 @@ class GenerationTask:
 def _seed(id: str, sample: int, turn: int, seed: int) -> int:
     digest = hashlib.sha256(json.dumps([seed, id, sample, turn]).encode()).digest()
     return int.from_bytes(digest[:8], "big")
+
+
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that the chat template writes behind an answer, or else the end of a text."""
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+        behind = rendered(tokenizer, turns, header=False).partition(_MARK)[2].lstrip()
+        if (ids := encode(tokenizer, behind, special=True)[:1]) and ids[0] in end_tokens(tokenizer):
+            return ids[0]
+    return int(tokenizer.eos_token_id)
 
 
 def text_method(

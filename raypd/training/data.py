@@ -14,10 +14,15 @@ from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError
 from raypd.tasks.base import Document
+from raypd.training.example import Example
 from raypd.training.extraction import ExtractionExamples
-from raypd.training.packing import Batch, batches, count_tokens, pack
+from raypd.training.generation import GenerationExamples
+from raypd.training.packing import batches, count_tokens
 
-METHODS = {"extraction": ("hyper_parallel", "autoregressive")}  # that can be trained
+METHODS = {  # that can be trained
+    "extraction": ("hyper_parallel", "autoregressive"),
+    "generation": ("autoregressive", "apar", "space"),
+}
 
 
 @dataclass
@@ -43,16 +48,16 @@ def check(config: RunConfig) -> None:
 
 def prepare(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
-) -> tuple[Facts, list[Batch], list[Batch]]:
+) -> tuple[Facts, list[list[Example]], list[list[Example]]]:
     """Reads all documents and makes examples of them.
 
     Returns:
-        What is known of them, the passes of a training epoch, and those of a validation.
+        What is known of them, the groups of an epoch whose examples go through the model together, and those of a
+        validation.
 
     Raises:
         InputError: nothing to train on, or to validate on, or more unusable documents than max_skipped_share.
     """
-    assert isinstance(config.task, ExtractionConfig)
     training = config.training
     documents = _documents(config)
     if training.validation is not None:
@@ -61,7 +66,8 @@ def prepare(
         drawn = [_drawn(document, training.validation_share, training.seed) for document in documents]
         held_out = [document for document, out in zip(documents, drawn, strict=True) if out]
         documents = [document for document, out in zip(documents, drawn, strict=True) if not out]
-    make = ExtractionExamples(config, training.labels_column, tokenizer, context_length)
+    kind = ExtractionExamples if isinstance(config.task, ExtractionConfig) else GenerationExamples
+    make = kind(config, tokenizer, context_length)
     examples, validation = list(make(documents)), list(make(held_out))
     _check_skipped(config, make, len(documents) + len(held_out))
     for found, key in ((examples, "input.path"), (validation, "training.validation")):
@@ -76,8 +82,7 @@ def prepare(
         dict(make.skipped.most_common()),
         _digest([*documents, *held_out]),
     )
-    held_out_groups = batches(validation, training.batch_size, training.batch_tokens, 0)
-    return facts, [pack(group) for group in groups], [pack(group) for group in held_out_groups]
+    return facts, groups, list(batches(validation, training.batch_size, training.batch_tokens, 0))
 
 
 def _documents(config: RunConfig) -> list[Document]:
@@ -105,7 +110,7 @@ def _drawn(document: Document, share: float, seed: int) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def _check_skipped(config: RunConfig, make: ExtractionExamples, documents: int) -> None:
+def _check_skipped(config: RunConfig, make: ExtractionExamples | GenerationExamples, documents: int) -> None:
     share = make.lost / max(1, documents)
     if share > config.training.max_skipped_share:
         raise InputError(

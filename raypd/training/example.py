@@ -8,7 +8,7 @@ training is `visible` over what decoding feeds (HPD section 4.4, figure 3: "the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class Example:
 
     tokens, positions, segments, steps: [n] int64. reach: [segments, segments] of Reach. The first `shared` tokens are
     an instruction in common with other examples. targets: the token that is to be predicted at an index; all other
-    indices have none.
+    indices have none. until: the step before which a token left the cache.
     """
 
     tokens: np.ndarray
@@ -39,14 +39,19 @@ class Example:
     reach: np.ndarray
     targets: dict[int, int]
     shared: int = 0
+    until: dict[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def drawn(self) -> Example:
+        """The example as it is trained on this time; itself, where nothing about it is random."""
+        return self
+
     def seen(self) -> np.ndarray:
         """What each own token sees: bool [n - shared, n], by the rule of decoding with its step condition."""
         own = slice(self.shared, None)
-        return visible(
+        seen = visible(
             self.reach,
             self.segments[own],
             self.positions[own],
@@ -55,6 +60,9 @@ class Example:
             self.steps[own],
             self.steps,
         )
+        for key, step in self.until.items():
+            seen[self.steps[own] >= step, key] = False
+        return seen
 
 
 def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
@@ -68,9 +76,10 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
         The example, and the program's answer.
 
     Raises:
-        ValueError: the program takes tokens out of the cache or drafts, which a teacher cannot stand in for.
+        ValueError: the program moves tokens or drafts, which a teacher cannot stand in for.
     """
     tokens: list[int] = []
+    until: dict[int, int] = {}
     positions: list[int] = []
     segments: list[int] = []
     steps: list[int] = []
@@ -79,10 +88,11 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
     shared = step = 0
     feed = next(program)
     while True:
-        if feed.drop or feed.move or feed.draft is not None or feed.want_logits or feed.want_hidden:
-            raise ValueError("a program that drops, moves or drafts tokens cannot be traced")
+        if feed.move or feed.draft is not None or feed.want_logits or feed.want_hidden:
+            raise ValueError("a program that moves or drafts tokens cannot be traced")
         if step == 0:
             shared = feed.shared
+        until |= dict.fromkeys(feed.drop, step)
         gold = teacher(feed)
         targets |= {len(tokens) + index: token for index, token in zip(feed.sample_at, gold, strict=True)}
         tokens += feed.tokens
@@ -95,4 +105,4 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
             feed = program.send(Predictions(list(gold), [0.0] * len(gold)))
         except StopIteration as end:
             table = np.array([tokens, positions, segments, steps], dtype=np.int64)
-            return Example(table[0], table[1], table[2], table[3], reach, targets, shared), end.value
+            return Example(table[0], table[1], table[2], table[3], reach, targets, shared, until), end.value

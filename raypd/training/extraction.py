@@ -27,14 +27,11 @@ class ExtractionExamples:
 
     Args:
         config: task and decoding as the trained model will be run with them.
-        labels_column: field of a document with {attribute: value or null}.
     """
 
-    def __init__(
-        self, config: RunConfig, labels_column: str, tokenizer: PreTrainedTokenizerBase, context_length: int
-    ) -> None:
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
         assert isinstance(config.task, ExtractionConfig)
-        self.config, self.task_config, self.labels_column = config, config.task, labels_column
+        self.config, self.task_config, self.labels_column = config, config.task, config.training.labels_column
         self.tokenizer = tokenizer
         self.task = ExtractionTask(config, tokenizer, context_length)
         self.skipped: Counter[str] = Counter()

@@ -63,6 +63,7 @@ def pack(examples: Sequence[Example]) -> Batch:
         input_ids, position_ids: [1, tokens]. label_index, labels: [targets] where the model predicts, and what.
         shared: [] and own, there, seen: as in Layout.
     """
+    examples = [example.drawn() for example in examples]
     shared = examples[0].shared
     lengths = [len(example) - shared for example in examples]
     columns = [[np.array(getattr(examples[0], name)[:shared])] for name in ("tokens", "positions")]

@@ -26,7 +26,8 @@ from raypd.config import RunConfig
 from raypd.errors import ModelError
 from raypd.models.load import LoadedModel, load_model, resolve_device, resolve_dtype
 from raypd.training import attention
-from raypd.training.packing import Batch, Layout
+from raypd.training.example import Example
+from raypd.training.packing import Batch, Layout, pack
 
 
 @dataclass
@@ -63,16 +64,21 @@ def load_for_training(config: RunConfig) -> LoadedModel:
     dtype = "float32" if full else str(resolve_dtype(config.model.dtype, device)).removeprefix("torch.")
     loaded = load_model(config.model.model_copy(update={"dtype": dtype, "adapter": None}))
     _check_attention(loaded.model, loaded.name)
+    make_trainable(loaded, config)
+    return loaded
+
+
+def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
+    """Gives a loaded model the attention of training passes, in place, and the weights that are trained gradients."""
     AttentionInterface.register(attention.NAME, attention.attention)
     loaded.model.set_attn_implementation(attention.NAME)
-    if full:
+    if config.training.weights == "full":
         loaded.model.requires_grad_(True)
     else:
         loaded.model = _with_lora(loaded.model, config)
     if config.training.gradient_checkpointing:
         loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
         loaded.model.enable_input_require_grads()
-    return loaded
 
 
 def _with_lora(model: PreTrainedModel, config: RunConfig) -> Any:
@@ -97,7 +103,9 @@ def _with_lora(model: PreTrainedModel, config: RunConfig) -> Any:
 def _check_attention(model: PreTrainedModel, name: str) -> None:
     text = model.config.get_text_config()
     softcap = getattr(text, "attn_logit_softcapping", None)
-    windows = "sliding_attention" in (getattr(text, "layer_types", None) or ())
+    layers = getattr(text, "layer_types", None)
+    windows = "sliding_attention" in layers if layers else bool(getattr(text, "sliding_window", None))
+    windows &= getattr(text, "use_sliding_window", True)
     if softcap is not None or windows:
         what = "a soft cap on attention logits" if softcap is not None else "layers with sliding-window attention"
         raise ModelError(f"model {name!r} has {what}: raypd decodes it, but cannot train it yet")
@@ -155,13 +163,13 @@ class _Report(TrainerCallback):
 def make_trainer(
     loaded: LoadedModel,
     config: RunConfig,
-    train: Sequence[Batch],
-    validation: Sequence[Batch],
+    train: Sequence[list[Example]],
+    validation: Sequence[list[Example]],
     folder: Path,
     learning_rate: float,
     tell: Callable[[Progress], None],
 ) -> PackedTrainer:
-    """A trainer that keeps its checkpoints under `folder` and goes on from the latest one there."""
+    """A trainer over groups of examples; its checkpoints are under `folder`."""
     training = config.training
     steps = max(1, math.ceil(math.ceil(len(train) / training.accumulate) * training.epochs))
     every = max(1, math.ceil(steps / training.evaluations))
@@ -177,7 +185,7 @@ def make_trainer(
         weight_decay=training.weight_decay,
         max_grad_norm=training.max_grad_norm,
         optim="adamw_torch_fused",
-        bf16=loaded.device.type == "cuda" or loaded.dtype == torch.bfloat16 or _has_bfloat16(loaded),
+        bf16=resolve_dtype(config.model.dtype, loaded.device) == torch.bfloat16,
         use_cpu=loaded.device.type == "cpu",
         eval_strategy="steps",
         eval_steps=every,
@@ -203,14 +211,10 @@ def make_trainer(
         args=arguments,
         train_dataset=list(train),
         eval_dataset=list(validation),
-        data_collator=lambda passes: passes[0],
+        data_collator=lambda groups: pack(groups[0]),
         callbacks=[_Report(tell)],
     )
     trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the targets of the whole step
     if training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(training.patience))
     return trainer
-
-
-def _has_bfloat16(loaded: LoadedModel) -> bool:
-    return resolve_dtype("auto", loaded.device) == torch.bfloat16

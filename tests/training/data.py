@@ -1,4 +1,4 @@
-"""A small corpus whose values stand in its listings, and a configuration for it."""
+"""A small corpus whose values stand in its listings, a configuration for it, and what the engine shows each token."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import json
 import random
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from raypd.decoding.engine import Engine
+from raypd.decoding.program import Program
+from raypd.training.example import Example
+from tests.tiny import tiny_model
 
 COLORS, BRANDS = ["red", "blue", "green", "black"], ["Acme", "Zeta", "Orla"]
 
@@ -46,3 +53,38 @@ def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, A
     for name, keys in sections.items():
         made[name] = {**made.get(name, {}), **keys}
     return made
+
+
+def allowed(example: Example) -> dict[Any, Any]:
+    """{(position, segment) of a query: those of its keys}."""
+    name = list(zip(example.positions.tolist(), example.segments.tolist(), strict=True))
+    seen = example.seen()
+    return {name[q + example.shared]: {name[k] for k in np.flatnonzero(row)} for q, row in enumerate(seen)}
+
+
+def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[Any, Any]:
+    """The same of an engine whose model answers with the example's targets."""
+    gold = {(int(example.positions[i]), int(example.segments[i])): token for i, token in example.targets.items()}
+    model = tiny_model("llama", vocab_size=size)
+    engine = Engine(model)
+    found: dict[Any, Any] = {}
+    forward = model.forward
+
+    def teach(**named: Any) -> Any:
+        output = forward(**named)
+        step = named["step"]
+        (span,) = [span for group in step.groups for span in group.spans]
+        (group,) = step.groups
+        prefix = {(p, 0) for p in range(group.length)}
+        keys = list(zip(*span.keys[:2].tolist(), strict=True))
+        queries = list(zip(*span.queries[:2].tolist(), strict=True))
+        for row, query in zip(span.seen(), queries, strict=True):
+            found[query] = prefix | {keys[k] for k in np.flatnonzero(row)}
+        for place, index in enumerate(named["logits_to_keep"].tolist()):
+            output.logits[0, place] = -1000.0
+            output.logits[0, place, gold[queries[index]]] = 1000.0
+        return output
+
+    model.forward = teach
+    engine.run([program])
+    return {query: keys for query, keys in found.items() if query[0] >= example.shared}

@@ -12,20 +12,19 @@ from hypothesis import strategies as st
 from transformers import AttentionInterface
 
 from raypd.config import RunConfig
-from raypd.decoding.engine import Engine
 from raypd.tasks.base import Document
 from raypd.training import attention
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.packing import Layout, batches, count_tokens, pack
 from tests.tiny import tiny_model, tiny_tokenizer
-from tests.training.data import tree, write_corpus
+from tests.training.data import allowed, recorded, tree, write_corpus
 
 
 @pytest.fixture
 def make(tmp_path):
     def make(**sections):
         config = RunConfig.model_validate(tree(tmp_path / "none", tmp_path / "out", "none", **sections))
-        return ExtractionExamples(config, "target", tiny_tokenizer(), 4096)
+        return ExtractionExamples(config, tiny_tokenizer(), 4096)
 
     return make
 
@@ -89,50 +88,13 @@ def test_training_sees_what_decoding_sees(tmp_path_factory, targets, isolate):
     config = RunConfig.model_validate(
         tree(tmp / "none", tmp / "out", "none", decoding={"isolate": isolate, "stacked_documents": 2})
     )
-    make = ExtractionExamples(config, "target", tiny_tokenizer(), 4096)
+    make = ExtractionExamples(config, tiny_tokenizer(), 4096)
     corpus = [document(i, "Acme", Brand=b, Color=c, Size=s) for i, (b, c, s) in enumerate(targets)]
     examples = list(make(corpus))
     requests = list(make.task.plan(corpus))
     assert len(examples) == len(requests)
     for example, request in zip(examples, requests, strict=True):
         assert recorded(request.program, example) == allowed(example)
-
-
-def allowed(example):
-    """{(position, segment) of a query: those of its keys}."""
-    name = list(zip(example.positions.tolist(), example.segments.tolist(), strict=True))
-    seen = example.seen()
-    return {name[q + example.shared]: {name[k] for k in np.flatnonzero(row)} for q, row in enumerate(seen)}
-
-
-def recorded(program, example):
-    """The same of an engine whose model answers with the example's targets."""
-    gold = {(int(example.positions[i]), int(example.segments[i])): token for i, token in example.targets.items()}
-    model = tiny_model("llama")
-    engine = Engine(model)
-    found = {}
-    forward = model.forward
-
-    def teach(**named):
-        output = forward(**named)
-        step = named["step"]
-        (span,) = [span for group in step.groups for span in group.spans]
-        (group,) = step.groups
-        prefix = {(p, 0) for p in range(group.length)}
-        keys = list(zip(span.key_positions.tolist(), span.key_segments.tolist(), strict=True))
-        for row, position, segment in zip(
-            span.seen(), span.query_positions.tolist(), span.query_segments.tolist(), strict=True
-        ):
-            found[position, segment] = prefix | {keys[k] for k in np.flatnonzero(row)}
-        for place, index in enumerate(named["logits_to_keep"].tolist()):
-            output.logits[0, place] = -1000.0
-            at = int(named["position_ids"][0, index])
-            output.logits[0, place, gold[at, int(span.query_segments[index])]] = 1000.0
-        return output
-
-    model.forward = teach
-    engine.run([program])
-    return {query: keys for query, keys in found.items() if query[0] >= example.shared}
 
 
 @pytest.mark.parametrize("isolate", ["none", "documents", "values"])

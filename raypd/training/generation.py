@@ -1,0 +1,184 @@
+"""Training examples of conversations: every answer of the assistant is one, behind the turns before it.
+
+`autoregressive` learns to write it token by token, `space` also to draft (SAR-SFT, section 3.1), `apar` to fork where
+its structure can be told by rules (appendix B).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from raypd.config import RunConfig
+from raypd.decoding.methods.apar import apar
+from raypd.decoding.methods.autoregressive import autoregressive
+from raypd.decoding.methods.registry import CHILD, FORK, MASK
+from raypd.decoding.program import Feed
+from raypd.decoding.text import Prompt
+from raypd.models.control_tokens import control_token
+from raypd.tasks.base import Document
+from raypd.tasks.generation import GenerationTask
+from raypd.tasks.prompting import encode
+from raypd.training.example import Example, Skip, trace
+from raypd.training.labels import text_teacher
+from raypd.training.structure import Paragraph, paragraphs
+
+AR_SHARE = 0.5  # p_ar of SAR-SFT
+
+
+class GenerationExamples:
+    """Makes examples of documents with `turns` (of the user) and `responses`.
+
+    `skipped` counts what was left out by its reason, `lost` counts documents.
+
+    Args:
+        config: task and decoding as the trained model will be run with them.
+    """
+
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+        self.config, self.tokenizer, self.context_length = config, tokenizer, context_length
+        self.method, self.column = config.decoding.method, config.training.labels_column
+        self.task = GenerationTask(config, tokenizer, context_length)
+        self.random = np.random.default_rng(config.training.seed)
+        self.skipped: Counter[str] = Counter()
+        self.lost = 0
+        names = {"apar": (FORK, CHILD), "space": (MASK,)}.get(self.method, ())
+        self.control = [control_token(tokenizer, name, config.model.name) for name in names]
+
+    def __call__(self, documents: Sequence[Document]) -> Iterator[Example]:
+        """Examples of the documents, in their order; for `apar` as many of structured answers as of others."""
+        plain: list[Example] = []
+        structured: list[Example] = []
+        for document in documents:
+            try:
+                for prompt, answer in self._answers(document):
+                    example, forks = self._example(prompt, answer)
+                    if len(example) > self.context_length:
+                        raise Skip(f"conversations of more than {self.context_length} tokens, the model's context")
+                    (structured if forks else plain).append(example)
+            except Skip as reason:
+                self.skipped[str(reason)] += 1
+                self.lost += 1
+        if self.method == "apar" and structured:
+            order = self.random.permutation(len(plain))
+            if len(plain) > len(structured):
+                self.skipped["unstructured answers beyond the 1:1 of APAR"] += len(plain) - len(structured)
+            plain = [plain[i] for i in order[: len(structured)]]
+        yield from plain
+        yield from structured
+
+    def _answers(self, document: Document) -> Iterator[tuple[list[int], str]]:
+        """(the conversation up to an answer, as ids; the answer), for each answer."""
+        if document.error is not None:
+            raise Skip(document.error.partition(": ")[2] or document.error)
+        prompt_column = self.task.task.prompt_column
+        turns, responses = document.fields.get(prompt_column), document.fields.get(self.column)
+        turns = [turns] if isinstance(turns, str) else turns
+        responses = [responses] if isinstance(responses, str) else responses
+        for column, value in ((prompt_column, turns), (self.column, responses)):
+            if not isinstance(value, list) or not value or not all(isinstance(part, str) for part in value):
+                raise Skip(f"column {column!r}: expected text or a list of texts")
+        assert turns is not None
+        assert responses is not None
+        if len(turns) != len(responses):
+            raise Skip(f"columns {prompt_column!r} and {self.column!r}: of different lengths")
+        system = self.task.task.system
+        before = [{"role": "system", "content": system}] if system else []
+        for turn, response in zip(turns, responses, strict=True):
+            if not turn.strip() or not response.strip():
+                raise Skip("an empty turn")
+            if any(name in response for name in (FORK, CHILD, MASK)):
+                raise Skip("text that holds a control token")
+            before.append({"role": "user", "content": turn})
+            yield self.task.tokens_of(before), response
+            before.append({"role": "assistant", "content": response})
+
+    def _example(self, prompt: list[int], answer: str) -> tuple[Example, bool]:
+        """An answer's example, and whether it forks."""
+        end = self.task.end
+        if self.method == "apar":
+            root = paragraphs(answer)
+            fork, child = self.control
+            teacher = TreeTeacher(self._tree(root, fork, end))
+            program = apar(Prompt(prompt), 10**9, fork, child, frozenset([end]), max_threads=10**9)
+            return trace(program, teacher)[0], root.detail is not None or root.next is not None
+        tokens = [*self._encode(answer), end]
+        program_ = autoregressive(Prompt(prompt), len(tokens), lambda written: len(written) == len(tokens))
+        example = trace(program_, text_teacher(tokens))[0]
+        if self.method == "space":
+            (mask,) = self.control
+            example = SpaceExample(**vars(example), mask=mask, k=self.config.decoding.mask_tokens)
+        return example, False
+
+    def _tree(self, paragraph: Paragraph, fork: int, end: int) -> Node:
+        """The tokens of each paragraph: a [Fork] ends those with children, the end token all others."""
+        text = self._encode(paragraph.text) if paragraph.text else []
+        if paragraph.detail is None:
+            return Node([*text, end])
+        rest = paragraph.next or Paragraph("")
+        return Node([*text, fork], self._tree(paragraph.detail, fork, end), self._tree(rest, fork, end))
+
+    def _encode(self, text: str) -> list[int]:
+        return encode(self.tokenizer, text, special=False)
+
+
+@dataclass
+class SpaceExample(Example):
+    """A text, and how it is masked (SAR-SFT, equations 1 to 3). mask: the id of [Mask]; k: how many."""
+
+    mask: int = 0
+    k: int = 0
+
+    def drawn(self) -> Example:
+        """As it is with probability p_ar; else k tokens of the answer from a drawn place on are masked, and what is
+        behind them is cut. The token in front of the masks and each mask predict the token that comes next."""
+        first = min(self.targets) + 1  # of the answer
+        places = len(self) - first - self.k + 1
+        if places < 1 or torch.rand(()) < AR_SHARE:
+            return self
+        m = first + int(torch.randint(places, ()))
+        end = m + self.k
+        tokens = np.concatenate([self.tokens[:m], np.full(self.k, self.mask)])
+        targets = {index: token for index, token in self.targets.items() if index < end}
+        return Example(tokens, self.positions[:end], self.segments[:end], self.steps[:end], self.reach, targets)
+
+
+@dataclass
+class Node:
+    """A paragraph's tokens as they are written, and those of its detail and of the next one."""
+
+    tokens: list[int]
+    child: Node | None = None
+    sibling: Node | None = None
+
+
+class TreeTeacher:
+    """Answers `apar` so that it writes a tree: each thread its paragraph's next token.
+
+    A thread is known by the segment of the token that it feeds last. The token behind a [Fork] is the first one of the
+    next paragraph; with it the program gives the next paragraph and the detail a segment each, in this order.
+    """
+
+    def __init__(self, root: Node) -> None:
+        self._threads: dict[int, tuple[Node, int]] = {0: (root, 0)}  # segment -> node, how much of it is written
+        self._segments = 1
+
+    def __call__(self, feed: Feed) -> list[int]:
+        gold = []
+        for index in feed.sample_at:
+            segment = 0 if feed.segments is None else feed.segments[index]
+            node, written = self._threads.pop(segment)
+            if written == len(node.tokens):  # its [Fork] was fed
+                assert node.child is not None
+                assert node.sibling is not None
+                self._threads[self._segments + 1] = node.child, 0
+                segment, node, written = self._segments, node.sibling, 0
+                self._segments += 2
+            gold.append(node.tokens[written])
+            self._threads[segment] = node, written + 1
+        return gold

@@ -1,0 +1,63 @@
+"""What of an answer can be written side by side, by rules (APAR, appendix B).
+
+The points of an ordered list, or the first sentence of a paragraph and the rest of it. Code, mathematics and addresses
+of the web are one paragraph.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_POINT = re.compile(r"^(?P<root>\d+\.[ \t]+[^\n:]+?:)(?P<detail>.+?)(?=^\d+\.[ \t]|\n\n|\Z)", re.MULTILINE | re.DOTALL)
+_SENTENCE = re.compile(r".+?[.!?](?=\s)", re.DOTALL)
+_AMBIGUOUS = re.compile(
+    r"```|`[^`]+`|\$[^$\n]+\$|\\[(\[]|https?://|www\.|^\s*(def|class|import|#include)\b", re.MULTILINE
+)
+_LEAST_POINTS, _LEAST_CHARACTERS = 3, 10
+
+
+@dataclass
+class Paragraph:
+    """A node of the tree: its text, the detail that can be written beside what follows, and what follows.
+
+    A paragraph with a `next` has a `detail`.
+    """
+
+    text: str
+    detail: Paragraph | None = None
+    next: Paragraph | None = None
+
+
+def paragraphs(answer: str) -> Paragraph:
+    """The tree of an answer, whose texts in order are the answer; one node where nothing is written side by side."""
+    if _AMBIGUOUS.search(answer):
+        return Paragraph(answer)
+    points = [(match.start("root"), match.end("root"), match.end()) for match in _POINT.finditer(answer)]
+    least = min((end - begin for _, begin, end in points), default=0)
+    if len(points) >= _LEAST_POINTS and least >= _LEAST_CHARACTERS:
+        return _chain(answer, [(detail, end) for _, detail, end in points])
+    return _chain(answer, _details(answer))
+
+
+def _details(answer: str) -> list[tuple[int, int]]:
+    """Where the rest behind the first sentence begins and ends, of each paragraph that has one."""
+    found, begin = [], 0
+    for part in re.split(r"(\n\n+)", answer):
+        sentence = _SENTENCE.match(part)
+        rest = part[sentence.end() :] if sentence else ""
+        if sentence and len(rest.strip()) >= _LEAST_CHARACTERS:
+            found.append((begin + sentence.end(), begin + len(part)))
+        begin += len(part)
+    return found if len(found) > 1 else []
+
+
+def _chain(answer: str, details: list[tuple[int, int]]) -> Paragraph:
+    """Roots, each with its detail, and the text behind the last detail."""
+    behind = details[-1][1] if details else 0
+    chain = Paragraph(answer[behind:])
+    for number in reversed(range(len(details))):
+        begin, end = details[number]
+        start = details[number - 1][1] if number else 0
+        chain = Paragraph(answer[start:begin], Paragraph(answer[begin:end]), chain)
+    return chain

@@ -1,0 +1,167 @@
+"""Examples of conversations: SAR-SFT's equations, APAR's layout, and that training sees what decoding sees."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raypd.config import RunConfig
+from raypd.decoding.methods.apar import apar
+from raypd.decoding.methods.registry import CHILD, FORK, MASK
+from raypd.decoding.text import Prompt
+from raypd.models.control_tokens import add_control_tokens
+from raypd.tasks.base import Document
+from raypd.training.generation import GenerationExamples
+from raypd.training.structure import Paragraph, paragraphs
+from tests.tiny import EOS, tiny_model, tiny_tokenizer
+from tests.training.data import allowed, recorded
+
+LIST = """Sleep well.
+
+1. Routine: go to bed at the same time.
+2. Light: keep the room dark.
+3. Calm: read a book.
+
+Good night."""
+
+
+def make(method, **decoding):
+    tokenizer = tiny_tokenizer()
+    if method in ("apar", "space"):
+        add_control_tokens(tiny_model("llama"), tokenizer, method)
+    config = RunConfig.model_validate(
+        {
+            "input": {"path": "none"},
+            "output": {"path": "none"},
+            "task": {"kind": "generation", "prompt_column": "turns"},
+            "decoding": {"method": method, **decoding},
+            "training": {"labels_column": "responses"},
+        }
+    )
+    return GenerationExamples(config, tokenizer, 4096)
+
+
+def document(*pairs, **fields):
+    turns, responses = zip(*pairs, strict=True) if pairs else ((), ())
+    return Document(0, "0", {"turns": list(turns), "responses": list(responses), **fields})
+
+
+def test_every_answer_is_an_example_behind_the_turns_before_it():
+    first, second = make("autoregressive")([document(("a?", "b."), ("c?", "d."))])
+    decode = tiny_tokenizer().decode
+    assert decode(list(first.targets.values())) == "b.<|im_end|>"
+    assert decode(list(second.targets.values())) == "d.<|im_end|>"
+    assert decode(second.tokens) == "user\na?<|im_end|>\nassistant\nb.<|im_end|>\nuser\nc?<|im_end|>\nassistant\nd."
+
+
+def test_space_masks_k_tokens_cuts_behind_them_and_keeps_the_label_one_past_the_last():
+    """Equations 2 and 3 by hand; half of the examples are as they were."""
+    examples = make("space", mask_tokens=3)
+    mask = examples.tokenizer.get_vocab()[MASK]
+    answer = [*b"abcdefghij", EOS]
+    masked = 0
+    seen = set()
+    for example in [e.drawn() for e in 200 * list(examples([document(("x", "abcdefghij"))]))]:
+        fed = example.tokens.tolist()
+        prompt = min(example.targets) + 1
+        targets = [example.targets[i] for i in range(prompt - 1, len(fed))]
+        assert targets == answer[: len(targets)]
+        if mask in fed:
+            masked += 1
+            m = fed.index(mask) - prompt
+            seen.add(m)
+            assert fed[prompt:] == [*answer[:m], mask, mask, mask]
+            assert len(targets) == m + 3 + 1
+        else:
+            assert fed[prompt:] == answer[:-1]
+    assert 70 < masked < 130
+    assert seen == set(range(8))  # 0 .. N - k
+
+
+def test_apar_lays_out_roots_and_details():
+    """Root [Fork] next root ...; the label at [Fork] is the sibling's first token, at [Child] the detail's first."""
+    examples = make("apar")
+    (example,) = examples([document(("How?", LIST))])
+    vocabulary = examples.tokenizer.get_vocab()
+    fork, child = vocabulary[FORK], vocabulary[CHILD]
+    tokens = example.tokens.tolist()
+    assert tokens.count(fork) == tokens.count(child) == 3
+    assert child not in example.targets.values()
+    assert list(example.targets.values()).count(EOS) == 4  # of every thread
+    following = [chr(example.targets[i]) for i, token in enumerate(tokens) if token == fork]
+    assert following == ["2", "3", "\n"]
+    details = [chr(example.targets[i]) for i, token in enumerate(tokens) if token == child]
+    assert details == [" ", " ", " "]
+    program = apar(Prompt(tokens[: min(example.targets) + 1]), 10**6, fork, child, frozenset([EOS]))
+    assert recorded(program, example, size=260) == allowed(example)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.tuples(st.text("ab", max_size=4), st.text("cd", min_size=1, max_size=5)), max_size=4), st.text("e"))
+def test_apar_training_sees_what_decoding_sees(items, behind):
+    tree = Paragraph(behind)
+    for root, detail in reversed(items):
+        tree = Paragraph(root, Paragraph(detail), tree)
+    examples = make("apar")
+    fork, child = examples.control
+    from raypd.training.example import trace
+    from raypd.training.generation import TreeTeacher
+
+    def program():
+        return apar(Prompt([5, 6, 7]), 10**6, fork, child, frozenset([EOS]), max_threads=10**6)
+
+    example, answer = trace(program(), TreeTeacher(examples._tree(tree, fork, EOS)))
+    assert answer.stopped
+    assert tiny_tokenizer().decode(answer.tokens) == "".join(root + detail for root, detail in items) + behind
+    assert recorded(program(), example, size=260) == allowed(example)
+
+
+@pytest.mark.parametrize(
+    ("answer", "details"),
+    [
+        (LIST, [" go to bed at the same time.\n", " keep the room dark.\n", " read a book."]),
+        ("1. A: too few.\n2. B: of them.", []),
+        ("1. A: x\n2. B: y\n3. C: z", []),  # points of less than ten characters
+        ("One sentence. And a second one.\n\nAnother. With more to it.", [" And a second one.", " With more to it."]),
+        ("One sentence.\n\nAnother.", []),
+        (LIST + "\n```python\nx\n```", []),
+        (LIST + " See https://example.org", []),
+        (LIST + " $x^2$", []),
+    ],
+)
+def test_structure(answer, details):
+    found, text, node = [], "", paragraphs(answer)
+    while node is not None:
+        text += node.text
+        if node.detail is not None:
+            found.append(node.detail.text)
+            text += node.detail.text
+        node = node.next
+    assert found == details
+    assert text == answer
+
+
+def test_bad_input_is_counted_with_its_reason():
+    examples = make("apar")
+    bad = [
+        document(("a", "")),
+        document(),
+        document(("a", f"b {FORK}")),
+        Document(0, "0", {"turns": "a", "responses": 7}),
+        document(("a", "b"), responses=["b", "c"]),
+        document(("a", "x" * 5000)),
+        Document(0, "0", error="f, byte 0: x"),
+    ]
+    assert list(examples(bad)) == []
+    assert examples.lost == len(bad)
+    reasons = "\n".join(examples.skipped)
+    for part in ("empty turn", "expected text", "control token", "different lengths", "more than 4096 tokens", "x"):
+        assert part in reasons
+
+
+def test_apar_takes_as_many_plain_answers_as_structured_ones():
+    examples = make("apar")
+    made = list(examples([document(("a", LIST)), *[document(("a", f"plain {i}")) for i in range(5)]]))
+    assert len(made) == 2
+    assert examples.skipped["unstructured answers beyond the 1:1 of APAR"] == 4
