@@ -21,7 +21,7 @@ from raypd.training.packing import batches, count_tokens
 
 METHODS = {  # that can be trained
     "extraction": ("hyper_parallel", "autoregressive"),
-    "generation": ("autoregressive", "apar", "space"),
+    "generation": ("autoregressive", "apar", "pasta", "space"),
 }
 
 

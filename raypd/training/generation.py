@@ -1,7 +1,7 @@
 """Training examples of conversations: every answer of the assistant is one, behind the turns before it.
 
 `autoregressive` learns to write it token by token, `space` also to draft (SAR-SFT, section 3.1), `apar` to fork where
-its structure can be told by rules (appendix B).
+its structure can be told by rules (appendix B), `pasta` to promise the same parts.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,18 +18,20 @@ from transformers import PreTrainedTokenizerBase
 from raypd.config import RunConfig
 from raypd.decoding.methods.apar import apar
 from raypd.decoding.methods.autoregressive import autoregressive
-from raypd.decoding.methods.registry import CHILD, FORK, MASK
+from raypd.decoding.methods.pasta import pasta
+from raypd.decoding.methods.registry import CHILD, CLOSE, FORK, MASK, OPEN, PROMISE, SYNC
 from raypd.decoding.program import Feed
 from raypd.decoding.text import Prompt
-from raypd.models.control_tokens import control_token
+from raypd.models.control_tokens import control_token, markup_bytes
 from raypd.tasks.base import Document
 from raypd.tasks.generation import GenerationTask
 from raypd.tasks.prompting import encode
 from raypd.training.example import Example, Skip, trace
 from raypd.training.labels import text_teacher
-from raypd.training.structure import Paragraph, paragraphs
+from raypd.training.structure import Paragraph, Promise, paragraphs, promises
 
 AR_SHARE = 0.5  # p_ar of SAR-SFT
+Kind = Literal["text", "promise", "sync"]
 
 
 class GenerationExamples:
@@ -48,6 +51,7 @@ class GenerationExamples:
         self.skipped: Counter[str] = Counter()
         self.lost = 0
         names = {"apar": (FORK, CHILD), "space": (MASK,)}.get(self.method, ())
+        self.texts = markup_bytes(tokenizer) if self.method == "pasta" else []
         self.control = [control_token(tokenizer, name, config.model.name) for name in names]
 
     def __call__(self, documents: Sequence[Document]) -> Iterator[Example]:
@@ -92,7 +96,7 @@ class GenerationExamples:
         for turn, response in zip(turns, responses, strict=True):
             if not turn.strip() or not response.strip():
                 raise Skip("an empty turn")
-            if any(name in response for name in (FORK, CHILD, MASK)):
+            if any(name in response for name in (FORK, CHILD, MASK, PROMISE, OPEN, CLOSE, SYNC)):
                 raise Skip("text that holds a control token")
             before.append({"role": "user", "content": turn})
             yield self.task.tokens_of(before), response
@@ -101,6 +105,8 @@ class GenerationExamples:
     def _example(self, prompt: list[int], answer: str) -> tuple[Example, bool]:
         """An answer's example, and whether it forks."""
         end = self.task.end
+        if self.method == "pasta":
+            return self._pasta(prompt, promises(answer))
         if self.method == "apar":
             root = paragraphs(answer)
             fork, child = self.control
@@ -114,6 +120,45 @@ class GenerationExamples:
             (mask,) = self.control
             example = SpaceExample(**vars(example), mask=mask, k=self.config.decoding.mask_tokens)
         return example, False
+
+    def _pasta(self, prompt: list[int], pieces: list[str | Promise]) -> tuple[Example, bool]:
+        """What the interpreter feeds when the main thread writes the pieces, with a <sync/> behind its last promise.
+
+        A promise names the tokens of its block, tags included, in multiples of ten (Pred-10X).
+        """
+        steps: list[tuple[list[int], Kind]] = []  # of the main thread
+        children: list[list[int]] = []
+        last = max((n for n, piece in enumerate(pieces) if isinstance(piece, Promise)), default=-1)
+        for number, piece in enumerate(pieces):
+            if isinstance(piece, Promise):
+                block = [*self._encode(piece.text), *self._markup(CLOSE)]
+                length = 10 * max(1, round((len(block) + len(self._markup(OPEN))) / 10))
+                children.append(block)
+                tag = f'{PROMISE} topic="{piece.topic}" tokens="{length}"/>'
+                steps.append((self._markup(tag), "promise"))
+                if number == last:
+                    steps.append((self._markup(SYNC), "sync"))
+            elif piece:
+                steps.append((self._encode(piece), "text"))
+        end = self.task.end
+        steps.append(([end], "text"))
+        most = sum(len(tokens) for tokens, _ in steps) + sum(map(len, children))
+        program = pasta(
+            Prompt(prompt),
+            most,
+            self.texts,
+            self._markup,
+            frozenset([end]),
+            max_async_tokens=most,
+            max_threads=len(children) + 1,
+        )
+        example, answer = trace(program, ThreadsTeacher(steps, children))
+        if answer.warnings:
+            raise Skip(f"answers that are not well-formed PASTA-LANG ({answer.warnings[0].partition(': ')[2]})")
+        return example, bool(children)
+
+    def _markup(self, text: str) -> list[int]:
+        return encode(self.tokenizer, text, special=True)
 
     def _tree(self, paragraph: Paragraph, fork: int, end: int) -> Node:
         """The tokens of each paragraph: a [Fork] ends those with children, the end token all others."""
@@ -181,4 +226,38 @@ class TreeTeacher:
                 self._segments += 2
             gold.append(node.tokens[written])
             self._threads[segment] = node, written + 1
+        return gold
+
+
+class ThreadsTeacher:
+    """Answers `pasta` so that the main thread writes its pieces and every child its block, in the order in which the
+    interpreter asks: the main thread, unless it waits or has ended, then the children that have not ended.
+
+    Args:
+        main: pieces of the main thread; a promise opens the next child, at a sync it waits until all have ended.
+        children: the tokens of each block, up to its </async>.
+    """
+
+    def __init__(self, main: Sequence[tuple[list[int], Kind]], children: Sequence[list[int]]) -> None:
+        self._main = [(t, kind if n == len(ts) - 1 else "text") for ts, kind in main for n, t in enumerate(ts)]
+        self._blocks = [iter(block) for block in children]
+        self._left = [len(block) for block in children]
+        self._written = self._opened = 0
+        self._waits = False
+
+    def __call__(self, feed: Feed) -> list[int]:
+        gold: list[int] = []
+        opened = self._opened
+        running = [n for n in range(opened) if self._left[n]]
+        if self._written < len(self._main) and not self._waits:
+            token, kind = self._main[self._written]
+            self._written += 1
+            gold.append(token)
+            self._opened += kind == "promise"
+            self._waits = kind == "sync"
+        for number in running:
+            gold.append(next(self._blocks[number]))
+            self._left[number] -= 1
+        if self._waits and not any(self._left[: self._opened]):
+            self._waits = False
         return gold

@@ -61,3 +61,33 @@ def _chain(answer: str, details: list[tuple[int, int]]) -> Paragraph:
         start = details[number - 1][1] if number else 0
         chain = Paragraph(answer[start:begin], Paragraph(answer[begin:end]), chain)
     return chain
+
+
+_LEAST_WORDS, _TOPIC_WORDS = 5, 3
+
+
+@dataclass
+class Promise:
+    """Text that the main thread leaves to a child, and the topic by which it is promised (PASTA, section 3)."""
+
+    topic: str
+    text: str
+
+
+def promises(answer: str) -> list[str | Promise]:
+    """An answer in the order of its text: what the main thread writes, and blocks that it promises.
+
+    The details of `paragraphs`, where they have at least five words; a topic is at most three words of what stands
+    before it. Together the texts are the answer.
+    """
+    pieces: list[str | Promise] = []
+    node: Paragraph | None = paragraphs(answer)
+    while node is not None:
+        pieces.append(node.text)
+        if node.detail is not None:
+            block = node.detail.text
+            line = re.sub(r"^\d+\.", "", node.text.strip().rpartition("\n")[2])
+            topic = " ".join(re.findall(r"[\w'-]+", line)[:_TOPIC_WORDS])
+            pieces.append(Promise(topic, block) if len(block.split()) >= _LEAST_WORDS and topic else block)
+        node = node.next
+    return pieces

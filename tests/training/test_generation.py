@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from raypd.config import RunConfig
 from raypd.decoding.methods.apar import apar
+from raypd.decoding.methods.pasta import pasta
 from raypd.decoding.methods.registry import CHILD, FORK, MASK
 from raypd.decoding.text import Prompt
 from raypd.models.control_tokens import add_control_tokens
 from raypd.tasks.base import Document
-from raypd.training.generation import GenerationExamples
-from raypd.training.structure import Paragraph, paragraphs
+from raypd.training import generation
+from raypd.training.example import trace
+from raypd.training.generation import GenerationExamples, TreeTeacher
+from raypd.training.structure import Paragraph, Promise, paragraphs
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, recorded
 
@@ -105,8 +108,6 @@ def test_apar_training_sees_what_decoding_sees(items, behind):
         tree = Paragraph(root, Paragraph(detail), tree)
     examples = make("apar")
     fork, child = examples.control
-    from raypd.training.example import trace
-    from raypd.training.generation import TreeTeacher
 
     def program():
         return apar(Prompt([5, 6, 7]), 10**6, fork, child, frozenset([EOS]), max_threads=10**6)
@@ -165,3 +166,54 @@ def test_apar_takes_as_many_plain_answers_as_structured_ones():
     made = list(examples([document(("a", LIST)), *[document(("a", f"plain {i}")) for i in range(5)]]))
     assert len(made) == 2
     assert examples.skipped["unstructured answers beyond the 1:1 of APAR"] == 4
+
+
+def test_pasta_promises_blocks_and_joins_them(monkeypatch):
+    """<async> is never a target, </async> is; behind the last block the main thread waits for all."""
+    examples, answers = make("pasta"), []
+
+    def keep(program, teacher):
+        example, made = trace(program, teacher)
+        answers.append(made)
+        return example, made
+
+    monkeypatch.setattr(generation, "trace", keep)
+    (example,) = examples([document(("How?", LONG))])
+    (made,) = answers
+    assert made.text == LONG
+    blocks = [" go to bed at the same time.\n", " keep the whole room very dark.\n", " read a good old book."]
+    marked = LONG
+    for topic, block, length in zip(("Routine", "Light", "Calm"), blocks, (40, 50, 40), strict=True):
+        promise = f'<promise topic="{topic}" tokens="{length}"/>'
+        marked = marked.replace(block, f"{promise}<async>{block}</async>" + "<sync/>" * (topic == "Calm"))
+    assert made.raw == marked
+    given = len("<async>") * 3
+    assert len(example.targets) == made.tokens == len(marked) - given + 1
+    assert [thread.promised for thread in made.threads[1:]] == [40, 50, 40]
+
+
+LONG = LIST.replace("keep the room dark", "keep the whole room very dark").replace(
+    "read a book", "read a good old book"
+)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=4), st.text("cd", min_size=1, max_size=5)), max_size=3),
+       st.text("e", min_size=1))  # fmt: skip
+def test_pasta_training_sees_what_decoding_sees(items, behind):
+    examples = make("pasta")
+    pieces = [piece for root, block in items for piece in (root, Promise("topic", block))] + [behind]
+    made = []
+    original = generation.pasta
+
+    def keep(*given, **named):
+        made.append((given, named))
+        return original(*given, **named)
+
+    generation.pasta = keep
+    try:
+        example, _ = examples._pasta([5, 6, 7], pieces)
+    finally:
+        generation.pasta = original
+    ((given, named),) = made
+    assert recorded(pasta(*given, **named), example) == allowed(example)

@@ -19,7 +19,7 @@ from raypd.training.trainer import make_trainable, make_trainer
 from tests.runs import answer
 from tests.tiny import tiny_model, tiny_tokenizer
 
-LIST = "Do:\n\n1. Rise: at seven every day.\n2. Walk: for half an hour.\n3. Read: a good old book.\n\nBye."
+LIST = "Do:\n\n1. Rise: at seven every single day.\n2. Walk: for half an hour or so.\n3. Read: a good old paper book.\n\nBye."
 ANSWERS = {"How?": LIST, "Who?": "It was me, nobody else.", "Then?": "A. B.\n\nOne. " + LIST[:9]}
 
 
@@ -65,8 +65,16 @@ def test_apar_forks_where_the_data_forks(tmp_path):
     assert [json.loads(row["counters"])["threads"] for row in rows[1:]] == [1, 1] or rows[2]["text"] == ANSWERS["Then?"]
 
 
+def test_pasta_keeps_its_promises(tmp_path):
+    rows, _ = trained("pasta", tmp_path, 16)
+    assert rows[0]["text"] == LIST
+    assert rows[0]["raw"].count("<promise ") == rows[0]["raw"].count("</async>") == 3
+    assert rows[0]["warnings"] == []
+    assert json.loads(rows[0]["counters"])["longest_path"] < 0.9 * rows[0]["tokens"]
+
+
 def test_space_accepts_what_it_drafts(tmp_path):
-    rows, _ = trained("space", tmp_path, 40, mask_tokens=3)
+    rows, _ = trained("space", tmp_path, 26, mask_tokens=3)
     assert [row["text"] for row in rows] == list(ANSWERS.values())
     for row in rows:
         counters = json.loads(row["counters"])
