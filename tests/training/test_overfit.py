@@ -66,7 +66,7 @@ def test_apar_forks_where_the_data_forks(tmp_path):
 
 
 def test_pasta_keeps_its_promises(tmp_path):
-    rows, _ = trained("pasta", tmp_path, 16)
+    rows, _ = trained("pasta", tmp_path, 16, max_new_tokens=500)
     assert rows[0]["text"] == LIST
     assert rows[0]["raw"].count("<promise ") == rows[0]["raw"].count("</async>") == 3
     assert rows[0]["warnings"] == []
@@ -74,7 +74,7 @@ def test_pasta_keeps_its_promises(tmp_path):
 
 
 def test_space_accepts_what_it_drafts(tmp_path):
-    rows, _ = trained("space", tmp_path, 26, mask_tokens=3)
+    rows, _ = trained("space", tmp_path, 40, mask_tokens=3)
     assert [row["text"] for row in rows] == list(ANSWERS.values())
     for row in rows:
         counters = json.loads(row["counters"])
