@@ -6,7 +6,6 @@ the user. `machines` has what the corpus takes at that speed.
 
 from __future__ import annotations
 
-import json
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -18,22 +17,22 @@ from raypd import storage
 from raypd.billing import prices
 from raypd.cluster.driver import Interrupted, output_folder
 from raypd.config import RunConfig
+from raypd.config.load import set_key
 from raypd.errors import ConfigError, RunError
 from raypd.estimate import earlier, estimator, profile, sampling
 from raypd.estimate.estimator import Array
-from raypd.estimate.machines import MethodSpeed, assemble, instance_gpu
-from raypd.estimate.options import EstimateOptions, GivenSpeed
-from raypd.estimate.profile import TOKENS, DocumentCost, Profile
+from raypd.estimate.machines import GIVEN, TOKENS, MethodSpeed, assemble, gpu_kind, instance_gpu
+from raypd.estimate.options import EstimateOptions
+from raypd.estimate.profile import DocumentCost, Profile
 from raypd.estimate.sampling import CorpusSample, ScannedDocument
 from raypd.run import layout, records
-from raypd.run.records import Estimate
+from raypd.run.records import Estimate, RecordError, RunRecord
 
 if TYPE_CHECKING:
     from raypd.cluster.components import Build
     from raypd.tasks.base import Document
 
 _FEW = 30  # documents: the note says that more would be better
-GIVEN = "as given"
 
 
 def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbose: bool) -> None:
@@ -79,15 +78,14 @@ def estimate(
 def write(result: Estimate, config: RunConfig) -> str | None:
     """Puts the estimate into the run's folder, for its report; its path, or None where the folder is another run's."""
     output = output_folder(config)
-    try:
-        theirs = json.loads(storage.read(storage.join(output, layout.RUN))).get("fingerprint")
-    except FileNotFoundError:
-        theirs = None
-    except (ValueError, AttributeError):
-        return None
-    if theirs not in (None, config.fingerprint()):
-        return None
     path = storage.join(output, layout.ESTIMATE)
+    try:
+        if records.read(RunRecord, storage.join(output, layout.RUN)).fingerprint != config.fingerprint():
+            return None
+    except FileNotFoundError:
+        pass
+    except RecordError:
+        return None
     try:
         records.write(path, result)
     except OSError as error:
@@ -248,8 +246,7 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """The configuration with some keys (dotted) changed. Raises ConfigError where they do not fit together."""
     tree = config.model_dump()
     for key, value in changes.items():
-        section, _, name = key.partition(".")
-        tree[section][name] = value
+        set_key(tree, key, value)
     try:
         return RunConfig.model_validate(tree)
     except ValueError as error:
@@ -261,31 +258,36 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
     """From throughputs that were given; the corpus is planned unless its size was given."""
+    ours = _speeds(options, "--throughput", config.decoding.method if config is not None else "given")
+    theirs = _speeds(options, "--baseline", "autoregressive")
     if options.documents is not None:
         total = estimator.exact(options.documents)
     elif config is not None:
         total = sampling.scan(config, options.seed).documents
     else:
         raise ConfigError("--throughput without a configuration: give --documents, too")
+    return assemble(config, options, total, ours, theirs, None, [])
 
-    def speeds(given: Sequence[GivenSpeed], method: str) -> list[MethodSpeed]:
-        return [
-            MethodSpeed(
-                method, estimator.exact(1 / one.per_second), GIVEN, one.gpu or _gpu_of_instances(options.instances)
+
+def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSpeed]:
+    """The speeds that an option gives, `[GPU=]RATE` each; without a GPU, of the one of the instance types asked for."""
+    known = {gpu_kind(i.gpu, i.gpu_memory_gib) for i in prices.INSTANCES.values() if i.gpu}
+    speeds = []
+    for text in (options.throughput if option == "--throughput" else options.baseline_throughput) or []:
+        gpu, _, rate = text.rpartition("=")
+        if gpu and gpu not in known:
+            raise ConfigError(f"{option} {text}: no instance type has a {gpu}; choose from {', '.join(sorted(known))}")
+        try:
+            per_second = float(rate)
+        except ValueError:
+            per_second = 0.0
+        if not 0 < per_second < float("inf"):
+            raise ConfigError(f"{option} {text}: give documents per second of one GPU, as in {option} L40S=6.28")
+        asked = {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
+        if len(asked) != 1:
+            raise ConfigError(
+                f"which GPU does {option} hold for? Give --instance with types of one GPU, or {option} GPU=RATE with "
+                f"one of {', '.join(sorted(known))}"
             )
-            for one in given
-        ]
-
-    ours = speeds(options.throughput, config.decoding.method if config is not None else "given")
-    return assemble(config, options, total, ours, speeds(options.baseline_throughput, "autoregressive"), None, [])
-
-
-def _gpu_of_instances(names: Sequence[str]) -> str:
-    gpus = {prices.INSTANCES[name].gpu for name in names}
-    if len(gpus) != 1:
-        known = sorted({i.gpu for i in prices.INSTANCES.values() if i.gpu})
-        raise ConfigError(
-            "which GPU does --throughput hold for? Give --instance with types of one GPU, or --throughput GPU=RATE "
-            f"with one of {', '.join(known)}"
-        )
-    return gpus.pop()
+        speeds.append(MethodSpeed(method, estimator.exact(1 / per_second), GIVEN, asked.pop()))
+    return speeds

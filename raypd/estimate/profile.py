@@ -1,8 +1,8 @@
 """Profiles a configuration on a sample: a decode worker's request queue, engine and meter, without storage.
 
-The sample comes round after round, so that the engine stays full. The window begins when as many documents are answered
-as the engine decodes at a time, and ends when whole rounds of the sample are: no start, no drain. The meter that bills
-a run has by then told what a token of prompts and of answers took; a document takes its tokens at these rates.
+The sample comes round after round. The window begins when as many documents are answered as the engine decodes at a
+time, and ends when whole rounds of the sample are: no start, no drain. The meter that bills a run gives the seconds of a
+prompt's token and of an answer's in it; a document takes its tokens at these rates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,9 +31,9 @@ from raypd.cluster.request_queue import Cancelled, RequestQueue, UnitState
 from raypd.config import RunConfig
 from raypd.estimate import sampling
 from raypd.estimate.estimator import Array
+from raypd.estimate.machines import TOKENS
 from raypd.tasks.base import Document
 
-TOKENS = ("prefill_tokens", "shared_tokens", "decode_tokens")
 _SAMPLES = 8  # parts of the window whose speeds are compared
 _UNIT = "sample"
 _POLL_SECONDS = 0.05
@@ -259,28 +259,20 @@ def _costs(
         if not own:
             costs.append(None)
             continue
-        fed = [np.mean([tokens.get(str(row), {}).get(name, 0.0) for row in own]) for name in TOKENS]
-        prefill, shared, decode = map(float, fed)
+        fed = {name: float(np.mean([tokens.get(str(row), {}).get(name, 0.0) for row in own])) for name in TOKENS}
+        seconds = fed["prefill_tokens"] * float(rates[0]) + fed["decode_tokens"] * float(rates[1])
         records = [record for record in unit.records if record.row == own[0]]
-        costs.append(
-            DocumentCost(
-                prefill * float(rates[0]) + decode * float(rates[1]),
-                prefill,
-                shared,
-                decode,
-                [record.columns for record in records if record.error is None],
-                next((record.error for record in records if record.error is not None), None),
-            )
-        )
+        answered = [record.columns for record in records if record.error is None]
+        error = next((record.error for record in records if record.error is not None), None)
+        costs.append(DocumentCost(seconds, **fed, rows=answered, error=error))
     return costs
 
 
 def in_flight(config: RunConfig) -> int:
     """Documents that an engine decodes at the same time."""
-    decoding = config.decoding
+    decoding, stack = config.decoding, 1
     if decoding.method == "speculative":
         return 1
-    stack = 1
     if decoding.method == "hyper_parallel" and decoding.isolate == "none":
         stack = decoding.stacked_documents
     elif decoding.method == "intra_prompt":
@@ -315,38 +307,27 @@ class RemoteProfiler(OneWorker):
         self, config: RunConfig, documents: Sequence[Document], limit: float | None = None, label: str = "measure"
     ) -> Profile:
         """Profiles one configuration, and shows how far it is. Raises what `Profiler.profile` raises, RunError."""
-        with _Display(label) as display:
-            found: Profile = self.call(label, "profile", config, list(documents), limit, progress=display.update)
+        with _display(label) as update:
+            found: Profile = self.call(label, "profile", config, list(documents), limit, progress=update)
             return found
 
 
-class _Display:
-    """Progress of one profile on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
+@contextlib.contextmanager
+def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
+    """Progress of one profile on stderr, (documents answered, wanted): a bar on a terminal, lines elsewhere."""
+    console, printed = Console(stderr=True), time.monotonic()
+    columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn()]
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    row = bar.add_task(label, total=None, done="loading")
 
-    def __init__(self, label: str) -> None:
-        self._label, self._printed = label, time.monotonic()
-        console = Console(stderr=True)
-        columns = [
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[done]}"),
-            TimeElapsedColumn(),
-        ]
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._row = self._bar.add_task(label, total=None, done="loading")
-
-    def __enter__(self) -> _Display:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def update(self, at: tuple[int, int]) -> None:
-        """at: documents answered, and those wanted."""
+    def update(at: tuple[int, int]) -> None:
+        nonlocal printed
         done, total = at
         text = f"{done / total:.0%} done" if total else "loading, warming up"
-        self._bar.update(self._row, total=total or None, completed=done, done=text)
-        if self._bar.disable and time.monotonic() - self._printed >= _LINE_SECONDS:
-            self._printed = time.monotonic()
-            print(f"{self._label}: {text}", file=sys.stderr, flush=True)
+        bar.update(row, total=total or None, completed=done, done=text)
+        if bar.disable and time.monotonic() - printed >= _LINE_SECONDS:
+            printed = time.monotonic()
+            print(f"{label}: {text}", file=sys.stderr, flush=True)
+
+    with bar:
+        yield update

@@ -1,9 +1,8 @@
 """A sample of the corpus that stands for it: documents drawn by category and by length, from units all over the plan.
 
-Two phases (double sampling for stratification). The first scans units at equal distances along the plan, which is in
-the order of the objects, and notes of each document only its category and its bytes: this costs reading and no
-decoding. The second draws the few documents that are decoded, in proportion, from every category, short and long. A
-corpus that is small enough is scanned whole, and then shares and count are known, not estimated.
+Two phases (double sampling for stratification). The first scans units at equal distances along the plan, or all of a
+small corpus, and notes of each document its category and its bytes. The second draws the few documents that are decoded,
+in proportion, from every category, short and long.
 """
 
 from __future__ import annotations

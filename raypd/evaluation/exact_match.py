@@ -31,7 +31,7 @@ from pydantic import TypeAdapter
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
-from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.program import Program
 from raypd.models.load import LoadedModel, load_model, resolve_dtype
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request, Task
@@ -63,16 +63,6 @@ class Reference:
     gaps: list[float]
 
 
-def choices(feed: Feed, predictions: Predictions) -> list[torch.Tensor]:
-    """Of each token that a feed samples the logits [allowed ids] in float64. The feed must want logits."""
-    assert predictions.logits is not None
-    limits = feed.allowed_token_ids if feed.allowed_token_ids is not None else [None] * len(feed.sample_at)
-    return [
-        (logits if ids is None else logits[torch.from_numpy(ids).to(logits.device)]).double()
-        for logits, ids in zip(predictions.logits, limits, strict=True)
-    ]
-
-
 def with_gaps(program: Program[Continuation]) -> Program[Reference]:
     """Runs a program and keeps, for each token it is given, the gap to the runner-up among the allowed ones."""
     gaps: list[float] = []
@@ -81,8 +71,11 @@ def with_gaps(program: Program[Continuation]) -> Program[Reference]:
         while True:
             feed.want_logits = True
             predictions = yield feed
-            for logits in choices(feed, predictions):
-                best = logits.topk(min(2, len(logits))).values
+            assert predictions.logits is not None
+            limits = feed.allowed_token_ids if feed.allowed_token_ids is not None else [None] * len(feed.sample_at)
+            for logits, ids in zip(predictions.logits, limits, strict=True):
+                own = logits if ids is None else logits[torch.from_numpy(ids).to(logits.device)]
+                best = own.double().topk(min(2, len(own))).values
                 gaps.append(float(best[0] - best[-1]) if len(best) > 1 else float("inf"))
             feed = program.send(predictions)
     except StopIteration as end:
@@ -132,13 +125,13 @@ class ExactMatch:
 
     def compare(self, documents: Sequence[Document], batch: int, unshared_too: bool = False) -> list[Outcome]:
         """The outcomes of all questions of some contexts; `unshared_too`: of every prompt from its first token, too."""
-        stacked = requests_of(self.ippd, documents)
+        stacked = _requests(self.ippd, documents)
         answers: list[list[Continuation]] = self.run((request.program for request in stacked), batch)
         items = [item for request, found in zip(stacked, answers, strict=True) for item in request.finish(found)]
         records = [item for item in items if isinstance(item, Record) and item.error is None]
 
         def alone() -> Iterator[Program[Continuation]]:
-            return (request.program for request in requests_of(self.alone, documents))
+            return (request.program for request in _requests(self.alone, documents))
 
         forms = {"IPPD": [answer for found in answers for answer in found], f"batch {batch}": self.run(alone(), batch)}
         if unshared_too:
@@ -152,7 +145,7 @@ class ExactMatch:
         return outcomes
 
 
-def requests_of(task: Task, documents: Sequence[Document]) -> list[Request]:
+def _requests(task: Task, documents: Sequence[Document]) -> list[Request]:
     """The requests of documents, without those that are errors already."""
     return [item for item in task.plan(documents) if isinstance(item, Request)]
 
@@ -211,18 +204,12 @@ def read_documents(path: Path, contexts: int) -> Iterator[Document]:
             yield Document(row, str(fields.get("id", row)), fields)
 
 
-Data = Annotated[Path, typer.Argument(help="JSONL with context and questions")]
-Contexts = Annotated[int, typer.Option(help="How many of its first contexts")]
-Model = Annotated[str, typer.Option(help="Hub id or folder")]
-Batch = Annotated[int, typer.Option(help="N: prompts in decoding at the same time")]
-
-
 def main(
-    data: Data,
-    contexts: Contexts = 200,
+    data: Annotated[Path, typer.Argument(help="JSONL with context and questions")],
+    contexts: Annotated[int, typer.Option(help="How many of its first contexts")] = 200,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float64")] = "bfloat16",
-    model: Model = "smollm2-135m-instruct",
-    batch: Batch = 16,
+    model: Annotated[str, typer.Option(help="Hub id or folder")] = "smollm2-135m-instruct",
+    batch: Annotated[int, typer.Option(help="N: prompts in decoding at the same time")] = 16,
     contexts_per_prompt: int = 1,
     max_answer_tokens: int = 32,
     unshared: Annotated[bool, typer.Option(help="Also every prompt from its first token, at batch 1")] = False,
