@@ -110,14 +110,12 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool, build:
         baseline: list[MethodSpeed] = []
         if options.baseline and config.decoding.method != "autoregressive":
             theirs = with_changes(config, {"decoding.method": "autoregressive"})
-            if ends is not None and time.monotonic() > ends:
-                notes.append("no time was left to measure autoregressive decoding: raise --minutes")
+            over = ends is not None and time.monotonic() > ends
+            other = None if over else profiler.profile(theirs, documents, _left(ends), "measure autoregressive")
+            if other is not None and other.documents_per_second:
+                baseline = [speed_of(sample, documents, other, notes, options.seed)]
             else:
-                other = profiler.profile(theirs, documents, _left(ends), "measure autoregressive")
-                if other.documents_per_second:
-                    baseline = [speed_of(sample, documents, other, notes, options.seed)]
-                else:
-                    notes.append("autoregressive decoding came to no figure in the time given: raise --minutes")
+                notes.append("there was no time to measure autoregressive decoding: raise --minutes")
     total = sample.scan.documents if options.documents is None else estimator.exact(options.documents)
     result = assemble(config, options, total, [ours], baseline, startup, notes + _notes(config, sample, found))
     result.sample = {

@@ -1,8 +1,8 @@
 """Profiles a configuration on a sample: a decode worker's request queue, engine and meter, without storage.
 
 The sample comes round after round. The window begins when as many documents are answered as the engine decodes at a
-time, and ends when whole rounds of the sample are: no start, no drain. The meter that bills a run gives the seconds of a
-prompt's token and of an answer's in it; a document takes its tokens at these rates.
+time, and ends when whole rounds of the sample are: no start, no drain. The meter that bills a run gives the seconds of
+a prompt's token and of an answer's in it; a document takes its tokens at these rates.
 """
 
 from __future__ import annotations

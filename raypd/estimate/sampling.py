@@ -1,8 +1,8 @@
 """A sample of the corpus that stands for it: documents drawn by category and by length, from units all over the plan.
 
 Two phases (double sampling for stratification). The first scans units at equal distances along the plan, or all of a
-small corpus, and notes of each document its category and its bytes. The second draws the few documents that are decoded,
-in proportion, from every category, short and long.
+small corpus, and notes of each document its category and its bytes. The second draws the few documents that are
+decoded, in proportion, from every category, short and long.
 """
 
 from __future__ import annotations
@@ -157,10 +157,7 @@ def _kind_of(document: Document, config: RunConfig) -> tuple[str, int]:
 
 
 def _stratify(seen: Sequence[ScannedDocument], size: int, seed: int) -> list[Stratum]:
-    """Cuts documents into strata and draws `size` of them, in proportion but at least two a stratum where it has two.
-
-    Categories too rare for documents of their own share a stratum.
-    """
+    """Cuts documents into strata, in which rare categories share one, and draws `size` of them in proportion."""
     draws = random.Random(seed)
     size = min(size, len(seen))
     by_category: dict[str, list[ScannedDocument]] = {}
@@ -182,10 +179,7 @@ def _stratify(seen: Sequence[ScannedDocument], size: int, seed: int) -> list[Str
 
 
 def _allocate(sizes: Sequence[int], size: int) -> list[int]:
-    """Shares of `size` in proportion to `sizes`, at least two each where there are two.
-
-    Together they are `size`, or more where two each are more.
-    """
+    """Shares of `size` in proportion to `sizes`, at least two each where there are two (then more than `size`)."""
     total = sum(sizes)
     least = [min(2, n) for n in sizes]
     exact = [size * n / total for n in sizes]

@@ -108,10 +108,7 @@ def tune(
 
 
 def _kind(config: RunConfig, facts: WorkerFacts, instance: str | None) -> NodeKind:
-    """Whose price the money is counted at: the type that is named, else what the configuration states of this machine.
-
-    Raises ConfigError where the named type has another GPU than this machine, or no known price.
-    """
+    """Whose price counts: that of the type that is named, else what the configuration states of this machine."""
     if instance is None:
         return here(config, facts.machine)
     gpus = known_type(instance).gpus
@@ -139,20 +136,19 @@ def _types(config: RunConfig, facts: WorkerFacts) -> list[tuple[str, str]]:
     return found + [(config.model.dtype, kind) for kind in facts.quantizations if kind != now]
 
 
+@dataclass
 class _Trials:
     """Measures settings for the search. seconds: that it may take in all."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        documents: Sequence[Document],
-        profiler: RemoteProfiler,
-        log: MeasurementLog,
-        seconds: float | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self.config, self.documents, self.profiler, self.log, self.say = config, documents, profiler, log, say
-        self._ends = None if seconds is None else time.monotonic() + seconds
+    config: RunConfig
+    documents: Sequence[Document]
+    profiler: RemoteProfiler
+    log: MeasurementLog
+    seconds: float | None
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._ends = None if self.seconds is None else time.monotonic() + self.seconds
         self._count = self._measured = 0
 
     def measure(self, changes: Changes, limit: float | None) -> Trial:

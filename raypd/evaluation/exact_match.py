@@ -1,12 +1,11 @@
 """How often IPPD gives the very answer of one prompt a question, and where it does not, why (IPPD, table 2).
 
-    python -m raypd.evaluation.exact_match squad2.dev.jsonl --contexts 200 --dtype bfloat16 --out squad2.jsonl
+    python -m raypd.evaluation.exact_match squad2.dev.jsonl --contexts 200 --dtype bfloat16
 
 The reference is `autoregressive` at batch 1. Beside IPPD stands the noise floor: `autoregressive` at batch N against
-the same reference, which differs by rounding alone; and with --unshared another, every prompt computed from its first
-token where the reference takes instruction and context from the cache. Of each answer that differs are printed the
-first token that does and the gap between the two highest logits of the reference there: rounding can only turn a token
-over where the gap is small. With the same --out a stopped run goes on behind the contexts that the file holds.
+the same reference, which differs by rounding alone. Of each answer that differs are printed the first token that does
+and the gap between the two highest logits of the reference there: rounding can only turn a token over where the gap is
+small.
 
 On a processor without bfloat16 products, these are some nine times slower than in float32. There the linear layers
 take float32 copies of their weights: bfloat16 in and out, summed in float32, which is what a GPU's tensor cores do.
@@ -16,17 +15,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from pydantic import TypeAdapter
 
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.engine import Engine
@@ -82,17 +79,6 @@ def with_gaps(program: Program[Continuation]) -> Program[Reference]:
         return Reference(end.value.tokens, gaps)
 
 
-def unshared(program: Program[Continuation]) -> Program[Continuation]:
-    """Runs a program without a shared prefix."""
-    try:
-        feed = next(program)
-        while True:
-            feed.shared = 0
-            feed = program.send((yield feed))
-    except StopIteration as end:
-        return end.value
-
-
 def difference(reference: Reference, tokens: Sequence[int]) -> Difference | None:
     """The first token at which an answer leaves the reference."""
     if list(tokens) == reference.tokens:
@@ -123,8 +109,8 @@ class ExactMatch:
         """What programs return."""
         return Engine(self.loaded.model, max_num_seqs=batch).run(list(programs))
 
-    def compare(self, documents: Sequence[Document], batch: int, unshared_too: bool = False) -> list[Outcome]:
-        """The outcomes of all questions of some contexts; `unshared_too`: of every prompt from its first token, too."""
+    def compare(self, documents: Sequence[Document], batch: int) -> list[Outcome]:
+        """The outcomes of all questions of some contexts."""
         stacked = _requests(self.ippd, documents)
         answers: list[list[Continuation]] = self.run((request.program for request in stacked), batch)
         items = [item for request, found in zip(stacked, answers, strict=True) for item in request.finish(found)]
@@ -134,8 +120,6 @@ class ExactMatch:
             return (request.program for request in _requests(self.alone, documents))
 
         forms = {"IPPD": [answer for found in answers for answer in found], f"batch {batch}": self.run(alone(), batch)}
-        if unshared_too:
-            forms["unshared"] = self.run(map(unshared, alone()), 1)
         references: list[Reference] = self.run(map(with_gaps, alone()), 1)
         ids = {document.row: document.id for document in documents}
         outcomes = []
@@ -183,19 +167,6 @@ def table(name: str, dtype: str, outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Writes the result file anew, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text("".join(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes), encoding="utf-8")
-    os.replace(part, path)
-
-
-def read_outcomes(path: Path) -> list[Outcome]:
-    """What a result file holds; nothing where there is none."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [TypeAdapter(Outcome).validate_json(line) for line in lines]
-
-
 def read_documents(path: Path, contexts: int) -> Iterator[Document]:
     """The first rows of a JSONL file of contexts and questions."""
     with path.open(encoding="utf-8") as file:
@@ -212,27 +183,22 @@ def main(
     batch: Annotated[int, typer.Option(help="N: prompts in decoding at the same time")] = 16,
     contexts_per_prompt: int = 1,
     max_answer_tokens: int = 32,
-    unshared: Annotated[bool, typer.Option(help="Also every prompt from its first token, at batch 1")] = False,
     group: Annotated[int, typer.Option(help="Contexts between two lines of progress")] = 4,
-    out: Annotated[Path | None, typer.Option(help="Result file, one line a question; goes on where it ends")] = None,
 ) -> None:
     """Exact match of IPPD against one prompt a question, beside its noise floor."""
-    outcomes = read_outcomes(out) if out is not None else []
-    known = {outcome.context for outcome in outcomes}
-    left = [document for document in read_documents(data, contexts) if document.id not in known]
+    outcomes: list[Outcome] = []
+    documents = list(read_documents(data, contexts))
     loaded = load_model(ModelConfig.model_validate({"name": model, "dtype": dtype}))
     if loaded.dtype == torch.bfloat16 and resolve_dtype("auto", loaded.device) != torch.bfloat16:
         sum_in_float32(loaded.model)
     exact_match = ExactMatch(loaded, contexts_per_prompt, max_answer_tokens)
-    for start in range(0, len(left), group):
+    for start in range(0, len(documents), group):
         began = time.monotonic()
-        outcomes += exact_match.compare(left[start : start + group], batch, unshared)
-        if out is not None:
-            write_outcomes(out, outcomes)
+        outcomes += exact_match.compare(documents[start : start + group], batch)
         equal = sum(outcome.differences["IPPD"] is None for outcome in outcomes)
         seconds = time.monotonic() - began
-        done = min(start + group, len(left))
-        print(f"{done} of {len(left)} contexts: {equal} of {len(outcomes)}, {seconds:.1f} s", flush=True)
+        done = min(start + group, len(documents))
+        print(f"{done} of {len(documents)} contexts: {equal} of {len(outcomes)}, {seconds:.1f} s", flush=True)
     print(table(data.stem, dtype, outcomes))
 
 

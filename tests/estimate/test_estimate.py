@@ -398,7 +398,7 @@ def test_a_baseline_for_which_no_time_was_left_is_named_and_left_out(tmp_path, m
     tree = json.loads((tmp_path / "out" / "estimate.json").read_text())
     assert tree["baseline"] == []
     assert tree["machines"][0]["bills"][0]["usd"]["value"] > 0
-    assert "came to no figure in the time given" in capsys.readouterr().out
+    assert "there was no time to measure autoregressive decoding" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------ what is said of GPUs
