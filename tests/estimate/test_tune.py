@@ -25,14 +25,8 @@ from raypd.estimate.search import Changes, OutOfTime, Search, Trial
 
 
 def test_values_are_compared_after_normalisation() -> None:
-    for a, b in [
-        ("Sony", " sony. "),
-        ("1,200", "1200.0"),
-        ("Over  Ear", "over ear"),
-        ("ﬁve", "five"),
-        (True, "true"),
-        ('"x"', "x"),
-    ]:
+    same = [("Sony", " sony. "), ("1,200", "1200.0"), ("Over  Ear", "over ear"), ("ﬁve", "five"), (True, "true")]
+    for a, b in [*same, ('"x"', "x")]:
         assert agreement.normal(a) == agreement.normal(b)
     for a, b in [("1.2", "12"), ("sony", "sonny"), (None, "null"), ("3 l", "3"), ("-1", "1")]:
         assert agreement.normal(a) != agreement.normal(b)
@@ -66,21 +60,11 @@ def test_a_cut_value_never_agrees_and_a_cut_reference_is_left_out() -> None:
     assert compare([null], [ambiguous]) == compare([null], [values(a=("none", "ok"))]) == Agreement(0, 1)
 
 
-@pytest.mark.parametrize(
-    ("row", "found"),
-    [
-        (
-            {"question": "?", "question_id": "7", "answer": "Yes.", "answer_status": "ok"},
-            {"7": NormalValue("yes", True)},
-        ),
-        (
-            {"sample": 0, "turn": 1, "text": "A b", "finish_reason": "length"},
-            {"sample 0, turn 1": NormalValue("a b", False)},
-        ),
-    ],
-)
-def test_answers_of_the_other_tasks(row: dict[str, Any], found: dict[str, NormalValue]) -> None:
-    assert agreement.values_of(DocumentCost(1.0, 1, 0, 1, [row])) == found
+def test_answers_of_the_other_tasks() -> None:
+    asked = {"question": "?", "question_id": "7", "answer": "Yes.", "answer_status": "ok"}
+    wrote = {"sample": 0, "turn": 1, "text": "A b", "finish_reason": "length"}
+    found = [agreement.values_of(DocumentCost(1.0, 1, 0, 1, [row])) for row in (asked, wrote)]
+    assert found == [{"7": NormalValue("yes", True)}, {"sample 0, turn 1": NormalValue("a b", False)}]
 
 
 def test_the_interval_of_a_share_by_hand() -> None:
@@ -229,24 +213,6 @@ def test_the_reference_and_what_is_held_to_it(world, how, references, judged, me
         assert not search.agrees(free)
 
 
-def test_a_task_without_keys_has_no_guided_reference() -> None:
-    search = Search(make(task={"kind": "generation"}), World(), Floor(0.9), wanted="guided")
-    search.run()
-    assert search.trials[0] is search.reference
-    assert not search.by_guided
-
-
-def test_what_cannot_be_judged_changes_no_answers() -> None:
-    """A reference of 12 values, and none other wanted: only batch and token budget may be changed."""
-    world = World(agreeing(1.0), 40, 12)
-    best = Search(make(), world, Floor(0.9), [("float32", "none")], wanted="document").run()
-    assert best is not None
-    engine = {"engine.max_num_seqs", "engine.max_num_batched_tokens"}
-    assert set(best.changes) == engine
-    assert world.asked[0].keys() == {"decoding.method"}
-    assert all(asked.keys() <= engine for asked in world.asked[1:])
-
-
 def test_what_is_measured_when_time_is_up_counts() -> None:
     search = Search(make(), World(most=2), Floor(0.9))
     best = search.run()
@@ -258,18 +224,11 @@ def test_what_is_measured_when_time_is_up_counts() -> None:
     assert Search(make(), World(documents=40, whole=12, most=1), Floor(0.9), wanted="document").run() is None
 
 
-def test_a_setting_that_fails_or_is_far_slower_does_not_win() -> None:
-    world = World(lambda s: (0.01, 1.0) if s.get("max_num_seqs", 16) > 16 else physics(s))
-
-    def measure(changes: Changes, limit: float | None) -> Trial:
-        fails = "decoding.isolate" in changes or "decoding.stacked_documents" in changes
-        return Trial(changes, error="does not fit") if fails else world(changes, limit)
-
-    search = Search(make(), measure, Floor(0.9))
+def test_a_setting_that_is_far_slower_is_cut_short_and_does_not_win() -> None:
+    search = Search(make(), World(lambda s: (0.01, 1.0) if s.get("max_num_seqs", 16) > 16 else physics(s)), Floor(0.9))
     best = search.run()
     assert best is not None
     assert best.changes.get("engine.max_num_seqs", 16) <= 16
-    assert "decoding.isolate" not in best.changes
     assert any(trial.cut for trial in search.trials)
 
 
@@ -324,8 +283,12 @@ def test_other_tasks_have_their_own_settings() -> None:
 
     best, _ = tuned(rule, task={"kind": "question_answering"})
     assert best["contexts_per_prompt"] == 32
-    best, asked = tuned(physics, task={"kind": "generation"})
-    assert not any("decoding.isolate" in one for one in [best, *asked])
+    world = World()
+    search = Search(make(task={"kind": "generation"}), world, Floor(0.9), wanted="guided")
+    assert search.run() is not None
+    assert search.reference is search.trials[0]
+    assert not search.by_guided  # it has no keys to give
+    assert not any("decoding.isolate" in asked for asked in world.asked)
 
 
 # ------------------------------------------------------------------------------------------ measurements and their file
@@ -410,17 +373,6 @@ def command(*overrides: str, output: str | None = None, **options: Any) -> None:
     tune_command.run("run.yaml", list(overrides), output, tune.TuneOptions(**{"sample": 50, **options}), verbose=False)
 
 
-def ticking(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Callable[[RunConfig], None]:
-    """A clock that goes on by `seconds` whenever it is called, and never else."""
-    now = [0.0]
-    monkeypatch.setattr(tune.time, "monotonic", lambda: now[0])
-
-    def tick(config: RunConfig) -> None:
-        now[0] += seconds
-
-    return tick
-
-
 def test_the_users_file_comes_back_with_only_the_changed_keys(bench, capsys) -> None:
     before = Path("run.yaml").read_text()
     command()
@@ -453,20 +405,18 @@ def test_a_small_model_gets_an_honest_answer(bench, capsys) -> None:
     assert "guided decoding" in Path("run.tuned.yaml").read_text().replace("\n# ", " ")
 
 
-def test_time_that_ends_before_the_configuration_was_measured_is_reported(bench, monkeypatch) -> None:
-    bench(small=True, before=ticking(monkeypatch, 90))
-    with pytest.raises(RunError, match=r"before the configuration itself was measured: raise --minutes .* goes on"):
-        command(sample=30, reference="document", minutes=1)
-
-
 def test_a_floor_that_cannot_be_judged_is_reported_and_changes_no_answers(bench, capsys) -> None:
-    bench(small=True)
+    made = bench(small=True)
     command(sample=30, reference="document")
     out = " ".join(capsys.readouterr().out.split())
     assert "agreement was NOT judged: autoregressive decoding gave 30 whole values, and a floor of 90% needs 35" in out
-    made, mine = load_config("run.tuned.yaml"), load_config("run.yaml")
-    assert (made.decoding, made.model) == (mine.decoding, mine.model)
-    assert made.engine.max_num_seqs != mine.engine.max_num_seqs
+    engine = ("max_num_seqs", "max_num_batched_tokens")
+    reference, *others = ({key: one[key] for key in one if key not in engine} for one in made.measured)
+    assert reference["method"] == "autoregressive"
+    assert all(one == others[0] for one in others)  # nothing else was tried
+    tuned, mine = load_config("run.tuned.yaml"), load_config("run.yaml")
+    assert (tuned.decoding, tuned.model) == (mine.decoding, mine.model)
+    assert tuned.engine.max_num_seqs != mine.engine.max_num_seqs
     assert "NOT judged" in Path("run.tuned.yaml").read_text()
 
 
@@ -505,12 +455,21 @@ def test_measurements_hold_for_their_sample_and_configuration_only(bench) -> Non
     assert tuned.decoding.sampling.temperature == 0.5  # what was given on the command line stands in the file, too
 
 
-def test_a_limit_of_money_needs_a_price_and_ends_the_search(bench, monkeypatch) -> None:
-    made = bench(before=ticking(monkeypatch, 100))
+def test_a_limit_of_money_or_time_ends_the_search(bench, monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(tune.time, "monotonic", lambda: now[0])
+
+    def tick(config: RunConfig) -> None:
+        now[0] += 100
+
+    made = bench(before=tick)
     command(budget_usd=0.35)  # 3.6 USD an hour: 350 s
     assert len(made.measured) == 4
     with pytest.raises(ConfigError, match=r"cost\.prices\.local"):
         command("cost.prices={}", budget_usd=1.0)
+    bench(small=True, before=tick)
+    with pytest.raises(RunError, match=r"before the configuration itself was measured: raise --minutes .* goes on"):
+        command(sample=30, reference="document", minutes=1)
 
 
 def test_paths_keep_their_meaning_in_another_folder(bench, tmp_path) -> None:
