@@ -99,7 +99,7 @@ def write(result: Estimate, config: RunConfig) -> str | None:
 def _measured(config: RunConfig, options: EstimateOptions, verbose: bool, build: Build | None) -> Estimate:
     check_model(config)
     sample = sampling.draw(config, options.sample, seed=options.seed)
-    documents = sampling.mixed(sample.documents, options.seed)
+    documents = sample.documents
     ends = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     notes: list[str] = []
     with profile.RemoteProfiler(config, verbose, build) as profiler:

@@ -54,17 +54,12 @@ class DocumentCost:
 
 @dataclass
 class WorkerFacts:
-    """A worker's machine. gpu: its name, None on a CPU. dtype: of the configuration's weights there, "" without any.
-
-    fast_dtypes, quantizations: of weights that are worth a try on it.
-    """
+    """A worker's machine. gpu: its name, None on a CPU. types: other (dtype, quantization) of weights worth a try."""
 
     gpu: str | None
     gpu_memory_gib: float
     machine: str
-    dtype: str = ""
-    fast_dtypes: list[str] = field(default_factory=list)
-    quantizations: list[str] = field(default_factory=list)
+    types: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -130,16 +125,18 @@ class Profiler:
             return WorkerFacts(None, 0.0, "fake engine")
         from raypd.models.load import resolve_device, resolve_dtype
 
-        device = resolve_device(config.model.device)
-        dtype = str(resolve_dtype(config.model.dtype, device)).removeprefix("torch.")
-        best = str(resolve_dtype("auto", device)).removeprefix("torch.")
+        model, device = config.model, resolve_device(config.model.device)
+        dtype, best = (str(resolve_dtype(one, device)).removeprefix("torch.") for one in (model.dtype, "auto"))
+        plain = dict.fromkeys([best, "float16"] if device.type == "cuda" else ["float32", best])
+        types = [(one, "none") for one in plain if (one, "none") != (dtype, model.quantization)]
         if device.type != "cuda":  # bitsandbytes runs on a CPU, and slowly
-            return WorkerFacts(None, 0.0, _processor(), dtype, list(dict.fromkeys(["float32", best])))
+            return WorkerFacts(None, 0.0, _processor(), types)
         import torch
 
         gpu = torch.cuda.get_device_properties(device)
-        quantizations = ["int8", "nf4"] if importlib.util.find_spec("bitsandbytes") else []
-        return WorkerFacts(gpu.name, gpu.total_memory / 2**30, gpu.name, dtype, [best, "float16"], quantizations)
+        if importlib.util.find_spec("bitsandbytes"):
+            types += [(model.dtype, kind) for kind in ("int8", "nf4") if kind != model.quantization]
+        return WorkerFacts(gpu.name, gpu.total_memory / 2**30, gpu.name, types)
 
     def progress(self) -> tuple[int, int]:
         """(documents answered, documents wanted) of the profile that is being made."""
@@ -154,8 +151,9 @@ class Profiler:
         self._done = (0, 0)
         parts = self._parts(config)
         loaded = time.perf_counter()
-        firsts = sampling.first_of_each(documents, config)  # the instruction of each category is computed once
-        self._answer(config, parts, firsts, 0, len(firsts), None)
+        # One document a category: the instruction of each is computed once.
+        first = {sampling.kind_of(document, config)[0]: document for document in documents}
+        self._answer(config, parts, list(first.values()), 0, len(first), None)
         warmed = time.perf_counter()
         lead = in_flight(config)
         # Whole rounds, and never fewer documents than are in flight: those that begin together also end together.

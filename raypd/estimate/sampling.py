@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,15 +72,15 @@ class Stratum:
 
 @dataclass
 class CorpusSample:
-    """The drawn documents. unreadable: scanned documents that cost nothing, as they are error rows."""
+    """What was drawn. unreadable: scanned documents that cost nothing, as they are error rows.
+
+    documents: of all strata, well mixed, so that every part of them is like the whole.
+    """
 
     scan: Scan
     strata: list[Stratum]
     unreadable: int
-
-    @property
-    def documents(self) -> list[Document]:
-        return [document for stratum in self.strata for document in stratum.documents]
+    documents: list[Document]
 
 
 def draw(config: RunConfig, size: int, seed: int = 0) -> CorpusSample:
@@ -94,7 +94,9 @@ def draw(config: RunConfig, size: int, seed: int = 0) -> CorpusSample:
         raise InputError(f"none of the {len(found.seen)} documents that were looked at can be read")
     strata = _stratify(readable, size, seed)
     _read_chosen(config, found, strata)
-    return CorpusSample(found, strata, len(found.seen) - len(readable))
+    documents = [document for stratum in strata for document in stratum.documents]
+    random.Random(seed).shuffle(documents)
+    return CorpusSample(found, strata, len(found.seen) - len(readable), documents)
 
 
 def scan(config: RunConfig, seed: int = 0) -> Scan:
@@ -116,7 +118,7 @@ def scan(config: RunConfig, seed: int = 0) -> Scan:
         except InputError as error:
             problem = error
             continue
-        seen += [ScannedDocument(len(chosen), row, *_kind_of(one, config)) for row, one in enumerate(found)]
+        seen += [ScannedDocument(len(chosen), row, *kind_of(one, config)) for row, one in enumerate(found)]
         chosen.append(unit)
         counts.append(len(found))
     if not seen:
@@ -138,7 +140,7 @@ def _places(planned: int, per_unit: float, seed: int) -> set[int]:
     return {int((number + start) * planned / count) for number in range(count)}
 
 
-def _kind_of(document: Document, config: RunConfig) -> tuple[str, int]:
+def kind_of(document: Document, config: RunConfig) -> tuple[str, int]:
     """(category, bytes of its text) of a document."""
     if document.error is not None:
         return UNREADABLE, 0
@@ -202,16 +204,3 @@ def _read_chosen(config: RunConfig, found: Scan, strata: list[Stratum]) -> None:
         read |= {(unit, row): document for row, document in documents if (unit, row) in chosen}
     for stratum in strata:
         stratum.documents = [read[one.unit, one.row] for one in stratum.chosen]
-
-
-def mixed(documents: Sequence[Document], seed: int = 0) -> list[Document]:
-    """The documents well mixed, so that every part of them is like the whole."""
-    return random.Random(seed).sample(documents, len(documents))
-
-
-def first_of_each(documents: Iterable[Document], config: RunConfig) -> list[Document]:
-    """One document a category, for the warm-up: each category has an instruction that is computed once."""
-    firsts: dict[str, Document] = {}
-    for document in documents:
-        firsts.setdefault(_kind_of(document, config)[0], document)
-    return list(firsts.values())

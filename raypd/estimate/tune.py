@@ -86,7 +86,7 @@ def tune(
     """
     storage.configure(config.storage)
     check_model(config)
-    documents = sampling.mixed(sampling.draw(config, options.sample, seed=options.seed).documents, options.seed)
+    documents = sampling.draw(config, options.sample, seed=options.seed).documents
     with RemoteProfiler(config, verbose, build) as profiler:
         facts = profiler.facts(config)
         kind = _kind(config, facts, options.instance)
@@ -94,7 +94,7 @@ def tune(
         log = MeasurementLog(measurements, about, options.fresh)
         trials = _Trials(config, documents, profiler, log, _seconds(options, kind), say)
         floor = Floor(options.agreement, options.judge)
-        search = Search(config, trials.measure, floor, _types(config, facts), options.reference, trials.show)
+        search = Search(config, trials.measure, floor, facts.types, options.reference, trials.show)
         best = search.run()
     if best is None and any(trial.usable for trial in search.trials):
         raise RunError(
@@ -127,13 +127,6 @@ def _seconds(options: TuneOptions, kind: NodeKind) -> float | None:
             raise ConfigError("--budget-usd: this machine has no price; cost.prices.local gives it one")
         limits.append(options.budget_usd / kind.usd_per_hour * 3600)
     return min(limits, default=None)
-
-
-def _types(config: RunConfig, facts: WorkerFacts) -> list[tuple[str, str]]:
-    """(dtype, quantization) of weights that are worth a try on the machine, the present ones left out."""
-    now = config.model.quantization
-    found = [(dtype, "none") for dtype in facts.fast_dtypes if (dtype, "none") != (facts.dtype, now)]
-    return found + [(config.model.dtype, kind) for kind in facts.quantizations if kind != now]
 
 
 @dataclass
