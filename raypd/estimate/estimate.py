@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from raypd.cluster.components import Build
     from raypd.tasks.base import Document
 
+# Of each stratum all that was scanned, and what was measured of it.
+_Strata = list[tuple[list[ScannedDocument], list[tuple[ScannedDocument, DocumentCost]]]]
 _FEW = 30  # documents: the note says that more would be better
 
 
@@ -106,14 +108,14 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool, build:
         found = profiler.profile(config, documents, _left(ends), f"measure {config.decoding.method}")
         startup = profiler.startup_seconds + found.load_seconds
         check_sample(found, documents)
-        ours = speed_of(sample, documents, found, notes, options.seed)
+        ours = speed_of(sample, found, notes, options.seed)
         baseline: list[MethodSpeed] = []
         if options.baseline and config.decoding.method != "autoregressive":
             theirs = with_changes(config, {"decoding.method": "autoregressive"})
             over = ends is not None and time.monotonic() > ends
             other = None if over else profiler.profile(theirs, documents, _left(ends), "measure autoregressive")
             if other is not None and other.documents_per_second:
-                baseline = [speed_of(sample, documents, other, notes, options.seed)]
+                baseline = [speed_of(sample, other, notes, options.seed)]
             else:
                 notes.append("there was no time to measure autoregressive decoding: raise --minutes")
     total = sample.scan.documents if options.documents is None else estimator.exact(options.documents)
@@ -153,29 +155,25 @@ def check_sample(found: Profile, documents: Sequence[Document]) -> None:
         raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")
 
 
-def speed_of(
-    sample: CorpusSample, documents: Sequence[Document], found: Profile, notes: list[str], seed: int = 0
-) -> MethodSpeed:
+def speed_of(sample: CorpusSample, found: Profile, notes: list[str], seed: int = 0) -> MethodSpeed:
     """The speed over the corpus: strata by their shares, with the scatter of documents, shares and machine.
 
     The same seed draws the same documents again for every method, as these were measured on the same ones.
     """
-    cost_of = {id(d): c for d, c in zip(documents, found.costs, strict=True) if c is not None}
-    strata: list[tuple[list[ScannedDocument], list[ScannedDocument], list[DocumentCost]]] = []
-    for stratum in sample.strata:
-        done = [i for i, document in enumerate(stratum.documents) if id(document) in cost_of]
+    strata: _Strata = []
+    for place, stratum in enumerate(sample.strata):
+        measured = zip(sample.drawn, found.costs, strict=True)
+        done = [(one, cost) for (at, one), cost in measured if at == place and cost is not None]
         if not done:
             continue
-        if not strata or (len(strata[-1][1]) > 1 and (len(done) > 1 or stratum.population == 1)):
-            strata.append(([], [], []))  # else it joins the one before: one document tells nothing of the scatter
+        if not strata or (len(strata[-1][1]) > 1 and (len(done) > 1 or len(stratum.members) == 1)):
+            strata.append(([], []))  # else it joins the one before: one document tells nothing of the scatter
         strata[-1][0].extend(stratum.members)
-        strata[-1][1].extend(stratum.chosen[i] for i in done)
-        strata[-1][2].extend(cost_of[id(stratum.documents[i])] for i in done)
-    there = sum(len(members) for members, _, _ in strata)
-    whole = sum(stratum.population for stratum in sample.strata)
-    if missing := whole - there:
+        strata[-1][1].extend(done)
+    whole = sum(len(stratum.members) for stratum in sample.strata)
+    if missing := whole - sum(len(members) for members, _ in strata):
         notes.append(f"{found.method}: {missing / whole:.0%} of the corpus is of a kind of which no document was done")
-    costs = [cost for _, _, own in strata for cost in own]
+    costs = [cost for _, done in strata for _, cost in done]
     failed = [cost for cost in costs if cost.error is not None]
     if failed:
         notes.append(f"{found.method}: {len(failed)} of {len(costs)} documents failed, the first: {failed[0].error}")
@@ -191,21 +189,16 @@ def speed_of(
     )
 
 
-def _corpus_mean(
-    sample: CorpusSample,
-    strata: Sequence[tuple[list[ScannedDocument], list[ScannedDocument], list[DocumentCost]]],
-    name: str,
-    seed: int,
-) -> Array:
+def _corpus_mean(sample: CorpusSample, strata: _Strata, name: str, seed: int) -> Array:
     """The mean of a document of the corpus, those that cannot be read included (they take nothing)."""
     scan, rng = sample.scan, np.random.default_rng(seed)
-    populations = np.array([len(members) for members, _, _ in strata], float)
+    populations = np.array([len(members) for members, _ in strata], float)
     mean = estimator.stratified(
-        values=np.array([getattr(cost, name) for _, _, costs in strata for cost in costs]),
-        lengths=np.array([float(one.length) for _, chosen, _ in strata for one in chosen]),
-        strata=np.repeat(np.arange(len(strata)), [len(chosen) for _, chosen, _ in strata]),
+        values=np.array([getattr(cost, name) for _, done in strata for _, cost in done]),
+        lengths=np.array([float(one.length) for _, done in strata for one, _ in done]),
+        strata=np.repeat(np.arange(len(strata)), [len(done) for _, done in strata]),
         populations=populations * scan.documents[0] / len(scan.seen),
-        mean_lengths=np.array([np.mean([one.length for one in members]) for members, _, _ in strata]),
+        mean_lengths=np.array([np.mean([one.length for one in members]) for members, _ in strata]),
         rng=rng,
     )
     mean = mean * (1 - sample.unreadable / len(scan.seen))
@@ -213,8 +206,8 @@ def _corpus_mean(
         return mean
     # The shares of the strata are estimates themselves, from units that differ.
     totals = np.zeros(len(scan.units))
-    for members, _, costs in strata:
-        each = np.mean([getattr(cost, name) for cost in costs])
+    for members, done in strata:
+        each = np.mean([getattr(cost, name) for _, cost in done])
         np.add.at(totals, [one.unit for one in members], each)
     counts = np.bincount([one.unit for one in scan.seen], minlength=len(scan.units))
     shares = estimator.ratio(totals.tolist(), counts.tolist(), rng, scan.units_planned)

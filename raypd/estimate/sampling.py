@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,24 +63,21 @@ class Stratum:
     category: str
     members: list[ScannedDocument]
     chosen: list[ScannedDocument]
-    documents: list[Document] = field(default_factory=list)
-
-    @property
-    def population(self) -> int:
-        return len(self.members)
 
 
 @dataclass
 class CorpusSample:
     """What was drawn. unreadable: scanned documents that cost nothing, as they are error rows.
 
-    documents: of all strata, well mixed, so that every part of them is like the whole.
+    drawn: place in `strata` and in the corpus of each of `documents`, which are well mixed, so that every part of them
+    is like the whole.
     """
 
     scan: Scan
     strata: list[Stratum]
-    unreadable: int
+    drawn: list[tuple[int, ScannedDocument]]
     documents: list[Document]
+    unreadable: int
 
 
 def draw(config: RunConfig, size: int, seed: int = 0) -> CorpusSample:
@@ -93,10 +90,16 @@ def draw(config: RunConfig, size: int, seed: int = 0) -> CorpusSample:
     if not readable:
         raise InputError(f"none of the {len(found.seen)} documents that were looked at can be read")
     strata = _stratify(readable, size, seed)
-    _read_chosen(config, found, strata)
-    documents = [document for stratum in strata for document in stratum.documents]
-    random.Random(seed).shuffle(documents)
-    return CorpusSample(found, strata, len(found.seen) - len(readable), documents)
+    drawn = [(place, one) for place, stratum in enumerate(strata) for one in stratum.chosen]
+    random.Random(seed).shuffle(drawn)
+    # The scan kept no document, so that its memory does not grow with their length: they are read again.
+    wanted = {(one.unit, one.row) for _, one in drawn}
+    read: dict[tuple[int, int], Document] = {}
+    for unit in sorted({unit for unit, _ in wanted}):
+        rows = enumerate(read_unit(found.units[unit], config))
+        read |= {(unit, row): document for row, document in rows if (unit, row) in wanted}
+    documents = [read[one.unit, one.row] for _, one in drawn]
+    return CorpusSample(found, strata, drawn, documents, len(found.seen) - len(readable))
 
 
 def scan(config: RunConfig, seed: int = 0) -> Scan:
@@ -193,14 +196,3 @@ def _allocate(sizes: Sequence[int], size: int) -> list[int]:
             break
         shares[max(movable, key=lambda i: (exact[i] - shares[i]) * step)] += step  # the farthest from its exact share
     return shares
-
-
-def _read_chosen(config: RunConfig, found: Scan, strata: list[Stratum]) -> None:
-    """Reads the drawn documents: the first phase kept none, so that its memory does not grow with their length."""
-    chosen = {(one.unit, one.row) for stratum in strata for one in stratum.chosen}
-    read: dict[tuple[int, int], Document] = {}
-    for unit in sorted({unit for unit, _ in chosen}):
-        documents = enumerate(read_unit(found.units[unit], config))
-        read |= {(unit, row): document for row, document in documents if (unit, row) in chosen}
-    for stratum in strata:
-        stratum.documents = [read[one.unit, one.row] for one in stratum.chosen]

@@ -50,16 +50,16 @@ def prices(found: Estimate) -> Cells:
     baseline = any(one.baseline_usd_per_1000 for one in found.machines)
     cells = [["machine", "$/h", "$ per 1,000 [95%]", *(("autoregressive", "saves") if baseline else ())]]
     for one in found.machines:
-        own = [f"{one.usd_per_hour:,.2f}", with_interval(one.usd_per_1000, per_1000)]
+        own = [f"{one.usd_per_hour:,.2f}", with_interval(one.usd_per_1000, _per_1000)]
         if baseline:
             theirs = one.baseline_usd_per_1000
-            own.append(text.NONE if theirs is None else with_interval(theirs, per_1000))
+            own.append(text.NONE if theirs is None else with_interval(theirs, _per_1000))
             own.append(text.NONE if one.saved_usd is None else text.usd(one.saved_usd.value))
         cells.append([one.title, *(own if one.usd_per_hour else [text.NONE] * len(own))])
     return cells
 
 
-def per_1000(usd: float) -> str:
+def _per_1000(usd: float) -> str:
     """The price of 1,000 documents, in which a tenth of a cent counts."""
     return f"{usd:.3f}" if usd >= 0.01 else f"{usd:.2g}"
 

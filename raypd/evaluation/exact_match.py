@@ -156,11 +156,10 @@ def table(name: str, dtype: str, outcomes: Sequence[Outcome]) -> str:
     total, contexts = len(outcomes), len({o.context for o in outcomes})
     lines = [f"{name} {dtype}: {contexts} contexts, {total} questions, {sum(o.tokens for o in outcomes)} tokens"]
     for form in outcomes[0].differences if outcomes else ():
-        of_form = [o for o in outcomes if form in o.differences]
-        differ = [(o, d) for o in of_form if (d := o.differences[form]) is not None]
-        equal, gaps = len(of_form) - len(differ), sorted(d.gap for _, d in differ)
+        differ = [(o, d) for o in outcomes if (d := o.differences[form]) is not None]
+        equal, gaps = total - len(differ), sorted(d.gap for _, d in differ)
         spread = f"; gaps median {gaps[len(gaps) // 2]:.4g}, largest {gaps[-1]:.4g}" if gaps else ""
-        lines.append(f"  {form}: {equal} of {len(of_form)} equal ({100 * equal / len(of_form):.1f}%){spread}")
+        lines.append(f"  {form}: {equal} of {total} equal ({100 * equal / total:.1f}%){spread}")
         lines += [
             f"    {o.context} {o.question}: token {d.token + 1} of {o.tokens}, gap {d.gap:.4g}" for o, d in differ
         ]

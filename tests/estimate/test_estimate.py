@@ -186,19 +186,19 @@ def test_a_sample_has_every_category_in_proportion_and_all_lengths(tmp_path) -> 
         file.write('{"category": "rare", "title": "x"}\n' * 2)
     sample = sampling.draw(config, 100)
     assert figure(sample.scan.documents).counted
-    drawn = Counter(s.category for s in sample.strata for _ in s.documents)
+    drawn = Counter(sample.strata[place].category for place, _ in sample.drawn)
     assert sum(drawn.values()) == 100
     assert drawn["rare"] == 2  # which in proportion it would not have
     there = Counter(one.category for one in sample.scan.seen)
     assert all(abs(drawn[name] - there[name] / 10) <= 2 for name in "abc")
     for name in there:
         own = [s for s in sample.strata if s.category == name]
-        assert sum(s.population for s in own) == there[name]
-        assert all(s.documents for s in own)
+        assert sum(len(s.members) for s in own) == there[name]
+        assert all(s.chosen for s in own)
         edges = [(min(m.length for m in s.members), max(m.length for m in s.members)) for s in own]
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(edges))
     # the documents are the ones that were chosen
-    chosen = [(one, d) for s in sample.strata for one, d in zip(s.chosen, s.documents, strict=True)]
+    chosen = [(one, d) for (_, one), d in zip(sample.drawn, sample.documents, strict=True)]
     assert all(len(d.fields["title"]) == one.length and d.fields["category"] == one.category for one, d in chosen)
 
 
@@ -227,7 +227,7 @@ def test_what_cannot_be_read_takes_nothing_and_is_counted(tmp_path) -> None:
     sample = sampling.draw(config, 50)
     assert sample.unreadable == 100
     measured = _profile([DocumentCost(1.0, 10, 0, 2)] * 50)
-    speed = estimates.speed_of(sample, sample.documents, measured, [])
+    speed = estimates.speed_of(sample, measured, [])
     assert speed.seconds[0] == pytest.approx(0.5)
     (tmp_path / "corpus.jsonl").write_text('{"id": 1, "category": "a", "title": ""}\n')
     with pytest.raises(InputError, match="none of the 1 documents"):
@@ -248,11 +248,11 @@ def test_strata_are_weighted_by_their_share_of_the_corpus(tmp_path) -> None:
         DocumentCost(10.0 if d.fields["category"] == "b" else 1.0, 1, 0, 1) for d in documents
     ]
     share = sum(one.category == "b" for one in sample.scan.seen) / 1000
-    speed = estimates.speed_of(sample, documents, _profile(costs), [])
+    speed = estimates.speed_of(sample, _profile(costs), [])
     assert speed.seconds[0] == pytest.approx(10 * share + (1 - share))
     half = [c if i % 2 else None for i, c in enumerate(costs)]  # not all were done in time
     notes: list[str] = []
-    assert estimates.speed_of(sample, documents, _profile(half), notes).seconds[0] == pytest.approx(
+    assert estimates.speed_of(sample, _profile(half), notes).seconds[0] == pytest.approx(
         10 * share + (1 - share), rel=0.2
     )
 
@@ -391,7 +391,7 @@ def _sampled(tmp_path: Path, gpu: str | None, memory: float) -> Estimate:
     config = corpus(tmp_path, 100)
     sample = sampling.draw(config, 20)
     measured = _profile([DocumentCost(1.0, 10, 0, 2)] * 20, gpu, memory)
-    speed = estimates.speed_of(sample, sample.documents, measured, [])
+    speed = estimates.speed_of(sample, measured, [])
     return machines.assemble(config, EstimateOptions(), sample.scan.documents, [speed], [], 60.0, [])
 
 
