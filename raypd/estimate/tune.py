@@ -227,7 +227,9 @@ class MeasurementLog:
 
     def add(self, key: str, trial: Trial) -> None:
         """Raises RunError when it cannot be written."""
-        line = {"key": key, "about": self.about, "at": time.time(), "trial": records.to_json(trial)}
+        tree = records.to_json(trial)
+        del tree["agreement"]  # the reference decides it
+        line = {"key": key, "about": self.about, "at": time.time(), "trial": tree}
         try:
             torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"\n", b"")
             with open(self.path, "a", encoding="utf-8") as file:
