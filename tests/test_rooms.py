@@ -28,8 +28,8 @@ ROOMS = (  # from the bottom: each may import those before it
     "verify",
     "nightly",
     "report",
-    "cli",
     "evaluation",
+    "cli",
     "__main__",
 )
 RAY_ROOMS = {"cluster"}

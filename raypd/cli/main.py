@@ -172,11 +172,11 @@ def estimate(
 ) -> None:
     """Say what a run will take and cost, from a sample that is decoded, an earlier run, or given throughputs."""
     from raypd.estimate import estimate as estimates
-    from raypd.estimate import options
+    from raypd.estimate.options import EstimateOptions
 
     estimates.run(
         load_config(config, overrides or []) if config is not None else None,
-        options.parse(
+        EstimateOptions(
             sample=sample,
             minutes=minutes,
             baseline=not no_baseline,
