@@ -70,10 +70,10 @@ def make_table(
     schema = output_schema(task_columns)
     by_row: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
-        by_row[record.row].append(record)
+        by_row[record.index].append(record)
     rows: list[dict[str, Any]] = []
     for document in documents:
-        for record in by_row[document.row] or [Record(document.row, error=document.error or "it got no answer")]:
+        for record in by_row[document.index] or [Record(document.index, error=document.error or "it got no answer")]:
             row = {"id": document.id, "source": document.source, "row": document.place, "attempts": attempts}
             if record.error is None:
                 rows.append({**row, "status": "ok", **record.columns})

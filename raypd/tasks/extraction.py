@@ -88,7 +88,7 @@ class ExtractionTask:
                 category = self._categories[category_of(document, self.input, self._categories)]
                 body = self._body(document, category)
             except ValueError as error:
-                yield Record(row=document.row, error=str(error))
+                yield Record(index=document.index, error=str(error))
                 continue
             if not stacked:
                 yield self._request(category, [body])
@@ -157,7 +157,7 @@ class ExtractionTask:
         return self.context_length - fixed - documents * (frame + answer + 8)
 
     def _request(self, category: CategoryPrompt, stack: list[_Body]) -> Request:
-        rows = [body.document.row for body in stack]
+        rows = [body.document.index for body in stack]
         seed = seed_of(self.decoding.sampling.seed, [body.document.id for body in stack])
         if self._whole:
             (body,) = stack
@@ -252,7 +252,7 @@ class ExtractionTask:
             row = {"name": attribute.name, "value": text, "number": number, "boolean": boolean}
             values.append({**row, "confidence": probability, "status": checked_value.status, "raw": raw})
         columns: dict[str, Any] = {"category": category.name, "record": json.dumps(record, ensure_ascii=False)}
-        return Record(body.document.row, {**columns, "values": values, "truncated": body.truncated})
+        return Record(body.document.index, {**columns, "values": values, "truncated": body.truncated})
 
 
 def _automaton(attribute: Attribute) -> Automaton:

@@ -114,7 +114,7 @@ class QuestionAnsweringTask:
             try:
                 page = self._page(document)
             except ValueError as error:
-                yield Record(row=document.row, error=str(error))
+                yield Record(index=document.index, error=str(error))
                 continue
             if not page.good():
                 yield from self._records(page, {})
@@ -231,7 +231,7 @@ class QuestionAnsweringTask:
 
         seed = seed_of(self.decoding.sampling.seed, [page.document.id for page in stack])
         return _QuestionRequest(
-            [page.document.row for page in stack],
+            [page.document.index for page in stack],
             program,
             lambda answers: records(iter(answers)),
             seed,
@@ -251,7 +251,7 @@ class QuestionAnsweringTask:
             prompt = Prompt([*before, *question.tokens], shared=len(before))
             program = autoregressive(prompt, self.task.max_answer_tokens, question.stops, question.allowed_token_ids)
             seed = seed_of(self.decoding.sampling.seed, [page.document.id, str(n)])
-            row = page.document.row
+            row = page.document.index
             return _QuestionRequest([row], program, lambda a: ended(n, a), seed, refuse=lambda reason: ended(n, reason))
 
         return [request(n, asked.question) for n, asked in page.good()]
@@ -266,10 +266,10 @@ class QuestionAnsweringTask:
             answer = asked.error or answers[n]
             if isinstance(answer, str):
                 reason = asked.error or f"question {n + 1} ({asked.id}): {answer}"
-                records.append(Record(page.document.row, columns, reason))
+                records.append(Record(page.document.index, columns, reason))
             else:
                 columns |= {**self._read(asked, answer), "truncated": page.truncated}
-                records.append(Record(page.document.row, columns))
+                records.append(Record(page.document.index, columns))
         return records
 
     def _read(self, asked: _Asked, answer: Continuation) -> dict[str, Any]:

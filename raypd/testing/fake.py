@@ -158,12 +158,12 @@ class FakeTask:
             return
         for document in documents:
             if document.error is not None:
-                yield Record(document.row, error=document.error)
+                yield Record(document.index, error=document.error)
                 continue
             try:
                 yield from plan(document)
             except ValueError as error:
-                yield Record(document.row, error=str(error))
+                yield Record(document.index, error=str(error))
 
     def _tokens(self, text: str) -> int:
         return max(1, math.ceil(len(text) / self.costs.characters_per_token))
@@ -187,7 +187,7 @@ class FakeTask:
                 name = category_of(document, self.config.input, self.task.categories)
                 length = self._tokens(text_of(document, list(self.config.input.text_columns)))
             except ValueError as error:
-                yield Record(document.row, error=str(error))
+                yield Record(document.index, error=str(error))
                 continue
             stack = stacks.setdefault(name, [])
             stack.append((document, min(length, self.task.max_document_tokens or length)))
@@ -209,7 +209,7 @@ class FakeTask:
         else:
             own += keys * len(stack)
             lanes = [sum(lanes)] if self._method == "guided" else lanes
-        rows = [document.row for document, _ in stack]
+        rows = [document.index for document, _ in stack]
         return Request(
             rows,
             Program(name, shared, own, lanes),  # type: ignore[arg-type]
@@ -233,17 +233,17 @@ class FakeTask:
         def record(n: int) -> Record:
             name = str(n if asked[n].get("id") is None else asked[n]["id"])
             answer = {"answer": "fake", "answer_status": "ok", "truncated": False}
-            return Record(document.row, {"question_id": name, "question": str(asked[n].get("question")), **answer})
+            return Record(document.index, {"question_id": name, "question": str(asked[n].get("question")), **answer})
 
         instruction = self._tokens(self.task.instruction or "x" * 200)
         everything = range(len(asked))
         if self._method == "intra_prompt":
             program = Program("", instruction, context + sum(own), lanes)
-            yield Request([document.row], program, lambda _: [record(n) for n in everything])  # type: ignore[arg-type]
+            yield Request([document.index], program, lambda _: [record(n) for n in everything])  # type: ignore[arg-type]
             return
         for n in everything:
             program = Program(document.id, instruction + context, own[n], [lanes[n]])
-            yield Request([document.row], program, lambda _, n=n: [record(n)])  # type: ignore[arg-type, misc]
+            yield Request([document.index], program, lambda _, n=n: [record(n)])  # type: ignore[arg-type, misc]
 
     # ----------------------------------------------------------------------------------------------------- generation
 
@@ -255,7 +255,7 @@ class FakeTask:
             lengths = self._lengths(
                 f"{document.id}/{sample}", len(left), self.costs.answer_tokens, self.config.decoding.max_new_tokens
             )
-            yield self._turn(document.row, sample, 0, before, left, lengths)
+            yield self._turn(document.index, sample, 0, before, left, lengths)
 
     def _turn(self, row: int, sample: int, turn: int, before: int, left: list[str], lengths: list[int]) -> Request:
         prompt = before + self._tokens(left[turn])

@@ -42,7 +42,7 @@ def test_jsonl_is_cut_and_read_back(tmp_path, config, name, end, last) -> None:
     found = [d for documents in read for d in documents]
     assert [(d.id, d.fields["title"]) for d in found] == [(r["id"], r["title"]) for r in ROWS]
     assert [len(documents) for documents in read] == [u.rows for u in units] == [10, 10, 5]
-    assert all([d.row for d in documents] == [*range(len(documents))] for documents in read)
+    assert all([d.index for d in documents] == [*range(len(documents))] for documents in read)
     text = lines(end, last)
     assert all(text[d.place :].startswith(f'{{"id": "{d.id}"'.encode()) for d in found)
     assert {d.source for d in found} == {name}

@@ -104,7 +104,7 @@ def changed(config: RunConfig, key: str, folders: list[str]) -> RunConfig:
 def rows_of(parts: WorkerComponents, documents: list[Document]) -> list[Any]:
     """Every output row, in an order of its own."""
     records, _ = answer(parts.task, documents, parts.engine, sampling=parts.sampling)
-    rows = [(record.row, record.error, record.columns) for record in records]
+    rows = [(record.index, record.error, record.columns) for record in records]
     return sorted(rows, key=lambda row: (row[0], row[2].get("question_id", ""), row[2].get("turn", 0)))
 
 

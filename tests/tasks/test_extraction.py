@@ -57,8 +57,8 @@ def answers(task, documents, model=None, **engine):
     """Records by row, each row exactly once."""
     model = model or tiny_model("llama", max_position_embeddings=CONTEXT)
     records, _ = answer(task, documents, Engine(model, **engine))
-    assert sorted(record.row for record in records) == [document.row for document in documents]
-    return {record.row: record for record in records}
+    assert sorted(record.index for record in records) == [document.index for document in documents]
+    return {record.index: record for record in records}
 
 
 def prompt_text(work: Request) -> str:
@@ -86,7 +86,7 @@ def test_documents_of_a_category_are_stacked_in_one_prompt():
     task = make(decoding={"isolate": "none", "stacked_documents": 2})
     documents = [document(0, "one"), document(1, "x", "tea"), document(2, "two"), document(3, "three")]
     works = list(task.plan(documents))
-    assert [work.rows for work in works] == [[0, 2], [1], [3]]
+    assert [work.documents for work in works] == [[0, 2], [1], [3]]
     text = prompt_text(works[0])
     assert '<product id="1">\ntitle: one\n</product>\n<product id="2">\ntitle: two\n</product>' in text
     assert text.endswith('},\n"2": {\n"Brand":,\n"Größe":,\n"Waterproof":,\n"Color":')
@@ -140,13 +140,13 @@ def test_guided_values_stand_in_one_json_text(k_max):
 
     slot = Slot(0, task._categories["shoes"].grammars[-1])
     for work in task.plan([document(i, f"title {i} " * (i + 1)) for i in range(12)]):
-        runner.submit(heard(work.rows[0], work.program), tag=work)
+        runner.submit(heard(work.documents[0], work.program), tag=work)
     statuses = set()
     while runner.pending:
         for done in runner.step():
             assert done.error is None
             (record,) = done.tag.finish(done.answer)
-            text = task.tokenizer.decode([*fed[record.row], *task._rest(slot, done.answer[-1])])
+            text = task.tokenizer.decode([*fed[record.index], *task._rest(slot, done.answer[-1])])
             before, copied, behind = re.fullmatch(
                 r'(.*"Größe":)([^\n]*)(,\n"Waterproof":.*)', text[text.rindex('{\n"Brand"') :], re.DOTALL
             ).groups()
@@ -224,7 +224,7 @@ def test_speculative_records_are_those_of_autoregressive_decoding_and_of_generat
         (done,) = engine.step()
         assert done.error is None
         (record,) = done.tag.finish(done.answer)
-        records[record.row] = record
+        records[record.index] = record
         ids = torch.tensor([prompt])
         alone = stock.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=90)
         count = len(text.encode())
@@ -284,7 +284,7 @@ def test_a_stack_closes_before_it_outgrows_the_context():
     task = make(context_length=2400, decoding={"isolate": "none", "stacked_documents": 6})
     works = list(task.plan([document(i, "word " * 60) for i in range(5)]))
     assert len(works) > 1
-    assert sorted(row for work in works for row in work.rows) == list(range(5))
+    assert sorted(row for work in works for row in work.documents) == list(range(5))
     for work in works:
         assert max(next(work.program).positions) + 9 < 2400
 

@@ -102,7 +102,7 @@ def test_samples_differ_and_are_repeatable():
         task = make(samples=3, decoding={"sampling": {"temperature": 1.0}})
         engine = Engine(tiny_model("llama"), max_num_seqs=batch)
         records, _ = answer(task, [document("Hi", 0), document("Ho", 1)], engine, sampling=Sampling(1.0))
-        found = {(record.row, record.columns["sample"]): record.columns["text"] for record in records}
+        found = {(record.index, record.columns["sample"]): record.columns["text"] for record in records}
         return [found[key] for key in sorted(found)]
 
     together = run(6)

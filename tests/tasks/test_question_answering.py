@@ -52,7 +52,7 @@ def answer_all(task, documents, model=None, **engine) -> list[Record]:
     """Records in the order of rows; within a row as they come."""
     model = model or tiny_model("llama", max_position_embeddings=CONTEXT)
     records, _ = answer(task, documents, Engine(model, **engine))
-    return sorted(records, key=lambda record: record.row)
+    return sorted(records, key=lambda record: record.index)
 
 
 def say(task, text: str, questions: object = ("Who?",)) -> dict:
@@ -113,7 +113,7 @@ def test_a_document_cannot_end_the_users_turn():
 
 def test_contexts_are_stacked():
     works = list(make(decoding={"contexts_per_prompt": 3}).plan(RAGGED))
-    assert [work.rows for work in works] == [[0, 1, 2], [3]]
+    assert [work.documents for work in works] == [[0, 1, 2], [3]]
     feed = next(works[0].program)
     assert max(feed.segments) == 3 + 6
 
@@ -133,7 +133,7 @@ def test_without_a_chat_template_an_answer_is_asked_for():
 def test_one_record_a_question_in_their_order(method):
     task = make(decoding={"method": method, "contexts_per_prompt": 2})
     records = answer_all(task, RAGGED, max_num_seqs=3, max_num_batched_tokens=300)
-    assert [r.row for r in records] == [0, 0, 1, 2, 2, 2, 3]
+    assert [r.index for r in records] == [0, 0, 1, 2, 2, 2, 3]
     columns = [r.columns for r in records]
     assert [c["question_id"] for c in columns] == ["0", "b", "0", "0", "1", "2", "7"]
     assert [c["question"] for c in columns] == ["How cold?", "Which?", "Who?", "Why?", "Where?", "All?", "When?"]
@@ -264,7 +264,7 @@ def test_a_bad_row_is_one_error_and_the_rest_goes_on(method):
     documents = [Document(n, d.id, d.fields, d.error) for n, (d, _) in enumerate(BAD_ROWS)]
     good = document(len(documents), ["Who?", "Where?"])
     records = answer_all(make(decoding={"method": method, "contexts_per_prompt": 3}), [*documents, good])
-    assert [r.row for r in records] == [*range(len(documents)), good.row, good.row]
+    assert [r.index for r in records] == [*range(len(documents)), good.index, good.index]
     for record, (_, reason) in zip(records, BAD_ROWS, strict=False):
         assert record.error is not None
         assert reason in record.error
@@ -277,19 +277,19 @@ def test_a_bad_question_leaves_the_others_of_its_row(method):
     documents.append(document(len(documents), [bad for bad, _ in BAD_QUESTIONS]))
     records = answer_all(make(decoding={"method": method, "contexts_per_prompt": 2}), documents)
     for n, (_, reason) in enumerate(BAD_QUESTIONS):
-        first, bad, last = (r for r in records if r.row == n)
+        first, bad, last = (r for r in records if r.index == n)
         assert (first.error, last.error) == (None, None)
         assert (first.columns["question"], last.columns["question"]) == ("Who?", "Where?")
         assert reason in bad.error
         assert bad.error.startswith("question 2 ")
-    assert sum(r.row == len(BAD_QUESTIONS) for r in records) == len(BAD_QUESTIONS)
+    assert sum(r.index == len(BAD_QUESTIONS) for r in records) == len(BAD_QUESTIONS)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_failed_program_is_an_error_for_each_of_its_questions(method):
     task = make(decoding={"method": method, "contexts_per_prompt": 2})
     records = [r for work in task.plan(RAGGED[:2]) for r in work.fail("out of memory")]
-    assert [(r.row, r.columns["question_id"]) for r in records] == [(0, "0"), (0, "b"), (1, "0")]
+    assert [(r.index, r.columns["question_id"]) for r in records] == [(0, "0"), (0, "b"), (1, "0")]
     assert all("out of memory" in r.error for r in records)
 
 

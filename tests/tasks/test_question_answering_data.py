@@ -46,8 +46,8 @@ def test_every_row_of_the_real_data_has_its_records(name):
         with pytest.raises(StopIteration) as end:
             work.program.send(Predictions(picked, [0.0] * len(picked)))
         records = work.finish(end.value.value)
-        asked = [(row, q) for row in work.rows for q in documents[row].fields["questions"]]
-        assert [(r.row, r.columns["question_id"]) for r in records] == [(row, q["id"]) for row, q in asked]
+        asked = [(row, q) for row in work.documents for q in documents[row].fields["questions"]]
+        assert [(r.index, r.columns["question_id"]) for r in records] == [(row, q["id"]) for row, q in asked]
         for record, (_, q) in zip(records, asked, strict=True):
             free = not q.get("choices") or q.get("multi_select")
             assert record.columns["choice_index"] == (None if free else len(q["choices"]) - 1)

@@ -55,7 +55,7 @@ def answers(parts, method: str, prompts=PROMPTS, **generation) -> dict[tuple[int
     records, ended = answer(task, documents, engine)
     if method == "speculative":
         assert all(done.counts.decode_tokens == len(done.answer.tokens) for done in ended)
-    found = {(record.row, record.columns["turn"]): record.columns for record in records}
+    found = {(record.index, record.columns["turn"]): record.columns for record in records}
     assert sorted(found) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
     return found
 
