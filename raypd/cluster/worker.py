@@ -146,7 +146,7 @@ class DecodeWorker:
         with self.request_queue.unit(unit.id) as state:
             if attempt.bisecting:  # what the attempt before this one left says nothing of this one
                 retry_policy.checkpoint(output, unit.id, [])
-            documents = read_unit(unit, self.config, self.parts.task.input_columns())
+            documents = read_unit(unit, self.config)
             state.documents = len(documents)
             state.categories = {document.index: billed_as(document, self.config) for document in documents}
             self.meter.documents(unit.id, state.categories.values())

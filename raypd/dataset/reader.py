@@ -25,7 +25,7 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     """The documents of a unit, in order; of a unit with `only` these alone, numbered as in the whole unit.
 
     Args:
-        columns: what the task needs beside the columns of the configuration (Parquet reads no others).
+        columns: of Parquet, beside those that the configuration names.
 
     Returns:
         As many as the unit's rows, or where these are None as many as there are.

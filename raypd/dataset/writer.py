@@ -213,7 +213,4 @@ def _locate(output: str, unit_id: str) -> str:
 
 def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
     """The first rows of a committed unit, for a look at them."""
-    with storage.open_file(_locate(output, unit_id)) as file:
-        for batch in pq.ParquetFile(file).iter_batches(batch_size=limit):
-            return batch.to_pylist()
-    return []
+    return read_table(output, unit_id)[1].slice(0, limit).to_pylist()

@@ -60,23 +60,24 @@ class Request:
         documents: the index of each.
         finish: also returns requests that follow on this one, such as the next turn of a conversation.
         seed: made of the documents' ids, so that sampled answers do not depend on what they are batched with.
+        failed: the records of a program that could not be decoded, given the reason; None: an error record a document.
     """
 
     documents: list[int]
     program: Program[Any]
     finish: Callable[[Any], Sequence[Record | Request]]
     seed: int = 0
+    failed: Callable[[str], list[Record]] | None = None
 
     def fail(self, reason: str) -> list[Record]:
-        """Error records for all documents of a program that could not be decoded."""
+        """The records of a program that could not be decoded."""
+        if self.failed is not None:
+            return self.failed(reason)
         return [Record(index, error=reason) for index in self.documents]
 
 
 class Task(Protocol):
     """A kind of job: extraction, question answering, generation."""
-
-    def input_columns(self) -> list[str]:
-        """Columns that the input must have."""
 
     def columns(self) -> pa.Schema:
         """The task's own output columns, the same for every unit whatever it holds."""

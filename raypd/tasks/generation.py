@@ -89,9 +89,6 @@ class GenerationTask:
         self._ends = end_tokens(tokenizer)
         self._method = text_method(config, tokenizer, context_length, model)
 
-    def input_columns(self) -> list[str]:
-        return [self.task.prompt_column]
-
     def columns(self) -> pa.Schema:
         return GENERATION
 

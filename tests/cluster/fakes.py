@@ -94,9 +94,6 @@ def _first(mark: Path) -> bool:
 class FakeTask:
     """Answers a document with its title in capitals, two documents a program."""
 
-    def input_columns(self) -> list[str]:
-        return ["title"]
-
     def columns(self) -> pa.Schema:
         return pa.schema([("answer", pa.string())])
 

@@ -17,7 +17,7 @@ from raypd.models.vocabulary import token_texts
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
 from raypd.tasks.prompting import end_tokens
-from raypd.tasks.question_answering import LineEnd
+from raypd.tasks.question_answering import line_ends
 from tests.runs import answer
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
@@ -220,9 +220,8 @@ def test_a_letter_is_a_letter_and_no_word():
 
 
 def test_the_end_of_a_line_and_of_a_turn():
-    end = LineEnd(["", "a", "\n", "b\n"], frozenset({0}))
     cases = {(0,): 1, (1,): 0, (2,): 0, (3,): 1, (2, 2): 0, (2, 1): 0, (2, 1, 2): 1, (1, 0): 1}
-    assert {tokens: end(tokens) for tokens in cases} == cases
+    assert {tokens: line_ends(["", "a", "\n", "b\n"], frozenset({0}), tokens) for tokens in cases} == cases
     tokenizer = tiny_tokenizer()
     assert end_tokens(tokenizer) == {EOS}
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|done|>"]})
