@@ -76,9 +76,8 @@ def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_pa
     (tmp_path / "in/m.parquet").write_bytes(b"PAR1")
     with pytest.raises(RunError) as caught:
         driver.run_extract(run, build=fakes.build)
-    said = str(caught.value)
     for part in ("2 units of the input cannot be read", "m.jsonl.gz: ", "m.parquet: ", "manifest.json", "same command"):
-        assert part in said
+        assert part in str(caught.value)
     assert getattr(caught.value, "exit_code", 1) == 1
     assert ids(run) == Counter(map(str, range(30)))
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
@@ -191,10 +190,3 @@ def test_ids_that_repeat_keep_a_row_each(tmp_path, config) -> None:
     rows = [row for unit in plan(run) for row in writer.read_rows(run.output.path, unit.id, 100)]
     assert {row["id"] for row in rows} == {"same"}
     assert len({(row["source"], row["row"]) for row in rows}) == 25
-
-
-def test_a_bucket_that_does_not_exist_is_refused(connected, bucket, config) -> None:
-    with pytest.raises(InputError, match="no-such-bucket-here"):
-        plan(config("s3://no-such-bucket-here/in/"))
-    with pytest.raises(InputError, match=f"{bucket}/nothing"):
-        plan(config(f"{bucket}/nothing/"))

@@ -134,7 +134,7 @@ def validate():
     return lambda document: module.validate(document, VERSION, strict=True)
 
 
-def test_pods_of_the_job_against_kubernetes(job, validate):
+def test_pods_and_nightly_against_kubernetes(job, validate):
     for name, template in pods(job):
         metadata = {"name": name, **template.get("metadata", {})}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
@@ -142,38 +142,34 @@ def test_pods_of_the_job_against_kubernetes(job, validate):
         pod["spec"]["containers"][0]["resorces"] = {}
         with pytest.raises(Exception, match="resorces"):
             validate(pod)
-
-
-def test_nightly_against_kubernetes(validate):
     found = documents("kuberay/nightly-cronjob.yaml")
     for document in found:
         validate(document)
     assert [document["kind"] for document in found] == ["ServiceAccount", "Role", "RoleBinding", "CronJob"]
 
 
-def test_cluster_grows_from_nothing_and_spot_first(job):
+def test_cluster_grows_from_nothing_and_spot_first_and_nodes_know_their_market_type(job):
     cluster = job["spec"]["rayClusterSpec"]
+    assert f"ray=={cluster['rayVersion']}" in (INFRA.parent / "constraints.txt").read_text().splitlines()
     assert cluster["enableInTreeAutoscaling"] is True
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     spot, fallback = cluster["workerGroupSpecs"]
+    assert spot["priority"] > fallback["priority"]
     for group in (spot, fallback):
         container = group["template"]["spec"]["containers"][0]
         assert group["replicas"] == group["minReplicas"] == 0
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
         assert container["resources"]["limits"] == container["resources"]["requests"]
-    assert spot["priority"] > fallback["priority"]
-
-
-def test_a_node_says_its_market_type(job):
-    said = {}
+    markets = {}
     for name, template in pods(job):
         spec = template["spec"]
         environment = {e["name"]: e["value"] for e in spec["containers"][0].get("env", [])}
         node = spec.get("nodeSelector", {}).get("karpenter.sh/capacity-type")
-        said[name] = environment.get("RAY_NODE_MARKET_TYPE"), node
-    assert said["head"] == ("on-demand", None)
-    assert said["gpu-spot"] == ("spot", "spot")
-    assert said["gpu-on-demand"] == ("on-demand", "on-demand")
+        markets[name] = environment.get("RAY_NODE_MARKET_TYPE"), node
+    del markets["submitter"]
+    assert markets == {
+        "head": ("on-demand", None), "gpu-spot": ("spot", "spot"), "gpu-on-demand": ("on-demand", "on-demand")
+    }  # fmt: skip
 
 
 def test_no_pod_runs_as_root(job):
@@ -186,11 +182,6 @@ def test_no_pod_runs_as_root(job):
             assert container["image"] == SETTINGS["RAYPD_IMAGE"]
         # Ray's autoscaler v2 starts a new pod, and never a pod's container again.
         assert template["spec"]["restartPolicy"] == "Never"
-
-
-def test_the_ray_of_the_job_is_the_ray_of_the_image(job):
-    pinned = (INFRA.parent / "constraints.txt").read_text().splitlines()
-    assert f"ray=={job['spec']['rayClusterSpec']['rayVersion']}" in pinned
 
 
 # ----------------------------------------------------------------------------------------------------- the nightly job
@@ -209,12 +200,8 @@ def test_tonights_job_is_a_rayjob_with_the_date_in_name_and_id_and_one_folder_fo
     assert (program, script) == ("python", "/opt/raypd/jobs/nightly.py")
     assert (INFRA.parent / "jobs/nightly.py").exists()
     assert "output.path=/shared/nightly" in overrides
-
-
-def test_a_template_without_a_place_for_the_date_is_refused():
-    filled = FILL.fill(template(), SETTINGS)
-    with pytest.raises(ValueError, match="--keep RAYPD_RUN"):
-        SUBMIT.tonights_job(filled, datetime.date(2026, 3, 9))
+    with pytest.raises(ValueError, match="--keep RAYPD_RUN"):  # no place for the date
+        SUBMIT.tonights_job(FILL.fill(template(), SETTINGS), datetime.date(2026, 3, 9))
 
 
 def test_a_second_submission_of_the_night_is_no_second_run():
