@@ -143,12 +143,12 @@ def test_what_is_named_arrives(kind, method, isolate, temperature, folders, monk
         """All that a worker's engine and programs are told."""
         heard.clear()
         parts = build(config, None, lambda model: heard.append(model.name) or load(model))
-        works = list(parts.task.plan(DOCUMENTS[kind]))
+        requests = list(parts.task.plan(DOCUMENTS[kind]))
         return [
             *heard,
             getattr(parts.engine, "draft_tokens", None),
             plain(parts.sampling),
-            *(work.seed for work in works),
+            *(request.seed for request in requests),
         ]
 
     config = config_of(kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature})
