@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from collections import deque
@@ -60,7 +61,7 @@ def _plan(config: RunConfig, output: str | None) -> Plan:
         digest = hashlib.sha256()
         planning.add(digested(objects(config.input), digest))
         return planning.finish(planning.objects, digest.hexdigest(), cut)
-    with Listing(objects(config.input)) as now:
+    with contextlib.closing(Listing(objects(config.input))) as now:
         same = before.totals.listing == now.digest and before.totals.alone == len(alone)
         if same and not before.totals.damaged:
             return before

@@ -39,10 +39,7 @@ class Listing:
         self._last: tuple[str, InputObject | None] | None = None
         self._changed, self._examples = 0, list[str]()
 
-    def __enter__(self) -> Listing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._base.close()
 
     def find(self, part: Part) -> InputObject | None:
