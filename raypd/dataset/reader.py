@@ -25,7 +25,7 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     """The documents of a unit, in order; of a unit with `only` these alone, numbered as in the whole unit.
 
     Args:
-        columns: what the task needs beside the columns of the configuration (Parquet reads no others).
+        columns: of Parquet, beside those that the configuration names.
 
     Returns:
         As many as the unit's rows, or where these are None as many as there are.
@@ -115,27 +115,18 @@ def _parquet_rows(part: Part, config: RunConfig, columns: Sequence[str]) -> Iter
     with storage.open_file(part.path, part.version, part.size) as file:
         parquet = pq.ParquetFile(file)
         present = [name for name in parquet.schema_arrow.names if name in wanted]
-        at, groups = _row_groups(parquet.metadata, part)
-        for batch in parquet.iter_batches(batch_size=1024, row_groups=groups, columns=present):
-            skip = min(max(0, part.start - at), len(batch))
-            taken = batch.slice(skip, max(0, part.end - at - skip))
-            yield from enumerate(_rows(taken), at + skip)
-            at += len(batch)
-            if at >= part.end:
-                return
-
-
-def _row_groups(metadata: Any, part: Part) -> tuple[int, list[int]]:
-    """The row groups that a part touches, and the row at which the first of them begins."""
-    first, begin = 0, 0
-    groups: list[int] = []
-    for i in range(metadata.num_row_groups):
-        end = begin + metadata.row_group(i).num_rows
-        if begin < part.end and end > part.start:
-            first = first if groups else begin
-            groups.append(i)
-        begin = end
-    return first, groups
+        at = 0
+        for group in range(parquet.metadata.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            if at + rows <= part.start or at >= part.end:
+                at += rows
+                continue
+            for batch in parquet.iter_batches(batch_size=1024, row_groups=[group], columns=present):
+                if at >= part.end:
+                    return
+                skip = min(max(0, part.start - at), len(batch))
+                yield from enumerate(_rows(batch.slice(skip, max(0, part.end - at - skip))), at + skip)
+                at += len(batch)
 
 
 def _rows(batch: Any) -> Iterable[dict[str, Any]]:

@@ -189,7 +189,7 @@ class Profiler:
         ends = math.inf if limit is None else time.monotonic() + limit
         # Twice what is in flight behind the window keeps the engine full to its end.
         rounds = itertools.islice(itertools.cycle(documents), lead + count + 2 * lead)
-        stream = [replace(document, row=row) for row, document in enumerate(rounds)]
+        stream = [replace(document, index=index) for index, document in enumerate(rounds)]
         meter = SteppedMeter(config.decoding.method)
         meter.ready()
         meter.begin(_UNIT)
@@ -197,7 +197,7 @@ class Profiler:
         first = set(range(len(documents)))
         try:
             with queue.unit(_UNIT) as unit, ThreadPoolExecutor(1) as pool:
-                unit.documents, unit.categories = len(stream), {one.row: str(one.row) for one in stream}
+                unit.documents, unit.categories = len(stream), {one.index: str(one.index) for one in stream}
                 meter.answered = lambda: len(_answered(unit))
                 answering = pool.submit(queue.answer, unit, stream)
                 while not answering.done() and time.monotonic() < ends:
@@ -243,7 +243,7 @@ def _window(readings: Array, lead: int, count: int) -> tuple[Array, bool]:
 
 def _answered(unit: UnitState) -> set[int]:
     """Rows of which nothing is queued or in the engine any more."""
-    return {record.row for record in unit.records} - set(unit.open)
+    return {record.index for record in unit.records} - set(unit.open)
 
 
 def _costs(
@@ -259,7 +259,7 @@ def _costs(
             continue
         fed = {name: float(np.mean([tokens.get(str(row), {}).get(name, 0.0) for row in own])) for name in TOKENS}
         seconds = fed["prefill_tokens"] * float(rates[0]) + fed["decode_tokens"] * float(rates[1])
-        records = [record for record in unit.records if record.row == own[0]]
+        records = [record for record in unit.records if record.index == own[0]]
         answered = [record.columns for record in records if record.error is None]
         error = next((record.error for record in records if record.error is not None), None)
         costs.append(DocumentCost(seconds, **fed, rows=answered, error=error))

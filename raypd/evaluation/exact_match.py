@@ -121,11 +121,11 @@ class ExactMatch:
 
         forms = {"IPPD": [answer for found in answers for answer in found], f"batch {batch}": self.run(alone(), batch)}
         references: list[Reference] = self.run(map(with_gaps, alone()), 1)
-        ids = {document.row: document.id for document in documents}
+        ids = {document.index: document.id for document in documents}
         outcomes = []
         for record, of, *found in zip(records, references, *forms.values(), strict=True):
             differences = {form: difference(of, answer.tokens) for form, answer in zip(forms, found, strict=True)}
-            outcomes.append(Outcome(ids[record.row], record.columns["question_id"], len(of.tokens), differences))
+            outcomes.append(Outcome(ids[record.index], record.columns["question_id"], len(of.tokens), differences))
         return outcomes
 
 

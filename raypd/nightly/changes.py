@@ -164,7 +164,7 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8
                 [document.id for document in documents],
                 [content_hash(document, config) for document in documents],
                 [key] * len(documents),
-                [document.row for document in documents],
+                [document.index for document in documents],
                 [document.source for document in documents],
                 [document.place for document in documents],
             ]

@@ -299,7 +299,7 @@ class OneThread:
                     engine.submit(item.program, tag=item, sampling=None, seed=item.seed)
             items = []
             for done in self.meter.step(engine, {unit.unit: engine.pending}):
-                self.meter.tokens(unit.unit, [unit.categories[row] for row in done.tag.rows], done.counts)
+                self.meter.tokens(unit.unit, [unit.categories[row] for row in done.tag.documents], done.counts)
                 items += done.tag.finish(done.answer)
             unit.records += [item for item in items if isinstance(item, Record)]
 

@@ -44,15 +44,17 @@ class Task(fakes.FakeTask):
     def plan(self, documents: Any) -> Iterator[Request | Record]:
         for document in documents:
             if document.error is not None:
-                yield Record(document.row, error=document.error)
+                yield Record(document.index, error=document.error)
             elif (title := document.fields["title"]) == "bad":
-                yield Record(document.row, error="it is bad")
+                yield Record(document.index, error="it is bad")
             else:
                 category = document.fields.get("category") or "c"
                 texts = {a.name: f"{a.name}:{title}" for a in self.config.task.categories[category].attributes}
                 values = [{"name": name, "value": text, "status": "ok"} for name, text in texts.items()]
                 answer = {"category": category, "record": json.dumps(texts), "values": values, "truncated": False}
-                yield Request([document.row], ["x"], partial(lambda record, _: [record], Record(document.row, answer)))
+                yield Request(
+                    [document.index], ["x"], partial(lambda record, _: [record], Record(document.index, answer))
+                )
 
 
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:

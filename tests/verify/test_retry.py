@@ -37,7 +37,7 @@ class Task(fakes.FakeTask):
         for document in documents:
             Task.asked.append(document.id)
             if document.error is None and document.fields["title"] == "program" and not Task.mended:
-                yield fakes.Record(document.row, error="ValueError: the program failed")
+                yield fakes.Record(document.index, error="ValueError: the program failed")
             else:
                 yield from super().plan([document])
 
@@ -239,7 +239,7 @@ def test_a_subset_of_a_unit_is_a_unit(run, tmp_path) -> None:
     assert some.whole == unit.id
     assert (some.rows, some.expected, unit.whole) == (2, 2, unit.id)
     assert some != unit.subset([1, 5])
-    assert [(d.row, d.id) for d in read_unit(some, run)] == [(1, "1"), (4, "4")]
+    assert [(d.index, d.id) for d in read_unit(some, run)] == [(1, "1"), (4, "4")]
     writer = plan.PlanWriter()
     writer.add(some)
     made = writer.finish(0, "", 0, {})
