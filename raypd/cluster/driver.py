@@ -203,7 +203,7 @@ class DriverSession:
         self.units, self.done_units = self.planned.units, len(self.done)
         self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
-        self._display = progress.Display(self.planned.documents, self.done_documents)
+        self._display = progress.RunDisplay(self.planned.documents, self.done_documents)
         self._scheduler: Scheduler | None = None
         self._accounts: Accounts | None = None
 

@@ -7,7 +7,6 @@ a few footers, and only where no bill tells how many documents they hold.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -80,7 +79,6 @@ class Watch:
         self._fake = data.is_fake(record.config)
         self._held: dict[storage.Object, CommittedUnit | None] = {}  # footers that were read
         self._errors: dict[str, list[str]] = {}
-        self._pace: deque[tuple[float, float]] = deque(maxlen=1000)  # (when, documents)
 
     def look(self) -> Status:
         """Raises OSError when storage does not answer."""
@@ -132,16 +130,12 @@ class Watch:
         found = dict.fromkeys(error for unit in failed for error in self._errors[unit.path])
         return [clean(error, 160) for error in list(found)[:_ERRORS]]
 
-    def _forecast(self, status: Status, bill: Bill | None) -> None:
+    @staticmethod
+    def _forecast(status: Status, bill: Bill | None) -> None:
         """Speed of the last minutes, and from it the end and the bill at the end. bill: of the newest session."""
         running, rate = status.state == "running", None
-        if running:
-            if bill:
-                rate, status.usd_per_hour = _recent(bill), _hourly(bill)
-            self._pace.append((status.at, status.documents))
-            first = next((p for p in self._pace if status.at - p[0] <= _RATE_SECONDS), self._pace[0])
-            if rate is None and status.documents > first[1]:
-                rate = (status.documents - first[1]) / max(status.at - first[0], 1e-6)
+        if running and bill:
+            rate, status.usd_per_hour = _recent(bill), _hourly(bill)
         if not rate and status.documents and status.running_seconds > 0:
             rate = status.documents / status.running_seconds
         status.documents_per_second = rate
