@@ -108,7 +108,7 @@ class Watch:
         if bill:
             status.usd, status.budget_usd, status.deadline = bill.usd, bill.newest.budget_usd, bill.newest.deadline
             status.workers = _workers(bill.newest)
-        self._forecast(status, bill.newest if bill else None)
+        _forecast(status, bill.newest if bill else None)
         return status
 
     def _read_footers(self, objects: Sequence[storage.Object]) -> None:
@@ -130,20 +130,6 @@ class Watch:
         found = dict.fromkeys(error for unit in failed for error in self._errors[unit.path])
         return [clean(error, 160) for error in list(found)[:_ERRORS]]
 
-    @staticmethod
-    def _forecast(status: Status, bill: Bill | None) -> None:
-        """Speed of the last minutes, and from it the end and the bill at the end. bill: of the newest session."""
-        running, rate = status.state == "running", None
-        if running and bill:
-            rate, status.usd_per_hour = _recent(bill), _hourly(bill)
-        if not rate and status.documents and status.running_seconds > 0:
-            rate = status.documents / status.running_seconds
-        status.documents_per_second = rate
-        if running and rate and status.documents_planned is not None:
-            status.eta_seconds = max(0, status.documents_planned - status.documents) / rate
-            if status.usd is not None and status.usd_per_hour is not None:
-                status.usd_at_end = status.usd + status.usd_per_hour * status.eta_seconds / 3600
-
 
 def _documents(units: int, known: Sequence[CommittedUnit], bill: RunBill | None) -> tuple[int, int, bool]:
     """(documents, failed, whether they were counted)."""
@@ -152,6 +138,20 @@ def _documents(units: int, known: Sequence[CommittedUnit], bill: RunBill | None)
     scale = units / len(known) if known else 0.0
     documents, failed = (round(sum(getattr(u, name) for u in known) * scale) for name in ("documents", "failed"))
     return documents, failed, len(known) == units
+
+
+def _forecast(status: Status, bill: Bill | None) -> None:
+    """Speed of the last minutes, and from it the end and the bill at the end. bill: of the newest session."""
+    running, rate = status.state == "running", None
+    if running and bill:
+        rate, status.usd_per_hour = _recent(bill), _hourly(bill)
+    if not rate and status.documents and status.running_seconds > 0:
+        rate = status.documents / status.running_seconds
+    status.documents_per_second = rate
+    if running and rate and status.documents_planned is not None:
+        status.eta_seconds = max(0, status.documents_planned - status.documents) / rate
+        if status.usd is not None and status.usd_per_hour is not None:
+            status.usd_at_end = status.usd + status.usd_per_hour * status.eta_seconds / 3600
 
 
 def _recent(bill: Bill) -> float | None:

@@ -18,9 +18,8 @@ from raypd.cluster.accounts import Accounts
 from raypd.cluster.driver import run_extract
 from raypd.cluster.ledger_actor import Standing
 from raypd.config import CostConfig
-from raypd.config.load import load_config
 from raypd.errors import ConfigError
-from tests.cluster.test_ledger_actor import begin, check_rows, check_sums, files, write_run
+from tests.cluster.test_ledger_actor import begin, check_rows, check_sums, files, trial
 from tests.processes import LONG, ended
 
 # --------------------------------------------------------------------------------------------------------- arithmetic
@@ -157,7 +156,7 @@ def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
 @pytest.mark.slow
 def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
     """Ten cents a second: every session that is cut stays below its cap with all sessions before it."""
-    run = write_run(tmp_path, documents=400, prices={"local": 360.0}, reserve_seconds=10.0)
+    run = trial(tmp_path, units=40, prices={"local": 360.0}, reserve_seconds=10.0)
     cap, step, sessions = 0.0, 2.5, 0
     while True:
         cap, step = round(cap + step, 2), 1.3 * step  # on a busy machine the start alone may take the first ones
@@ -175,7 +174,7 @@ def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
         assert process.returncode == 3, err
         assert f"cost.budget_usd ${cap:.2f} is reached" in err
     assert sessions > 1
-    check_rows(tmp_path, 400)
+    check_rows(run)
     assert len(trees) == sessions
     assert sum(tree["totals"]["documents"] for tree in trees) == 400
     assert "cost:   $" in out
@@ -184,7 +183,7 @@ def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
 @pytest.mark.slow
 def test_a_run_that_misjudged_is_stopped_and_what_is_in_flight_is_lost(tmp_path) -> None:
     """Units that take minutes: nobody knows it before the first has ended."""
-    run = write_run(tmp_path, documents=40, prices={"local": 360.0}, reserve_seconds=10.0, budget_usd=6.0)
+    run = trial(tmp_path, units=4, prices={"local": 360.0}, reserve_seconds=10.0, budget_usd=6.0)
     err = ended(begin(run, "model.fake.step_seconds=8"), code=3)
     assert "0 of 40 documents are done" in err
     (tree,) = files(tmp_path)
@@ -196,6 +195,6 @@ def test_a_run_that_misjudged_is_stopped_and_what_is_in_flight_is_lost(tmp_path)
 
 
 def test_a_budget_needs_a_price(tmp_path, ray_here) -> None:
-    config = load_config(write_run(tmp_path, documents=10, prices={}), ["cost.budget_usd=5"])
+    config = trial(tmp_path, units=1, prices={}, budget_usd=5).config
     with pytest.raises(ConfigError, match=r"set cost\.prices\.local in USD per hour"):
         run_extract(config)

@@ -39,26 +39,24 @@ def driver_killed(folder: Path) -> Outcome:
     return trial.outcome("killed after 4 of 20 units, the same command again", "resumed")
 
 
+def _deadly(folder: Path, title: str, rows: set[int], error: str) -> Trial:
+    """A run over 100 documents, of which some kill their process; these are error rows."""
+    trial = Trial(folder, [title if row in rows else "a" for row in range(100)], unit_documents=50)
+    said = trial.finish()
+    assert {row["id"]: row["error"] for row in trial.rows() if row["error"]} == {str(row): error for row in rows}
+    assert said.count("a worker process died; its units are tried again") == 3 * len(rows)
+    return trial
+
+
 def poison(folder: Path) -> Outcome:
     """a document that kills its process every time"""
-    titles = ["a"] * 100
-    titles[41] = "kill"
-    trial = Trial(folder, titles, unit_documents=50)
-    said = trial.finish()
-    errors = {row["id"]: row["error"] for row in trial.rows() if row["error"]}
-    assert errors == {"41": "killed its worker process 3 times"}
-    assert said.count("a worker process died; its units are tried again") == 3
+    trial = _deadly(folder, "kill", {41}, "killed its worker process 3 times")
     return trial.outcome("SIGKILL whenever it is decoded", "quarantined: an error row; 3 workers lost")
 
 
 def broken_engine(folder: Path) -> Outcome:
     """a document that breaks the engine every time"""
-    titles = ["a"] * 100
-    titles[0], titles[77] = "engine", "engine"
-    trial = Trial(folder, titles, unit_documents=50)
-    trial.finish()
-    errors = {row["id"]: row["error"] for row in trial.rows() if row["error"]}
-    assert errors == dict.fromkeys(("0", "77"), "killed its worker process 3 times: RuntimeError: the device is gone")
+    trial = _deadly(folder, "engine", {0, 77}, "killed its worker process 3 times: RuntimeError: the device is gone")
     return trial.outcome("two documents, an exception out of a step", "2 error rows with the reason")
 
 

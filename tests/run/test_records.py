@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
+from raypd.billing import book
 from raypd.run.records import (
     Bill,
     Energy,
@@ -44,6 +46,14 @@ def test_a_record_comes_back_from_its_file(tmp_path, record):
     write(path, record)
     assert read(type(record), path) == record
     assert list(json.loads((tmp_path / "record.json").read_text())) == list(vars(record))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("put", [write, lambda path, record: book.write(path, record)])
+def test_no_file_holds_a_number_that_json_does_not_have(tmp_path, number, put):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        put(str(tmp_path / "run"), Bill("s", 1.0, number))
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_of_other_versions_are_read():
