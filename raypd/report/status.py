@@ -7,7 +7,7 @@ a few footers, and only where no bill tells how many documents they hold.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -72,7 +72,6 @@ class Watch:
 
     root: str
     overrides: Sequence[str] = ()
-    clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
         record = load_record(self.root, self.overrides)
@@ -82,7 +81,7 @@ class Watch:
 
     def look(self) -> Status:
         """Raises OSError when storage does not answer."""
-        now = self.clock()
+        now = time.time()
         objects, bill, plan = unit_objects(self.root), read_bill(self.root), data.read_plan(self.root)
         self._read_footers(objects)
         known = [unit for unit in map(self._held.get, objects) if unit is not None]

@@ -38,10 +38,10 @@ def test_the_end_of_what_is_in_flight_is_that_of_the_slowest_pace() -> None:
 
 
 def test_the_message_at_the_end_says_how_to_go_on() -> None:
-    said = budget.reached(20.0, 19.5, 1500, 5000)
-    assert "cost.budget_usd $20.00 is reached: 1,500 of 5,000 documents are done for $19.50 ($13.00 per 1,000)" in said
-    assert "takes about $45.50" in said
-    wanted = float(re.findall(r"cost\.budget_usd=([\d.]+)", said)[0])
+    line = budget.reached(20.0, 19.5, 1500, 5000)
+    assert "cost.budget_usd $20.00 is reached: 1,500 of 5,000 documents are done for $19.50 ($13.00 per 1,000)" in line
+    assert "takes about $45.50" in line
+    wanted = float(re.findall(r"cost\.budget_usd=([\d.]+)", line)[0])
     assert 19.5 + 45.5 < wanted < 80
     assert "raise cost.budget_usd" in budget.reached(0.1, 0.09, 0, 5000)
     assert "about 5,000" in budget.reached(20.0, 19.5, 1500, 5000, exact=False)
@@ -86,19 +86,19 @@ def test_so_many_workers_are_enough_and_few_less_are_not(documents, seconds, rat
 
 @pytest.fixture
 def session(config, monkeypatch):
-    """Accounts whose ledger always says the same, their clock, and what they told the user."""
+    """Accounts whose ledger always says the same, their clock, and the lines that the user gets."""
 
     def make(*standing: float, **cost: Any) -> tuple[Accounts, SimpleNamespace, list[str]]:
         clock = SimpleNamespace(now=1000.0)
         monkeypatch.setattr(accounts_module.ledger_actor, "start", lambda *_: None)
         monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
         monkeypatch.setattr(Accounts, "_ask", lambda self: None)
-        said: list[str] = []
+        lines: list[str] = []
         run = config("x.jsonl", max_workers=8).model_copy(update={"cost": CostConfig(**cost)})
         share: Any = SimpleNamespace(cpus=1, gpus=0)
-        own = Accounts(run, run.output.path, "s", 1000.0, share, 1000, 0, said.append)
+        own = Accounts(run, run.output.path, "s", 1000.0, share, 1000, 0, lines.append)
         own._standing = Standing(1000.0, *standing, None)
-        return own, clock, said
+        return own, clock, lines
 
     return make
 
@@ -133,21 +133,21 @@ def test_without_a_budget_everything_is_begun(session) -> None:
 
 
 def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
-    own, clock, said = session(0.0, 0.0, 50, 50.0, 5.0, deadline="300s")  # one document a second and worker
+    own, clock, lines = session(0.0, 0.0, 50, 50.0, 5.0, deadline="300s")  # one document a second and worker
     assert own.look(1) is None  # no unit has ended
     own.admit(unit("a"), 0)
     own.ended(unit("a"), 50)
     assert own.look(1) == 4  # 950 in 270 s
-    assert said == []
+    assert lines == []
     assert own.look(1) is None  # not again at once
     clock.now += 240
     assert own.look(4) == 8
-    (line,) = said
+    (line,) = lines
     for part in ("cannot be met: 950 documents are left", "8 workers (cluster.max_workers)", "8 documents/s", "late;"):
         assert part in line
     clock.now += 40
     own.look(8)
-    assert len(said) == 1
+    assert len(lines) == 1
 
 
 # ------------------------------------------------------------------------------------------------------------ real runs

@@ -108,6 +108,8 @@ def test_a_damaged_file_is_named(text) -> None:
 def test_the_configuration_s_prices_are_checked(key, usd) -> None:
     with pytest.raises(ValueError, match=r"g5\.xlarge"):
         CostConfig(prices={key: usd})
+    with pytest.raises(ValueError, match="finite number"):  # no record could hold it
+        CostConfig(budget_usd=float("inf"))
 
 
 # ------------------------------------------------------------------------------------------------------------- refresh

@@ -132,10 +132,10 @@ def test_a_unit_that_cannot_be_read_is_a_failed_unit(tmp_path: Path, config) -> 
     (unit,) = plan(run)
     made = worker(run)
     path.unlink()
-    said = made.run(Attempt(unit))
-    assert not said.fatal
-    assert not said.retry
-    assert "a.jsonl: is gone since the run was planned" in said.error
+    result = made.run(Attempt(unit))
+    assert not result.fatal
+    assert not result.retry
+    assert "a.jsonl: is gone since the run was planned" in result.error
     assert writer.committed(run.output.path) == set()
 
 
@@ -164,10 +164,10 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) ->
     run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=100)
     made = worker(run)
     first, second = plan(run)
-    said = {}
+    results = {}
 
     def go(unit) -> None:
-        said[unit.id] = made.run(Attempt(unit))
+        results[unit.id] = made.run(Attempt(unit))
 
     threads = [threading.Thread(target=go, args=(unit,)) for unit in (first, second)]
     threads[0].start()
@@ -177,11 +177,11 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) ->
     made.cancel(first.id, True)  # it was begun: it stays
     made.cancel(second.id, True)
     threads[1].join(LONG)
-    assert said[second.id].handed_back
-    assert first.id not in said
+    assert results[second.id].handed_back
+    assert first.id not in results
     made.cancel(first.id, False)
     threads[0].join(LONG)
-    assert said[first.id].handed_back
+    assert results[first.id].handed_back
     assert writer.committed(run.output.path) == set()
     assert made.meter.report().open == made.meter.report().categories == {}
     (tmp_path / "out/go").touch()

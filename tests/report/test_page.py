@@ -48,12 +48,12 @@ def test_figures_stand_on_the_page(make):
 
 def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make):
     run = make(units=1, documents=1)
-    told = [("5", "ok", None), ("long te", "truncated", None), (None, "truncated", "12"), (None, "null", None)]
-    told += [(None, "ambiguous", "7/8"), (None, "ambiguous", "<5"), (None, "invalid", "five"), ("6", "ok", None)]
+    values = [("5", "ok", None), ("long te", "truncated", None), (None, "truncated", "12"), (None, "null", None)]
+    values += [(None, "ambiguous", "7/8"), (None, "ambiguous", "<5"), (None, "invalid", "five"), ("6", "ok", None)]
     rows = [
         {"id": str(n), "source": "x", "row": n, "status": "ok", "category": "shoes",
          "values": [value("Size", shown, 0.5, status, raw)]}
-        for n, (shown, status, raw) in enumerate(told)
+        for n, (shown, status, raw) in enumerate(values)
     ]  # fmt: skip
     run.sample = sample.AnswerSample(documents=[sample.document_of([row]) for row in rows])
     for row in rows:
@@ -80,7 +80,7 @@ def test_nothing_of_a_document_becomes_markup(tmp_path):
         assert "href" not in attributes
     assert sum(tag == "script" for tag, _ in found.tags) == 1
     assert not re.search("[\u202a-\u202e\u2066-\u2069\0\x1b\u2028]", html)
-    assert "\\u202e" in found.text  # said, not swallowed
+    assert "\\u202e" in found.text  # shown, not swallowed
 
 
 def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_else(make):
@@ -113,7 +113,7 @@ def test_charts_are_well_formed_named_and_without_a_style_of_their_own(make):
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "shown"),
     [
         ({"ledger": False}, "No bill was kept for this run."),
         ({"ledger": False}, "Which worker did what was not kept for this run."),
@@ -125,8 +125,8 @@ def test_charts_are_well_formed_named_and_without_a_style_of_their_own(make):
         ({"model": "fake"}, "Made-up answers."),
     ],
 )
-def test_what_is_missing_is_said(make, no_charts, keys, said):
-    assert said in Tags(page.render(make(**{"units": 6, **keys}))).text
+def test_what_is_missing_is_shown(make, no_charts, keys, shown):
+    assert shown in Tags(page.render(make(**{"units": 6, **keys}))).text
 
 
 def test_the_smallest_bill_is_told_in_full(tmp_path):

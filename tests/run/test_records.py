@@ -65,15 +65,15 @@ def test_files_of_other_versions_are_read():
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"usd": "much"}, "s.json: cannot be read: usd: Input should be a valid number"),
         ({"nodes": [{"node": "n", "began": {}}]}, "s.json: cannot be read: nodes.0.began: "),
         ({"workers": [{"worker": "w"}]}, "s.json: cannot be read: workers.0.node: Field required"),
     ],
 )
-def test_a_wrong_value_is_named_with_file_and_key(changed, said):
-    with pytest.raises(RecordError, match=f"^{said}"):
+def test_a_wrong_value_is_named_with_file_and_key(changed, message):
+    with pytest.raises(RecordError, match=f"^{message}"):
         from_json(Bill, {**to_json(bill()), **changed}, "s.json")
 
 
