@@ -112,7 +112,6 @@ class Need:
     """What it takes to be done in time. late: seconds after the deadline with the most workers, 0 when in time."""
 
     workers: int
-    most: int
     done_at: float
     late: float
 
@@ -139,7 +138,7 @@ def need(
             break
         wanted = max(wanted + 1, math.ceil(wanted * 1.02))
     done_at = now + seconds(min(wanted, most))
-    return Need(wanted, most, done_at, max(0.0, done_at - now - seconds_left))
+    return Need(wanted, done_at, max(0.0, done_at - now - seconds_left))
 
 
 def clock(seconds: float) -> str:

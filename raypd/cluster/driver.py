@@ -20,7 +20,7 @@ from raypd.config import RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.plan import Plan, take_apart
 from raypd.errors import ConfigError, RunError
-from raypd.run import lease, manifest
+from raypd.run import layout, lease, manifest, records
 from raypd.run.manifest import Manifest, Unreadable
 from raypd.run.records import UnitResult
 from raypd.run.unit import Unit
@@ -129,7 +129,8 @@ def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable
         if done.fingerprint != config.fingerprint():
             raise RunError(f"{output}: unit {done.unit} is of another configuration, {done.fingerprint}")
     result = manifest.make(config, output, planned.units, units, unreadable, book.of_run(output, units))
-    path = manifest.write(result)
+    path = storage.join(output, layout.MANIFEST)
+    records.write(path, result)
     if unreadable.units and not result.documents:
         raise RunError(
             f"nothing could be read of the input, {unreadable.units} units of it:\n{unreadable.shown()}"
@@ -203,7 +204,7 @@ class DriverSession:
         self.units, self.done_units = self.planned.units, len(self.done)
         self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
-        self._display = progress.Display(self.planned.documents, self.done_documents)
+        self._display = progress.RunDisplay(self.planned.documents, self.done_documents)
         self._scheduler: Scheduler | None = None
         self._accounts: Accounts | None = None
 

@@ -278,7 +278,7 @@ class Scheduler:
             self.say(f"a worker process died{memory}; its units are tried again")
         if self._deaths >= _DEATHS_WITHOUT_COMMIT + len(self.workers):
             found = ((own.unit.id, retry_policy.failure_reason(self.spec.output, own.unit.id)) for own in attempts)
-            known = next((f"\nthe last word of a worker ({unit}): {why.strip()}" for unit, why in found if why), "")
+            known = next((f"\nthe last error of a worker ({unit}): {why.strip()}" for unit, why in found if why), "")
             raise RunError(f"worker processes die, and nothing gets done: {_cause(error)}{known}")
         for attempt in attempts:
             unit = attempt.unit

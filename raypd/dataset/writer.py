@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.errors import ConfigError, Damaged, RunError
 from raypd.run import layout
-from raypd.run.records import UnitSummary, from_json, to_json
+from raypd.run.records import UnitSummary, encoded, from_json
 from raypd.storage.threads import in_threads
 
 if TYPE_CHECKING:  # tasks and torch behind them take seconds to import, which the command line need not wait for
@@ -126,7 +126,7 @@ def replace_rows(path: str, table: pa.Table, summary: UnitSummary, version: str)
 def _encoded(table: pa.Table, summary: UnitSummary) -> bytes:
     sink = pa.BufferOutputStream()
     # With checksums `raypd verify` sees a flipped bit in any column.
-    table = table.replace_schema_metadata({_KEY: json.dumps(to_json(summary))})
+    table = table.replace_schema_metadata({_KEY: encoded(summary, indent=None)})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())
 

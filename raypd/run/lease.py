@@ -131,7 +131,7 @@ class RunLease:
             return
         version, theirs = self._theirs()
         if theirs is not None and theirs.session == self.id:
-            self._version = version  # written after all, though the store had not said so
+            self._version = version  # written after all, though the store had not answered so
         else:
             by = f"session {theirs.session} took it over" if theirs else "its lease.json was deleted"
             self.lost = f"this session was out of reach for too long, and {by}"

@@ -62,14 +62,15 @@ def read(kind: type[R], path: str) -> R:
     return from_json(kind, tree, path)
 
 
-def write(path: str, record: Any) -> None:
+def write(path: str, record: Any, indent: int | None = 2) -> None:
     """Puts the file of a record whole. Raises OSError."""
-    storage.put(path, encoded(record))
+    storage.put(path, encoded(record, indent))
 
 
-def encoded(record: Any) -> bytes:
-    """The file of a record."""
-    return (json.dumps(to_json(record), indent=2, ensure_ascii=False, default=str) + "\n").encode()
+def encoded(record: Any, indent: int | None = 2) -> bytes:
+    """The file of a record. Raises ValueError at a number that JSON does not have (NaN, infinite)."""
+    text = json.dumps(to_json(record), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
+    return (text + "\n").encode()
 
 
 @cache

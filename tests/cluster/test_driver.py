@@ -122,17 +122,6 @@ def test_a_worker_that_cannot_start_ends_the_run(tmp_path, config, ray_here) -> 
         driver.run_extract(run, build=build)
 
 
-def test_a_worker_that_dies_once_costs_nothing(tmp_path, config, ray_here) -> None:
-    titles = ["a"] * 100
-    titles[37] = "kill once"
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)))
-    made = driver.run_extract(run, build=fakes.build)
-    assert exactly_once(run, 100)
-    assert (made.ok, made.failed) == (100, 0)
-    attempts = [pq.read_table(p)["attempts"][0].as_py() for p in Path(run.output.path).glob("units/*.parquet")]
-    assert max(attempts) == 2
-
-
 # ----------------------------------------------------------------------------------------- in processes of their own
 
 
