@@ -81,7 +81,6 @@ def load_index(scratch: Scratch, root: str, files: Iterable[str]) -> None:
     scratch.create("old", INDEX)
     for file in files:
         scratch.add("old", read_object(path_of(root, file)))
-    scratch.finish("old")
 
 
 @dataclass
@@ -148,13 +147,9 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8
     """
     known = {row["unit"] for row in scratch.rows("SELECT DISTINCT unit FROM old WHERE live")}
     extra = [config.nightly.hash_column] if config.nightly.hash_column is not None else []
-    tables = {"planned": _PLANNED, "read": _READ, "damaged": DAMAGED}
-    for name, schema in tables.items():
+    for name, schema in {"planned": _PLANNED, "read": _READ, "damaged": DAMAGED}.items():
         scratch.create(name, schema)
-    digest, hidden = hashlib.sha256(), hashlib.sha256()
-    for unit in plan:
-        digest.update(unit_key(unit).encode())
-    found = Input(digest.hexdigest()[:16])
+    found = Input(_digest(unit_key(unit) for unit in plan))
 
     def take(ordinal: int, unit: Unit) -> None:
         key = unit_key(unit)
@@ -173,13 +168,18 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8
 
     for unit, reason in unreadable(plan, config, take, found.apart, threads):
         found.damaged.add(unit, reason)
-        hidden.update(f"{unit.name}\0".encode())
         scratch.add("damaged", [[unit.name]])
-    for name in tables:
-        scratch.finish(name)
     found.units = scratch.number("SELECT count(*) FROM planned")
-    found.hidden = hidden.hexdigest()[:16] if found.damaged.units else ""
+    if found.damaged.units:
+        found.hidden = _digest(row["source"] for row in scratch.rows("FROM damaged ORDER BY source"))
     return found
+
+
+def _digest(texts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(f"{text}\0".encode())
+    return digest.hexdigest()[:16]
 
 
 def units_are_the_same(scratch: Scratch) -> bool:
@@ -239,18 +239,15 @@ def counts(scratch: Scratch) -> dict[str, Any]:
 
     stale: those that stay though their object cannot be read tonight.
     """
-    made = scratch.row("""
+    return scratch.row("""
         SELECT count(*) FILTER (winner) AS documents,
             count(*) FILTER (winner AND file IS NULL AND w.id IS NULL) AS new,
             count(*) FILTER (winner AND file IS NULL AND w.id IS NOT NULL) AS changed,
+            documents - new - changed AS unchanged,
+            (SELECT count(*) FROM old ANTI JOIN (FROM placed WHERE winner) USING (id) WHERE winner) AS removed,
             count(*) FILTER (NOT winner AND live) AS shadowed,
             count(*) FILTER (winner AND NOT live AND source IN (SELECT source FROM damaged)) AS stale
         FROM placed p LEFT JOIN (SELECT DISTINCT id FROM old WHERE winner) w ON w.id = p.id""")
-    removed = scratch.number(
-        "SELECT count(*) FROM old o "
-        "WHERE o.winner AND NOT EXISTS (SELECT 1 FROM placed p WHERE p.winner AND p.id = o.id)"
-    )
-    return {**made, "removed": removed, "unchanged": made["documents"] - made["new"] - made["changed"]}
 
 
 def to_extract(scratch: Scratch, condition: str = "file IS NULL") -> Iterator[tuple[int, list[int]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import fnmatch
 import re
@@ -75,11 +74,6 @@ def outage(error: BaseException, path: str) -> Unavailable | None:
 def hidden(name: str) -> bool:
     """Whether a part of a path begins with . or _, as what tools leave beside data does."""
     return any(part.startswith((".", "_")) for part in name.split("/"))
-
-
-def near(wanted: str, found: list[str]) -> str | None:
-    """The name among those found that a misspelt one most likely means."""
-    return next(iter(difflib.get_close_matches(wanted, found, 1)), None)
 
 
 def literal(glob: str) -> str:

@@ -14,8 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-from raypd.errors import InputError
-from raypd.storage.common import Changed, Object, choose, literal, near
+from raypd.errors import InputError, did_you_mean
+from raypd.storage.common import Changed, Object, choose, literal
 
 # Above this a file is known by size and time of change: every worker would have to read all of it for a hash.
 HASHED_BYTES = 64 << 20
@@ -91,8 +91,8 @@ def _missing(folder: Path) -> str:
 def _near(path: Path) -> str:
     if not path.parent.is_dir():
         return _missing(path.parent)
-    meant = near(path.name, os.listdir(path.parent))
-    return f"; did you mean {path.parent / meant}?" if meant else ""
+    hint = did_you_mean(path.name, os.listdir(path.parent), lambda name: path.parent / name)
+    return f"; {hint}" if hint else ""
 
 
 def names(folder: str, kind: Callable[[os.DirEntry[str]], bool]) -> list[str]:

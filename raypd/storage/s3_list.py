@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from raypd.errors import InputError
-from raypd.storage.common import Object, StorageError, Unavailable, choose, literal, near
+from raypd.errors import InputError, did_you_mean
+from raypd.storage.common import Object, StorageError, Unavailable, choose, literal
 from raypd.storage.s3_client import S3Client, split
 
 
@@ -97,5 +97,6 @@ def _near(client: S3Client, path: str) -> str:
     except OSError:
         return ""
     beside = [p["Prefix"] for p in page.get("CommonPrefixes", [])] + [c["Key"] for c in page.get("Contents", [])]
-    meant = near(name, [key.rstrip("/").rpartition("/")[2] for key in beside])
-    return f"; did you mean {parent}/{meant}?" if meant else ""
+    names = [key.rstrip("/").rpartition("/")[2] for key in beside]
+    hint = did_you_mean(name, names, lambda near: f"{parent}/{near}")
+    return f"; {hint}" if hint else ""

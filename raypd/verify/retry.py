@@ -9,9 +9,8 @@ summary, so that a retry that was cut off goes on where it was.
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ from raypd.dataset import planner as units
 from raypd.dataset import writer as commit
 from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError
-from raypd.run import layout, manifest
+from raypd.run import layout, manifest, records
 from raypd.run.lease import held
 from raypd.run.text import counted
 from raypd.run.unit import Unit
@@ -35,7 +34,6 @@ from raypd.verify.table_object import with_values
 if TYPE_CHECKING:
     from raypd.cluster.components import Build
 
-_BEGUN, _DONE = "retry.json", "done.json"
 _THREADS = 8
 _ATTEMPTS = 10  # at replacing an object that others change, too
 
@@ -94,12 +92,12 @@ def retry_errors(
     retries = storage.join(output, layout.RETRIES)
     with held(retries, driver.say) as own:
         number = max((int(name) for name in storage.folders(retries) if name.isdigit()), default=0)
-        if not number or storage.exists(storage.join(_folder(output, number), _DONE)):
+        if not number or storage.exists(storage.join(_folder(output, number), layout.RETRIED)):
             number += 1  # else the one before was cut off
         folder = _folder(output, number)
-        if storage.exists(storage.join(folder, _BEGUN)):
-            result = Retried(**json.loads(storage.read(storage.join(folder, _BEGUN))))
-        else:
+        try:
+            result = records.read(Retried, storage.join(folder, layout.RETRY))
+        except FileNotFoundError:
             result = _plan(config, output, number, everything)
         if not result.tried:
             return result
@@ -115,7 +113,7 @@ def retry_errors(
         for part in (layout.SESSIONS, layout.LEDGER):
             for name in storage.names(storage.join(folder, part)):
                 storage.put_new(storage.join(output, part, name), storage.read(storage.join(folder, part, name)))
-        storage.put(storage.join(folder, _DONE), json.dumps(asdict(result)).encode())
+        records.write(storage.join(folder, layout.RETRIED), result)
     driver.finish(config, output, units.plan(config, output))
     return result
 
@@ -159,7 +157,7 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
     if result.tried:
         folder = _folder(output, number)
         writer.finish(0, "", 0, {}).keep(folder)
-        storage.put(storage.join(folder, _BEGUN), json.dumps(asdict(result)).encode())
+        records.write(storage.join(folder, layout.RETRY), result)
     return result
 
 

@@ -1,4 +1,4 @@
-"""The objects of the table of nightly runs."""
+"""The table of nightly runs: its objects, and the list of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.errors import Damaged
+from raypd.run import layout
+
+
+def objects(root: str) -> list[str]:
+    """The paths of all objects, as the readers' list has them."""
+    return storage.read(storage.join(root, layout.CURRENT)).decode().splitlines()
 
 
 def path_of(root: str, file: str) -> str:
