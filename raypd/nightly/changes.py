@@ -149,37 +149,25 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8
     extra = [config.nightly.hash_column] if config.nightly.hash_column is not None else []
     for name, schema in {"planned": _PLANNED, "read": _READ, "damaged": DAMAGED}.items():
         scratch.create(name, schema)
-    found = Input(_digest(unit_key(unit) for unit in plan))
+    found = Input(hashlib.sha256("".join(map(unit_key, plan)).encode()).hexdigest()[:16])
 
     def take(ordinal: int, unit: Unit) -> None:
         key = unit_key(unit)
         if key not in known:
-            documents = read_unit(unit, config, extra)
-            columns = [
-                [document.id for document in documents],
-                [content_hash(document, config) for document in documents],
-                [key] * len(documents),
-                [document.row for document in documents],
-                [document.source for document in documents],
-                [document.place for document in documents],
+            rows = [
+                {"id": d.id, "hash": content_hash(d, config), "position": d.row, "source": d.source, "row": d.place}
+                for d in read_unit(unit, config, extra)
             ]
-            scratch.add("read", columns)
-        scratch.add("planned", [[key], [ordinal]])
+            scratch.add("read", [{**row, "unit": key} for row in rows])
+        scratch.add("planned", [{"unit": key, "ordinal": ordinal}])
 
     for unit, reason in unreadable(plan, config, take, found.apart, threads):
         found.damaged.add(unit, reason)
-        scratch.add("damaged", [[unit.name]])
-    found.units = scratch.number("SELECT count(*) FROM planned")
-    if found.damaged.units:
-        found.hidden = _digest(row["source"] for row in scratch.rows("FROM damaged ORDER BY source"))
+        scratch.add("damaged", [{"source": unit.name}])
+    found.units, found.hidden = scratch.row("""
+        SELECT (SELECT count(*) FROM planned) AS units,
+            coalesce(left(sha256(string_agg(source, '/' ORDER BY source)), 16), '') AS hidden FROM damaged""").values()
     return found
-
-
-def _digest(texts: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(f"{text}\0".encode())
-    return digest.hexdigest()[:16]
 
 
 def units_are_the_same(scratch: Scratch) -> bool:

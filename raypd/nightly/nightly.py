@@ -6,6 +6,7 @@ was read.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -211,21 +212,16 @@ class NightRun:
         start = NightStart(digest, before, self.config.fingerprint(), self.full, self.retry_errors)
         nights = storage.folders(storage.join(self.root, layout.NIGHTS))
         for name in sorted(nights, reverse=True)[:10]:
-            if name != before and self._start_of(name) == start:
-                driver.say(f"going on with the night {name}, which was cut off")
-                return name
+            with contextlib.suppress(FileNotFoundError, RecordError):
+                if name != before and records.read(NightStart, self._at(name, layout.NIGHT)) == start:
+                    driver.say(f"going on with the night {name}, which was cut off")
+                    return name
         today = datetime.now(UTC).strftime("%Y-%m-%d")
         number, name = 1, today
         while name in nights or not storage.put_new(self._at(name, layout.NIGHT), records.encoded(start)):
             number += 1
             name = f"{today}-{number}"
         return name
-
-    def _start_of(self, night: str) -> NightStart | None:
-        try:
-            return records.read(NightStart, self._at(night, layout.NIGHT))
-        except (FileNotFoundError, RecordError):
-            return None
 
     def _at(self, night: str, *parts: str) -> str:
         return storage.join(self.root, layout.NIGHTS, night, *parts)

@@ -24,7 +24,7 @@ from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import path_of, read_object, write_object
 
-_DOCUMENTS = pa.schema(
+_ROWS = pa.schema(
     {"unit": "string", "file": "string", "source": "string", "row": "int64", "ok": "bool", "category": "string"}
 )
 _THREADS = 8
@@ -32,18 +32,19 @@ _THREADS = 8
 
 def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[str, str]]) -> None:
     """Fills table `name` with the documents of objects (unit, file) of tonight: which there are, and which are ok."""
-    scratch.create(name, _DOCUMENTS)
+    scratch.create(f"{name}_rows", _ROWS)
 
     def read(item: tuple[str, str]) -> None:
         unit, file = item
         rows = read_object(path_of(root, file))
         category = rows["category"] if "category" in rows.column_names else pa.nulls(len(rows), pa.string())
-        columns = {"source": rows["source"], "row": rows["row"], "ok": pc.equal(rows["status"], "ok")}
-        found = pa.table({**columns, "category": category}).group_by(["source", "row"])
-        documents = found.aggregate([("ok", "all"), ("category", "max")])
-        scratch.add(name, [[unit] * len(documents), [file] * len(documents), *documents.columns])
+        own = [rows["source"], rows["row"], pc.equal(rows["status"], "ok"), category]
+        scratch.add(f"{name}_rows", pa.table([[unit] * len(rows), [file] * len(rows), *own], schema=_ROWS))
 
     deque(in_threads(read, objects, _THREADS), maxlen=0)
+    scratch.run(f"""
+        CREATE TABLE {name} AS SELECT unit, file, source, row, bool_and(ok) AS ok, any_value(category) AS category
+        FROM {name}_rows GROUP BY ALL""")
 
 
 def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -45,30 +45,25 @@ class Scratch(ExitStack):
         self._buffers[name] = [schema.empty_table()]
         self._connection.from_arrow(schema.empty_table()).create(name)
 
-    def add(self, name: str, rows: pa.Table | Sequence[Any]) -> None:
-        """Appends rows: a table with the schema of `create`, or the values of each of its columns."""
+    def add(self, name: str, rows: pa.Table | list[dict[str, Any]]) -> None:
+        """Appends rows, which have the columns of `create`."""
         buffer = self._buffers[name]
-        if not isinstance(rows, pa.Table):
-            rows = pa.table(rows, schema=buffer[0].schema)
+        table = pa.Table.from_pylist(rows, buffer[0].schema) if isinstance(rows, list) else rows
         with self._lock:
-            buffer.append(rows)
+            buffer.append(table)
             if sum(map(len, buffer)) >= _BUFFERED_ROWS:
-                self._flush(name)
+                self._flush()
 
-    def _flush(self, name: str) -> None:
-        buffer = self._buffers[name]
-        if len(buffer) > 1:
-            self._connection.from_arrow(pa.concat_tables(buffer)).insert_into(name)
-            del buffer[1:]
-
-    def _flush_all(self) -> None:
-        with self._lock:
-            for name in self._buffers:
-                self._flush(name)
+    def _flush(self) -> None:
+        for name, buffer in self._buffers.items():
+            if len(buffer) > 1:
+                self._connection.from_arrow(pa.concat_tables(buffer)).insert_into(name)
+                del buffer[1:]
 
     def run(self, sql: str) -> None:
         """Runs a statement that has no result."""
-        self._flush_all()
+        with self._lock:
+            self._flush()
         self._connection.execute(sql)
 
     def row(self, sql: str) -> dict[str, Any]:
@@ -87,7 +82,8 @@ class Scratch(ExitStack):
 
     def batches(self, sql: str, rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of a query as Arrow batches of so many rows, streamed. One query at a time."""
-        self._flush_all()
+        with self._lock:
+            self._flush()
         yield from self._connection.sql(sql).to_arrow_reader(rows)
 
 

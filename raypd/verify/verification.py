@@ -178,8 +178,8 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
 
 def add_documents(scratch: Scratch, documents: Sequence[Document], unit: str, committed: bool) -> None:
     """Adds documents of the input to the table `input`."""
-    columns = [[d.id for d in documents], [d.source for d in documents], [d.place for d in documents]]
-    scratch.add("input", [*columns, [unit] * len(documents), [committed] * len(documents)])
+    own = {"object": unit, "committed": committed}
+    scratch.add("input", [{"id": d.id, "source": d.source, "row": d.place, **own} for d in documents])
 
 
 def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
@@ -190,8 +190,9 @@ def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
         parts = pc.binary_join_element_wise(*of_row, "/", null_handling="replace")
     elif "question" in table.column_names:  # a row a question, and a question may stand there twice
         parts = [str(i) for i in range(len(table))]
+    columns = [table[name] for name in ("id", "source", "row")]
     ok = pc.equal(table["status"], "ok")
-    scratch.add("output", [table["id"], table["source"], table["row"], [object] * len(table), ok, parts])
+    scratch.add("output", pa.table([*columns, [object] * len(table), ok, parts], schema=OUTPUT))
 
 
 def _add_object(scratch: Scratch, unit: str, path: str, config: RunConfig | None) -> str:

@@ -12,8 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from raypd.config import ANSWER_KEYS, METHODS, SAMPLING_KEYS, DecodingConfig, RunConfig
-from raypd.config.load import make_config
-from raypd.config.renamed import RENAMED, with_new_names
+from raypd.config.load import RENAMED, make_config, with_new_names
 from raypd.errors import ConfigError
 from raypd.run import manifest
 
