@@ -1,7 +1,4 @@
-"""One thread a process: tests run beside the processes of Ray, where threads that spin cost more than they help.
-
-At the end every reason for which tests were skipped is printed once.
-"""
+"""One thread a process: tests run beside the processes of Ray, where threads that spin cost more than they help."""
 
 import os
 
@@ -18,9 +15,7 @@ import torch
 
 torch.set_num_threads(1)
 
-from collections import defaultdict  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
-from typing import Any  # noqa: E402
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
@@ -93,42 +88,13 @@ LONG_FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A process takes a file at a time, and all tests of `ray_here`, as the start of Ray takes as long as many tests."""
+
     def place(item: pytest.Item) -> int:
         return next((n for n, start in enumerate(LONG_FILES) if item.nodeid.startswith(start)), len(LONG_FILES))
 
     items.sort(key=place)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Beside each other: files, whose tests share what is costly to make, and single tests that share nothing.
-
-    The files of `ray_here` are one scope: its start takes as long as many tests.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            if file in ALONE:
-                return nodeid
-            return "ray_here" if "ray_here" in (config.rootpath / file).read_text() else file
-
-    if config.getoption("dist") != "loadscope":
-        return None
-    config.option.loadscopereorder = False  # by the number of tests
-    return ByFile(config, log)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One line for each thing that is missing here, and the tests that it kept from running."""
-    files: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for report in terminalreporter.stats.get("skipped", ()):
-        if isinstance(report.longrepr, tuple):  # (file, line, reason); an expected failure has none
-            files[report.longrepr[2].removeprefix("Skipped: ")][report.nodeid.partition("::")[0]] += 1
-    if files:
-        terminalreporter.section("not run on this machine")
-    for reason, counts in sorted(files.items()):
-        where = ", ".join(f"{count} of {file}" for file, count in sorted(counts.items()))
-        terminalreporter.line(f"{where}: {reason}")
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        if file not in ALONE:
+            item.add_marker(pytest.mark.xdist_group("ray" if "ray_here" in item.fixturenames else file))
