@@ -88,7 +88,7 @@ LONG_FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A process takes a file at a time, and all tests of `ray_here`, as the start of Ray takes as long as many tests."""
+    """A process takes a file at a time, and all tests of `ray_here`: its start takes as long as many tests."""
 
     def place(item: pytest.Item) -> int:
         return next((n for n, start in enumerate(LONG_FILES) if item.nodeid.startswith(start)), len(LONG_FILES))
