@@ -30,6 +30,8 @@ EXAMPLES = 20
 _ROW = {"id": "string", "source": "string", "row": "int64", "object": "string"}
 INPUT = pa.schema({**_ROW, "committed": "bool"})
 OUTPUT = pa.schema({**_ROW, "ok": "bool", "part": "string"})
+_OBJECTS = pa.schema({"path": "string", "columns": "string"})
+_WRONG = pa.schema({"finding": "string", "documents": "int64", "text": "string"})  # with all of a unit
 
 
 @dataclass
@@ -125,53 +127,33 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
     words = [f"file {name}: no unit of raypd's, and readers of the folder see it" for name in strays]
     result.foreign.add(0, len(strays), words)
     with Scratch() as scratch:
-        scratch.create("input", INPUT)
-        scratch.create("output", OUTPUT)
+        for name, schema in {"input": INPUT, "output": OUTPUT, "objects": _OBJECTS, "wrong": _WRONG}.items():
+            scratch.create(name, schema)
 
-        def read(unit: Unit) -> tuple[str, tuple[Finding, int, str] | None, str]:
-            """Adds a unit's documents and rows; its id, what is wrong with all of it, the columns of its object."""
+        def read(unit: Unit) -> str:
+            """Adds a unit's documents and the rows of its object."""
             path = committed.get(unit.id)
             try:
                 documents = read_unit(unit, config)
-                add_documents(scratch, documents, unit.id, path is not None)
-                if path is None:
-                    text = f"unit {unit.id}: {len(documents)} documents"
-                    return unit.id, (result.missing, len(documents), text), ""
-                return unit.id, None, _add_object(scratch, unit.id, path, config)
             except InputError as error:
-                return unit.id, (result.unreadable, 0, str(error)), ""
-            except Damaged as error:
-                return unit.id, (result.damaged, len(documents), str(error)), ""
+                scratch.add("wrong", [{"finding": "unreadable", "documents": 0, "text": str(error)}])
+                return unit.id
+            add_documents(scratch, documents, unit.id, path is not None)
+            if path is None:
+                text = f"unit {unit.id}: {len(documents)} documents"
+                scratch.add("wrong", [{"finding": "missing", "documents": len(documents), "text": text}])
+            else:
+                _add_object(scratch, unit.id, path, config, len(documents))
+            return unit.id
 
         plan = units.plan(config, output)
-        paths: dict[str, list[str]] = {}  # columns -> of objects
-        foreign = dict(committed)
-        for unit_id, wrong, columns in in_threads(read, plan, threads):
-            result.units += 1
-            path = foreign.pop(unit_id, "")
-            if wrong is not None:
-                finding, documents, text = wrong
-                finding.add(documents, 1, [text])
-            elif columns:
-                paths.setdefault(columns, []).append(path)
-        # All objects have the same columns; one that has others has a damaged footer (no checksum is over that).
-        for others in sorted(paths.values(), key=len)[:-1]:
-            result.damaged.add(0, len(others), [f"{path}: has other columns than most; delete it" for path in others])
+        planned = set(in_threads(read, plan, threads))
+        result.units = len(planned)
         for unit in plan.damaged():
             result.damaged_input.add(0, 1, [str(unit.damaged)])
-        result.foreign.add(
-            0, len(foreign), [f"object {unit_id}: not a unit of this input" for unit_id in sorted(foreign)]
-        )
-
-        def damage(item: tuple[str, str]) -> list[str]:
-            try:
-                _add_object(scratch, *item, None)
-                return []
-            except Damaged as error:
-                return [str(error)]
-
-        for words in in_threads(damage, sorted(foreign.items()), threads):
-            result.damaged.add(0, len(words), words)
+        foreign = sorted(committed.keys() - planned)
+        result.foreign.add(0, len(foreign), [f"object {unit_id}: not a unit of this input" for unit_id in foreign])
+        list(in_threads(lambda unit_id: _add_object(scratch, unit_id, committed[unit_id], None, 0), foreign, threads))
         _compare(result, scratch)
     return result
 
@@ -195,25 +177,30 @@ def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
     scratch.add("output", pa.table([*columns, [object] * len(table), ok, parts], schema=OUTPUT))
 
 
-def _add_object(scratch: Scratch, unit: str, path: str, config: RunConfig | None) -> str:
-    """Adds an object's rows, of a planned unit after a check of its summary; its columns. config None: it is foreign.
-
-    Raises Damaged when it is, or when its summary is not of its rows, its name and the run.
-    """
-    summary, table = writer.read_table("", unit, path=path)
-    if config is not None:
-        stated = (summary.unit, summary.fingerprint, summary.ok, summary.failed)
-        holds = (unit, config.fingerprint(), *writer.count_documents(table))
-        if stated != holds:
-            raise Damaged(
-                f"unit {unit}: its summary says (unit, fingerprint, ok, failed) = {stated}, and it is {holds}; delete "
-                "the object and the same command redoes it"
-            )
-    add_rows(scratch, table, unit)
-    return str(table.schema.remove_metadata())
+def _add_object(scratch: Scratch, unit: str, path: str, config: RunConfig | None, documents: int) -> None:
+    """Adds an object's rows; of a planned unit after a check of its summary. config None: the object is foreign."""
+    try:
+        summary, table = writer.read_table("", unit, path=path)
+        if config is not None:
+            stated = (summary.unit, summary.fingerprint, summary.ok, summary.failed)
+            holds = (unit, config.fingerprint(), *writer.count_documents(table))
+            if stated != holds:
+                raise Damaged(
+                    f"unit {unit}: its summary says (unit, fingerprint, ok, failed) = {stated}, and it is {holds}; "
+                    "delete the object and the same command redoes it"
+                )
+            scratch.add("objects", [{"path": path, "columns": str(table.schema.remove_metadata())}])
+        add_rows(scratch, table, unit)
+    except Damaged as error:
+        scratch.add("wrong", [{"finding": "damaged", "documents": documents, "text": str(error)}])
 
 
 def _compare(result: Verification, scratch: Scratch) -> None:
+    for row in scratch.rows("FROM wrong ORDER BY text"):
+        getattr(result, row["finding"]).add(row["documents"], 1, [row["text"]])
+    # All objects have the same columns; one that has others has a damaged footer (no checksum is over that).
+    for row in scratch.rows("FROM objects WHERE columns <> (SELECT mode(columns) FROM objects) ORDER BY path"):
+        result.damaged.add(0, 1, [f"{row['path']}: has other columns than most; delete it"])
     scratch.run("""
         CREATE TABLE found AS SELECT bool_and(ok) AS ok
         FROM output SEMI JOIN input USING (id, source, row, object) GROUP BY source, row""")
