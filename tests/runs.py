@@ -51,6 +51,12 @@ def write_jsonl(path: Path, titles: Sequence[str]) -> Path:
     return path
 
 
+def with_values(table: pa.Table, name: str, values: Sequence[Any]) -> pa.Table:
+    """The table with other values [rows] in one column, whose type stays."""
+    at = table.schema.get_field_index(name)
+    return table.set_column(at, table.field(at), pa.array(values, table.field(at).type))
+
+
 def parquet(table: Any, **how: Any) -> bytes:
     """A table as Parquet; a dict's values are its columns."""
     sink = pa.BufferOutputStream()

@@ -24,10 +24,9 @@ from raypd.run.lease import RunLease
 from raypd.run.load import load_run
 from raypd.verify import dead_letters, retry
 from raypd.verify.retry import merged, retry_errors
-from raypd.verify.table_object import with_values
 from raypd.verify.verification import verify
 from tests.cluster import fakes
-from tests.runs import write_jsonl
+from tests.runs import with_values, write_jsonl
 
 
 class Task(fakes.FakeTask):

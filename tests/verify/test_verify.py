@@ -20,9 +20,8 @@ from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
 from raypd.run.load import load_run
 from raypd.verify import findings, verification
-from raypd.verify.table_object import with_values
 from raypd.verify.verification import Verification, verify
-from tests.runs import run_here, write_jsonl
+from tests.runs import run_here, with_values, write_jsonl
 
 
 def look(run: RunConfig) -> Verification:
