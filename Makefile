@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two tests side by side: many of them wait for Ray to start. SIDE= runs one after the other.
-SIDE ?= -n 2 --dist loadgroup --no-loadscope-reorder
+SIDE ?= -n 2 --dist loadscope
 
 .PHONY: help setup demo test test-slow faults lint format clean
 

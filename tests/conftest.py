@@ -16,6 +16,7 @@ import torch
 torch.set_num_threads(1)
 
 from collections.abc import Iterator  # noqa: E402
+from typing import Any  # noqa: E402
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
@@ -88,13 +89,28 @@ LONG_FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A process takes a file at a time, and all tests of `ray_here`: its start takes as long as many tests."""
-
     def place(item: pytest.Item) -> int:
         return next((n for n, start in enumerate(LONG_FILES) if item.nodeid.startswith(start)), len(LONG_FILES))
 
     items.sort(key=place)
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        if file not in ALONE:
-            item.add_marker(pytest.mark.xdist_group("ray" if "ray_here" in item.fixturenames else file))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Beside each other: files, whose tests share what is costly to make, and single tests that share nothing.
+
+    The files of `ray_here` are one scope: its start takes as long as many tests.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            if file in ALONE:
+                return nodeid
+            return "ray_here" if "ray_here" in (config.rootpath / file).read_text() else file
+
+    if config.getoption("dist") != "loadscope":
+        return None
+    config.option.loadscopereorder = False  # by the number of tests
+    return ByFile(config, log)
