@@ -25,16 +25,11 @@ _marks: set[str] = set()
 
 def start(*words: str, **environment: str) -> subprocess.Popen[str]:
     """Starts Python with these words, from the root of this checkout."""
-    mark = uuid.uuid4().hex
+    mark, pipe = uuid.uuid4().hex, subprocess.PIPE
     _marks.add(mark)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), _MARK: mark, **environment}
     return subprocess.Popen(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), _MARK: mark, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, *words], cwd=ROOT, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True
     )
 
 

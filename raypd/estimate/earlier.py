@@ -11,7 +11,7 @@ from raypd import storage
 from raypd.billing import book
 from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
-from raypd.config.renamed import with_new_names
+from raypd.config.load import with_new_names
 from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.estimate import estimator, sampling

@@ -18,7 +18,7 @@ from typing import Any
 import raypd
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.config.renamed import with_new_names
+from raypd.config.load import with_new_names
 from raypd.errors import ConfigError
 from raypd.run import layout, records
 from raypd.run.records import (

@@ -397,6 +397,45 @@ class Manifest:
     cost: RunCost | None = None
 
 
+# --------------------------------------------------------------------------------------------------------------- nights
+
+
+@dataclass(frozen=True)
+class NightStart:
+    """night.json: what a night began with; a start that finds the same goes on with it.
+
+    digest: of the input. after: the last good night.
+    """
+
+    digest: str
+    after: str | None
+    fingerprint: str
+    full: bool
+    retry_errors: bool
+
+
+@dataclass
+class NightState:
+    """state.json: the last good night.
+
+    documents, failed: of the table; objects: how many it has. base: the fingerprint without the categories. hidden:
+    digest of the objects that could not be read, "" where all could. index: its files, below the nightly root.
+    """
+
+    night: str
+    fingerprint: str
+    base: str
+    documents: int
+    failed: int
+    objects: int
+    index: list[str]
+    config: dict[str, Any]
+    hash_column: str | None = None
+    hidden: str = ""
+    ended: str | None = None  # ISO 8601
+    versions: dict[str, str] = field(default_factory=dict)
+
+
 # ------------------------------------------------------------------------------------------------------------ estimates
 
 

@@ -142,7 +142,6 @@ def write_letters(output: str, path: str) -> int:
             scratch.create("letters", SCHEMA)
             for table in dead_letters.letters(output):
                 scratch.add("letters", table)
-            scratch.finish("letters")
             scratch.run(f"COPY (FROM letters ORDER BY unit, source, row) TO {quoted([part])} (FORMAT {written})")
             count = scratch.number("SELECT count(*) FROM letters")
         os.replace(part, path)
