@@ -32,8 +32,8 @@ def prompts_of(seed: int, count: int = 4, most: int = 12, plain: int = 2) -> lis
 
 def changed(program: Program[Any], change: Callable[[Feed, Predictions], None]) -> Program[Any]:
     """The program, whose predictions `change` edits before it is sent them."""
-    feed = next(program)
     try:
+        feed = next(program)
         while True:
             predictions = yield feed
             change(feed, predictions)

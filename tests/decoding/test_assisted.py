@@ -22,9 +22,9 @@ from raypd.decoding.methods.space import space
 from raypd.decoding.sampling import GREEDY, Sampling
 from raypd.decoding.sequence import ProgramError
 from tests.decoding import reference
+from tests.decoding.cases import agree, pair, slotted
+from tests.decoding.distribution import chance_of_texts, check_distribution
 from tests.decoding.drivers import never, rarely, tokens_of
-from tests.decoding.test_exactness import agree, pair, slotted
-from tests.decoding.test_space import chance_of_texts, check_distribution
 from tests.tiny import nearly, tiny_model, tiny_tokenizer
 
 
@@ -183,8 +183,7 @@ def test_sampled_tokens_have_the_model_s_own_log_probabilities():
     prompt = tokens_of(random.Random(3), 9, 9)
     engine = engine_of(model, nearly(model, 0.1))
     answer = decode(engine, prompt, 16, sampling=Sampling(0.7, top_k=5), seed=3).answer
-    text = [*prompt, *answer.tokens]
-    logits = reference.dense_logits(stock, text, range(len(text)), torch.ones(len(text), len(text)).tril().bool())
+    logits = reference.plain_output(stock, [*prompt, *answer.tokens])[0]
     chances = logits.log_softmax(-1)[range(8, 24), answer.tokens]
     torch.testing.assert_close(torch.tensor(answer.logprobs), chances, atol=1e-3, rtol=0)
 

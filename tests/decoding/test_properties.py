@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedModel
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
@@ -63,10 +65,10 @@ def wandering(seed: int, edits: bool):
     return heard
 
 
-def check(seeds: list[int], engine: Engine, edits: bool) -> None:
+def check(seeds: Iterable[int], engine: Engine, edits: bool, stock: PreTrainedModel = STOCK) -> None:
     answers = engine.run(wandering(seed, edits) for seed in seeds)
     for seed, answer in zip(seeds, answers, strict=True):
-        expected = Replay(STOCK).run(wandering(seed, edits))
+        expected = Replay(stock).run(wandering(seed, edits))
         assert len(answer) == len(expected)
         for (tokens, logprobs), (want_tokens, want_logprobs) in zip(answer, expected, strict=True):
             assert tokens == want_tokens

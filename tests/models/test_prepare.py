@@ -20,8 +20,8 @@ from raypd.models.control_tokens import CONTROL_TOKENS, control_token
 from raypd.models.load import load_model
 from raypd.models.medusa_heads import load_heads, read_sizes
 from tests.decoding import reference
+from tests.decoding.cases import agree
 from tests.decoding.drivers import never, tokens_of
-from tests.decoding.test_exactness import agree
 from tests.tiny import save_tiny, tiny_model
 
 

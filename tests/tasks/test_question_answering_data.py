@@ -16,8 +16,8 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.program import Predictions
 from raypd.models.load import load_model
 from raypd.tasks.base import Document, Request
+from tests.decoding.cases import agree
 from tests.decoding.reference import greedy
-from tests.decoding.test_exactness import agree
 from tests.tasks.test_question_answering import make
 from tests.tiny import EOS, tiny_tokenizer
 
