@@ -15,7 +15,7 @@ from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.sampling import Sampling
 from raypd.decoding.sequence import ProgramError
 from tests.decoding.cases import CASES, pair, run_all
-from tests.decoding.drivers import INSTRUCTION, never, tokens_of
+from tests.decoding.drivers import INSTRUCTION, finished, never, tokens_of
 from tests.decoding.test_properties import MODEL, check
 from tests.tiny import tiny_model
 
@@ -96,9 +96,7 @@ def test_at_the_floor_one_program_fails_and_the_others_do_not() -> None:
     device(engine, lambda tokens: any(row.size > 200 and row.high > 16 for row in engine.scheduler.sequences))
     for number, prompt in enumerate([small[0], large, *small[1:]]):
         engine.submit(autoregressive(prompt, 8, never), tag=number)
-    done = {}
-    while engine.pending:
-        done |= {ended.tag: ended for ended in engine.step()}
+    done = finished(engine)
     assert isinstance(done[1].error, ProgramError)
     assert "out of memory, and no step is smaller" in str(done[1].error)
     assert [done[n].answer.tokens for n in (0, 2, 3, 4)] == expected
@@ -112,9 +110,7 @@ def test_a_shared_prefix_that_does_not_fit_fails_whoever_waits_for_it() -> None:
     for number in range(3):
         engine.submit(autoregressive(Prompt([*prefix, 5 + number], shared=200), 4, never), tag=f"waits {number}")
     engine.submit(autoregressive(Prompt([5, 6, 7]), 4, never), tag="other")
-    done = {}
-    while engine.pending:
-        done |= {ended.tag: ended.error for ended in engine.step()}
+    done = {tag: ended.error for tag, ended in finished(engine).items()}
     assert done.pop("other") is None
     assert all(isinstance(error, ProgramError) for error in done.values())
     assert len(done) == 3

@@ -19,7 +19,7 @@ from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.program import Feed
 from raypd.decoding.sequence import ProgramError
 from raypd.decoding.visibility import NO_TOKEN, Reach, grown, one_segment, visible
-from tests.decoding.drivers import never
+from tests.decoding.drivers import finished, never
 from tests.decoding.reference import Replay
 from tests.tiny import tiny_model
 
@@ -135,9 +135,7 @@ def test_an_impossible_feed_ends_its_program_alone(changes, words):
     engine = Engine(MODEL, max_num_seqs=4)
     engine.submit(wandering(1, False), tag="good")
     engine.submit(one_feed(**changes), tag="bad")
-    done = {}
-    while engine.pending:
-        done |= {finished.tag: finished for finished in engine.step()}
+    done = finished(engine)
     assert done["good"].error is None
     assert isinstance(done["bad"].error, ProgramError)
     assert words in str(done["bad"].error)
@@ -151,9 +149,7 @@ def test_a_row_that_never_fits_is_refused_and_the_rest_goes_on():
     engine.submit(long(), tag="long")
     for seed in range(4):
         engine.submit(wandering(seed, False), tag=seed)
-    done = {}
-    while engine.pending:
-        done |= {finished.tag: finished for finished in engine.step()}
+    done = finished(engine)
     assert "cache_tokens" in str(done["long"].error)
     assert all(done[seed].error is None for seed in range(4))
 
