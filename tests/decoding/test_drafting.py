@@ -241,19 +241,14 @@ def test_heads_run_once_a_step_for_all_programs_that_share_them():
             calls.append(len(hidden))
             return super().draft(hidden, tree)
 
-    model, stock = pair("llama")
-    torch.manual_seed(1)
+    model, _ = pair("llama")
     width = model.get_output_embeddings().weight.shape
     heads = Counting(2, 1, width[1], width[0]).eval()
     prompts = prompts_of(6)
     engine = Engine(model, max_num_seqs=4)
-    answers = engine.run([medusa(prompt, 9, heads) for prompt in prompts])
+    engine.run([medusa(prompt, 9, heads) for prompt in prompts])
     assert max(calls) == len(prompts)
     assert len(calls) < engine.steps
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert answer.tokens == [t for t, _, _ in reference.autoregressive(stock, prompt.tokens, 9, never)]
-        replayed = reference.Replay(stock).run(medusa(prompt, 9, heads))
-        assert (replayed.tokens, replayed.accepted) == (answer.tokens, answer.accepted)
 
 
 def test_trees():

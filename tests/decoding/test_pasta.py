@@ -77,14 +77,6 @@ def test_positions_of_the_main_thread(options, expected):
     assert [placed[256 + 1], placed[256 + words.index("<sync/>")]] == expected
 
 
-def test_oracle_lengths_are_the_positions_of_the_sequential_text():
-    words = (promise("a"), *TAGS[:3])
-    script = Script(f"{promise('a')}xyz<sync/>end", "12</async>", words=words)
-    script.run(promised=[4])
-    reading = [ord("Q"), ord("?"), 256, 257, ord("1"), ord("2"), 258, *b"xyz", 259, *b"end"]
-    assert [row[0] for row in sorted(script.rows, key=lambda row: row[1])] == reading
-
-
 def test_a_length_guessed_too_short_hides_nothing_after_the_wait():
     child = "a long content</async>"
     script = Script(f"{promise('a', 1)}<sync/>end", child, words=TAGS)

@@ -18,7 +18,7 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.program import Feed
 from raypd.decoding.sequence import ProgramError
-from raypd.decoding.visibility import NO_TOKEN, Reach, grown, one_segment, visible
+from raypd.decoding.visibility import NO_TOKEN, Reach, visible
 from tests.decoding.drivers import finished, never
 from tests.decoding.reference import Replay
 from tests.tiny import tiny_model
@@ -102,11 +102,6 @@ def test_visible_is_the_rule(seed):
             what = Reach.HIDDEN if ks[j] == NO_TOKEN else reach[qs[i], ks[j]]
             at_all = what == Reach.ALL or (what == Reach.CAUSAL and kp[j] <= qp[i])
             assert seen[i, j] == (at_all and kt[j] <= qt[i])
-
-
-def test_reach_grows_hidden():
-    reach = grown(one_segment(), {(2, 0): Reach.ALL})
-    assert reach.tolist() == [[Reach.CAUSAL, 0, 0], [0, 0, 0], [Reach.ALL, 0, 0]]
 
 
 # ------------------------------------------------------------------------------------------- what goes wrong is said
