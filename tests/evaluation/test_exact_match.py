@@ -13,7 +13,7 @@ from raypd.evaluation import exact_match
 from raypd.evaluation.exact_match import Difference, ExactMatch, Reference, difference, with_gaps
 from raypd.models.load import LoadedModel
 from tests.decoding import reference
-from tests.decoding.test_exactness import pair
+from tests.decoding.cases import pair
 from tests.tasks.test_question_answering import RAGGED
 from tests.tiny import tiny_model, tiny_tokenizer
 

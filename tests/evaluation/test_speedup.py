@@ -18,7 +18,7 @@ from raypd.run.records import UnitSummary
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import GENERATION
-from tests.decoding.test_apar import steered
+from tests.decoding.drivers import steered
 from tests.tiny import tiny_model, tiny_tokenizer
 
 PLACES = {"input": {"path": "x.jsonl"}, "output": {"path": "o"}}

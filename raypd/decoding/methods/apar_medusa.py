@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from raypd.decoding.methods.apar import AparAnswer, AparGroup, AparSequence
-from raypd.decoding.methods.medusa import MedusaHeads, Tree, check_depth, draft_feed
+from raypd.decoding.methods.medusa import MedusaHeads, Tree, draft_feed
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.text import Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
@@ -183,8 +183,7 @@ def apar_medusa(
     Raises:
         ValueError: the tree is deeper than there are heads.
     """
-    tree = tree or heads.tree
-    check_depth(tree, heads)
+    tree = heads.suited(tree)
     group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost
     state = Decode(group, tree)
