@@ -23,8 +23,8 @@ from raypd.models.vocabulary import token_texts
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.prompting import end_tokens
+from tests.decoding.cases import agree
 from tests.decoding.reference import greedy
-from tests.decoding.test_exactness import agree
 from tests.runs import answer
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
