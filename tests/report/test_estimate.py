@@ -72,6 +72,7 @@ def shown(root: Path) -> str:
 
 def test_what_was_estimated_stands_on_the_page(tmp_path):
     root = build(tmp_path / "run", Plan(units=40))
+    assert "No estimate stands in the folder of this run. raypd estimate with its configuration" in shown(root)
     tree = put(root)
     whole = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0]
     found = shown(root)
@@ -110,20 +111,17 @@ def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machin
     assert "interval" not in said
 
 
-def test_machines_that_followed_one_another_are_not_counted_together(tmp_path):
-    root = build(tmp_path / "run", Plan(units=40, workers=2, sessions=3))
-    put(root)
-    assert "for 2 nodes of g6e.xlarge; the run had 2" in compared(root)[1]
-
-
-def test_a_run_of_other_documents_or_that_goes_on_is_compared_by_the_document(tmp_path):
+def test_a_run_that_goes_on_or_has_other_documents_is_compared_by_the_document(tmp_path):
     root = build(tmp_path / "run", Plan(units=40, missing=10, how="interrupted"))
     put(root)
     said, _, rows = compared(root)
     assert list(rows) == ["documents", "1,000 documents, all costs"]
     assert rows["documents"][1:3] == ["750", "75% of it"]
     assert said.startswith("So far, the bill of 1,000 documents is $")
-    root = build(tmp_path / "other", Plan(units=40))
+    # Machines that followed one another are not counted together.
+    root = build(tmp_path / "other", Plan(units=40, workers=2, sessions=3))
+    put(root)
+    assert "for 2 nodes of g6e.xlarge; the run had 2" in compared(root)[1]
     put(root, documents=500_000)
     _, note, rows = compared(root)
     assert list(rows) == ["documents", "1,000 documents, all costs"]
@@ -176,20 +174,8 @@ def test_a_damaged_estimate_is_named_and_costs_no_report(no_charts, tmp_path, br
         data.load(str(tmp_path / "only"))
 
 
-def test_a_run_without_an_estimate_says_how_to_make_one(no_charts, tmp_path):
-    root = build(tmp_path / "run", Plan(units=2))
-    assert "No estimate stands in the folder of this run. raypd estimate with its configuration" in shown(root)
-
-
-@pytest.mark.parametrize(
-    ("size", "only"),
-    [
-        (PHONE, False),
-        (DESKTOP, True),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((PHONE, True), (DESKTOP, False))),
-    ],
-)
-def test_hostile_words_run_nothing_and_it_fits(browser, tmp_path, size, only):
+@pytest.mark.parametrize("only", [False, True])
+def test_hostile_words_run_nothing_and_it_fits(browser, tmp_path, only):
     root = tmp_path / "run" if only else build(tmp_path / "run", Plan(units=6, workers=2))
     texts = hostile.TEXTS
     tree = put(root, model=texts[1], task=texts[2], method=texts[3], notes=texts[:8])
@@ -199,8 +185,9 @@ def test_hostile_words_run_nothing_and_it_fits(browser, tmp_path, size, only):
     (root / ESTIMATE).write_text(json.dumps(tree))
     file = tmp_path / "report.html"
     file.write_text(page.render(data.load(str(root))))
-    tab, asked, errors = open_page(browser, file, viewport=size)
-    assert tab.evaluate(f"window.{hostile.MARK}") is None
-    assert asked == [file.as_uri()]
-    assert errors == []
-    assert tab.evaluate("document.scrollingElement.scrollWidth") <= size["width"]
+    for size in (PHONE, DESKTOP):
+        tab, asked, errors = open_page(browser, file, viewport=size)
+        assert tab.evaluate(f"window.{hostile.MARK}") is None
+        assert asked == [file.as_uri()]
+        assert errors == []
+        assert tab.evaluate("document.scrollingElement.scrollWidth") <= size["width"]
