@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -125,17 +125,14 @@ def _parquet_rows(part: Part, config: RunConfig, columns: Sequence[str]) -> Iter
                 if at >= part.end:
                     return
                 skip = min(max(0, part.start - at), len(batch))
-                yield from enumerate(_rows(batch.slice(skip, max(0, part.end - at - skip))), at + skip)
+                piece = batch.slice(skip, max(0, part.end - at - skip))
+                for number, row in enumerate(zip(*map(_values, piece.columns), strict=True), at + skip):
+                    yield number, dict(zip(piece.schema.names, row, strict=True))
                 at += len(batch)
 
 
-def _rows(batch: Any) -> Iterable[dict[str, Any]]:
-    """Rows as dicts; a text value that is not UTF-8 is the error itself, so that it spoils its own row alone."""
-    columns = map(_values, batch.columns)
-    return (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
-
-
 def _values(column: Any) -> list[Any]:
+    """Values of a column; a text that is not UTF-8 is the error itself, so that it spoils its own row alone."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)

@@ -71,11 +71,6 @@ def outage(error: BaseException, path: str) -> Unavailable | None:
     return Unavailable(f"{path}: {error.strerror or error}")
 
 
-def _hidden(name: str) -> bool:
-    """Whether a part of a path begins with . or _, as what tools leave beside data does."""
-    return any(part.startswith((".", "_")) for part in name.split("/"))
-
-
 def literal(glob: str) -> str:
     """The part of a glob before its first special character; all of a path that has none."""
     return MAGIC.split(glob, maxsplit=1)[0]
@@ -90,7 +85,8 @@ def choose(items: Iterable[Object], glob: str | None, none: Callable[[bool], str
     listed = found = False
     for item in items:
         listed = True
-        if (wanted is None or wanted.fullmatch(item.path)) and not _hidden(item.name):
+        hidden = any(part.startswith((".", "_")) for part in item.name.split("/"))
+        if not hidden and (wanted is None or wanted.fullmatch(item.path)):
             found = True
             yield item
     if not found:

@@ -63,6 +63,7 @@ class ExtractionTask:
         self._whole = REGISTRY[self.decoding.method].whole_record  # the model writes the keys, too
         self.tokenizer, self.context_length = tokenizer, context_length
         self._encode = partial(encode, tokenizer, special=False)
+        self._text = partial(tokenizer.decode, skip_special_tokens=True)
         self.texts = token_texts(tokenizer)
         self.ends = end_tokens(tokenizer)
         self._open = self._encode("<product>\n")
@@ -206,18 +207,16 @@ class ExtractionTask:
             ours = values[number * count : (number + 1) * count]
             checked: list[_Rated] = []
             for attribute, value in zip(category.attributes, ours, strict=True):
-                text = value.completion
-                if text is not None:
-                    text = text.encode("latin-1").decode()
-                else:
-                    text = self.tokenizer.decode(value.tokens, skip_special_tokens=True)
+                known = value.completion
+                text = self._text(value.tokens) if known is None else known.encode("latin-1").decode()
                 checked.append((check(attribute, text, value.closed), confidence(value.logprobs)))
             records.append(self._record(category, body, checked))
         return records
 
     def _read_json(self, category: CategoryPrompt, body: _Body, answer: Continuation) -> Record:
-        text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
-        starts = self._starts(answer.tokens)
+        text = self._text(answer.tokens)
+        # Where each token's text begins in the decoded answer (and, last, where the answer ends).
+        starts = [len(self._text(answer.tokens[:end])) for end in range(len(answer.tokens) + 1)]
         checked: list[_Rated] = []
         for attribute in category.attributes:
             place = find_value(text, attribute.name)
@@ -230,13 +229,6 @@ class ExtractionTask:
             covers = [p for p, a, b in zip(answer.logprobs, starts, starts[1:], strict=False) if a < end and b > start]
             checked.append((check(attribute, text[start:end], closed), confidence(covers)))
         return self._record(category, body, checked)
-
-    def _starts(self, tokens: list[int]) -> list[int]:
-        """Where each token's text begins in the decoded answer (and, last, where the answer ends)."""
-        starts = [0]
-        for end in range(1, len(tokens) + 1):
-            starts.append(len(self.tokenizer.decode(tokens[:end], skip_special_tokens=True)))
-        return starts
 
     def _record(self, category: CategoryPrompt, body: _Body, checked: list[_Rated]) -> Record:
         values, record = [], {}

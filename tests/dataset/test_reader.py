@@ -77,13 +77,6 @@ def test_parquet_values_become_text_and_bad_ones_errors(tmp_path, config) -> Non
     assert read_unit(unit, run, ["other"])[0].fields["other"] == 1
 
 
-def test_lists_and_numbers_count_as_text(tmp_path, config) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"id": 1, "title": ["a", "b"]}\n{"id": 2, "title": 3.5}\n')
-    run = config(str(path))
-    assert [d.fields["title"] for d in read_all(run)] == ["a\nb", "3.5"]
-
-
 def test_a_file_that_changed_since_the_plan_is_refused(tmp_path, config) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["a", "b"])
     run = config(str(path))

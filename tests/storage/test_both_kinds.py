@@ -7,13 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from raypd import storage
 from raypd.errors import InputError
-from tests.runs import parquet
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -26,8 +23,8 @@ def fill(root: str, *names: str) -> None:
         storage.put(storage.join(root, *name.split("/")), name.encode())
 
 
-def found(path: str, **how: bool) -> list[str]:
-    return [item.name for item in storage.find(path, **how)]
+def found(path: str) -> list[str]:
+    return [item.name for item in storage.find(path)]
 
 
 def test_put_read_replace_and_delete(root: str) -> None:
@@ -73,19 +70,6 @@ def test_reading_from_an_offset_line_by_line_and_behind_the_end(root: str) -> No
     with storage.open_read(path, 10**9) as file:
         assert file.read() == b""
     assert storage.read(path) == b"".join(lines)
-
-
-def test_parquet_is_read_here_and_there(root: str) -> None:
-    table = pa.table({"i": range(50_000), "s": [f"text {i}" for i in range(50_000)]})
-    path = storage.join(root, "t.parquet")
-    storage.put(path, parquet(table, row_group_size=7000))
-    with storage.open_file(path) as file:
-        made = pq.ParquetFile(file)
-        assert made.read_row_group(5)["i"][0].as_py() == 35_000
-        assert made.read() == table
-    item = next(storage.find(path))
-    with storage.open_file(path, storage.version(path), item.size) as file:
-        assert pq.ParquetFile(file).metadata.num_rows == 50_000
 
 
 def test_any_range_is_read_whole(root: str) -> None:

@@ -204,6 +204,37 @@ def test_speculative_answers_are_those_of_autoregressive_decoding():
     assert found[0] == found[1]
 
 
+def recite(model, start: int, text: str):
+    """The model, which says `text` from position `start` on."""
+    tokens = tiny_tokenizer().encode(text, add_special_tokens=False)
+
+    def say(module, inputs, output) -> None:
+        count = output.logits.shape[1]
+        for i, at in enumerate(range(output.past_key_values.get_seq_length() - count + 1 - start, len(tokens))):
+            if i < count and at >= 0:
+                output.logits[0, i, tokens[at]] = 1e4
+
+    model.register_forward_hook(say)
+    return model
+
+
+def test_speculative_decoding_ends_with_a_well_formed_record():
+    task = make(decoding={"method": "speculative", "draft_model": "x", "max_new_tokens": 80})
+    (request,) = task.plan([document(0)])
+    start = len(next(request.program).tokens)
+    text = '"Brand": "Boots", "Größe": 42, "Waterproof": true, "Color": "red"}'
+    models = (tiny_model("llama", max_position_embeddings=CONTEXT) for _ in range(2))
+    model, draft = map(recite, models, (start, start), (text + "more", text.replace("42", "71") + "more"))
+    ends = end_tokens(tiny_tokenizer())
+    engine = AssistedEngine(model, draft, draft_tokens=6, max_new_tokens=80, ends=ends)
+    (record,), (done,) = answer(task, [document(0)], engine)
+    assert json.loads(record.columns["record"]) == {"Brand": "Boots", "Größe": 42, "Waterproof": True, "Color": "red"}
+    assert tiny_tokenizer().decode(done.answer.tokens) == text
+    assert done.answer.stopped
+    assert done.answer.steps < len(done.answer.tokens) / 4
+    assert 0 < done.answer.accepted < done.answer.drafted
+
+
 def test_bad_documents_become_error_records_and_the_rest_goes_on():
     task = make()
     documents = [
