@@ -109,11 +109,10 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
     device = model.get_input_embeddings().weight.device
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (2, ROW), generator=draw).to(device)
+    positions = torch.arange(ROW, device=device)[None]
 
     def alone(row: torch.Tensor) -> torch.Tensor:
-        return model(input_ids=row[None], position_ids=torch.arange(ROW, device=device)[None], use_cache=False).logits[
-            0
-        ]
+        return model(input_ids=row[None], position_ids=positions, use_cache=False).logits[0]
 
     with _as_it_was(model):
         model.set_attn_implementation("eager")

@@ -14,10 +14,6 @@ from raypd.decoding.program import Feed, Predictions, Program
 INSTRUCTION = [random.Random(1).randrange(3, 256) for _ in range(23)]
 
 
-def rarely(tokens) -> bool:
-    return tokens[-1] % 41 == 0
-
-
 def never(tokens) -> bool:
     return False
 

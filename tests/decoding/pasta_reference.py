@@ -66,7 +66,7 @@ def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[V
         mask = torch.zeros(len(text), len(text), dtype=torch.bool)
         for q, (_, _, seen) in enumerate(text):
             mask[q, seen] = True
-        logits = reference.dense_logits(stock, [t for t, _, _ in text], [p for _, p, _ in text], mask)
+        logits = reference.dense_output(stock, [t for t, _, _ in text], [p for _, p, _ in text], mask)[0]
         for view in live:
             used += 1
             predicted, logprob, _ = reference.greedy(logits[view.last], None)

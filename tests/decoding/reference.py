@@ -13,18 +13,10 @@ from transformers import PreTrainedModel
 
 
 @torch.no_grad()
-def dense_logits(
-    model: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int], mask: torch.Tensor
-) -> torch.Tensor:
-    """Logits [n, vocabulary] of the stock model under an explicit boolean mask [n, n] (True: may attend)."""
-    return dense_output(model, tokens, positions, mask)[0]
-
-
-@torch.no_grad()
 def dense_output(
     model: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int], mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [n, vocabulary] and last hidden states [n, hidden size] of the stock model, as `dense_logits`."""
+    """Logits [n, vocabulary] and last hidden states [n, hidden size] under a boolean mask [n, n] (True: may attend)."""
     low = torch.finfo(model.dtype).min
     additive = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, low)
     window = getattr(model.config, "sliding_window", None)
@@ -110,7 +102,7 @@ def hyper_parallel(
                 for _, qp, qs, qt in text
             ]
         )
-        logits = dense_logits(model, [t[0] for t in text], [t[1] for t in text], mask)
+        logits = dense_output(model, [t[0] for t in text], [t[1] for t in text], mask)[0]
         live = []
         for n, index in asked:
             so_far = [t for t, _, _ in values[n]]

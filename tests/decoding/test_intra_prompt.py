@@ -69,16 +69,6 @@ def test_steps_positions_and_segments():
     ]
 
 
-def test_one_token_answers_take_one_feed():
-    letters = np.array([65, 66, 67, 68])
-    questions = [Question([7, n], lambda tokens: True, lambda tokens: letters) for n in range(3)]
-    program = intra_prompt(PromptTree([5], [Context([6], questions)]), 9)
-    feed = next(program)
-    assert [ids.tolist() for ids in feed.allowed_token_ids] == [letters.tolist()] * 3
-    with pytest.raises(StopIteration):
-        program.send(Predictions([65, 66, 65], [-1.0] * 3))
-
-
 def test_nothing_to_answer_and_nothing_to_ask():
     model, _ = pair("llama")
     assert Engine(model).run([intra_prompt(PromptTree([1, 2], [Context([3], [])]), 5)]) == [[]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -12,7 +11,6 @@ from transformers import PreTrainedModel
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
-from raypd.decoding.visibility import in_window
 from tests.decoding import reference
 from tests.decoding.cases import EverySeventh, agree, pair, seventh
 from tests.decoding.drivers import INSTRUCTION, tokens_of
@@ -75,11 +73,3 @@ def test_without_gaps_the_window_is_the_models_own(kind):
 def test_random_programs_under_a_window_equal_the_rule_written_out(window):
     model, stock = (one.double() for one in pair("mistral", sliding_window=window))
     check(range(18), Engine(model, max_num_seqs=2, max_num_batched_tokens=16), edits=True, stock=stock)
-
-
-def test_a_window_by_hand():
-    """Two visible keys of five lie in a gap-ridden window of three: hidden tokens and empty positions take no room."""
-    positions = np.array([0, 1, 40, 80, 81])
-    seen = np.array([[True, True, True, False, True], [True, True, False, False, False]])
-    kept = in_window(seen, np.array([81, 50]), positions, 3)
-    assert (kept & seen).tolist() == [[False, True, True, False, True], [True, True, False, False, False]]

@@ -108,13 +108,7 @@ class MedusaHeads(torch.nn.Module):
     """
 
     def __init__(
-        self,
-        count: int,
-        layers: int,
-        hidden_size: int,
-        vocabulary: int,
-        base_model: str = "",
-        tree: Tree | None = None,
+        self, count: int, layers: int, hidden_size: int, vocabulary: int, base_model: str = "", tree: Tree | None = None
     ) -> None:
         super().__init__()
         self.count, self.layers, self.hidden_size, self.vocabulary = count, layers, hidden_size, vocabulary
@@ -163,12 +157,10 @@ def medusa(
     tree: Tree | None = None,
     stops: Stops = lambda tokens: False,
 ) -> Program[DraftedContinuation]:
-    """Decodes what `autoregressive` decodes, in fewer passes.
+    """Decodes what `autoregressive` decodes with the same arguments, in fewer passes.
 
     Args:
-        max_new_tokens: most tokens that are decoded.
         tree: which guesses are tried together; None: the heads' own.
-        stops: whether the text, as the tokens decoded so far, is complete.
 
     Raises:
         ValueError: the tree is deeper than there are heads.
@@ -214,13 +206,8 @@ def medusa(
         wanted = tree.size(max_new_tokens - len(answer.tokens) - 1)  # deeper guesses could not be taken any more
         guesses = []
         if wanted:
-            drafted = yield draft_feed(heads, [predictions.hidden[asks[-1]]], tree)
+            drafted = yield Feed((), (), draft=DraftRequest(heads, [predictions.hidden[asks[-1]]], tree))
             guesses = drafted.drafts[0][:wanted]
-
-
-def draft_feed(heads: MedusaHeads, hidden: Sequence[torch.Tensor], tree: Tree) -> Feed:
-    """The feed that asks the heads for the guesses of a tree behind each hidden state."""
-    return Feed((), (), draft=DraftRequest(heads, hidden, tree))
 
 
 class MedusaText(TextMethod):
