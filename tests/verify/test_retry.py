@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -190,6 +191,19 @@ def test_what_somebody_else_changes_at_the_same_moment_is_kept(run, monkeypatch)
     found = rows(run)
     assert sum(str(row["answer"]).endswith("of theirs") for row in found.values()) in (8, 9)
     assert [found[id]["answer"] for id in ("4", "12", "13")] == ["MENDED"] * 3
+
+
+def test_readers_see_every_document_exactly_once_at_each_instant(run) -> None:
+    Task.mended = True
+    seen: list[int] = []
+    retrying = threading.Thread(target=again, args=(run,))
+    retrying.start()
+    while retrying.is_alive():
+        seen.append(len(rows(run)))
+    retrying.join()
+    assert set(seen) == {30}
+    assert len(seen) > 2
+    assert again(run).tried == 0
 
 
 def table(*documents: tuple[int, str, int]) -> pa.Table:
