@@ -1,8 +1,4 @@
-"""Runs as processes of their own, which a test may kill; and how a test waits for what they do.
-
-process = start("-m", "tests.faults.run", "run.yaml")      # ended with all that it started when the test ends
-wait_for(lambda: (folder / "units").exists(), "no unit")
-"""
+"""Runs as processes of their own, which a test may kill; and how a test waits for what they do."""
 
 from __future__ import annotations
 

@@ -174,23 +174,11 @@ def estimate(
     from raypd.estimate import estimate as estimates
     from raypd.estimate.options import EstimateOptions
 
-    estimates.run(
-        load_config(config, overrides or []) if config is not None else None,
-        EstimateOptions(
-            sample=sample,
-            minutes=minutes,
-            baseline=not no_baseline,
-            run=run,
-            throughput=throughput,
-            baseline_throughput=baseline,
-            documents=documents,
-            instances=instance,
-            nodes=nodes,
-            head=head,
-        ),
-        as_json,
-        verbose,
+    made = load_config(config, overrides or []) if config is not None else None
+    options = EstimateOptions(
+        sample, minutes, not no_baseline, run, throughput, baseline, documents, instance, nodes, head
     )
+    estimates.run(made, options, as_json, verbose)
 
 
 @app.command()

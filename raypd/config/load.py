@@ -24,14 +24,9 @@ PATHS = ("input.path", "task.categories_file", "task.template", "task.few_shot",
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """Reads and checks a configuration.
+    """Reads and checks a YAML file; overrides (`key=value`, dotted keys) go over it, later ones over earlier ones.
 
-    Args:
-        path: of the YAML file.
-        overrides: `key=value`, dotted keys, later ones over earlier ones and over the file.
-
-    Raises:
-        ConfigError: with file, line and key of every mistake found.
+    Raises ConfigError with file, line and key of every mistake found.
     """
     source = _read_yaml(Path(path))
     if isinstance(source.tree.get("model"), str):

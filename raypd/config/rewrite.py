@@ -30,18 +30,8 @@ def check_target(target: Path, source: Path) -> None:
 def write(source: Path, overrides: list[str], changes: dict[str, Any], target: Path, why: str) -> RunConfig:
     """Writes a configuration with the overrides of the command line and the changes; relative paths keep their meaning.
 
-    Args:
-        source: the user's file.
-        overrides: `key=value` of the command line.
-        changes: dotted key -> value.
-        target: the file to write.
-        why: comment at its top.
-
-    Returns:
-        What the new file reads as.
-
-    Raises:
-        RunError: it cannot be written, or does not read back.
+    changes: dotted key -> value. why: the comment at its top. Returns what the new file reads as. Raises RunError where
+    it cannot be written or does not read back.
     """
     from ruamel.yaml import YAML
 

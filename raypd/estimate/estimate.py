@@ -95,9 +95,6 @@ def write(result: Estimate, config: RunConfig) -> str | None:
     return path
 
 
-# ------------------------------------------------------------------------------------------------------- from a sample
-
-
 def _measured(config: RunConfig, options: EstimateOptions, verbose: bool, build: Build | None) -> Estimate:
     check_model(config)
     sample = sampling.draw(config, options.sample, seed=options.seed)
@@ -242,9 +239,6 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         return RunConfig.model_validate(tree)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-
-
-# --------------------------------------------------------------------------------------------- from given throughputs
 
 
 def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:

@@ -286,9 +286,6 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-# ----------------------------------------------------------------------------------------------------- on the cluster
-
-
 class RemoteProfiler(OneWorker):
     """A `Profiler` in the place of a decode worker."""
 

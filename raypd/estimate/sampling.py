@@ -158,9 +158,6 @@ def kind_of(document: Document, config: RunConfig) -> tuple[str, int]:
     return category, sum(len(str(document.fields.get(name) or "")) for name in texts)
 
 
-# -------------------------------------------------------------------------------------------------------------- strata
-
-
 def _stratify(seen: Sequence[ScannedDocument], size: int, seed: int) -> list[Stratum]:
     """Cuts documents into strata, in which rare categories share one, and draws `size` of them in proportion."""
     draws = random.Random(seed)

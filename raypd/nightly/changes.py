@@ -73,9 +73,6 @@ def content_hash(document: Document, config: RunConfig) -> int:
     return int.from_bytes(digest, "big")
 
 
-# ---------------------------------------------------------------------------------------------------------------- input
-
-
 def load_index(scratch: Scratch, root: str, files: Iterable[str]) -> None:
     """Makes the index of the last good night known to SQL as `old`; empty where there was none."""
     scratch.create("old", INDEX)
@@ -112,15 +109,8 @@ def unreadable(
 ) -> Iterator[tuple[Unit, str]]:
     """Reads all units of a plan, those of several objects by their objects where one of these cannot be read.
 
-    Args:
-        plan: the units.
-        config: of the run.
-        take: reads a unit, given with its ordinal, in one of the threads. Raises InputError when it cannot be read.
-        apart: is filled with the ids of the units that were read by their objects.
-        threads: units that are read at the same time.
-
-    Yields:
-        What cannot be read, and why.
+    take: reads a unit, given with its ordinal, in a thread; raises InputError when it cannot be read. apart: is filled
+    with the ids of the units that were read by their objects. Yields what cannot be read, and why.
     """
 
     def attempt(item: tuple[int, Unit]) -> list[tuple[Unit, str]]:
@@ -178,9 +168,6 @@ def units_are_the_same(scratch: Scratch) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- decision
-
-
 def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     """Makes `placed`: every document of tonight, whether it is the winner of its id, and where its answer is.
 
@@ -188,11 +175,8 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     not come in this order: small objects share one). Every document of the input wins over one that it does not have
     anymore. Documents of an object that cannot be read tonight stay: a damaged upload does not empty the table.
 
-    Args:
-        scratch: has `old`, `planned`, `read` and `damaged`.
-        night: its name.
-        usable: SQL over `o`, a document of `old`: whether its answer can stand.
-        keep: whether documents that the input does not have anymore stay.
+    Needs `old`, `planned`, `read` and `damaged`. usable: SQL over `o`, a document of `old`: whether its answer can
+    stand. keep: documents that the input does not have anymore stay.
     """
     scratch.run(f"""
         CREATE TABLE placed AS

@@ -91,11 +91,10 @@ def run_night(
     """Brings the table under output.path up to tonight's input; the same call goes on where one was cut off.
 
     Args:
-        config: of the nights; its output.path is the folder of all of them.
+        config: its output.path is the folder of all nights.
         full: extracts everything anew.
         retry_errors: extracts also what failed before.
-        verbose: prints what Ray prints.
-        build: makes what the workers decode with; None: the model of the configuration.
+        verbose, build: as in `driver.run_extract`.
 
     Raises:
         RunError: another session that is alive is at it; or, after all that can be done is done, objects cannot be read

@@ -50,13 +50,8 @@ def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[
 def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:
     """Makes `final` (where every document's row is to come from) and `homes` (what object each unit has in the table).
 
-    Args:
-        scratch: has `placed`, `old`, `answered` and `added`.
-        folder: of tonight's objects, below the root.
-        everything_again: no old object can stay (the schema is another).
-
-    Raises:
-        RunError: a document of the input has no row.
+    Needs `placed`, `old`, `answered` and `added`. folder: of tonight's objects, below the root. everything_again: no
+    old object can stay (the schema is another). Raises RunError when a document of the input has no row.
     """
     scratch.run("""
         CREATE TABLE final AS
@@ -105,9 +100,6 @@ def index_query(everything_again: bool) -> str:
 def files_of(scratch: Scratch) -> Iterator[str]:
     """Tonight's objects, in the order of the input."""
     return (row["file"] for row in scratch.rows("SELECT file FROM homes ORDER BY live DESC, ordinal, unit"))
-
-
-# ---------------------------------------------------------------------------------------------------------- composition
 
 
 def compose(scratch: Scratch, root: str, config: RunConfig, change: Change | None) -> None:

@@ -18,12 +18,7 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
     """Compares the table of the last good night with the input: each id once, from the last document that has it.
 
     Ids of the table that the input does not have are foreign, unless nightly.removed is keep or they are of an object
-    that cannot be read now. Changes nothing.
-
-    Args:
-        root: the nightly folder.
-        config: of the nights; its `input` says where the input lies now.
-        threads: objects that are read at the same time.
+    that cannot be read now. Changes nothing. config.input says where the input lies now.
     """
     result = Verification(root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
     files = objects(root)

@@ -74,15 +74,9 @@ def retry_errors(
 ) -> Retried:
     """Tries the failed documents of a run again; the same call goes on where one that was cut off ended.
 
-    Args:
-        config: of the run.
-        everything: also those that the input itself makes fail.
-        verbose: prints what Ray prints.
-        build: makes what the workers decode with; None: the model of the configuration.
+    everything: also those that the input itself makes fail. verbose, build: as in `driver.run_extract`.
 
-    Raises:
-        RunError: another session retries, or a unit of the run is gone.
-        UserError: what `driver.run_extract` raises.
+    Raises RunError when another session retries or a unit of the run is gone, and what `driver.run_extract` raises.
     """
     storage.configure(config.storage)
     output = driver.output_folder(config)
@@ -167,9 +161,6 @@ def _documents(table: pa.Table) -> dict[tuple[str, int], list[dict[str, Any]]]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------- merge
-
-
 def _merge_all(output: str, folder: str, plan: Plan, before: Retried) -> Retried:
     """Puts the retry's rows into the run's objects, and counts."""
     result = replace(before, tried=0, ok=0, failed=0)
@@ -209,15 +200,9 @@ def _merge(path: str, folder: str, unit: Unit, number: int) -> UnitSummary:
 
 
 def merged(old: pa.Table, fresh: pa.Table) -> pa.Table:
-    """The rows of a unit after a retry.
+    """The old rows of a unit, with a document's fresh ones in place of its old ones unless more of them are errors.
 
-    Args:
-        old: rows of the unit.
-        fresh: rows of the documents that were tried again.
-
-    Returns:
-        The old rows, with the fresh ones of a document in place of its old ones unless more of them are errors.
-        attempts of such a document: those of old and fresh together.
+    attempts of such a document: those of old and fresh together.
     """
     again = _documents(fresh)
     rows: list[dict[str, Any]] = []

@@ -103,12 +103,7 @@ class Verification:
 
 
 def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
-    """Compares a run's output with its input, which is read again. Changes nothing.
-
-    Args:
-        output: the run's folder.
-        config: of the run; its `input` says where the input lies now.
-        threads: units that are compared at the same time.
+    """Compares a run's output with its input, which lies now where config.input says. Changes nothing.
 
     Raises:
         InputError: the input cannot be planned at all.

@@ -240,9 +240,6 @@ def test_a_hash_column_says_what_has_changed_and_a_place_stands_for_an_id(write,
     assert night(places).extracted == 1
 
 
-# --------------------------------------------------------------------------------------------------------------- schema
-
-
 def test_added_attributes_alone_are_extracted_and_joined(write, run) -> None:
     write("a.jsonl", {**DOCUMENTS, "failed": "bad"})
     write("b.jsonl", {"other": "of d"}, category="d")
@@ -300,9 +297,6 @@ def test_a_document_of_several_rows_is_ok_when_all_of_them_are(tmp_path) -> None
         nightly.table.add_answers(scratch, "answered", str(tmp_path), iter([("unit", "u.parquet")]))
         found = list(scratch.rows("SELECT row, ok FROM answered ORDER BY row"))
     assert found == [{"row": 0, "ok": False}, {"row": 1, "ok": True}]
-
-
-# ------------------------------------------------------------------------------------------------------------ accidents
 
 
 @pytest.mark.parametrize("late", [{}, {"late": "late"}])
@@ -436,9 +430,6 @@ def test_on_s3(bucket, write, run, connected) -> None:
     assert len(found) == 25
     assert json.loads(found["d7"]["record"]) == {"a": "a:other"}
     assert writer.committed(f"{bucket}/root/nights/{storage.folders(f'{bucket}/root/nights')[0]}")
-
-
-# ---------------------------------------------------------------------------------------------------------- bad input
 
 
 def damage_page(path: Path) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from raypd.config import Category, RunConfig
-from raypd.nightly.schema_change import answers_base, compare, join, only_added
+from raypd.nightly.schema_change import compare, join
 
 TYPES = ("text", "number", "text")
 A, B, C = ({"name": n, "description": "", "type": t, "values": []} for n, t in zip("abc", TYPES, strict=True))
 
 
-def config(*attributes: dict[str, Any], **more: Any) -> RunConfig:
-    tree = {"input": {"path": "x"}, "output": {"path": "y"}, "model": "fake", **more}
+def config(*attributes: dict[str, Any]) -> RunConfig:
+    tree = {"input": {"path": "x"}, "output": {"path": "y"}, "model": "fake"}
     return RunConfig.model_validate({**tree, "task": {"categories": {"x": {"attributes": list(attributes)}}}})
 
 
@@ -36,21 +36,6 @@ def test_what_is_extracted_after_a_change(old: Any, new: Any, asked: str) -> Non
     found = compare(before, {name: Category(attributes=attributes) for name, attributes in new.items()})
     assert found.describe() == asked
     assert compare(before, {"x": Category(attributes=old["x"], description="other")}).anew == set(old)
-
-
-def test_the_base_is_everything_but_the_categories() -> None:
-    base = answers_base(config(A))
-    assert base == answers_base(config(A, B))
-    assert base not in (
-        answers_base(config(A, model="other")),
-        answers_base(config(A, decoding={"max_value_tokens": 3})),
-    )
-
-
-def test_the_run_of_the_added_attributes_alone() -> None:
-    both = config(A, B)
-    made = only_added(both, compare({"x": {"attributes": [A]}}, both.task.categories))
-    assert [a.name for a in made.task.categories["x"].attributes] == ["b"]
 
 
 def row(values: dict[str, str | None], **more: object) -> dict[str, Any]:

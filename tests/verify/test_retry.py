@@ -16,9 +16,7 @@ from raypd.cli.main import app
 from raypd.cluster import driver
 from raypd.cluster.worker import WorkerComponents
 from raypd.config import RunConfig, StorageConfig
-from raypd.dataset import plan, planner
 from raypd.dataset import writer as commit
-from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, RunError
 from raypd.run.lease import RunLease
 from raypd.run.load import load_run
@@ -224,18 +222,6 @@ def test_documents_of_several_rows_are_replaced_whole_unless_more_of_them_failed
     assert found["row"].to_pylist() == [1, 2, 2, 2, 3, 3, 4]
     assert found["answer"].to_pylist()[1:6] == ["2/ok/2"] * 3 + ["3/error/1", "3/ok/1"]
     assert found["attempts"].to_pylist() == [1, 3, 3, 3, 2, 2, 1]
-
-
-def test_a_subset_of_a_unit_is_a_unit(run, tmp_path) -> None:
-    unit = next(iter(planner.plan(run)))
-    some = unit.subset([1, 4])
-    assert (some.rows, some.expected, some.whole, unit.whole) == (2, 2, unit.id, unit.id)
-    assert some.id not in (unit.id, unit.subset([1, 5]).id)
-    assert [(d.index, d.id) for d in read_unit(some, run)] == [(1, "1"), (4, "4")]
-    writer = plan.PlanWriter()
-    writer.add(some)
-    writer.finish(0, "", 0, {}).keep(str(tmp_path / "kept"))
-    assert list(plan.stored(str(tmp_path / "kept"))) == [some]
 
 
 def test_on_s3(bucket, config, connected) -> None:

@@ -169,10 +169,8 @@ def test_an_input_that_changed_after_the_run(run, tmp_path) -> None:
     write_jsonl(tmp_path / "in/b.jsonl", ["changed"] * 3)
     write_jsonl(tmp_path / "in/c.jsonl", ["new"] * 2)
     result = look(run)
-    assert result.missing.documents == 5
-    assert result.foreign.units == 1
+    assert (result.missing.documents, result.doubled.documents, result.foreign.units) == (5, 0, 1)
     assert "new output.path" in findings.describe(result)
-    assert result.doubled.documents == 0
 
 
 def test_an_object_that_cannot_be_read_while_it_is_compared(run, tmp_path, monkeypatch) -> None:
@@ -202,9 +200,7 @@ def test_files_in_the_units_folder_that_are_no_units(run) -> None:
     assert "notes.txt" in result.foreign.examples[0]
 
 
-def test_a_run_that_is_none_or_whose_answers_would_be_others(run, tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"no run here \(it has no run.json\)"):
-        load_run(str(tmp_path / "nowhere"), [])
+def test_a_run_that_cannot_be_read_or_whose_answers_would_be_others(run, tmp_path) -> None:
     with pytest.raises(ConfigError, match="makes the fingerprint"):
         load_run(run.output.path, ["decoding.max_value_tokens=3"])
     (tmp_path / "out/run.json").write_text("{}")
