@@ -57,13 +57,9 @@ class Attempt:
         return [*groups, rest] if rest else groups
 
     def after_death(self, checkpoint: Sequence[int] | None) -> Attempt | None:
-        """The next attempt once the worker process died.
+        """The next attempt once the worker process died; None when the unit is given up.
 
-        Args:
-            checkpoint: the rows of the last one, where this attempt left one.
-
-        Returns:
-            The attempt; None when the unit is given up.
+        checkpoint: the rows of the last one, where this attempt left one.
         """
         rows = tuple(checkpoint or ()) if self.bisecting else ()
         deaths = self.deaths + 1

@@ -17,16 +17,12 @@ from tests.report.builder import Plan, build
 from tests.report.test_page import Tags
 
 
-def _section(root: Path) -> estimate_section.EstimateSection:
-    found = estimate_section.section(data.load(str(root)))
-    assert found is not None
-    return found
+def _compared(root: Path) -> estimate_section.BillComparison:
+    return estimate_section.section(data.load(str(root))).comparison
 
 
-def _rows(found: estimate_section.EstimateSection) -> dict[str, list[str]]:
-    assert found.comparison is not None
-    assert found.comparison.table is not None
-    return {row[0]: row[1:] for row in found.comparison.table.rows}
+def _rows(found: estimate_section.BillComparison) -> dict[str, list[str]]:
+    return {row[0]: row[1:] for row in found.table.rows}
 
 
 def test_what_was_estimated_stands_on_the_page(tmp_path):
@@ -49,10 +45,9 @@ def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machin
     root = build(tmp_path / "run", Plan(units=40, workers=4))
     tree = estimates.put(root)
     run = data.load(str(root))
-    assert run.bill is not None
     four = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][2]
     assert four["nodes"] == 4
-    found = _section(root)
+    found = _compared(root)
     off = f"{100 * (run.bill.usd / four['usd']['value'] - 1):+.1f}%"
     rows = _rows(found)
     assert rows["documents"] == ["1,000", "1,000", "+0.0%", text.NONE]
@@ -60,42 +55,32 @@ def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machin
     assert rows["the whole bill"][1:3] == [f"${run.bill.usd:.2f}", off]
     assert rows["1,000 documents, all costs"] == rows["the whole bill"]
     assert rows["time"][0] == "6 min 13 s"
-    assert found.comparison is not None
-    assert f"The bill is ${run.bill.usd:.2f}: {off[1:]} above the estimate" in found.comparison.said
-    assert "outside its 95% interval" in found.comparison.said
-    assert found.comparison.table is not None
-    assert "for 4 nodes of g6e.xlarge; the run had 4" in found.comparison.table.note
-    assert "taken to cost $1.86, and was billed at $2.25" in found.comparison.table.note
+    assert f"The bill is ${run.bill.usd:.2f}: {off[1:]} above the estimate" in found.said
+    assert "outside its 95% interval" in found.said
+    assert "for 4 nodes of g6e.xlarge; the run had 4" in found.table.note
+    assert "taken to cost $1.86, and was billed at $2.25" in found.table.note
 
 
 def test_machines_that_followed_one_another_are_not_counted_together(tmp_path):
     root = build(tmp_path / "run", Plan(units=40, workers=2, sessions=3))
     estimates.put(root)
-    found = _section(root).comparison
-    assert found is not None
-    assert found.table is not None
+    found = _compared(root)
     assert "for 2 nodes of g6e.xlarge; the run had 2" in found.table.note
 
 
-def test_a_run_that_goes_on_is_compared_by_the_document(tmp_path):
+def test_a_run_that_goes_on_or_is_of_other_documents_is_compared_by_the_document(tmp_path):
     root = build(tmp_path / "run", Plan(units=40, missing=10, how="interrupted"))
     estimates.put(root)
-    found = _section(root)
+    found = _compared(root)
     rows = _rows(found)
     assert list(rows) == ["documents", "1,000 documents, all costs"]
     assert rows["documents"][1:3] == ["750", "75% of it"]
-    assert found.comparison is not None
-    assert found.comparison.said.startswith("So far, the bill of 1,000 documents is $")
-
-
-def test_an_estimate_for_another_number_of_documents_is_compared_by_the_document(tmp_path):
-    root = build(tmp_path / "run", Plan(units=40))
+    assert found.said.startswith("So far, the bill of 1,000 documents is $")
+    root = build(tmp_path / "other", Plan(units=40))
     estimates.put(root, documents=500_000)
-    found = _section(root)
+    found = _compared(root)
     assert list(_rows(found)) == ["documents", "1,000 documents, all costs"]
-    assert found.comparison is not None
-    assert found.comparison.table is not None
-    assert "another number of documents" in found.comparison.table.note
+    assert "another number of documents" in found.table.note
 
 
 @pytest.mark.parametrize(
@@ -110,8 +95,7 @@ def test_an_estimate_for_another_number_of_documents_is_compared_by_the_document
 def test_what_cannot_be_compared_is_said_and_why(no_charts, tmp_path, keys, plan, said):
     root = build(tmp_path / "run", Plan(**{"units": 6, **plan}))
     estimates.put(root, **keys)
-    found = _section(root).comparison
-    assert found is not None
+    found = _compared(root)
     assert found.table is None
     assert said in found.said
     assert said in Tags(page.render(data.load(str(root)))).text
@@ -129,9 +113,6 @@ def test_an_estimate_without_a_run_has_a_page_of_its_own(tmp_path):
     assert Path(page.write(run)) == tmp_path / "run/report.html"
     with pytest.raises(ConfigError, match="only an estimate: start the run"):
         Watch(str(tmp_path / "run"), []).look()
-
-
-def test_made_up_figures_are_called_so(no_charts, tmp_path):
     estimates.put(tmp_path / "run", model="fake")
     assert "Made-up figures." in Tags(page.render(data.load(str(tmp_path / "run")))).text
 
@@ -139,6 +120,8 @@ def test_made_up_figures_are_called_so(no_charts, tmp_path):
 @pytest.mark.parametrize("broken", ["{", "[]", '{"documents": 3}', json.dumps({"created": "?"})])
 def test_a_damaged_estimate_is_named_and_costs_no_report(no_charts, tmp_path, broken):
     root = build(tmp_path / "run", Plan(units=3))
+    shown = Tags(page.render(data.load(str(root)))).text
+    assert "No estimate stands in the folder of this run. raypd estimate with its configuration" in shown
     (root / "estimate.json").write_text(broken)
     shown = Tags(page.render(data.load(str(root)))).text
     assert f"The estimate cannot be read: {root / 'estimate.json'}" in shown
@@ -148,21 +131,15 @@ def test_a_damaged_estimate_is_named_and_costs_no_report(no_charts, tmp_path, br
         data.load(str(tmp_path / "only"))
 
 
-def test_a_run_without_an_estimate_says_how_to_make_one(no_charts, tmp_path):
-    shown = Tags(page.render(data.load(str(build(tmp_path / "run", Plan(units=2)))))).text
-    assert "No estimate stands in the folder of this run. raypd estimate with its configuration" in shown
-
-
 def test_an_interval_that_is_not_known_is_not_made_up(no_charts, tmp_path):
     root = build(tmp_path / "run", Plan(units=40))
     tree = estimates.put(root)
     for bill in (bill for one in tree["machines"] for bill in one["bills"]):
         bill["usd"] |= {"low": None, "high": None}
     (root / "estimate.json").write_text(json.dumps(tree))
-    found = _section(root)
+    found = _compared(root)
     assert _rows(found)["the whole bill"][3] == "unknown"
-    assert found.comparison is not None
-    assert "interval" not in found.comparison.said
+    assert "interval" not in found.said
 
 
 @pytest.mark.parametrize(
