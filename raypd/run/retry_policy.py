@@ -57,9 +57,13 @@ class Attempt:
         return [*groups, rest] if rest else groups
 
     def after_death(self, checkpoint: Sequence[int] | None) -> Attempt | None:
-        """The next attempt once the worker process died; None when the unit is given up.
+        """The next attempt once the worker process died.
 
-        checkpoint: the rows of the last one, where this attempt left one.
+        Args:
+            checkpoint: the rows of the last one, where this attempt left one.
+
+        Returns:
+            The attempt; None when the unit is given up.
         """
         rows = tuple(checkpoint or ()) if self.bisecting else ()
         deaths = self.deaths + 1

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,24 @@ import pyarrow as pa
 
 from raypd.cluster.worker import WorkerComponents
 from raypd.config import RunConfig
-from raypd.decoding.counts import Finished, TokenCounts
 from raypd.tasks.base import Document, Record, Request
 from tests.processes import wait_for
+
+
+@dataclass
+class Counts:
+    prefill_tokens: int = 10
+    shared_tokens: int = 4
+    decode_tokens: int = 3
+    steps: int = 2
+
+
+@dataclass
+class Finished:
+    tag: Any
+    answer: Any
+    error: Exception | None
+    counts: Counts
 
 
 class FakeEngine:
@@ -63,7 +79,7 @@ class FakeEngine:
                     raise RuntimeError("the device is gone")
                 if title == "program":
                     error = ValueError("the program failed")
-            ended.append(Finished(tag, [t.upper() for t in titles], error, TokenCounts(10, 4, 3, 2)))
+            ended.append(Finished(tag, [t.upper() for t in titles], error, Counts()))
         return ended
 
 

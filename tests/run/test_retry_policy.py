@@ -21,7 +21,9 @@ def live(rows: int, killers: set[int]) -> tuple[Attempt, int, list[int]]:
         for group in attempt.groups(range(rows)):
             if killers & set(group):
                 deaths += 1
-                attempt = attempt.after_death(group)
+                following = attempt.after_death(group)
+                assert following is not None
+                attempt = following
                 break
             answered += group
         else:
@@ -41,7 +43,9 @@ def test_the_culprits_are_found(rows: int, most: int, where: tuple[float, ...]) 
 def test_a_process_that_is_killed_from_outside_blames_no_document() -> None:
     attempt = Attempt(UNIT)
     for _ in range(2):  # twice, whatever was decoded
-        attempt = attempt.after_death(attempt.groups(range(100))[-1])
+        following = attempt.after_death(attempt.groups(range(100))[-1])
+        assert following is not None
+        attempt = following
     assert attempt.quarantined == {}
 
 
