@@ -40,8 +40,6 @@ class Book:
         self.nodes = {own.node: replace(own, began=own.began if own.came is None else own.came) for own in last.nodes}
         self.workers = {own.worker: replace(own, ended=None) for own in last.workers}  # the last report of each
 
-    # ------------------------------------------------------------------------------------------------------------- in
-
     def take(self, report: WorkerTime) -> bool:
         """A worker's report; False when a later one is here already."""
         with self._lock:
@@ -77,8 +75,6 @@ class Book:
         with self._lock:
             if text not in self.last.notes:
                 self.last = replace(self.last, notes=[*self.last.notes, text])
-
-    # ------------------------------------------------------------------------------------------------------------ out
 
     def charges(self, until: float) -> billing.Charges:
         """What is to be paid up to a time, in micro-dollars."""
@@ -165,9 +161,6 @@ def _totals(of: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[M
     ok, failed = (sum(getattr(one, name) for one in of) for name in ("ok", "failed"))
     found = {name: int(sum(own.get(name, 0) for own in tokens)) for name in COUNTS[1:]}
     return {"documents": ok + failed, "ok": ok, "failed": failed, **found}
-
-
-# ------------------------------------------------------------------------------------------------------------- the file
 
 
 def read(output: str, session: str) -> Bill | None:

@@ -85,9 +85,6 @@ def shipped() -> Table:
     return table
 
 
-# ------------------------------------------------------------------------------------------------- the refreshed file
-
-
 def refreshed_path() -> Path:
     """The file of `raypd prices refresh`; the environment variable RAYPD_PRICES names another."""
     from platformdirs import user_cache_path
@@ -137,9 +134,6 @@ def table() -> Table:
         if key not in merged or price.date >= merged[key].date:
             merged[key] = price
     return merged
-
-
-# ---------------------------------------------------------------------------------------------------------- one price
 
 
 def price(

@@ -51,11 +51,7 @@ def output_folder(config: RunConfig) -> str:
 
 
 def run_extract(
-    config: RunConfig,
-    *,
-    verbose: bool = False,
-    build: Build | None = None,
-    planned: Plan | None = None,
+    config: RunConfig, *, verbose: bool = False, build: Build | None = None, planned: Plan | None = None
 ) -> Manifest:
     """Runs or resumes an extraction until every unit is committed, and writes the manifest.
 

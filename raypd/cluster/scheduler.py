@@ -57,14 +57,7 @@ class Tick:
 
 
 class Scheduler:
-    """Runs units through workers: `for event in scheduler.run(units, count)`.
-
-    Args:
-        spec: what workers are made from.
-        resources: what one takes of the cluster.
-        cluster: how many there are.
-        say: shows the user a line.
-    """
+    """Runs units through workers: `for event in scheduler.run(units, count)`. say: shows the user a line."""
 
     def __init__(
         self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Callable[[str], None]

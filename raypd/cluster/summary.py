@@ -95,13 +95,10 @@ def _values(row: dict[str, Any]) -> Text:
     parts: list[str] = []
     for name, value in row.items():
         # Flags of a row and lists of details are for those who read the files.
-        if name not in _OWN and not isinstance(value, bool) and not _details(value):
+        details = isinstance(value, list) and any(isinstance(part, dict) for part in value)
+        if name not in _OWN and not isinstance(value, bool) and not details:
             parts += _flat(name, value)
     return Text("  ".join(parts))
-
-
-def _details(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(part, dict) for part in value)
 
 
 def _flat(name: str, value: Any) -> list[str]:

@@ -86,9 +86,6 @@ def _tile(name: str, figure: Figure, show: text.Show, note: str) -> Tile:
     return Tile(name, show(figure.value), "", [note, *_noted(figure, show)])
 
 
-# ---------------------------------------------------------------------------------------------------- against the bill
-
-
 def _compare(run: RunReport, found: Estimate) -> BillComparison:
     if found.fingerprint is not None and found.fingerprint != run.fingerprint:
         return BillComparison(
@@ -139,9 +136,6 @@ def _sentence(what: str, figure: Figure, value: float) -> str:
     how = f"{abs(off):.1f}% {'above' if off > 0 else 'below'} the estimate of {text.usd(figure.value)}"
     inside = {True: ", inside its 95% interval", False: ", outside its 95% interval", None: ""}[figure.holds(value)]
     return f"{what} is {text.usd(value)}: {how}{inside}."
-
-
-# --------------------------------------------------------------------------------------------------------------- words
 
 
 def _interval(figure: Figure, show: text.Show) -> str:

@@ -143,7 +143,9 @@ def _forecast(status: Status, bill: Bill | None) -> None:
     """Speed of the last minutes, and from it the end and the bill at the end. bill: of the newest session."""
     running, rate = status.state == "running", None
     if running and bill:
-        rate, status.usd_per_hour = _recent(bill), _hourly(bill)
+        rate = _recent(bill)
+        there = (n for n in bill.nodes if n.ended is None or n.ended >= bill.until - 1)
+        status.usd_per_hour = sum(n.usd_per_hour for n in there)
     if not rate and status.documents and status.running_seconds > 0:
         rate = status.documents / status.running_seconds
     status.documents_per_second = rate
@@ -163,11 +165,6 @@ def _recent(bill: Bill) -> float | None:
         points = [p for p in points if p[1] > points[0][1]] or points
     at, before = points[0] if points else (end, done)
     return (done - before) / (end - at) if end > at and done > before else None
-
-
-def _hourly(bill: Bill) -> float:
-    """USD an hour of the machines that are there now."""
-    return sum(n.usd_per_hour for n in bill.nodes if n.ended is None or n.ended >= bill.until - 1)
 
 
 def _workers(bill: Bill) -> list[WorkerState]:

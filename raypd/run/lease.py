@@ -58,8 +58,6 @@ class RunLease:
             self._beat(ended=True)
         self._write(how)
 
-    # ------------------------------------------------------------------------------------------------------ the holder
-
     def _take(self) -> str:
         """Becomes the holder; the version of the file that says so."""
         while True:
@@ -116,8 +114,6 @@ class RunLease:
         return records.encoded(
             Lease(self.id, since, self._beats, ended, socket.gethostname(), pid, _started(pid), _machine())
         )
-
-    # --------------------------------------------------------------------------------------------------------- alive
 
     def _live(self) -> None:
         while not self._ended.wait(BEAT_SECONDS) and self.lost is None:

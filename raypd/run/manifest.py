@@ -72,9 +72,6 @@ def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-# ------------------------------------------------------------------------------------------------------------- run.json
-
-
 def claim(config: RunConfig, output: str) -> None:
     """Makes the output folder this run's, or checks that it is.
 
@@ -151,9 +148,6 @@ def _differing(old: Any, new: Any, idle: set[str], at: str = "") -> list[str]:
         keys = [*old, *(k for k in new if k not in old)]
         return [d for k in keys for d in _differing(old.get(k), new.get(k), idle, f"{at}.{k}" if at else str(k))]
     return [] if old == new else [at]
-
-
-# ------------------------------------------------------------------------------------------------------------- manifest
 
 
 def make(

@@ -21,6 +21,9 @@ Spans = list[tuple[float, float, str, str | None]]  # (began, ended, startup | b
 Counts = dict[str, int | float]  # documents, prefill_tokens, shared_tokens, decode_tokens, seconds; on a bill also usd
 
 
+_adapter = cache(TypeAdapter)
+
+
 class RecordError(ValueError):
     """A tree or file that is not the record it should be; the message names file and key."""
 
@@ -34,15 +37,9 @@ def to_json(record: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[R], tree: Any, file: str) -> R:
-    """The record that a tree was made from.
+    """The record that parsed JSON was made from. file: where that is from, for the message.
 
-    Args:
-        kind: its class.
-        tree: parsed JSON.
-        file: where the tree is from, for the message.
-
-    Raises:
-        RecordError: a value has another type, or a key without a default is missing.
+    Raises RecordError: a value has another type, or a key without a default is missing.
     """
     try:
         found: R = _adapter(kind).validate_python(tree)  # type: ignore[arg-type]  # a type is hashable
@@ -71,11 +68,6 @@ def encoded(record: Any, indent: int | None = 2) -> bytes:
     """The file of a record. Raises ValueError at a number that JSON does not have (NaN, infinite)."""
     text = json.dumps(to_json(record), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
     return (text + "\n").encode()
-
-
-@cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 # ------------------------------------------------------------------------------------------------------ a run, its plan

@@ -19,9 +19,6 @@ def worker(began: float = 0.0, heard: float = HOUR, open: Any = None, **seconds:
     return WorkerTime("w", "n", began, heard, seconds=Seconds(**seconds), open=open or {})
 
 
-# --------------------------------------------------------------------------------------------------------- by the hand
-
-
 def node(
     began: float = 0.0, usd: float = 1.0, slots: int = 1, ended: float | None = None, head: bool = False
 ) -> NodeTime:
@@ -94,8 +91,6 @@ def test_categories_share_the_whole_bill_by_their_busy_seconds() -> None:
     assert shared["c"]["usd"] == 0
     assert billing.shared_out(10, {}) == {}
 
-
-# ---------------------------------------------------------------------------------------------------------- properties
 
 amounts = st.integers(0, 10**13)
 weights = st.dictionaries(st.text(max_size=3), st.floats(0, 1e9), max_size=12)

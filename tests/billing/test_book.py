@@ -115,7 +115,6 @@ def test_a_run_s_bill_is_its_sessions_together() -> None:
         own.close(110.0)
         bills.append(own.bill(110.0))
     whole = book.summed(bills)
-    assert whole is not None
     assert (whole.usd, whole.documents, whole.usd_per_1000_documents) == (0.2, 10, 20.0)
     assert round(sum(whole.parts.values()), 6) == whole.usd
     assert book.summed([]) is None

@@ -22,8 +22,6 @@ from raypd.errors import ConfigError
 from tests.cluster.test_ledger_actor import begin, check_rows, check_sums, files, trial
 from tests.processes import LONG, ended
 
-# --------------------------------------------------------------------------------------------------------- arithmetic
-
 
 def test_the_end_of_what_is_in_flight_is_that_of_the_slowest_pace() -> None:
     pace = Pace()
@@ -79,9 +77,6 @@ def test_so_many_workers_are_enough_and_few_less_are_not(documents, seconds, rat
         if need.workers > max(2, running):
             fewer = int(need.workers * 0.95) - 1
             assert budget.need(documents, seconds, rate, startup, running, max(1, fewer), 0.0).late > 0
-
-
-# --------------------------------------------------------------------------------------------------- the driver's side
 
 
 @pytest.fixture
@@ -148,9 +143,6 @@ def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
     clock.now += 40
     own.look(8)
     assert len(lines) == 1
-
-
-# ------------------------------------------------------------------------------------------------------------ real runs
 
 
 @pytest.mark.slow

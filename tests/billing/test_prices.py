@@ -70,7 +70,6 @@ def test_an_unknown_price_is_an_error_that_says_what_to_do() -> None:
 
 def test_spot_without_a_price_is_bounded_by_on_demand() -> None:
     bound = prices.price_or_bound("g6e.48xlarge", None, "spot", CostConfig())
-    assert bound is not None
     assert bound.usd_per_hour == 30.13118
     assert "no spot price" in bound.source
     for market in ("on-demand", "spot"):
@@ -110,9 +109,6 @@ def test_the_configuration_s_prices_are_checked(key, usd) -> None:
         CostConfig(prices={key: usd})
     with pytest.raises(ValueError, match="finite number"):  # no record could hold it
         CostConfig(budget_usd=float("inf"))
-
-
-# ------------------------------------------------------------------------------------------------------------- refresh
 
 
 def product(usd: str, unit: str = "Hrs") -> str:

@@ -126,19 +126,6 @@ def test_a_broken_engine_breaks_the_units_that_it_holds(tmp_path: Path, config) 
         made.run_unit(next(iter(plan(run))))
 
 
-def test_a_unit_that_cannot_be_read_is_a_failed_unit(tmp_path: Path, config) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", ["a"])
-    run = config(str(path))
-    (unit,) = plan(run)
-    made = worker(run)
-    path.unlink()
-    result = made.run(Attempt(unit))
-    assert not result.fatal
-    assert not result.retry
-    assert "a.jsonl: is gone since the run was planned" in result.error
-    assert writer.committed(run.output.path) == set()
-
-
 def test_a_bisecting_attempt_leaves_a_checkpoint_before_each_group(tmp_path: Path, config) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 40)), unit_documents=100)
     made = worker(run)

@@ -15,7 +15,6 @@ def test_report_and_status_of_a_run_on_s3(connected, bucket, tmp_path):
     override = [f"storage.endpoint_url={connected.url}"]
     read = data.load(f"{bucket}/runs/a", override)
     assert read.units.total("documents") == 300
-    assert read.bill is not None
     where = page.write(read)
     assert where == f"{bucket}/runs/a/report.html"
     assert b"</html>" in storage.read(where)
