@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from raypd import storage
+from raypd.config import StorageConfig
 from tests import fault_proxy, s3
 
 _numbers = itertools.count()
@@ -15,9 +17,6 @@ _numbers = itertools.count()
 @pytest.fixture
 def connected(s3_server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.Server]:
     """raypd's storage in this process set to the server, and to nothing afterwards."""
-    from raypd import storage
-    from raypd.config import StorageConfig
-
     for name, value in s3.environment().items():
         monkeypatch.setenv(name, value)
     storage.configure(StorageConfig(endpoint_url=s3_server.url, max_attempts=3))

@@ -1,7 +1,4 @@
-"""One thread a process: tests run beside the processes of Ray, where threads that spin cost more than they help.
-
-At the end every reason for which tests were skipped is printed once.
-"""
+"""One thread a process: tests run beside the processes of Ray, where threads that spin cost more than they help."""
 
 import os
 
@@ -18,7 +15,6 @@ import torch
 
 torch.set_num_threads(1)
 
-from collections import defaultdict  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -118,17 +114,3 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     config.option.loadscopereorder = False  # by the number of tests
     return ByFile(config, log)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One line for each thing that is missing here, and the tests that it kept from running."""
-    files: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for report in terminalreporter.stats.get("skipped", ()):
-        if isinstance(report.longrepr, tuple):  # (file, line, reason); an expected failure has none
-            files[report.longrepr[2].removeprefix("Skipped: ")][report.nodeid.partition("::")[0]] += 1
-    if files:
-        terminalreporter.section("not run on this machine")
-    for reason, counts in sorted(files.items()):
-        where = ", ".join(f"{count} of {file}" for file, count in sorted(counts.items()))
-        terminalreporter.line(f"{where}: {reason}")

@@ -48,18 +48,15 @@ class Faults:
       lost        the call is passed on and done, and the connection reset in place of its answer
       cut         the answer's head and half of its body, then a reset (an answer without a body: as `lost`)
       hang        not a byte for `hang_seconds`, then a reset
-    latency: seconds before every call. most: failures altogether, in_a_row: of one path one after the other; None: no
-    end.
+    most: failures altogether; None: no end.
     only: calls that may fail, told by method and path (with query).
     """
 
     share: float = 0.0
     kinds: tuple[str, ...] = ("503", "500", "reset", "lost", "cut")
     seed: int = 0
-    latency: float = 0.0
     hang_seconds: float = 30.0
     most: int | None = None
-    in_a_row: int | None = None
     only: Callable[[str, str], bool] = lambda method, path: True
 
 
@@ -74,7 +71,6 @@ class Proxy:
         self.log: list[tuple[str, str, dict[str, str]]] = []  # method, path, headers of every call
         self._lock = threading.Lock()
         self._numbers = 0
-        self._in_a_row: Counter[str] = Counter()  # by path
         self._stopped = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.proxy = self
@@ -96,10 +92,8 @@ class Proxy:
                 return None, faults
             self._numbers += 1
             chance = random.Random(f"{faults.seed} {self._numbers}")
-            if chance.random() >= faults.share or self._in_a_row[path] == faults.in_a_row:
-                self._in_a_row[path] = 0
+            if chance.random() >= faults.share:
                 return None, faults
-            self._in_a_row[path] += 1
             kind = chance.choice(faults.kinds)
             self.failed[kind] += 1
             return kind, faults
@@ -140,8 +134,6 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body()
         proxy = self.server.proxy
         fault, faults = proxy.draw(self.command, self.path, dict(self.headers))
-        if faults.latency:
-            time.sleep(faults.latency)
         if fault in _CODES:
             self._refuse(*_CODES[fault])
         elif fault == "reset":

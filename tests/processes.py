@@ -1,8 +1,4 @@
-"""Runs as processes of their own, which a test may kill; and how a test waits for what they do.
-
-process = start("-m", "tests.faults.run", "run.yaml")      # ended with all that it started when the test ends
-wait_for(lambda: (folder / "units").exists(), "no unit")
-"""
+"""Runs as processes of their own, which a test may kill; and how a test waits for what they do."""
 
 from __future__ import annotations
 
@@ -25,16 +21,11 @@ _marks: set[str] = set()
 
 def start(*words: str, **environment: str) -> subprocess.Popen[str]:
     """Starts Python with these words, from the root of this checkout."""
-    mark = uuid.uuid4().hex
+    mark, pipe = uuid.uuid4().hex, subprocess.PIPE
     _marks.add(mark)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), _MARK: mark, **environment}
     return subprocess.Popen(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), _MARK: mark, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, *words], cwd=ROOT, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True
     )
 
 

@@ -6,17 +6,22 @@ import json
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from raypd.config import RunConfig
+from raypd.dataset import planner
+from raypd.dataset.plan import Plan
+from raypd.dataset.reader import read_unit
+from raypd.decoding.counts import Finished
+from raypd.errors import RunError
+from raypd.run import manifest
+from raypd.run.lease import RunLease
+from raypd.tasks.base import Document, Record
 from tests.processes import start
-
-if TYPE_CHECKING:
-    from raypd.config import RunConfig
-    from raypd.dataset.plan import Plan
-    from raypd.decoding.counts import Finished
-    from raypd.tasks.base import Document, Record
 
 _OF_THE_CLUSTER = ("unit_documents", "units_in_flight", "unit_bytes", "min_workers", "max_workers")
 
@@ -24,25 +29,17 @@ _OF_THE_CLUSTER = ("unit_documents", "units_in_flight", "unit_bytes", "min_worke
 @pytest.fixture(name="config")
 def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
     """Makes a configuration: config("in/*.jsonl", unit_documents=10, text_columns=["title"], ...)."""
-    from raypd.config import RunConfig
 
     def make(path: Any, output: str = "out", storage: dict[str, Any] | None = None, **keys: Any) -> RunConfig:
-        clusters = {"address": "local", "unit_documents": 10, "max_workers": 1}
-        source: dict[str, Any] = {"path": path, "text_columns": ["title"], "category_column": None}
-        engine: dict[str, Any] = {"max_num_seqs": 4}
-        for key, value in keys.items():
-            part = clusters if key in _OF_THE_CLUSTER else engine if key in engine else source
-            part[key] = value
-        return RunConfig.model_validate(
-            {
-                "input": source,
-                "output": {"path": output if "://" in output else str(tmp_path / output)},
-                "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-                "engine": engine,
-                "cluster": clusters,
-                "storage": storage or {},
-            }
-        )
+        cluster = {"address": "local", "unit_documents": 10, "max_workers": 1}
+        engine = {"max_num_seqs": keys.pop("max_num_seqs", 4)}
+        cluster |= {key: keys.pop(key) for key in _OF_THE_CLUSTER if key in keys}
+        tree = {
+            "input": {"path": path, "text_columns": ["title"], "category_column": None, **keys},
+            "output": {"path": output if "://" in output else str(tmp_path / output)},
+            "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
+        }
+        return RunConfig.model_validate({**tree, "engine": engine, "cluster": cluster, "storage": storage or {}})
 
     return make
 
@@ -54,11 +51,14 @@ def write_jsonl(path: Path, titles: Sequence[str]) -> Path:
     return path
 
 
+def with_values(table: pa.Table, name: str, values: Sequence[Any]) -> pa.Table:
+    """The table with other values [rows] in one column, whose type stays."""
+    at = table.schema.get_field_index(name)
+    return table.set_column(at, table.field(at), pa.array(values, table.field(at).type))
+
+
 def parquet(table: Any, **how: Any) -> bytes:
     """A table as Parquet; a dict's values are its columns."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(table), sink, **how)
     return sink.getvalue().to_pybytes()
@@ -66,10 +66,7 @@ def parquet(table: Any, **how: Any) -> bytes:
 
 def read_all(run: RunConfig) -> list[Document]:
     """All documents of an input, in the order of its units."""
-    from raypd.dataset.planner import plan
-    from raypd.dataset.reader import read_unit
-
-    return [document for unit in plan(run) for document in read_unit(unit, run)]
+    return [document for unit in planner.plan(run) for document in read_unit(unit, run)]
 
 
 def run_process(config: RunConfig, tmp_path: Path) -> subprocess.Popen[str]:
@@ -81,8 +78,6 @@ def run_process(config: RunConfig, tmp_path: Path) -> subprocess.Popen[str]:
 
 def answer(task: Any, documents: Sequence[Any], engine: Any, **how: Any) -> tuple[list[Record], list[Finished]]:
     """All records of some documents, as they come, and what ended in the engine."""
-    from raypd.tasks.base import Record
-
     records, ended = [], []
     items = list(task.plan(documents))
     while items or engine.pending:
@@ -100,10 +95,6 @@ def answer(task: Any, documents: Sequence[Any], engine: Any, **how: Any) -> tupl
 def run_here(config: RunConfig, build: Any = None, planned: Plan | None = None, most: int | None = None) -> Plan:
     """A run without Ray, its worker in this process; what was planned. most: units, after which it is cut off."""
     from raypd.cluster.worker import DecodeWorker, WorkerSpec
-    from raypd.dataset import planner
-    from raypd.errors import RunError
-    from raypd.run import manifest
-    from raypd.run.lease import RunLease
     from tests.cluster import fakes
 
     output = config.output.path

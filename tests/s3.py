@@ -23,7 +23,6 @@ from typing import Any
 from tests.processes import LONG
 
 KEY_ID, SECRET = "raypd-test-key", "raypd-test-S3CR3T-8f1c"
-READER_ID, READER_SECRET = "raypd-reader-key", "raypd-reader-s3cr3t"  # may read bucket `open`, and nothing else
 
 
 @dataclass
@@ -97,12 +96,7 @@ def server(folder: Path) -> Iterator[Server]:
                 "name": "raypd",
                 "credentials": [{"accessKey": KEY_ID, "secretKey": SECRET}],
                 "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-            },
-            {
-                "name": "reader",
-                "credentials": [{"accessKey": READER_ID, "secretKey": READER_SECRET}],
-                "actions": ["Read:open", "List:open"],
-            },
+            }
         ]
     }
     (folder / "identities.json").write_text(json.dumps(identities))

@@ -1,8 +1,4 @@
-"""Small random models for tests: made in milliseconds, of the families that people run.
-
-model = tiny_model("qwen3")                     # float32, on the CPU, eval()
-model = tiny_model("gemma2", seed=3, num_hidden_layers=4, sliding_window=8)
-"""
+"""Small random models for tests: made in milliseconds, of the families that people run."""
 
 from __future__ import annotations
 

@@ -5,11 +5,10 @@ The file holds all that the book knows, so that a ledger that died goes on from 
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from raypd import storage
@@ -17,7 +16,7 @@ from raypd.billing import bill as billing
 from raypd.billing import energy
 from raypd.billing.meter import COUNTS, coarser, zero
 from raypd.run import layout, records
-from raypd.run.records import Bill, Counts, Energy, NodeTime, RecordError, RunCost, Spans, UnitSummary, WorkerTime
+from raypd.run.records import Bill, Counts, NodeTime, RecordError, RunCost, Spans, UnitSummary, WorkerTime
 
 _MOST_POINTS = 2000  # of the series
 _MOST_SPANS = 4000  # of all workers
@@ -28,35 +27,24 @@ def path(output: str, session: str) -> str:
     return storage.join(output, layout.LEDGER, f"{session}.json")
 
 
-@dataclass
 class Book:
-    """The state of one session's bill. Safe in threads."""
+    """What one session's bill is made of; goes on from `last`, the bill as it was last made. Safe in threads.
 
-    session: str
-    began: float
-    budget_usd: float | None = None
-    deadline: str | None = None
-    co2e_grams_per_kwh: float | None = None
-    watts_per_gpu: float | None = None
-    nodes: dict[str, NodeTime] = field(default_factory=dict)
-    workers: dict[str, WorkerTime] = field(default_factory=dict)  # the last report of each
-    shares: list[tuple[float, int]] = field(default_factory=list)
-    series: list[list[float]] = field(default_factory=list)
-    until: float = 0.0
-    final: bool = False
-    notes: list[str] = field(default_factory=list)
+    watts_per_gpu, co2e_grams_per_kwh: as the section `cost` has them.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, last: Bill, watts_per_gpu: float | None = None, co2e_grams_per_kwh: float | None = None) -> None:
+        self.last = last
+        self._watts_per_gpu, self._co2e_grams_per_kwh = watts_per_gpu, co2e_grams_per_kwh
         self._lock = threading.RLock()
-        self.until = self.until or self.began
-
-    # ------------------------------------------------------------------------------------------------------------- in
+        self.nodes = {own.node: replace(own, began=own.began if own.came is None else own.came) for own in last.nodes}
+        self.workers = {own.worker: replace(own, ended=None) for own in last.workers}  # the last report of each
 
     def take(self, report: WorkerTime) -> bool:
         """A worker's report; False when a later one is here already."""
         with self._lock:
             known = self.workers.get(report.worker)
-            if self.final or (known is not None and known.sequence >= report.sequence):
+            if self.last.final or (known is not None and known.sequence >= report.sequence):
                 return False
             self.workers[report.worker] = report
             return True
@@ -73,28 +61,31 @@ class Book:
                     self.nodes[node.node] = node
             for node in self.nodes.values():
                 if node.node not in there and node.ended is None:
-                    node.ended = max(self.until, node.began)  # it went while nobody looked
-            if (self.shares[-1][1] if self.shares else 1) != runs:
-                self.shares.append((now, runs))
+                    node.ended = max(self.last.until, node.began)  # it went while nobody looked
+            if self.runs != runs:
+                self.last = replace(self.last, shares=[*self.last.shares, (now, runs)])
+
+    @property
+    def runs(self) -> int:
+        """How many runs are on the cluster."""
+        return self.last.shares[-1][1] if self.last.shares else 1
 
     def note(self, text: str) -> None:
         """Something that a reader of the bill has to know; once."""
         with self._lock:
-            if text not in self.notes:
-                self.notes.append(text)
-
-    # ------------------------------------------------------------------------------------------------------------ out
+            if text not in self.last.notes:
+                self.last = replace(self.last, notes=[*self.last.notes, text])
 
     def charges(self, until: float) -> billing.Charges:
         """What is to be paid up to a time, in micro-dollars."""
         with self._lock:
             nodes, workers = list(self.nodes.values()), list(self.workers.values())
-            return billing.make(nodes, workers, self.began, until, shares=self.shares, final=self.final)
+            return billing.make(nodes, workers, self.last.began, until, shares=self.last.shares, final=self.last.final)
 
     def close(self, now: float) -> None:
         """No report counts after this, and open units are lost."""
         with self._lock:
-            self.until, self.final = max(now, self.until), True
+            self.last = replace(self.last, until=max(now, self.last.until), final=True)
 
     def totals(self) -> dict[str, int]:
         with self._lock:
@@ -104,53 +95,39 @@ class Book:
     def bill(self, now: float) -> Bill:
         """The bill as it stands, with all that the book knows."""
         with self._lock:
-            if not self.final:
-                self.until = max(self.until, now)
-            charges, totals = self.charges(self.until), self.totals()
-            point = [round(self.until, 3), billing.usd(charges.total), totals["documents"], totals["failed"]]
-            self._draw([*point, totals["decode_tokens"]])
-            by_category = [each for worker in self.workers.values() for each in worker.categories.items()]
-            by_method = [(w.method, own) for w in self.workers.values() for own in w.categories.values()]
-            return Bill(
-                session=self.session,
-                began=self.began,
-                until=self.until,
-                final=self.final,
-                budget_usd=self.budget_usd,
-                deadline=self.deadline,
-                nodes=[self._node(node, charges) for node in self.nodes.values()],
+            until = self.last.until if self.last.final else max(self.last.until, now)
+            charges, totals = self.charges(until), self.totals()
+            point = [round(until, 3), billing.usd(charges.total), totals["documents"], totals["failed"]]
+            workers = list(self.workers.values())
+            by_category = [each for worker in workers for each in worker.categories.items()]
+            by_method = [(worker.method, own) for worker in workers for own in worker.categories.values()]
+            self.last = replace(
+                self.last,
+                until=until,
+                nodes=[self._node(node, until, charges) for node in self.nodes.values()],
                 usd=billing.usd(charges.total),
                 parts={name: billing.usd(value) for name, value in charges.parts.items()},
                 seconds={name: round(value, 3) for name, value in charges.seconds.items()},
-                categories=billing.shared_out(charges.total, _added(by_category)),
-                methods=billing.shared_out(charges.total, _added(by_method)),
-                workers=[self._worker(worker) for worker in self.workers.values()],
-                series=list(self.series),
-                energy=Energy(**energy.of(self.workers.values(), self.watts_per_gpu, self.co2e_grams_per_kwh)),
+                categories=billing.shared_out(charges.total, added(by_category)),
+                methods=billing.shared_out(charges.total, added(by_method)),
+                workers=[self._worker(worker, until) for worker in workers],
+                series=_with_point(self.last.series, [*point, totals["decode_tokens"]]),
+                energy=energy.of(workers, self._watts_per_gpu, self._co2e_grams_per_kwh),
                 totals=totals,
-                shares=list(self.shares),
-                notes=list(self.notes),
             )
+            return self.last
 
-    def _draw(self, point: list[float]) -> None:
-        if self.series and self.series[-1][0] >= point[0]:
-            self.series[-1] = point
-        else:
-            self.series.append(point)
-        if len(self.series) > _MOST_POINTS:
-            self.series = [self.series[0], *self.series[1:-1:2], self.series[-1]]
-
-    def _node(self, node: NodeTime, charges: billing.Charges) -> NodeTime:
-        start, end = billing.interval(node, self.began, self.until)
+    def _node(self, node: NodeTime, until: float, charges: billing.Charges) -> NodeTime:
+        start, end = billing.interval(node, self.last.began, until)
         usd = billing.usd(charges.nodes[node.node])
         return replace(node, began=start, came=node.began, seconds=round(end - start, 3), usd=usd)
 
-    def _worker(self, worker: WorkerTime) -> WorkerTime:
+    def _worker(self, worker: WorkerTime, until: float) -> WorkerTime:
         """A worker for the file: with its end, rounded, and with as many spans as all have room for."""
         spans = worker.spans
         while len(spans) > max(8, _MOST_SPANS // len(self.workers)):
             spans = coarser(spans)
-        ended = billing.ended(worker, self.until, self.final)
+        ended = billing.ended(worker, until, self.last.final)
         if ended is not None:
             spans = _lost(spans, worker.open)
         seconds = records.Seconds(**{name: round(value, 6) for name, value in vars(worker.seconds).items()})
@@ -158,12 +135,18 @@ class Book:
         return replace(worker, ended=ended, seconds=seconds, spans=spans)
 
 
+def _with_point(series: list[list[float]], point: list[float]) -> list[list[float]]:
+    """With one more, in place of one of the same time; every second one where there are too many."""
+    series = [*(series[:-1] if series and series[-1][0] >= point[0] else series), point]
+    return series if len(series) <= _MOST_POINTS else [series[0], *series[1:-1:2], series[-1]]
+
+
 def _lost(spans: Spans, units: Mapping[str, Any]) -> Spans:
     """Spans for the picture: the busy ones of units that a dead worker had open are lost."""
     return [(a, b, "lost" if kind == "busy" and unit in units else kind, unit) for a, b, kind, unit in spans]
 
 
-def _added(counts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Counts]:
+def added(counts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Counts]:
     """Counts by name, those of one name together, as a bill has them."""
     found: dict[str, Counts] = {}
     for name, own in counts:
@@ -180,17 +163,6 @@ def _totals(of: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[M
     return {"documents": ok + failed, "ok": ok, "failed": failed, **found}
 
 
-# ------------------------------------------------------------------------------------------------------------- the file
-
-
-def from_bill(bill: Bill, **settings: Any) -> Book:
-    """The book that a bill was made from; settings: as Book has them."""
-    nodes = {own.node: replace(own, began=own.began if own.came is None else own.came) for own in bill.nodes}
-    workers = {own.worker: replace(own, ended=None) for own in bill.workers}
-    own = {name: getattr(bill, name) for name in ("session", "began", "until", "final", "shares", "series", "notes")}
-    return Book(nodes=nodes, workers=workers, **own, **settings)
-
-
 def read(output: str, session: str) -> Bill | None:
     """A session's bill as it stands in its file; None where there is none. Raises OSError, RecordError."""
     try:
@@ -201,7 +173,7 @@ def read(output: str, session: str) -> Bill | None:
 
 def write(output: str, bill: Bill) -> None:
     """Puts a bill's file whole. Raises OSError."""
-    storage.put(path(output, bill.session), (json.dumps(records.to_json(bill)) + "\n").encode())
+    records.write(path(output, bill.session), bill, indent=None)
 
 
 def read_all(output: str) -> tuple[list[Bill], list[str]]:
@@ -231,9 +203,9 @@ def settled(bill: Bill, now: float) -> Bill:
     """A bill of a session that has died, closed at its last report; any other as it is."""
     if bill.final or now - bill.until < _STALE_SECONDS:
         return bill
-    book = from_bill(bill, budget_usd=bill.budget_usd, deadline=bill.deadline)
-    book.close(book.until)
-    return replace(book.bill(book.until), energy=bill.energy)
+    book = Book(bill)
+    book.close(bill.until)
+    return replace(book.bill(bill.until), energy=bill.energy)
 
 
 def reconcile(bill: Bill, units: Iterable[UnitSummary]) -> bool:
@@ -251,9 +223,9 @@ def reconcile(bill: Bill, units: Iterable[UnitSummary]) -> bool:
     counts = [each for unit in units for each in unit.categories.items()]
     total = round(bill.usd * billing.MICRO)
     bill.totals = totals
-    bill.categories = billing.shared_out(total, _added(counts))
+    bill.categories = billing.shared_out(total, added(counts))
     if len(bill.methods) <= 1:  # a run has one
-        bill.methods = billing.shared_out(total, _added((name, own) for name in bill.methods for _, own in counts))
+        bill.methods = billing.shared_out(total, added((name, own) for name in bill.methods for _, own in counts))
     return True
 
 

@@ -64,11 +64,6 @@ def ends(now: float, units: Iterable[InFlight], pace: Pace) -> float:
     return max([now, *(unit.began + pace.cautious(unit.documents) for unit in units)])
 
 
-def holds(left: float, spent: float, usd_per_second: float, seconds: float) -> bool:
-    """Whether so many seconds more can be paid. left: USD that this session may cost; spent: that it has cost."""
-    return spent + usd_per_second * seconds < left
-
-
 def reached(budget: float, spent: float, done: int, documents: int, exact: bool = True) -> str:
     """The message at the end of the money. spent: USD of all sessions; done: documents of the run's."""
     about = "" if exact else "about "
@@ -84,9 +79,6 @@ def reached(budget: float, spent: float, done: int, documents: int, exact: bool 
         f"{now} ({usd(1000 * spent / done)} per 1,000). The rest takes about {usd(rest)}: the same command with "
         f"cost.budget_usd={wanted:.2f} goes on"
     )
-
-
-# ------------------------------------------------------------------------------------------------------------- deadline
 
 
 def parse_deadline(given: str, now: float) -> float:
@@ -112,7 +104,6 @@ class Need:
     """What it takes to be done in time. late: seconds after the deadline with the most workers, 0 when in time."""
 
     workers: int
-    most: int
     done_at: float
     late: float
 
@@ -139,7 +130,7 @@ def need(
             break
         wanted = max(wanted + 1, math.ceil(wanted * 1.02))
     done_at = now + seconds(min(wanted, most))
-    return Need(wanted, most, done_at, max(0.0, done_at - now - seconds_left))
+    return Need(wanted, done_at, max(0.0, done_at - now - seconds_left))
 
 
 def clock(seconds: float) -> str:

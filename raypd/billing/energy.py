@@ -5,49 +5,35 @@ Only the GPUs count; the rest of the machine (processors, memory, fans, the buil
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from raypd.run.records import WorkerTime
+from raypd.run.records import Energy, WorkerTime
 
-_SAMPLE_SECONDS = 1.0
 _JOULES_PER_KWH = 3.6e6
 
 
 def meter(gpus: float) -> Callable[[], float | None]:
-    """A counter of the energy of this process's GPUs.
+    """A counter of the energy of this process's GPUs: joules since now, None where they are not measured.
 
-    Args:
-        gpus: how many of them are this worker's; of a GPU that several workers share it takes that fraction.
-
-    Returns:
-        A function that gives the joules since now; None where they are not measured.
+    gpus: how many of them are this worker's; of a GPU that several workers share it takes that fraction.
     """
     if not gpus:
         return lambda: None
+
+    def total() -> float:
+        millijoules = sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles)
+        return min(1.0, gpus / len(handles)) * millijoules / 1000
+
     try:
         import pynvml
 
         pynvml.nvmlInit()
         handles = _handles(pynvml)
-    except Exception:  # no driver, no right: NVML has an exception for each
-        return lambda: None
-    if not handles:
-        return lambda: None
-    fraction = min(1.0, gpus / len(handles))
-
-    def total() -> float:
-        millijoules = sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles)
-        return fraction * millijoules / 1000
-
-    try:
         before = total()
-    except pynvml.NVMLError:  # GPUs before Volta count nothing: sample their power
-        return _Sampler(pynvml, handles, fraction)
+    except Exception:  # no driver, no GPU, no right, no counter (GPUs before Volta): NVML has an exception for each
+        return lambda: None
 
     def joules() -> float | None:
         try:
@@ -68,30 +54,8 @@ def _handles(pynvml: Any) -> list[Any]:
     return [by_index(int(name)) if name.isdigit() else by_name(name) for name in names]
 
 
-class _Sampler:
-    """Power added up every second."""
-
-    def __init__(self, pynvml: Any, handles: list[Any], fraction: float) -> None:
-        self._pynvml, self._handles, self._fraction = pynvml, handles, fraction
-        self._joules: float | None = None
-        threading.Thread(target=self._run, name="power", daemon=True).start()
-
-    def __call__(self) -> float | None:
-        return self._joules
-
-    def _run(self) -> None:
-        at = time.monotonic()
-        while True:
-            time.sleep(_SAMPLE_SECONDS)
-            now = time.monotonic()
-            with contextlib.suppress(self._pynvml.NVMLError):
-                watts = sum(self._pynvml.nvmlDeviceGetPowerUsage(handle) for handle in self._handles) / 1000
-                self._joules = (self._joules or 0.0) + self._fraction * watts * (now - at)
-            at = now
-
-
-def of(reports: Iterable[WorkerTime], watts_per_gpu: float | None, co2e_grams_per_kwh: float | None) -> dict[str, Any]:
-    """{"kwh", "co2e_kg", "source"} of workers; kwh is None where a GPU was neither measured nor given watts."""
+def of(reports: Iterable[WorkerTime], watts_per_gpu: float | None, co2e_grams_per_kwh: float | None) -> Energy:
+    """The energy of workers; unknown where a GPU was neither measured nor given watts."""
     joules, sources = 0.0, set()
     for report in reports:
         if report.joules is not None:
@@ -103,7 +67,7 @@ def of(reports: Iterable[WorkerTime], watts_per_gpu: float | None, co2e_grams_pe
         elif report.gpus:
             sources.add("unknown")
     if not sources or "unknown" in sources:
-        return {"kwh": None, "co2e_kg": None, "source": None}
+        return Energy()
     kwh = joules / _JOULES_PER_KWH
     co2e = None if co2e_grams_per_kwh is None else round(kwh * co2e_grams_per_kwh / 1000, 6)
-    return {"kwh": round(kwh, 6), "co2e_kg": co2e, "source": " and ".join(sorted(sources))}
+    return Energy(round(kwh, 6), co2e, " and ".join(sorted(sources)))

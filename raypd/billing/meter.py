@@ -76,8 +76,6 @@ class Meter:
         self._ratio = 1.0  # share of prefill in the last step that fed anything
         self._work: dict[str, int] = {}  # programs by unit in the step that runs or ran last
 
-    # --------------------------------------------------------------------------------------------------------- units
-
     def ready(self) -> None:
         """The model is loaded: from here on the worker is idle or busy."""
         with self._lock:
@@ -131,8 +129,6 @@ class Meter:
 
     def _unit(self, unit: str) -> UnitUsage:
         return self._units.setdefault(unit, UnitUsage())
-
-    # --------------------------------------------------------------------------------------------------------- steps
 
     def step(self, engine: Any, work: Mapping[str, int]) -> list[Any]:
         """Runs one step of the engine and returns what it does. work: programs in it by unit."""
@@ -190,8 +186,6 @@ class Meter:
             self._spans = joined(self._spans, (self._at, now, self._state, unit))
         self._at = max(self._at, now)
         return spent
-
-    # ------------------------------------------------------------------------------------------------------- reports
 
     def report(self) -> WorkerTime:
         """All so far, under the next number."""

@@ -10,14 +10,15 @@ A price that stands in none of them is an error and never a guess.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass as checked_dataclass
 
@@ -84,9 +85,6 @@ def shipped() -> Table:
     return table
 
 
-# ------------------------------------------------------------------------------------------------- the refreshed file
-
-
 def refreshed_path() -> Path:
     """The file of `raypd prices refresh`; the environment variable RAYPD_PRICES names another."""
     from platformdirs import user_cache_path
@@ -138,9 +136,6 @@ def table() -> Table:
     return merged
 
 
-# ---------------------------------------------------------------------------------------------------------- one price
-
-
 def price(
     instance_type: str | None,
     region: str | None,
@@ -181,25 +176,16 @@ def price(
 
 
 def price_or_bound(
-    instance_type: str | None,
-    region: str | None,
-    market: Market | None,
-    cost: CostConfig,
-    *,
-    zone: str | None = None,
-    known: Table | None = None,
+    instance_type: str | None, region: str | None, market: Market | None, cost: CostConfig, **where: Any
 ) -> Price | None:
     """As `price`; for a spot machine without a known spot price the on-demand price, which it cannot pass.
 
     None where neither is known.
     """
-    known = table() if known is None else known
-    try:
-        return price(instance_type, region, market, cost, zone=zone, known=known)
-    except PriceUnknown:
-        if (market or cost.market) != "spot":
-            return None
-    bound = price_or_bound(instance_type, region, "on-demand", cost, known=known)
-    if bound is None:
-        return None
-    return Price(bound.usd_per_hour, f"on-demand price, as no spot price is known ({bound.source})", bound.date)
+    with contextlib.suppress(PriceUnknown):
+        return price(instance_type, region, market, cost, **where)
+    if (market or cost.market) == "spot":
+        with contextlib.suppress(PriceUnknown):
+            bound = price(instance_type, region, "on-demand", cost, **where)
+            return replace(bound, source=f"on-demand price, as no spot price is known ({bound.source})")
+    return None

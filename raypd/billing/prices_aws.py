@@ -28,16 +28,9 @@ _SPOT_PAGE = 20  # instance types asked for at once
 
 
 def refresh(regions: Sequence[str] = SHIPPED_REGIONS) -> Path:
-    """Asks AWS for the on-demand and spot prices of all instance types that raypd knows.
+    """Asks AWS for the on-demand and spot prices of all instance types that raypd knows; the file that was written.
 
-    Args:
-        regions: of AWS.
-
-    Returns:
-        The file that was written.
-
-    Raises:
-        ConfigError: no credentials, no right to ask, or no connection.
+    Raises ConfigError: no credentials, no right to ask, or no connection.
     """
     found: Table = {}
     for region in regions:

@@ -200,25 +200,13 @@ def estimate(
 ) -> None:
     """Say what a run will take and cost, from a sample that is decoded, an earlier run, or given throughputs."""
     from raypd.estimate import estimate as estimates
-    from raypd.estimate import options
+    from raypd.estimate.options import EstimateOptions
 
-    estimates.run(
-        load_config(config, overrides or []) if config is not None else None,
-        options.parse(
-            sample=sample,
-            minutes=minutes,
-            baseline=not no_baseline,
-            run=run,
-            throughput=throughput,
-            baseline_throughput=baseline,
-            documents=documents,
-            instances=instance,
-            nodes=nodes,
-            head=head,
-        ),
-        as_json,
-        verbose,
+    made = load_config(config, overrides or []) if config is not None else None
+    options = EstimateOptions(
+        sample, minutes, not no_baseline, run, throughput, baseline, documents, instance, nodes, head
     )
+    estimates.run(made, options, as_json, verbose)
 
 
 @app.command()

@@ -97,8 +97,9 @@ class Accounts:
         return own.usd + own.usd_per_second * max(0.0, time.time() - own.at)
 
     def _holds(self, seconds: float) -> bool:
+        """Whether so many seconds more can be paid."""
         left = (self.config.cost.budget_usd or 0.0) - self.earlier
-        return budget.holds(left, self._spent(), self._standing.usd_per_second, seconds)
+        return self._spent() + self._standing.usd_per_second * seconds < left
 
     def look(self, running: int) -> int | None:
         """To be called often. How many workers are wanted from now on; None: as before.

@@ -20,7 +20,7 @@ from raypd.config import RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.plan import Plan, take_apart
 from raypd.errors import ConfigError, RunError
-from raypd.run import lease, manifest
+from raypd.run import layout, lease, manifest, records
 from raypd.run.manifest import Manifest, Unreadable
 from raypd.run.records import UnitResult
 from raypd.run.unit import Unit
@@ -51,11 +51,7 @@ def output_folder(config: RunConfig) -> str:
 
 
 def run_extract(
-    config: RunConfig,
-    *,
-    verbose: bool = False,
-    build: Build | None = None,
-    planned: Plan | None = None,
+    config: RunConfig, *, verbose: bool = False, build: Build | None = None, planned: Plan | None = None
 ) -> Manifest:
     """Runs or resumes an extraction until every unit is committed, and writes the manifest.
 
@@ -131,7 +127,8 @@ def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable
         if done.fingerprint != config.fingerprint():
             raise RunError(f"{output}: unit {done.unit} is of another configuration, {done.fingerprint}")
     result = manifest.make(config, output, planned.units, units, unreadable, book.of_run(output, units))
-    path = manifest.write(result)
+    path = storage.join(output, layout.MANIFEST)
+    records.write(path, result)
     if unreadable.units and not result.documents:
         raise RunError(
             f"nothing could be read of the input, {unreadable.units} units of it:\n{unreadable.shown()}"
@@ -205,7 +202,7 @@ class DriverSession:
         self.units, self.done_units = self.planned.units, len(self.done)
         self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
-        self._display = progress.Display(self.planned.documents, self.done_documents)
+        self._display = progress.RunDisplay(self.planned.documents, self.done_documents)
         self._scheduler: Scheduler | None = None
         self._accounts: Accounts | None = None
 

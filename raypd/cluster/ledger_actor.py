@@ -24,7 +24,7 @@ from raypd.cluster import machines
 from raypd.cluster.metrics import Metrics
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
-from raypd.run.records import NodeTime, WorkerTime
+from raypd.run.records import Bill, NodeTime, WorkerTime
 
 _ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
 _ANSWER_SECONDS = 30.0  # a ledger that is away that long (a restart takes one) does not answer
@@ -70,10 +70,10 @@ class Ledger:
     def __init__(self, spec: LedgerSpec) -> None:
         storage.configure(spec.config.storage)
         self.spec = spec
-        keys = ("budget_usd", "deadline", "watts_per_gpu", "co2e_grams_per_kwh")
-        settings: dict[str, Any] = {key: getattr(spec.config.cost, key) for key in keys}
-        kept = book.read(spec.output, spec.session)
-        self.book = book.from_bill(kept, **settings) if kept else Book(spec.session, spec.began, **settings)
+        cost = spec.config.cost
+        new = Bill(spec.session, spec.began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
+        kept = book.read(spec.output, spec.session) or new
+        self.book = Book(kept, cost.watts_per_gpu, cost.co2e_grams_per_kwh)
         self._metrics: Metrics | None = None
         self._writing, self._ended = threading.Lock(), threading.Event()
         self._durable = {worker.worker: worker.sequence for worker in self.book.workers.values()}
@@ -90,12 +90,11 @@ class Ledger:
         workers, nodes = list(self.book.workers.values()), list(self.book.nodes.values())
         loaded = [own.seconds for own in workers if own.seconds.total() > own.seconds.startup]
         live = [node for node in nodes if node.ended is None or node.ended > now]
-        runs = self.book.shares[-1][1] if self.book.shares else 1
         unpriced = [node.price_source for node in nodes if node.price_source.startswith(machines.UNKNOWN)]
         return Standing(
             at=now,
             usd=billing.usd(self.book.charges(now).total),
-            usd_per_second=sum(node.usd_per_hour for node in live) / 3600 / runs,
+            usd_per_second=sum(node.usd_per_hour for node in live) / 3600 / self.book.runs,
             documents=self.book.totals()["documents"],
             busy_seconds=sum(billing.settled(own, now, final=False).busy for own in workers),
             startup_seconds=sum(own.startup for own in loaded) / len(loaded) if loaded else 0.0,
@@ -111,7 +110,7 @@ class Ledger:
         self._flush()
 
     def _run(self) -> None:
-        while not self.book.final and not self._ended.wait(_ROUND_SECONDS):
+        while not self.book.last.final and not self._ended.wait(_ROUND_SECONDS):
             for step in (self._look, self._flush):
                 try:
                     step()
@@ -162,23 +161,10 @@ def start(config: RunConfig, output: str, session: str, began: float, cpus: floa
         namespace=machines.NAMESPACE,
         num_cpus=0,
         max_restarts=-1,
+        max_task_retries=-1,  # all that it is asked can be asked again
         resources={"node:__internal_head__": 0.001},
     )
     return actor.remote(spec)
-
-
-def ask(call: Any, seconds: float = _ANSWER_SECONDS) -> Any:
-    """A method's answer; tries again while the ledger is being restarted. Raises ray.exceptions.RayError in the end."""
-    import ray
-
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            return ray.get(call.remote(), timeout=max(0.1, end - time.monotonic()))
-        except ray.exceptions.RayActorError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.3)
 
 
 def close(handle: Any) -> None:
@@ -186,5 +172,5 @@ def close(handle: Any) -> None:
     import ray
 
     with contextlib.suppress(Exception):  # whatever Ray has come to
-        ask(handle.close)
+        ray.get(handle.close.remote(), timeout=_ANSWER_SECONDS)
         ray.kill(handle)

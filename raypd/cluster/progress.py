@@ -13,7 +13,7 @@ from raypd.run.text import duration, number
 _LINE_SECONDS = 10.0
 
 
-class Display:
+class RunDisplay:
     """Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere.
 
     total: documents of the run; done: those that were committed before it began.
@@ -26,7 +26,7 @@ class Display:
         self._begun = False
         self._bar: Progress | None = None
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> RunDisplay:
         if self._console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}"),

@@ -49,8 +49,8 @@ class UnitState:
     categories: dict[int, str] = field(default_factory=dict)  # of every row
 
     def progress(self) -> Progress:
-        answered = len({record.row for record in self.records} - self.open.keys())
-        failed = len({record.row for record in self.records if record.error is not None})
+        answered = len({record.index for record in self.records} - self.open.keys())
+        failed = len({record.index for record in self.records if record.error is not None})
         if self.begun is None or not answered:
             return Progress(answered, failed, self.begun is not None)
         seconds = time.monotonic() - self.begun
@@ -134,7 +134,7 @@ class RequestQueue:
                 with self._changed:
                     self._add(state, items)
                     state.unfinished -= 1
-                    state.open -= Counter(set(request.rows))  # drops rows of which no request is left
+                    state.open -= Counter(set(request.documents))  # drops rows of which no request is left
             if may_plan:
                 with self._task_lock:
                     item = next(plan, None)
@@ -153,16 +153,16 @@ class RequestQueue:
         state.records += [item for item in items if isinstance(item, Record)]
         state.unfinished += len(requests)
         for request in requests:
-            state.open.update(set(request.rows))
+            state.open.update(set(request.documents))
         self._queue += [(state, request) for request in requests]
         self._changed.notify_all()
 
     def _plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         """The task's plan; from where it raises on, document by document, so that only the bad one is lost."""
-        left = {document.row: document for document in documents}
+        left = {document.index: document for document in documents}
         try:
             for item in self.parts.task.plan(documents):
-                for row in item.rows if isinstance(item, Request) else [item.row]:
+                for row in item.documents if isinstance(item, Request) else [item.index]:
                     left.pop(row, None)
                 yield item
         except Exception:
@@ -171,7 +171,7 @@ class RequestQueue:
                 try:
                     yield from self.parts.task.plan([document])
                 except Exception as error:
-                    yield Record(document.row, error=reason(error))
+                    yield Record(document.index, error=reason(error))
 
     def _read(self, state: UnitState, request: Request, result: Any) -> Sequence[Record | Request]:
         """The records of a request that ended, and the requests that follow on it."""
@@ -179,7 +179,7 @@ class RequestQueue:
             return request.fail(reason(result))
         for name in writer.COUNTS:
             state.counts[name] += int(getattr(result.counts, name, 0))
-        self.meter.tokens(state.unit, [state.categories.get(row, "") for row in request.rows], result.counts)
+        self.meter.tokens(state.unit, [state.categories.get(row, "") for row in request.documents], result.counts)
         if result.error is not None:
             return request.fail(reason(result.error))
         try:

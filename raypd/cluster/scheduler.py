@@ -57,14 +57,7 @@ class Tick:
 
 
 class Scheduler:
-    """Runs units through workers: `for event in scheduler.run(units, count)`.
-
-    Args:
-        spec: what workers are made from.
-        resources: what one takes of the cluster.
-        cluster: how many there are.
-        say: shows the user a line.
-    """
+    """Runs units through workers: `for event in scheduler.run(units, count)`. say: shows the user a line."""
 
     def __init__(
         self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Callable[[str], None]
@@ -278,7 +271,7 @@ class Scheduler:
             self.say(f"a worker process died{memory}; its units are tried again")
         if self._deaths >= _DEATHS_WITHOUT_COMMIT + len(self.workers):
             found = ((own.unit.id, retry_policy.failure_reason(self.spec.output, own.unit.id)) for own in attempts)
-            known = next((f"\nthe last word of a worker ({unit}): {why.strip()}" for unit, why in found if why), "")
+            known = next((f"\nthe last error of a worker ({unit}): {why.strip()}" for unit, why in found if why), "")
             raise RunError(f"worker processes die, and nothing gets done: {_cause(error)}{known}")
         for attempt in attempts:
             unit = attempt.unit

@@ -26,7 +26,7 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
     units = sorted(writer.committed(manifest.output))
     rows = writer.read_rows(manifest.output, units[0], _ROWS) if units else []
     if rows:
-        console.print(_table(rows, console.width))
+        console.print(_table(rows))
     if manifest.fake:
         console.print("model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red")
     ok = f"{count(manifest.ok)} ok" + (f", {count(manifest.failed)} failed" if manifest.failed else "")
@@ -72,17 +72,12 @@ def _largest(parts: dict[str, float]) -> list[tuple[str, float]]:
     return sorted(parts.items(), key=lambda item: -item[1])
 
 
-def _table(rows: list[dict[str, Any]], console_width: int) -> Table:
-    # Widths by hand: rich would take them from the two small columns to give them to the wide one.
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=True)
     with_category = any(row.get("category") for row in rows)
-    names = ["id", "category"] if with_category else ["id"]
-    widths = [min(16, max(len(str(row.get(name) or "")) for row in rows)) for name in names]
-    widths = [max(width, len(head) + 1) for width, head in zip(widths, ("document", "category"), strict=False)]
-    for head, width in zip(("document", "category"), widths, strict=False):
-        table.add_column(head, overflow="ellipsis", no_wrap=True, width=width)
-    left = max(20, console_width - sum(widths) - 2 * len(widths))
-    table.add_column("values", overflow="ellipsis", no_wrap=True, width=left)
+    for head in ("document", "category") if with_category else ("document",):
+        table.add_column(head, overflow="ellipsis", no_wrap=True, max_width=16)
+    table.add_column("values", overflow="ellipsis", no_wrap=True, min_width=20, ratio=1)
     for row in rows:
         category = [Text(str(row.pop("category", None) or ""))] if with_category else []
         table.add_row(Text(str(row["id"])), *category, _values(row))
@@ -100,13 +95,10 @@ def _values(row: dict[str, Any]) -> Text:
     parts: list[str] = []
     for name, value in row.items():
         # Flags of a row and lists of details are for those who read the files.
-        if name not in _OWN and not isinstance(value, bool) and not _details(value):
+        details = isinstance(value, list) and any(isinstance(part, dict) for part in value)
+        if name not in _OWN and not isinstance(value, bool) and not details:
             parts += _flat(name, value)
     return Text("  ".join(parts))
-
-
-def _details(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(part, dict) for part in value)
 
 
 def _flat(name: str, value: Any) -> list[str]:

@@ -146,9 +146,9 @@ class DecodeWorker:
         with self.request_queue.unit(unit.id) as state:
             if attempt.bisecting:  # what the attempt before this one left says nothing of this one
                 retry_policy.checkpoint(output, unit.id, [])
-            documents = read_unit(unit, self.config, self.parts.task.input_columns())
+            documents = read_unit(unit, self.config)
             state.documents = len(documents)
-            state.categories = {document.row: billed_as(document, self.config) for document in documents}
+            state.categories = {document.index: billed_as(document, self.config) for document in documents}
             self.meter.documents(unit.id, state.categories.values())
             self._answer(state, documents, attempt)
         spent = self.meter.end(unit.id)
@@ -177,7 +177,7 @@ class DecodeWorker:
 
     def _answer(self, state: UnitState, documents: list[Document], attempt: Attempt) -> None:
         """Answers documents at once, or where a worker died of them in groups with a checkpoint before each."""
-        by_row = {document.row: document for document in documents}
+        by_row = {document.index: document for document in documents}
         output, unit = self.spec.output, attempt.unit.id
         why = retry_policy.failure_reason(output, unit) if attempt.quarantined else None
         state.records += [Record(row, error=attempt.reason(row, why)) for row in attempt.quarantined]

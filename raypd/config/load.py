@@ -14,9 +14,12 @@ import yaml
 from pydantic import ValidationError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig
-from raypd.config.renamed import RENAMED
 from raypd.errors import ConfigError, did_you_mean
 
+RENAMED = {  # keys with another name now, dotted -> the name: refused here, understood in the record of an older run
+    "engine.batch": "max_num_seqs",
+    "engine.token_budget": "max_num_batched_tokens",
+}
 PATHS = (
     "input.path", "training.validation", "task.categories_file", "task.template", "task.few_shot", "model.name",
     "model.adapter",
@@ -24,17 +27,14 @@ PATHS = (
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """Reads and checks a configuration.
+    """Reads and checks a YAML file; overrides (`key=value`, dotted keys) go over it, later ones over earlier ones.
 
-    Args:
-        path: of the YAML file.
-        overrides: `key=value`, dotted keys, later ones over earlier ones and over the file.
-
-    Raises:
-        ConfigError: with file, line and key of every mistake found.
+    Raises ConfigError with file, line and key of every mistake found.
     """
     source = _read_yaml(Path(path))
-    _anchor_paths(source.tree, Path(path).parent)
+    if isinstance(source.tree.get("model"), str):
+        source.tree["model"] = {"name": source.tree["model"]}
+    anchor_paths(source.tree, Path(path).parent)
     return _checked(source, overrides)
 
 
@@ -67,6 +67,16 @@ def _checked(source: _Yaml, overrides: list[str] | None) -> RunConfig:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_explain(error, source)) from None
+
+
+def with_new_names(tree: dict[str, Any]) -> dict[str, Any]:
+    """A recorded configuration with the names of now; the record itself stays as it is."""
+    out = dict(tree)
+    for key, name in RENAMED.items():
+        section, _, old = key.partition(".")
+        if isinstance(out.get(section), dict) and old in out[section]:
+            out[section] = {name if k == old else k: v for k, v in out[section].items()}
+    return out
 
 
 def value_of(text: str) -> Any:
@@ -144,26 +154,23 @@ def _read_yaml(path: Path) -> _Yaml:
     return _Yaml(path, text)
 
 
-def _anchored(path: Any, folder: Path) -> Any:
-    if isinstance(path, list):
-        return [_anchored(p, folder) for p in path]
-    if not isinstance(path, str) or "://" in path or Path(path).is_absolute():
-        return path
-    return str(folder / path)
-
-
-def _anchor_paths(tree: dict[str, Any], folder: Path) -> None:
-    """Makes the paths that stand in a file relative to that file (the output path stays as it is)."""
-    if isinstance(tree.get("model"), str):
-        tree["model"] = {"name": tree["model"]}
+def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Makes the relative paths of a tree relative to a folder (the output path stays as it is); key -> path."""
+    found: dict[str, Any] = {}
     for key in PATHS:
         section, _, name = key.partition(".")
         part = tree.get(section)
         value = part.get(name) if isinstance(part, dict) else None
-        if section == "model" and isinstance(value, str):  # else of the Hub
-            value = value if value.startswith(("./", "../")) or (folder / value).is_dir() else None
+        if section == "model" and not (str(value).startswith(("./", "../")) or (folder / str(value)).is_dir()):
+            continue  # of the Hub
         if isinstance(part, dict) and value is not None:
-            part[name] = _anchored(value, folder)
+            many = [_anchored(path, folder) for path in value] if isinstance(value, list) else None
+            found[key] = part[name] = many or _anchored(value, folder)
+    return found
+
+
+def _anchored(path: Any, folder: Path) -> Any:
+    return path if not isinstance(path, str) or "://" in path else str(folder / Path(path).expanduser())
 
 
 def _keys_of(location: tuple[str | int, ...]) -> list[str]:

@@ -24,7 +24,8 @@ def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> li
     out: list[str] = []
     for name, info in model.model_fields.items():
         inner = info.annotation
-        value = getattr(values, name) if values is not None else _default(info)
+        default = None if info.is_required() else info.get_default(call_default_factory=True)
+        value = getattr(values, name) if values is not None else default
         if name == "task":
             kinds = [type(value)] if isinstance(value, BaseModel) else list(KINDS.values())
             for kind in kinds:  # a run has one: the others stand as comments
@@ -40,10 +41,6 @@ def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> li
         if depth == 0:
             out.append("")
     return out[:-1] if depth == 0 else out
-
-
-def _default(info: FieldInfo) -> Any:
-    return None if info.is_required() else info.get_default(call_default_factory=True)
 
 
 def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raypd.config import RunConfig
-from raypd.config.load import PATHS, load_config, set_key, value_of
+from raypd.config.load import anchor_paths, load_config, set_key, value_of
 from raypd.errors import ConfigError, RunError
 
 _MARK = "# Written by raypd tune."
@@ -30,18 +30,8 @@ def check_target(target: Path, source: Path) -> None:
 def write(source: Path, overrides: list[str], changes: dict[str, Any], target: Path, why: str) -> RunConfig:
     """Writes a configuration with the overrides of the command line and the changes; relative paths keep their meaning.
 
-    Args:
-        source: the user's file.
-        overrides: `key=value` of the command line.
-        changes: dotted key -> value.
-        target: the file to write.
-        why: comment at its top.
-
-    Returns:
-        What the new file reads as.
-
-    Raises:
-        RunError: it cannot be written, or does not read back.
+    changes: dotted key -> value. why: the comment at its top. Returns what the new file reads as. Raises RunError where
+    it cannot be written or does not read back.
     """
     from ruamel.yaml import YAML
 
@@ -50,11 +40,11 @@ def write(source: Path, overrides: list[str], changes: dict[str, Any], target: P
     roundtrip.width = 4096
     roundtrip.indent(mapping=2, sequence=4, offset=2)
     tree = roundtrip.load(source.read_text(encoding="utf-8"))
-    before = load_config(source, overrides)
     typed = {key: value_of(value) for key, _, value in (override.partition("=") for override in overrides)}
     moved = target.resolve().parent != source.resolve().parent
     # An override's relative path is relative to the current folder, a file's is to the file.
-    paths = {key: value for key, value in _anchored(before).items() if moved or key in typed}
+    paths = anchor_paths(load_config(source, overrides).model_dump(), Path.cwd())
+    paths = {key: value for key, value in paths.items() if moved or key in typed}
     for key, value in {**typed, **paths, **changes}.items():
         set_key(tree, key, value)
     out = io.StringIO()
@@ -70,20 +60,3 @@ def write(source: Path, overrides: list[str], changes: dict[str, Any], target: P
         if attrgetter(key)(made) != value:
             raise RunError(f"{target}: {key} does not read back as {value!r}; set it by hand")
     return made
-
-
-def _anchored(config: RunConfig) -> dict[str, Any]:
-    """The path keys of a loaded configuration that are local paths, absolute."""
-    found: dict[str, Any] = {}
-    for key in PATHS:
-        section, _, name = key.partition(".")
-        value = getattr(getattr(config, section), name, None)
-        if isinstance(value, list):
-            found[key] = [_absolute(one) for one in value]
-        elif value is not None and (section != "model" or Path(value).is_dir()):
-            found[key] = _absolute(value)
-    return found
-
-
-def _absolute(path: str) -> str:
-    return path if "://" in path else str(Path(path).expanduser().absolute())

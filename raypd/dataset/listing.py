@@ -55,15 +55,12 @@ def objects(source: InputConfig) -> Iterator[InputObject]:
                 continue
             if after:
                 seen.add(hash(item.path))
-            yield InputObject(item.path, _unique(item.name, number), item.size, item.stamp, format, compression)
+            # With the root's number where another root may hold the same name.
+            name = f"{item.name}#{number + 1}" if number or re.search(r"#\d+$", item.name) else item.name
+            yield InputObject(item.path, name, item.size, item.stamp, format, compression)
         if not found and skipped is not None:
             where = "" if skipped.path.endswith(root) else f"{root}: nothing to read in this folder; "
             raise InputError(where + _unsupported(skipped.path))
-
-
-def _unique(name: str, root: int) -> str:
-    """The name, with the root's number where another root may hold the same one."""
-    return f"{name}#{root + 1}" if root or re.search(r"#\d+$", name) else name
 
 
 def _overlaps(root: str, others: list[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from collections import deque
@@ -15,7 +16,7 @@ from raypd.dataset.jsonl import lines_of_range, open_lines
 from raypd.dataset.listing import InputObject, objects
 from raypd.dataset.plan import Plan, PlanWriter, stored
 from raypd.dataset.plan import alone as stored_alone
-from raypd.dataset.refresh import Changes, Listing, digested, kept
+from raypd.dataset.refresh import Listing, digested, kept
 from raypd.dataset.split import Inspected, inspect, line_limit
 from raypd.errors import InputError, RunError, UserError
 from raypd.run.unit import Part, Unit, make_unit
@@ -60,16 +61,15 @@ def _plan(config: RunConfig, output: str | None) -> Plan:
         digest = hashlib.sha256()
         planning.add(digested(objects(config.input), digest))
         return planning.finish(planning.objects, digest.hexdigest(), cut)
-    with Listing(objects(config.input)) as now:
+    with contextlib.closing(Listing(objects(config.input))) as now:
         same = before.totals.listing == now.digest and before.totals.alone == len(alone)
         if same and not before.totals.damaged:
             return before
-        changes = Changes()
-        for unit in kept(before, now, alone, changes):
+        for unit in kept(before, now, alone):
             planning.keep(unit)
         planning.add(now.left())
         made = planning.finish(now.objects, now.digest, cut)
-        made.changes = str(changes)
+        made.changes = now.changes()
         return made
 
 
@@ -123,8 +123,7 @@ class _Planning:
         group: list[Part] = []
         expected = size = 0  # of the group
         for item in inspected:
-            parts = item.parts()
-            head = list(itertools.islice(parts, 2))
+            head = list(itertools.islice(item.parts, 2))
             if item.damaged is None and len(head) == 1 and head[0].exact and item.found.name not in self.alone:
                 part = head[0]
                 if group and (expected + part.expected > most or size + part.bytes > most_bytes):
@@ -133,7 +132,7 @@ class _Planning:
                 group.append(part)
                 expected, size = expected + part.expected, size + part.bytes
                 continue
-            for part in itertools.chain(head, parts):
+            for part in itertools.chain(head, item.parts):
                 yield make_unit([part], self.fingerprint, item.damaged)
         if group:
             yield make_unit(group, self.fingerprint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     """The documents of a unit, in order; of a unit with `only` these alone, numbered as in the whole unit.
 
     Args:
-        columns: what the task needs beside the columns of the configuration (Parquet reads no others).
+        columns: of Parquet, beside those that the configuration names.
 
     Returns:
         As many as the unit's rows, or where these are None as many as there are.
@@ -115,36 +115,24 @@ def _parquet_rows(part: Part, config: RunConfig, columns: Sequence[str]) -> Iter
     with storage.open_file(part.path, part.version, part.size) as file:
         parquet = pq.ParquetFile(file)
         present = [name for name in parquet.schema_arrow.names if name in wanted]
-        at, groups = _row_groups(parquet.metadata, part)
-        for batch in parquet.iter_batches(batch_size=1024, row_groups=groups, columns=present):
-            skip = min(max(0, part.start - at), len(batch))
-            taken = batch.slice(skip, max(0, part.end - at - skip))
-            yield from enumerate(_rows(taken), at + skip)
-            at += len(batch)
-            if at >= part.end:
-                return
-
-
-def _row_groups(metadata: Any, part: Part) -> tuple[int, list[int]]:
-    """The row groups that a part touches, and the row at which the first of them begins."""
-    first, begin = 0, 0
-    groups: list[int] = []
-    for i in range(metadata.num_row_groups):
-        end = begin + metadata.row_group(i).num_rows
-        if begin < part.end and end > part.start:
-            first = first if groups else begin
-            groups.append(i)
-        begin = end
-    return first, groups
-
-
-def _rows(batch: Any) -> Iterable[dict[str, Any]]:
-    """Rows as dicts; a text value that is not UTF-8 is the error itself, so that it spoils its own row alone."""
-    columns = map(_values, batch.columns)
-    return (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
+        at = 0
+        for group in range(parquet.metadata.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            if at + rows <= part.start or at >= part.end:
+                at += rows
+                continue
+            for batch in parquet.iter_batches(batch_size=1024, row_groups=[group], columns=present):
+                if at >= part.end:
+                    return
+                skip = min(max(0, part.start - at), len(batch))
+                piece = batch.slice(skip, max(0, part.end - at - skip))
+                for number, row in enumerate(zip(*map(_values, piece.columns), strict=True), at + skip):
+                    yield number, dict(zip(piece.schema.names, row, strict=True))
+                at += len(batch)
 
 
 def _values(column: Any) -> list[Any]:
+    """Values of a column; a text that is not UTF-8 is the error itself, so that it spoils its own row alone."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)

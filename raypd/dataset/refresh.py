@@ -19,28 +19,6 @@ _EXAMPLES = 5
 _COLUMNS = ", ".join(InputObject._fields)
 
 
-class Changes:
-    """Objects of a plan that are not what they were: how many, and the first of them in words."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._examples: list[str] = []
-        self._last = ""
-
-    def note(self, name: str, gone: bool) -> None:
-        """Takes up an object; again for each of its parts, which follow on each other."""
-        if name == self._last:
-            return
-        self._last = name
-        self.count += 1
-        if self.count <= _EXAMPLES:
-            self._examples.append(f"{name} {'is gone' if gone else 'was replaced'}")
-
-    def __str__(self) -> str:
-        more = f", and {self.count - _EXAMPLES} more" if self.count > _EXAMPLES else ""
-        return ", ".join(self._examples) + more
-
-
 class Listing:
     """The input's objects of now, by name.
 
@@ -59,24 +37,28 @@ class Listing:
         self.digest = digest.hexdigest()
         self.objects: int = self._base.execute("SELECT count(*) FROM now").fetchone()[0]
         self._last: tuple[str, InputObject | None] | None = None
+        self._changed, self._examples = 0, list[str]()
 
-    def __enter__(self) -> Listing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._base.close()
 
     def find(self, part: Part) -> InputObject | None:
         """The object of a part as it is now, or None where it is gone or another."""
         if self._last is None or self._last[0] != part.name:  # an object's parts follow on each other
-            found = self.named(part.name)
-            self._last = part.name, found if found is not None and _same(part, found) else None
+            row = self._base.execute(f"SELECT {_COLUMNS} FROM now WHERE name = ?", (part.name,)).fetchone()
+            found = InputObject(*row) if row is not None else None
+            same = found is not None and _same(part, found)
+            if not same:
+                self._changed += 1
+                if self._changed <= _EXAMPLES:
+                    self._examples.append(f"{part.name} {'is gone' if found is None else 'was replaced'}")
+            self._last = part.name, found if same else None
         return self._last[1]
 
-    def named(self, name: str) -> InputObject | None:
-        """The object of a name, whatever it holds now."""
-        row = self._base.execute(f"SELECT {_COLUMNS} FROM now WHERE name = ?", (name,)).fetchone()
-        return InputObject(*row) if row is not None else None
+    def changes(self) -> str:
+        """The objects that were looked for and are gone or others: the first of them, and how many more."""
+        more = f", and {self._changed - _EXAMPLES} more" if self._changed > _EXAMPLES else ""
+        return ", ".join(self._examples) + more
 
     def keep(self, name: str) -> None:
         """Marks an object as planned."""
@@ -108,29 +90,20 @@ def digested(found: Iterable[InputObject], digest: hashlib._Hash) -> Iterator[In
         yield item
 
 
-def kept(before: Plan, now: Listing, alone: set[str], changes: Changes) -> Iterator[Unit]:
+def kept(before: Plan, now: Listing, alone: set[str]) -> Iterator[Unit]:
     """The units whose objects are all as they were, and marks these. Damaged ones are looked into again.
 
-    alone: objects that share no unit. changes: takes up what is not as it was.
+    alone: objects that share no unit.
     """
     last = ""
     for unit in before.all():
-        found = [now.find(part) for part in unit.parts]
-        for part, item in zip(unit.parts, found, strict=True):
-            if item is None:
-                changes.note(part.name, now.named(part.name) is None)
+        found = [(part, now.find(part)) for part in unit.parts]
         shared = len(unit.parts) > 1 and not alone.isdisjoint(part.name for part in unit.parts)
-        if unit.damaged is not None or shared or None in found:
+        if unit.damaged is not None or shared or any(item is None for _, item in found):
             continue
         for part in unit.parts:
             if part.name != last:
                 now.keep(part.name)
             last = part.name
-        yield Unit(unit.id, tuple(_moved(p, f) for p, f in zip(unit.parts, found, strict=True) if f is not None))
-
-
-def _moved(part: Part, found: InputObject) -> Part:
-    """The part where its object lies now: the folder of the input may have another place than in the last session."""
-    if part.path == found.path and part.stamp == found.stamp:
-        return part
-    return replace(part, path=found.path, stamp=found.stamp)
+        # The folder of the input may have another place than in the last session.
+        yield Unit(unit.id, tuple(replace(part, path=item.path, stamp=item.stamp) for part, item in found if item))

@@ -10,8 +10,8 @@ import io
 import math
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,31 +28,18 @@ HEAD_BYTES = 1 << 20  # of uncompressed JSONL, from which lines are counted and 
 _SAMPLED_LINES = 100  # in which columns are looked for
 
 
-class Range(NamedTuple):
-    """Where a range begins and ends (rows or bytes, see Part), its documents, and its stored bytes."""
-
-    start: int
-    end: int
-    expected: int
-    exact: bool
-    bytes: int
-
-
 @dataclass
 class Inspected:
-    """An object that was looked into; `ranges` are made as they are asked for. `damaged`: why it cannot be read."""
+    """An object that was looked into.
+
+    parts: made as they are asked for; of a damaged object one that holds no document.
+    damaged: why it cannot be read.
+    """
 
     found: InputObject
-    version: str
-    ranges: Iterator[Range]
+    parts: Iterator[Part]
     seen: SeenColumns | None = None
     damaged: str | None = None
-
-    def parts(self) -> Iterator[Part]:
-        """Its ranges that can hold documents; of a damaged object one that holds none."""
-        for taken in self.ranges:
-            if taken.expected or not taken.exact or self.damaged is not None:
-                yield Part(**self.found._asdict(), version=self.version, **taken._asdict())
 
 
 def line_limit(max_document_bytes: int) -> int:
@@ -68,12 +55,8 @@ def inspect(found: InputObject, config: RunConfig, columns: Columns) -> Inspecte
     """
     try:
         version = found.stamp if storage.is_remote(found.path) else storage.version(found.path)
-        if found.format == "parquet":
-            ranges, seen = _parquet(found, version, config)
-        elif found.compression is None:
-            ranges, seen = _plain(found, version, config)
-        else:
-            ranges, seen = _compressed(found, version, config)
+        cut = _parquet if found.format == "parquet" else _plain if found.compression is None else _compressed
+        parts, seen = cut(Part(**found._asdict(), version=version), config)
         reason = columns.lacks(seen, strict=found.format == "parquet")
     except InputError as error:
         reason = str(error)
@@ -83,27 +66,29 @@ def inspect(found: InputObject, config: RunConfig, columns: Columns) -> Inspecte
         kind = "cannot be read as Parquet" if found.format == "parquet" else "cannot be read"
         reason = f"{kind}: {error}"
     if reason is not None:
-        whole = Range(0, found.size, 0, False, found.size)
-        return Inspected(found, found.stamp, iter([whole]), damaged=f"{found.path}: {reason}")
-    return Inspected(found, version, ranges, seen)
+        whole = Part(**found._asdict(), version=found.stamp, end=found.size, exact=False, bytes=found.size)
+        return Inspected(found, iter([whole]), damaged=f"{found.path}: {reason}")
+    return Inspected(found, (part for part in parts if part.expected or not part.exact), seen)
 
 
 # -------------------------------------------------------------------------------------------------------------- Parquet
 
 
-def _parquet(found: InputObject, version: str, config: RunConfig) -> tuple[Iterator[Range], SeenColumns]:
-    with storage.open_file(found.path, version, found.size) as file:
+def _parquet(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+    with storage.open_file(whole.path, whole.version, whole.size) as file:
         parquet = pq.ParquetFile(file)
         metadata, names = parquet.metadata, parquet.schema_arrow.names
     wanted = {*config.wanted_columns().values(), config.input.id_column, config.input.category_column}
     groups = [(g.num_rows, _read_bytes(g, wanted)) for g in map(metadata.row_group, range(metadata.num_row_groups))]
     bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
-    return _ranges(bounds, metadata.num_rows, found.size), SeenColumns(names)
+    return _of_rows(whole, bounds, metadata.num_rows), SeenColumns(names)
 
 
-def _ranges(bounds: Iterable[tuple[int, int]], rows: int, size: int) -> Iterator[Range]:
+def _of_rows(whole: Part, bounds: Iterable[tuple[int, int]], rows: int) -> Iterator[Part]:
     """Ranges of an object's rows; each takes its share of the stored bytes."""
-    return (Range(start, end, end - start, True, size * (end - start) // max(1, rows)) for start, end in bounds)
+    for start, end in bounds:
+        size = whole.size * (end - start) // max(1, rows)
+        yield replace(whole, start=start, end=end, expected=end - start, bytes=size)
 
 
 def _read_bytes(group: Any, wanted: set[str | None]) -> int:
@@ -137,38 +122,41 @@ def cut_rows(groups: Iterable[tuple[int, int]], most_rows: int, most_bytes: int)
 # ---------------------------------------------------------------------------------------------------------------- JSONL
 
 
-def _plain(found: InputObject, version: str, config: RunConfig) -> tuple[Iterator[Range], SeenColumns]:
-    with storage.open_read(found.path, version=version) as file:
+def _plain(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+    with storage.open_read(whole.path, version=whole.version) as file:
         head = file.read(HEAD_BYTES)
-    whole = found.size <= HEAD_BYTES
-    if len(head) != min(found.size, HEAD_BYTES):
+    if len(head) != min(whole.size, HEAD_BYTES):
         raise InputError("has changed while the run was planned; start the run again")
-    if not whole:
+    if whole.size > HEAD_BYTES:
         head = head[: head.rfind(b"\n") + 1]  # without a line that is not seen to its end
     first = list(lines(io.BytesIO(head), line_limit(config.input.max_document_bytes)))
     sampled = [line.data for line in first[:_SAMPLED_LINES] if line.data is not None]
-    ranges = _counted(first, found.size, config) if whole else _estimated(len(head), len(first), found.size, config)
-    return ranges, columns_of(sampled)
+    parts = (
+        _counted(whole, first, config) if whole.size <= HEAD_BYTES else _estimated(whole, len(head), len(first), config)
+    )
+    return parts, columns_of(sampled)
 
 
-def _counted(known: list[Line], size: int, config: RunConfig) -> Iterator[Range]:
+def _counted(whole: Part, known: list[Line], config: RunConfig) -> Iterator[Part]:
     """The ranges of an object of which every line is known."""
-    begins = [line.offset for line in known] + [size]
+    begins = [line.offset for line in known] + [whole.size]
     rows = [(1, line.length) for line in known]
-    for start, end in cut_rows(rows, config.cluster.unit_documents, config.cluster.unit_bytes):
-        yield Range(begins[start], begins[end], end - start, True, begins[end] - begins[start])
+    for first, last in cut_rows(rows, config.cluster.unit_documents, config.cluster.unit_bytes):
+        start, end = begins[first], begins[last]
+        yield replace(whole, start=start, end=end, expected=last - first, bytes=end - start)
 
 
-def _estimated(seen_bytes: int, seen_lines: int, size: int, config: RunConfig) -> Iterator[Range]:
+def _estimated(whole: Part, seen_bytes: int, seen_lines: int, config: RunConfig) -> Iterator[Part]:
     """Ranges of equal length, by the mean length of the lines that were seen."""
     mean = seen_bytes / seen_lines if seen_lines else HEAD_BYTES
-    count = math.ceil(size / min(config.cluster.unit_documents * mean, config.cluster.unit_bytes))
+    count = math.ceil(whole.size / min(config.cluster.unit_documents * mean, config.cluster.unit_bytes))
     for i in range(count):
-        start, end = i * size // count, (i + 1) * size // count
-        yield Range(start, end, max(1, round((end - start) / mean)), False, end - start)
+        start, end = i * whole.size // count, (i + 1) * whole.size // count
+        documents = max(1, round((end - start) / mean))
+        yield replace(whole, start=start, end=end, expected=documents, exact=False, bytes=end - start)
 
 
-def _compressed(found: InputObject, version: str, config: RunConfig) -> tuple[Iterator[Range], SeenColumns]:
+def _compressed(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
     sampled: list[bytes] = []
     number = 0
 
@@ -181,12 +169,12 @@ def _compressed(found: InputObject, version: str, config: RunConfig) -> tuple[It
             yield 1, line.length
 
     try:
-        with open_lines(found.path, found.compression, version=version) as file:
+        with open_lines(whole.path, whole.compression, version=whole.version) as file:
             bounds = list(cut_rows(lengths(file), config.cluster.unit_documents, config.cluster.unit_bytes))
     except (EOFError, zlib.error, OSError) as error:
         if not is_broken(error):
             raise
         raise InputError(
-            f"cannot be read as {found.compression} after line {number}: {error}; the file is damaged or cut short"
+            f"cannot be read as {whole.compression} after line {number}: {error}; the file is damaged or cut short"
         ) from None
-    return _ranges(bounds, bounds[-1][1] if bounds else 0, found.size), columns_of(sampled)
+    return _of_rows(whole, bounds, bounds[-1][1] if bounds else 0), columns_of(sampled)

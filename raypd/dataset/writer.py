@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.errors import ConfigError, Damaged, RunError
 from raypd.run import layout
-from raypd.run.records import UnitSummary, from_json, to_json
+from raypd.run.records import UnitSummary, encoded, from_json
 from raypd.storage.threads import in_threads
 
 if TYPE_CHECKING:  # tasks and torch behind them take seconds to import, which the command line need not wait for
@@ -70,10 +70,10 @@ def make_table(
     schema = output_schema(task_columns)
     by_row: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
-        by_row[record.row].append(record)
+        by_row[record.index].append(record)
     rows: list[dict[str, Any]] = []
     for document in documents:
-        for record in by_row[document.row] or [Record(document.row, error=document.error or "it got no answer")]:
+        for record in by_row[document.index] or [Record(document.index, error=document.error or "it got no answer")]:
             row = {"id": document.id, "source": document.source, "row": document.place, "attempts": attempts}
             if record.error is None:
                 rows.append({**row, "status": "ok", **record.columns})
@@ -126,7 +126,7 @@ def replace_rows(path: str, table: pa.Table, summary: UnitSummary, version: str)
 def _encoded(table: pa.Table, summary: UnitSummary) -> bytes:
     sink = pa.BufferOutputStream()
     # With checksums `raypd verify` sees a flipped bit in any column.
-    table = table.replace_schema_metadata({_KEY: json.dumps(to_json(summary))})
+    table = table.replace_schema_metadata({_KEY: encoded(summary, indent=None)})
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())
 
@@ -213,7 +213,4 @@ def _locate(output: str, unit_id: str) -> str:
 
 def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
     """The first rows of a committed unit, for a look at them."""
-    with storage.open_file(_locate(output, unit_id)) as file:
-        for batch in pq.ParquetFile(file).iter_batches(batch_size=limit):
-            return batch.to_pylist()
-    return []
+    return read_table(output, unit_id)[1].slice(0, limit).to_pylist()

@@ -159,7 +159,7 @@ class Engine:
     def _hidden_states(self, chunks: list[Chunk]) -> Iterator[list[torch.Tensor]]:
         """Is filled with what the output embeddings read, [hidden size] a sample, where a feed wants it."""
         found: list[torch.Tensor] = []
-        if not any(chunk.seq.feed is not None and chunk.seq.feed.want_hidden for chunk in chunks):
+        if not any(chunk.seq.feed.want_hidden for chunk in chunks):
             yield found
             return
 
@@ -193,13 +193,11 @@ def _sample(chunks: list[Chunk], logits: torch.Tensor, hidden: list[torch.Tensor
     samples = [(chunk.seq, number) for chunk in chunks for number, _ in chunk.samples]
     requests = []
     for seq, number in samples:
-        assert seq.feed is not None
         draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
         allowed = seq.feed.allowed_token_ids
         requests.append(SampleRequest(seq.sampling, draw, None if allowed is None else allowed[number]))
     tokens, logprobs = sample(logits, requests)
     for i, (seq, number) in enumerate(samples):
-        assert seq.feed is not None
         seq.sampled[number] = tokens[i], logprobs[i]
         if seq.feed.want_logits:
             seq.logits[number] = logits[i]

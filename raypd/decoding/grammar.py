@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
@@ -141,9 +142,7 @@ class Grammar:
     def _split(self, tokens: Sequence[int]) -> tuple[int, str]:
         """(tokens but the last that are of the value, its text behind them)"""
         texts = [self.vocabulary.texts[token] for token in tokens]
-        state, whole = 0, "".join(texts)
-        for token in tokens:
-            state = self.advance(state, token)
+        state, whole = reduce(self.advance, tokens, 0), "".join(texts)
         if (value := self.completion(state)) is not None:
             value = " " + value if whole.startswith(" ") else value
         elif string := _STRING.match(whole):
@@ -191,10 +190,7 @@ class Bounded:
         return self.grammar.completion(self._state(tokens))
 
     def _state(self, tokens: Sequence[int]) -> int:
-        state = 0
-        for token in tokens:
-            state = self.grammar.advance(state, token)
-        return state
+        return reduce(self.grammar.advance, tokens, 0)
 
 
 # one blank may stand before a value: some vocabularies write " 7" as two tokens
@@ -288,25 +284,19 @@ class OneOf:
     """One of some JSON texts (an enum's quoted values, true and false, null), whichever is told apart first."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self._edges: list[dict[str, int]] = [{}]
-        self._below: list[set[str]] = [set(texts)]
-        self._ends: list[str | None] = [None]
-        for text, written in [(text, before + text) for text in texts for before in ("", " ")]:
-            at = 0
-            for char in written:
-                if char not in self._edges[at]:
-                    self._edges[at][char] = len(self._edges)
-                    self._edges.append({})
-                    self._below.append(set())
-                    self._ends.append(None)
-                at = self._edges[at][char]
-                self._below[at].add(text)
-            self._ends[at] = text
+        below: dict[str, set[str]] = {"": set()}  # what was read -> the texts that begin so; a state is a place in it
+        for text in texts:
+            for written in (text, " " + text):
+                for end in range(len(written) + 1):
+                    below.setdefault(written[:end], set()).add(text)
+        self._read, self._below = list(below), list(below.values())
+        self._states = {read: state for state, read in enumerate(below)}
+        self._whole = {*texts, *(" " + text for text in texts)}
 
     def next(self, state: int, char: str) -> int:
         if self.ended(state):
             return state  # ',' or a newline behind the closing quote
-        return self._edges[state].get(char, DEAD)
+        return self._states.get(self._read[state] + char, DEAD)
 
     def accepting(self, state: int) -> bool:
         return self.completion(state) is not None
@@ -315,7 +305,7 @@ class OneOf:
         return next(iter(self._below[state])) if len(self._below[state]) == 1 else None
 
     def ended(self, state: int) -> bool:
-        return self._ends[state] is not None
+        return self._read[state] in self._whole
 
     def limited(self, state: int) -> bool:
         return True

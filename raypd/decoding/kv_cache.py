@@ -41,12 +41,6 @@ class SlotAllocator:
                 merged.append(region)
         self._holes = merged
 
-    def enlarge(self, slots: int) -> None:
-        """More slots at the end."""
-        added = slots - self.slots
-        end, self.slots = self.slots, slots
-        self.free(end, added)
-
     @property
     def available(self) -> int:
         """Free slots."""
@@ -121,4 +115,5 @@ class KVCache:
                     larger = old.new_zeros(old.shape[0], slots, old.shape[2])
                     larger[:, : old.shape[1]] = old
                     store[layer] = larger
-        self.allocator.enlarge(slots)
+        self.allocator.free(self.allocator.slots, slots - self.allocator.slots)
+        self.allocator.slots = slots

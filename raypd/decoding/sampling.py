@@ -124,10 +124,7 @@ def _choose(scores: torch.Tensor, sampling: Sampling, draws: torch.Tensor) -> to
 
 
 def _padded(allowed: list[np.ndarray | None]) -> torch.Tensor:
-    arrays = [a for a in allowed if a is not None]
-    if any(len(a) == 0 for a in arrays):
+    rows = [torch.from_numpy(ids) for ids in allowed if ids is not None]
+    if not all(map(len, rows)):
         raise ValueError("a request allows no token at all")
-    padded = np.full((len(arrays), max(map(len, arrays))), -1, dtype=np.int64)
-    for row, ids in zip(padded, arrays, strict=True):
-        row[: len(ids)] = ids
-    return torch.from_numpy(padded)
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)

@@ -74,7 +74,7 @@ class Sequence:
     holes: list[int] = field(default_factory=list)
     reach: np.ndarray = field(default_factory=one_segment)
     steps: int = 0
-    feed: Feed | None = None
+    feed: Feed = field(default_factory=lambda: Feed((), ()))
     sampled: dict[int, tuple[int, float]] = field(default_factory=dict)
     logits: dict[int, Any] = field(default_factory=dict)
     hidden: dict[int, Any] = field(default_factory=dict)
@@ -147,14 +147,12 @@ class Sequence:
 
     def samples_in(self, chunk: np.ndarray) -> list[tuple[int, int]]:
         """(index into the feed's `sample_at`, place in the chunk) of the samples behind tokens of a chunk."""
-        assert self.feed is not None
         first = self.size - len(self.feed.tokens)  # negative in the first feed, by the shared tokens
-        at = {int(own): i for i, own in enumerate(chunk)} if len(chunk) else {}
+        at = {int(own): i for i, own in enumerate(chunk)}
         return [(n, at[first + index]) for n, index in enumerate(self.feed.sample_at) if first + index in at]
 
     def predictions(self) -> Predictions:
         """What was sampled for the current feed, in the order of its `sample_at`."""
-        assert self.feed is not None
         samples = range(len(self.feed.sample_at))
         return Predictions(
             [self.sampled[n][0] for n in samples],

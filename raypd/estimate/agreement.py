@@ -19,6 +19,7 @@ import numpy as np
 from raypd.estimate.profile import DocumentCost
 
 _Z = 1.96  # 95%, both sides
+_WHOLE = ("ok", "null")  # statuses
 _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?$")
 Judge = Literal["low", "share"]
 
@@ -121,10 +122,9 @@ def values_of(cost: DocumentCost | None) -> dict[str, NormalValue] | None:
     found: dict[str, NormalValue] = {}
     for row in cost.rows:
         if "values" in row:  # extraction
-            for value in row["values"]:
-                found[value["name"]] = NormalValue(normal(value["value"]), value["status"] in ("ok", "null"))
+            found |= {v["name"]: NormalValue(normal(v["value"]), v["status"] in _WHOLE) for v in row["values"]}
         elif "question" in row:
-            found[str(row["question_id"])] = NormalValue(normal(row["answer"]), row["answer_status"] in ("ok", "null"))
+            found[str(row["question_id"])] = NormalValue(normal(row["answer"]), row["answer_status"] in _WHOLE)
         else:
             name = f"sample {row['sample']}, turn {row['turn']}"
             found[name] = NormalValue(normal(row["text"]), row["finish_reason"] == "stop")

@@ -5,21 +5,18 @@ The units are the sample, drawn in the order of the input as far as that run cam
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from raypd import storage
 from raypd.billing import book
 from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
-from raypd.config.renamed import with_new_names
+from raypd.config.load import with_new_names
 from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.estimate import estimator, sampling
-from raypd.estimate.machines import MethodSpeed, assemble, gpu_kind
+from raypd.estimate.machines import TOKENS, MethodSpeed, assemble, gpu_kind
 from raypd.estimate.options import EstimateOptions
-from raypd.estimate.profile import TOKENS
 from raypd.run import layout, records
 from raypd.run.records import Bill, Estimate, RecordError, RunRecord
 
@@ -31,9 +28,13 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     """
     assert options.run is not None
     run = storage.absolute(options.run)
-    theirs = _configuration(run)
-    units = writer.summaries(run)
-    bills = book.bills(run)
+    try:
+        theirs = with_new_names(records.read(RunRecord, storage.join(run, layout.RUN)).config)
+    except FileNotFoundError:
+        raise ConfigError(f"--from {run}: no run of raypd (it has no run.json)") from None
+    except (OSError, RecordError) as error:
+        raise ConfigError(f"--from {run}: its run.json cannot be read: {error}") from None
+    units, bills = writer.summaries(run), book.bills(run)
     if not units:
         raise ConfigError(f"--from {run}: no unit is committed there yet")
     if not any(unit.busy_seconds for unit in units):
@@ -43,35 +44,23 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     gpu, machine = _machine(run, bills)
     speed = MethodSpeed(
         str(theirs.get("decoding", {}).get("method", "")),
-        estimator.ratio([unit.busy_seconds or 0.0 for unit in units], documents, rng),
+        estimator.ratio([unit.busy_seconds for unit in units], documents, rng),
         f"{len(units)} units of {run}, {sum(documents):,.0f} documents",
         gpu,
         machine,
         {name: estimator.ratio([unit.counts.get(name, 0) for unit in units], documents, rng) for name in TOKENS},
     )
-    total = options.documents
-    corpus = estimator.exact(total) if total is not None else sampling.scan(config, options.seed).documents
     notes = [f"it is taken that documents are as those of {run}"]
-    mine = config.model_dump(mode="json")
     changed = [
         f"{section}.{key}"
-        for section in ("task", "model", "decoding", "engine")
-        for key, value in mine[section].items()
+        for section, mine in config.model_dump(mode="json", include={"task", "model", "decoding", "engine"}).items()
+        for key, value in mine.items()
         if theirs.get(section, {}).get(key, value) != value
     ]
     if changed:
         notes.append(f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours")
-    return assemble(config, options, corpus, [speed], [], _startup(bills), notes)
-
-
-def _configuration(run: str) -> dict[str, Any]:
-    path = storage.join(run, layout.RUN)
-    try:
-        return with_new_names(records.read(RunRecord, path).config)
-    except FileNotFoundError:
-        raise ConfigError(f"--from {run}: no run of raypd (it has no run.json)") from None
-    except (OSError, RecordError) as error:
-        raise ConfigError(f"--from {run}: its run.json cannot be read: {error}") from None
+    total = estimator.exact(options.documents) if options.documents else sampling.scan(config, options.seed).documents
+    return assemble(config, options, total, [speed], [], _startup(bills), notes)
 
 
 def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:

@@ -6,7 +6,6 @@ the user. `machines` has what the corpus takes at that speed.
 
 from __future__ import annotations
 
-import json
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -18,22 +17,24 @@ from raypd import storage
 from raypd.billing import prices
 from raypd.cluster.driver import Interrupted, output_folder
 from raypd.config import RunConfig
+from raypd.config.load import set_key
 from raypd.errors import ConfigError, RunError
 from raypd.estimate import earlier, estimator, profile, sampling
 from raypd.estimate.estimator import Array
-from raypd.estimate.machines import MethodSpeed, assemble, instance_gpu
-from raypd.estimate.options import EstimateOptions, GivenSpeed
-from raypd.estimate.profile import TOKENS, DocumentCost, Profile
+from raypd.estimate.machines import GIVEN, TOKENS, MethodSpeed, assemble, gpu_kind, instance_gpu
+from raypd.estimate.options import EstimateOptions
+from raypd.estimate.profile import DocumentCost, Profile
 from raypd.estimate.sampling import CorpusSample, ScannedDocument
 from raypd.run import layout, records
-from raypd.run.records import Estimate
+from raypd.run.records import Estimate, RecordError, RunRecord
 
 if TYPE_CHECKING:
     from raypd.cluster.components import Build
     from raypd.tasks.base import Document
 
+# Of each stratum all that was scanned, and what was measured of it.
+_Strata = list[tuple[list[ScannedDocument], list[tuple[ScannedDocument, DocumentCost]]]]
 _FEW = 30  # documents: the note says that more would be better
-GIVEN = "as given"
 
 
 def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbose: bool) -> None:
@@ -79,15 +80,14 @@ def estimate(
 def write(result: Estimate, config: RunConfig) -> str | None:
     """Puts the estimate into the run's folder, for its report; its path, or None where the folder is another run's."""
     output = output_folder(config)
-    try:
-        theirs = json.loads(storage.read(storage.join(output, layout.RUN))).get("fingerprint")
-    except FileNotFoundError:
-        theirs = None
-    except (ValueError, AttributeError):
-        return None
-    if theirs not in (None, config.fingerprint()):
-        return None
     path = storage.join(output, layout.ESTIMATE)
+    try:
+        if records.read(RunRecord, storage.join(output, layout.RUN)).fingerprint != config.fingerprint():
+            return None
+    except FileNotFoundError:
+        pass
+    except RecordError:
+        return None
     try:
         records.write(path, result)
     except OSError as error:
@@ -95,31 +95,26 @@ def write(result: Estimate, config: RunConfig) -> str | None:
     return path
 
 
-# ------------------------------------------------------------------------------------------------------- from a sample
-
-
 def _measured(config: RunConfig, options: EstimateOptions, verbose: bool, build: Build | None) -> Estimate:
     check_model(config)
     sample = sampling.draw(config, options.sample, seed=options.seed)
-    documents = sampling.mixed(sample.documents, options.seed)
+    documents = sample.documents
     ends = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     notes: list[str] = []
     with profile.RemoteProfiler(config, verbose, build) as profiler:
         found = profiler.profile(config, documents, _left(ends), f"measure {config.decoding.method}")
         startup = profiler.startup_seconds + found.load_seconds
         check_sample(found, documents)
-        ours = speed_of(sample, documents, found, notes, options.seed)
+        ours = speed_of(sample, found, notes, options.seed)
         baseline: list[MethodSpeed] = []
         if options.baseline and config.decoding.method != "autoregressive":
             theirs = with_changes(config, {"decoding.method": "autoregressive"})
-            if ends is not None and time.monotonic() > ends:
-                notes.append("no time was left to measure autoregressive decoding: raise --minutes")
+            over = ends is not None and time.monotonic() > ends
+            other = None if over else profiler.profile(theirs, documents, _left(ends), "measure autoregressive")
+            if other is not None and other.documents_per_second:
+                baseline = [speed_of(sample, other, notes, options.seed)]
             else:
-                other = profiler.profile(theirs, documents, _left(ends), "measure autoregressive")
-                if other.documents_per_second:
-                    baseline = [speed_of(sample, documents, other, notes, options.seed)]
-                else:
-                    notes.append("autoregressive decoding came to no figure in the time given: raise --minutes")
+                notes.append("there was no time to measure autoregressive decoding: raise --minutes")
     total = sample.scan.documents if options.documents is None else estimator.exact(options.documents)
     result = assemble(config, options, total, [ours], baseline, startup, notes + _notes(config, sample, found))
     result.sample = {
@@ -157,29 +152,25 @@ def check_sample(found: Profile, documents: Sequence[Document]) -> None:
         raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")
 
 
-def speed_of(
-    sample: CorpusSample, documents: Sequence[Document], found: Profile, notes: list[str], seed: int = 0
-) -> MethodSpeed:
+def speed_of(sample: CorpusSample, found: Profile, notes: list[str], seed: int = 0) -> MethodSpeed:
     """The speed over the corpus: strata by their shares, with the scatter of documents, shares and machine.
 
     The same seed draws the same documents again for every method, as these were measured on the same ones.
     """
-    cost_of = {id(d): c for d, c in zip(documents, found.costs, strict=True) if c is not None}
-    strata: list[tuple[list[ScannedDocument], list[ScannedDocument], list[DocumentCost]]] = []
-    for stratum in sample.strata:
-        done = [i for i, document in enumerate(stratum.documents) if id(document) in cost_of]
+    strata: _Strata = []
+    for place, stratum in enumerate(sample.strata):
+        measured = zip(sample.drawn, found.costs, strict=True)
+        done = [(one, cost) for (at, one), cost in measured if at == place and cost is not None]
         if not done:
             continue
-        if not strata or (len(strata[-1][1]) > 1 and (len(done) > 1 or stratum.population == 1)):
-            strata.append(([], [], []))  # else it joins the one before: one document tells nothing of the scatter
+        if not strata or (len(strata[-1][1]) > 1 and (len(done) > 1 or len(stratum.members) == 1)):
+            strata.append(([], []))  # else it joins the one before: one document tells nothing of the scatter
         strata[-1][0].extend(stratum.members)
-        strata[-1][1].extend(stratum.chosen[i] for i in done)
-        strata[-1][2].extend(cost_of[id(stratum.documents[i])] for i in done)
-    there = sum(len(members) for members, _, _ in strata)
-    whole = sum(stratum.population for stratum in sample.strata)
-    if missing := whole - there:
+        strata[-1][1].extend(done)
+    whole = sum(len(stratum.members) for stratum in sample.strata)
+    if missing := whole - sum(len(members) for members, _ in strata):
         notes.append(f"{found.method}: {missing / whole:.0%} of the corpus is of a kind of which no document was done")
-    costs = [cost for _, _, own in strata for cost in own]
+    costs = [cost for _, done in strata for _, cost in done]
     failed = [cost for cost in costs if cost.error is not None]
     if failed:
         notes.append(f"{found.method}: {len(failed)} of {len(costs)} documents failed, the first: {failed[0].error}")
@@ -195,21 +186,16 @@ def speed_of(
     )
 
 
-def _corpus_mean(
-    sample: CorpusSample,
-    strata: Sequence[tuple[list[ScannedDocument], list[ScannedDocument], list[DocumentCost]]],
-    name: str,
-    seed: int,
-) -> Array:
+def _corpus_mean(sample: CorpusSample, strata: _Strata, name: str, seed: int) -> Array:
     """The mean of a document of the corpus, those that cannot be read included (they take nothing)."""
     scan, rng = sample.scan, np.random.default_rng(seed)
-    populations = np.array([len(members) for members, _, _ in strata], float)
+    populations = np.array([len(members) for members, _ in strata], float)
     mean = estimator.stratified(
-        values=np.array([getattr(cost, name) for _, _, costs in strata for cost in costs]),
-        lengths=np.array([float(one.length) for _, chosen, _ in strata for one in chosen]),
-        strata=np.repeat(np.arange(len(strata)), [len(chosen) for _, chosen, _ in strata]),
+        values=np.array([getattr(cost, name) for _, done in strata for _, cost in done]),
+        lengths=np.array([float(one.length) for _, done in strata for one, _ in done]),
+        strata=np.repeat(np.arange(len(strata)), [len(done) for _, done in strata]),
         populations=populations * scan.documents[0] / len(scan.seen),
-        mean_lengths=np.array([np.mean([one.length for one in members]) for members, _, _ in strata]),
+        mean_lengths=np.array([np.mean([one.length for one in members]) for members, _ in strata]),
         rng=rng,
     )
     mean = mean * (1 - sample.unreadable / len(scan.seen))
@@ -217,8 +203,8 @@ def _corpus_mean(
         return mean
     # The shares of the strata are estimates themselves, from units that differ.
     totals = np.zeros(len(scan.units))
-    for members, _, costs in strata:
-        each = np.mean([getattr(cost, name) for cost in costs])
+    for members, done in strata:
+        each = np.mean([getattr(cost, name) for _, cost in done])
         np.add.at(totals, [one.unit for one in members], each)
     counts = np.bincount([one.unit for one in scan.seen], minlength=len(scan.units))
     shares = estimator.ratio(totals.tolist(), counts.tolist(), rng, scan.units_planned)
@@ -248,44 +234,45 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """The configuration with some keys (dotted) changed. Raises ConfigError where they do not fit together."""
     tree = config.model_dump()
     for key, value in changes.items():
-        section, _, name = key.partition(".")
-        tree[section][name] = value
+        set_key(tree, key, value)
     try:
         return RunConfig.model_validate(tree)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-# --------------------------------------------------------------------------------------------- from given throughputs
-
-
 def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
     """From throughputs that were given; the corpus is planned unless its size was given."""
+    ours = _speeds(options, "--throughput", config.decoding.method if config is not None else "given")
+    theirs = _speeds(options, "--baseline", "autoregressive")
     if options.documents is not None:
         total = estimator.exact(options.documents)
     elif config is not None:
         total = sampling.scan(config, options.seed).documents
     else:
         raise ConfigError("--throughput without a configuration: give --documents, too")
+    return assemble(config, options, total, ours, theirs, None, [])
 
-    def speeds(given: Sequence[GivenSpeed], method: str) -> list[MethodSpeed]:
-        return [
-            MethodSpeed(
-                method, estimator.exact(1 / one.per_second), GIVEN, one.gpu or _gpu_of_instances(options.instances)
+
+def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSpeed]:
+    """The speeds that an option gives, `[GPU=]RATE` each; without a GPU, of the one of the instance types asked for."""
+    known = {gpu_kind(i.gpu, i.gpu_memory_gib) for i in prices.INSTANCES.values() if i.gpu}
+    speeds = []
+    for text in (options.throughput if option == "--throughput" else options.baseline_throughput) or []:
+        gpu, _, rate = text.rpartition("=")
+        if gpu and gpu not in known:
+            raise ConfigError(f"{option} {text}: no instance type has a {gpu}; choose from {', '.join(sorted(known))}")
+        try:
+            per_second = float(rate)
+        except ValueError:
+            per_second = 0.0
+        if not 0 < per_second < float("inf"):
+            raise ConfigError(f"{option} {text}: give documents per second of one GPU, as in {option} L40S=6.28")
+        asked = {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
+        if len(asked) != 1:
+            raise ConfigError(
+                f"which GPU does {option} hold for? Give --instance with types of one GPU, or {option} GPU=RATE with "
+                f"one of {', '.join(sorted(known))}"
             )
-            for one in given
-        ]
-
-    ours = speeds(options.throughput, config.decoding.method if config is not None else "given")
-    return assemble(config, options, total, ours, speeds(options.baseline_throughput, "autoregressive"), None, [])
-
-
-def _gpu_of_instances(names: Sequence[str]) -> str:
-    gpus = {prices.INSTANCES[name].gpu for name in names}
-    if len(gpus) != 1:
-        known = sorted({i.gpu for i in prices.INSTANCES.values() if i.gpu})
-        raise ConfigError(
-            "which GPU does --throughput hold for? Give --instance with types of one GPU, or --throughput GPU=RATE "
-            f"with one of {', '.join(known)}"
-        )
-    return gpus.pop()
+        speeds.append(MethodSpeed(method, estimator.exact(1 / per_second), GIVEN, asked.pop()))
+    return speeds

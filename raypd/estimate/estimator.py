@@ -40,14 +40,7 @@ def figure(quantity: Array) -> Figure:
 def ratio(
     numerators: Sequence[float], denominators: Sequence[float], rng: np.random.Generator, population: float = math.inf
 ) -> Array:
-    """sum / sum over drawn clusters: units of a run, rounds of a measurement.
-
-    Args:
-        numerators: of every cluster.
-        denominators: of every cluster.
-        rng: draws the samples.
-        population: clusters that there are in all.
-    """
+    """sum / sum over drawn clusters (units of a run, rounds of a measurement), of `population` in all."""
     a, b = (np.array([part.sum() for part in np.array_split(np.asarray(x, float), min(len(x), _BLOCKS))])
             for x in (numerators, denominators))  # fmt: skip
     if b.sum() <= 0:

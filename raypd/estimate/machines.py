@@ -15,12 +15,16 @@ import numpy as np
 
 from raypd.billing import prices
 from raypd.config import CostConfig, RunConfig
+from raypd.errors import ConfigError, did_you_mean
 from raypd.estimate.estimator import Array, figure
 from raypd.run.records import BillEstimate, Estimate, MachineEstimate, SpeedEstimate
 
 if TYPE_CHECKING:
     from raypd.estimate.options import EstimateOptions
 
+# of a document, as the meter counts them -> as tables call them
+TOKENS = {"prefill_tokens": "prefilled", "shared_tokens": "shared", "decode_tokens": "decoded"}
+GIVEN = "as given"  # the source of a speed that the user states
 HEAD = "m7i.2xlarge"  # as infra/cluster.yaml has it
 
 
@@ -77,13 +81,14 @@ def bill(
     """What the whole corpus costs on `nodes` nodes, from the first node's start to the last worker's end.
 
     The tail: workers that end at chance times within one of the last units leave the others idle for half of it on
-    average.
+    average. Units of 64 documents or more are cut in four there (`dataset.planner`).
     """
     workers = nodes * kind.workers
+    last_unit = unit_documents / 4 if unit_documents >= 64 else unit_documents
     work = documents * seconds
     share = work / workers  # of each worker, if they all ended together
     unit = np.minimum(documents, unit_documents) * seconds
-    tail = 0.5 * np.minimum(documents, last_unit(unit_documents)) * seconds * (1 - 1 / workers)
+    tail = 0.5 * np.minimum(documents, last_unit) * seconds * (1 - 1 / workers)
     busy = np.maximum(share + tail, unit)
     rate, head = nodes * kind.usd_per_hour / 3600, kind.head_usd_per_hour / 3600
     parts = {
@@ -99,11 +104,6 @@ def bill(
         usd=figure(np.sum(list(parts.values()), axis=0)),
         parts={name: float(usd[0]) for name, usd in parts.items()},
     )
-
-
-def last_unit(documents: int) -> float:
-    """Documents of a unit at the end of a plan, where `dataset.planner` cuts units of 64 documents or more in four."""
-    return documents / 4 if documents >= 64 else documents
 
 
 def assemble(
@@ -169,13 +169,21 @@ def _not_measured(measured: set[str | None], options: EstimateOptions) -> dict[s
     """GPU -> instance types that get no figure."""
     missing: dict[str, list[str]] = {}
     for name, instance in prices.INSTANCES.items():
-        names = {instance.gpu, gpu_kind(instance.gpu, instance.gpu_memory_gib)}
-        if instance.gpu and not measured & names and (not options.instances or name in options.instances):
+        wanted = instance.gpu and (not options.instances or name in options.instances)
+        if wanted and not any(has_gpu(name, gpu) for gpu in measured):
             missing.setdefault(instance.gpu, []).append(name)
     return missing
 
 
-def has_gpu(instance_type: str, gpu: str) -> bool:
+def known_type(name: str) -> prices.Instance:
+    """What an instance type has. Raises ConfigError where none is called so."""
+    if name not in prices.INSTANCES:
+        hint = did_you_mean(name, prices.INSTANCES, str) or "`raypd prices show` lists those that are known"
+        raise ConfigError(f"{name}: no such instance type; {hint}")
+    return prices.INSTANCES[name]
+
+
+def has_gpu(instance_type: str, gpu: str | None) -> bool:
     """Whether a known instance type has the GPU of this name."""
     instance = prices.INSTANCES[instance_type]
     return gpu in (instance.gpu, gpu_kind(instance.gpu, instance.gpu_memory_gib))
@@ -195,11 +203,6 @@ def instance_gpu(name: str, memory_gib: float) -> str | None:
         if instance.gpu and near and re.search(rf"\b{instance.gpu}\b", name):
             return gpu_kind(instance.gpu, instance.gpu_memory_gib)
     return None
-
-
-def families(instance_types: Sequence[str]) -> str:
-    """In few words: g5.*, g6.*"""
-    return ", ".join(f"{family}.*" for family in dict.fromkeys(name.partition(".")[0] for name in instance_types))
 
 
 def here(config: RunConfig, machine: str) -> NodeKind:

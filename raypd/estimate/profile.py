@@ -1,8 +1,8 @@
 """Profiles a configuration on a sample: a decode worker's request queue, engine and meter, without storage.
 
-The sample comes round after round, so that the engine stays full. The window begins when as many documents are answered
-as the engine decodes at a time, and ends when whole rounds of the sample are: no start, no drain. The meter that bills
-a run has by then told what a token of prompts and of answers took; a document takes its tokens at these rates.
+The sample comes round after round. The window begins when as many documents are answered as the engine decodes at a
+time, and ends when whole rounds of the sample are: no start, no drain. The meter that bills a run gives the seconds of
+a prompt's token and of an answer's in it; a document takes its tokens at these rates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,9 +31,9 @@ from raypd.cluster.request_queue import Cancelled, RequestQueue, UnitState
 from raypd.config import RunConfig
 from raypd.estimate import sampling
 from raypd.estimate.estimator import Array
+from raypd.estimate.machines import TOKENS
 from raypd.tasks.base import Document
 
-TOKENS = ("prefill_tokens", "shared_tokens", "decode_tokens")
 _SAMPLES = 8  # parts of the window whose speeds are compared
 _UNIT = "sample"
 _POLL_SECONDS = 0.05
@@ -54,17 +54,12 @@ class DocumentCost:
 
 @dataclass
 class WorkerFacts:
-    """A worker's machine. gpu: its name, None on a CPU. dtype: of the configuration's weights there, "" without any.
-
-    fast_dtypes, quantizations: of weights that are worth a try on it.
-    """
+    """A worker's machine. gpu: its name, None on a CPU. types: other (dtype, quantization) of weights worth a try."""
 
     gpu: str | None
     gpu_memory_gib: float
     machine: str
-    dtype: str = ""
-    fast_dtypes: list[str] = field(default_factory=list)
-    quantizations: list[str] = field(default_factory=list)
+    types: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -130,16 +125,18 @@ class Profiler:
             return WorkerFacts(None, 0.0, "fake engine")
         from raypd.models.load import resolve_device, resolve_dtype
 
-        device = resolve_device(config.model.device)
-        dtype = str(resolve_dtype(config.model.dtype, device)).removeprefix("torch.")
-        best = str(resolve_dtype("auto", device)).removeprefix("torch.")
+        model, device = config.model, resolve_device(config.model.device)
+        dtype, best = (str(resolve_dtype(one, device)).removeprefix("torch.") for one in (model.dtype, "auto"))
+        plain = dict.fromkeys([best, "float16"] if device.type == "cuda" else ["float32", best])
+        types = [(one, "none") for one in plain if (one, "none") != (dtype, model.quantization)]
         if device.type != "cuda":  # bitsandbytes runs on a CPU, and slowly
-            return WorkerFacts(None, 0.0, _processor(), dtype, list(dict.fromkeys(["float32", best])))
+            return WorkerFacts(None, 0.0, _processor(), types)
         import torch
 
         gpu = torch.cuda.get_device_properties(device)
-        quantizations = ["int8", "nf4"] if importlib.util.find_spec("bitsandbytes") else []
-        return WorkerFacts(gpu.name, gpu.total_memory / 2**30, gpu.name, dtype, [best, "float16"], quantizations)
+        if importlib.util.find_spec("bitsandbytes"):
+            types += [(model.dtype, kind) for kind in ("int8", "nf4") if kind != model.quantization]
+        return WorkerFacts(gpu.name, gpu.total_memory / 2**30, gpu.name, types)
 
     def progress(self) -> tuple[int, int]:
         """(documents answered, documents wanted) of the profile that is being made."""
@@ -154,8 +151,9 @@ class Profiler:
         self._done = (0, 0)
         parts = self._parts(config)
         loaded = time.perf_counter()
-        firsts = sampling.first_of_each(documents, config)  # the instruction of each category is computed once
-        self._answer(config, parts, firsts, 0, len(firsts), None)
+        # One document a category: the instruction of each is computed once.
+        first = {sampling.kind_of(document, config)[0]: document for document in documents}
+        self._answer(config, parts, list(first.values()), 0, len(first), None)
         warmed = time.perf_counter()
         lead = in_flight(config)
         # Whole rounds, and never fewer documents than are in flight: those that begin together also end together.
@@ -191,7 +189,7 @@ class Profiler:
         ends = math.inf if limit is None else time.monotonic() + limit
         # Twice what is in flight behind the window keeps the engine full to its end.
         rounds = itertools.islice(itertools.cycle(documents), lead + count + 2 * lead)
-        stream = [replace(document, row=row) for row, document in enumerate(rounds)]
+        stream = [replace(document, index=index) for index, document in enumerate(rounds)]
         meter = SteppedMeter(config.decoding.method)
         meter.ready()
         meter.begin(_UNIT)
@@ -199,7 +197,7 @@ class Profiler:
         first = set(range(len(documents)))
         try:
             with queue.unit(_UNIT) as unit, ThreadPoolExecutor(1) as pool:
-                unit.documents, unit.categories = len(stream), {one.row: str(one.row) for one in stream}
+                unit.documents, unit.categories = len(stream), {one.index: str(one.index) for one in stream}
                 meter.answered = lambda: len(_answered(unit))
                 answering = pool.submit(queue.answer, unit, stream)
                 while not answering.done() and time.monotonic() < ends:
@@ -245,7 +243,7 @@ def _window(readings: Array, lead: int, count: int) -> tuple[Array, bool]:
 
 def _answered(unit: UnitState) -> set[int]:
     """Rows of which nothing is queued or in the engine any more."""
-    return {record.row for record in unit.records} - set(unit.open)
+    return {record.index for record in unit.records} - set(unit.open)
 
 
 def _costs(
@@ -259,28 +257,20 @@ def _costs(
         if not own:
             costs.append(None)
             continue
-        fed = [np.mean([tokens.get(str(row), {}).get(name, 0.0) for row in own]) for name in TOKENS]
-        prefill, shared, decode = map(float, fed)
-        records = [record for record in unit.records if record.row == own[0]]
-        costs.append(
-            DocumentCost(
-                prefill * float(rates[0]) + decode * float(rates[1]),
-                prefill,
-                shared,
-                decode,
-                [record.columns for record in records if record.error is None],
-                next((record.error for record in records if record.error is not None), None),
-            )
-        )
+        fed = {name: float(np.mean([tokens.get(str(row), {}).get(name, 0.0) for row in own])) for name in TOKENS}
+        seconds = fed["prefill_tokens"] * float(rates[0]) + fed["decode_tokens"] * float(rates[1])
+        records = [record for record in unit.records if record.index == own[0]]
+        answered = [record.columns for record in records if record.error is None]
+        error = next((record.error for record in records if record.error is not None), None)
+        costs.append(DocumentCost(seconds, **fed, rows=answered, error=error))
     return costs
 
 
 def in_flight(config: RunConfig) -> int:
     """Documents that an engine decodes at the same time."""
-    decoding = config.decoding
+    decoding, stack = config.decoding, 1
     if decoding.method == "speculative":
         return 1
-    stack = 1
     if decoding.method == "hyper_parallel" and decoding.isolate == "none":
         stack = decoding.stacked_documents
     elif decoding.method == "intra_prompt":
@@ -294,9 +284,6 @@ def _processor() -> str:
             return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-# ----------------------------------------------------------------------------------------------------- on the cluster
 
 
 class RemoteProfiler(OneWorker):
@@ -315,38 +302,27 @@ class RemoteProfiler(OneWorker):
         self, config: RunConfig, documents: Sequence[Document], limit: float | None = None, label: str = "measure"
     ) -> Profile:
         """Profiles one configuration, and shows how far it is. Raises what `Profiler.profile` raises, RunError."""
-        with _Display(label) as display:
-            found: Profile = self.call(label, "profile", config, list(documents), limit, progress=display.update)
+        with _display(label) as update:
+            found: Profile = self.call(label, "profile", config, list(documents), limit, progress=update)
             return found
 
 
-class _Display:
-    """Progress of one profile on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
+@contextlib.contextmanager
+def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
+    """Progress of one profile on stderr, (documents answered, wanted): a bar on a terminal, lines elsewhere."""
+    console, printed = Console(stderr=True), time.monotonic()
+    columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn()]
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    row = bar.add_task(label, total=None, done="loading")
 
-    def __init__(self, label: str) -> None:
-        self._label, self._printed = label, time.monotonic()
-        console = Console(stderr=True)
-        columns = [
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[done]}"),
-            TimeElapsedColumn(),
-        ]
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._row = self._bar.add_task(label, total=None, done="loading")
-
-    def __enter__(self) -> _Display:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def update(self, at: tuple[int, int]) -> None:
-        """at: documents answered, and those wanted."""
+    def update(at: tuple[int, int]) -> None:
+        nonlocal printed
         done, total = at
         text = f"{done / total:.0%} done" if total else "loading, warming up"
-        self._bar.update(self._row, total=total or None, completed=done, done=text)
-        if self._bar.disable and time.monotonic() - self._printed >= _LINE_SECONDS:
-            self._printed = time.monotonic()
-            print(f"{self._label}: {text}", file=sys.stderr, flush=True)
+        bar.update(row, total=total or None, completed=done, done=text)
+        if bar.disable and time.monotonic() - printed >= _LINE_SECONDS:
+            printed = time.monotonic()
+            print(f"{label}: {text}", file=sys.stderr, flush=True)
+
+    with bar:
+        yield update

@@ -1,9 +1,8 @@
 """A sample of the corpus that stands for it: documents drawn by category and by length, from units all over the plan.
 
-Two phases (double sampling for stratification). The first scans units at equal distances along the plan, which is in
-the order of the objects, and notes of each document only its category and its bytes: this costs reading and no
-decoding. The second draws the few documents that are decoded, in proportion, from every category, short and long. A
-corpus that is small enough is scanned whole, and then shares and count are known, not estimated.
+Two phases (double sampling for stratification). The first scans units at equal distances along the plan, or all of a
+small corpus, and notes of each document its category and its bytes. The second draws the few documents that are
+decoded, in proportion, from every category, short and long.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -64,24 +63,21 @@ class Stratum:
     category: str
     members: list[ScannedDocument]
     chosen: list[ScannedDocument]
-    documents: list[Document] = field(default_factory=list)
-
-    @property
-    def population(self) -> int:
-        return len(self.members)
 
 
 @dataclass
 class CorpusSample:
-    """The drawn documents. unreadable: scanned documents that cost nothing, as they are error rows."""
+    """What was drawn. unreadable: scanned documents that cost nothing, as they are error rows.
+
+    drawn: place in `strata` and in the corpus of each of `documents`, which are well mixed, so that every part of them
+    is like the whole.
+    """
 
     scan: Scan
     strata: list[Stratum]
+    drawn: list[tuple[int, ScannedDocument]]
+    documents: list[Document]
     unreadable: int
-
-    @property
-    def documents(self) -> list[Document]:
-        return [document for stratum in self.strata for document in stratum.documents]
 
 
 def draw(config: RunConfig, size: int, seed: int = 0) -> CorpusSample:
@@ -94,8 +90,16 @@ def draw(config: RunConfig, size: int, seed: int = 0) -> CorpusSample:
     if not readable:
         raise InputError(f"none of the {len(found.seen)} documents that were looked at can be read")
     strata = _stratify(readable, size, seed)
-    _read_chosen(config, found, strata)
-    return CorpusSample(found, strata, len(found.seen) - len(readable))
+    drawn = [(place, one) for place, stratum in enumerate(strata) for one in stratum.chosen]
+    random.Random(seed).shuffle(drawn)
+    # The scan kept no document, so that its memory does not grow with their length: they are read again.
+    wanted = {(one.unit, one.row) for _, one in drawn}
+    read: dict[tuple[int, int], Document] = {}
+    for unit in sorted({unit for unit, _ in wanted}):
+        rows = enumerate(read_unit(found.units[unit], config))
+        read |= {(unit, row): document for row, document in rows if (unit, row) in wanted}
+    documents = [read[one.unit, one.row] for _, one in drawn]
+    return CorpusSample(found, strata, drawn, documents, len(found.seen) - len(readable))
 
 
 def scan(config: RunConfig, seed: int = 0) -> Scan:
@@ -117,7 +121,7 @@ def scan(config: RunConfig, seed: int = 0) -> Scan:
         except InputError as error:
             problem = error
             continue
-        seen += [ScannedDocument(len(chosen), row, *_kind_of(one, config)) for row, one in enumerate(found)]
+        seen += [ScannedDocument(len(chosen), row, *kind_of(one, config)) for row, one in enumerate(found)]
         chosen.append(unit)
         counts.append(len(found))
     if not seen:
@@ -139,7 +143,7 @@ def _places(planned: int, per_unit: float, seed: int) -> set[int]:
     return {int((number + start) * planned / count) for number in range(count)}
 
 
-def _kind_of(document: Document, config: RunConfig) -> tuple[str, int]:
+def kind_of(document: Document, config: RunConfig) -> tuple[str, int]:
     """(category, bytes of its text) of a document."""
     if document.error is not None:
         return UNREADABLE, 0
@@ -154,14 +158,8 @@ def _kind_of(document: Document, config: RunConfig) -> tuple[str, int]:
     return category, sum(len(str(document.fields.get(name) or "")) for name in texts)
 
 
-# -------------------------------------------------------------------------------------------------------------- strata
-
-
 def _stratify(seen: Sequence[ScannedDocument], size: int, seed: int) -> list[Stratum]:
-    """Cuts documents into strata and draws `size` of them, in proportion but at least two a stratum where it has two.
-
-    Categories too rare for documents of their own share a stratum.
-    """
+    """Cuts documents into strata, in which rare categories share one, and draws `size` of them in proportion."""
     draws = random.Random(seed)
     size = min(size, len(seen))
     by_category: dict[str, list[ScannedDocument]] = {}
@@ -183,10 +181,7 @@ def _stratify(seen: Sequence[ScannedDocument], size: int, seed: int) -> list[Str
 
 
 def _allocate(sizes: Sequence[int], size: int) -> list[int]:
-    """Shares of `size` in proportion to `sizes`, at least two each where there are two.
-
-    Together they are `size`, or more where two each are more.
-    """
+    """Shares of `size` in proportion to `sizes`, at least two each where there are two (then more than `size`)."""
     total = sum(sizes)
     least = [min(2, n) for n in sizes]
     exact = [size * n / total for n in sizes]
@@ -198,27 +193,3 @@ def _allocate(sizes: Sequence[int], size: int) -> list[int]:
             break
         shares[max(movable, key=lambda i: (exact[i] - shares[i]) * step)] += step  # the farthest from its exact share
     return shares
-
-
-def _read_chosen(config: RunConfig, found: Scan, strata: list[Stratum]) -> None:
-    """Reads the drawn documents: the first phase kept none, so that its memory does not grow with their length."""
-    chosen = {(one.unit, one.row) for stratum in strata for one in stratum.chosen}
-    read: dict[tuple[int, int], Document] = {}
-    for unit in sorted({unit for unit, _ in chosen}):
-        documents = enumerate(read_unit(found.units[unit], config))
-        read |= {(unit, row): document for row, document in documents if (unit, row) in chosen}
-    for stratum in strata:
-        stratum.documents = [read[one.unit, one.row] for one in stratum.chosen]
-
-
-def mixed(documents: Sequence[Document], seed: int = 0) -> list[Document]:
-    """The documents well mixed, so that every part of them is like the whole."""
-    return random.Random(seed).sample(documents, len(documents))
-
-
-def first_of_each(documents: Iterable[Document], config: RunConfig) -> list[Document]:
-    """One document a category, for the warm-up: each category has an instruction that is computed once."""
-    firsts: dict[str, Document] = {}
-    for document in documents:
-        firsts.setdefault(_kind_of(document, config)[0], document)
-    return list(firsts.values())

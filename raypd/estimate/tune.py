@@ -6,11 +6,12 @@ measurement that stands there is not made again: Ctrl-C loses at most the one th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,13 @@ from raypd.billing import prices
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError, UserError
 from raypd.estimate import sampling
-from raypd.estimate.agreement import Floor, Judge, NormalValue, values_of
+from raypd.estimate.agreement import Floor, Judge, values_of
 from raypd.estimate.estimate import check_model, check_sample, with_changes
-from raypd.estimate.machines import NodeKind, has_gpu, here, instance_gpu
+from raypd.estimate.estimator import exact
+from raypd.estimate.machines import NodeKind, has_gpu, here, instance_gpu, known_type
 from raypd.estimate.profile import RemoteProfiler, WorkerFacts, in_flight
 from raypd.estimate.search import Changes, OutOfTime, Reference, Search, Trial
+from raypd.run import records
 
 if TYPE_CHECKING:
     from raypd.cluster.components import Build
@@ -61,9 +64,9 @@ class TuneResult:
     machine: str
 
     def usd_per_1000(self, trial: Trial) -> float | None:
-        if not self.kind.usd_per_hour or not trial.speed:
+        if not self.kind.usd_per_hour or not trial.usable:
             return None
-        return 1000 * self.kind.usd_per_hour / self.kind.workers / 3600 / trial.speed
+        return float(self.kind.usd_per_1000(exact(1 / trial.speed))[0])
 
 
 def tune(
@@ -83,14 +86,15 @@ def tune(
     """
     storage.configure(config.storage)
     check_model(config)
-    documents = sampling.mixed(sampling.draw(config, options.sample, seed=options.seed).documents, options.seed)
+    documents = sampling.draw(config, options.sample, seed=options.seed).documents
     with RemoteProfiler(config, verbose, build) as profiler:
         facts = profiler.facts(config)
         kind = _kind(config, facts, options.instance)
-        log = MeasurementLog(measurements, f"{_digest(documents)} {facts.machine}", options.fresh)
+        about = f"{_hash([[one.id, one.fields] for one in documents])} {facts.machine}"
+        log = MeasurementLog(measurements, about, options.fresh)
         trials = _Trials(config, documents, profiler, log, _seconds(options, kind), say)
         floor = Floor(options.agreement, options.judge)
-        search = Search(config, trials.measure, floor, _types(config, facts), options.reference, trials.show)
+        search = Search(config, trials.measure, floor, facts.types, options.reference, trials.show)
         best = search.run()
     if best is None and any(trial.usable for trial in search.trials):
         raise RunError(
@@ -98,27 +102,21 @@ def tune(
             f"measured stands in {measurements}, and the same command goes on from there"
         )
     if best is None:
-        errors = [trial.error for trial in search.trials if trial.error is not None]
-        raise RunError(f"nothing could be measured ({search.ended}){': ' + errors[0] if errors else ''}")
+        errors = [f": {trial.error}" for trial in search.trials if trial.error is not None]
+        raise RunError(f"nothing could be measured ({search.ended}){''.join(errors[:1])}")
     return TuneResult(search, best, kind, len(documents), log.taken, facts.machine)
 
 
 def _kind(config: RunConfig, facts: WorkerFacts, instance: str | None) -> NodeKind:
-    """Whose price the money is counted at: the type that is named, else what the configuration states of this machine.
-
-    Raises ConfigError where the named type has another GPU than this machine, or no known price.
-    """
+    """Whose price counts: that of the type that is named, else what the configuration states of this machine."""
     if instance is None:
         return here(config, facts.machine)
-    if instance not in prices.INSTANCES:
-        raise ConfigError(
-            f"--instance {instance}: no such instance type; `raypd prices show` lists those that are known"
-        )
+    gpus = known_type(instance).gpus
     gpu = instance_gpu(facts.gpu, facts.gpu_memory_gib) if facts.gpu else None
     if gpu is None or not has_gpu(instance, gpu):
         raise ConfigError(f"--instance {instance}: this machine ({facts.machine}) has not the GPU of that type")
     price = prices.price(instance, None, None, config.cost)
-    return NodeKind(instance, prices.INSTANCES[instance].gpus, price.usd_per_hour, price.source)
+    return NodeKind(instance, gpus, price.usd_per_hour, price.source)
 
 
 def _seconds(options: TuneOptions, kind: NodeKind) -> float | None:
@@ -131,27 +129,19 @@ def _seconds(options: TuneOptions, kind: NodeKind) -> float | None:
     return min(limits, default=None)
 
 
-def _types(config: RunConfig, facts: WorkerFacts) -> list[tuple[str, str]]:
-    """(dtype, quantization) of weights that are worth a try on the machine, the present ones left out."""
-    now = config.model.quantization
-    found = [(dtype, "none") for dtype in facts.fast_dtypes if (dtype, "none") != (facts.dtype, now)]
-    return found + [(config.model.dtype, kind) for kind in facts.quantizations if kind != now]
-
-
+@dataclass
 class _Trials:
     """Measures settings for the search. seconds: that it may take in all."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        documents: Sequence[Document],
-        profiler: RemoteProfiler,
-        log: MeasurementLog,
-        seconds: float | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self.config, self.documents, self.profiler, self.log, self.say = config, documents, profiler, log, say
-        self._ends = None if seconds is None else time.monotonic() + seconds
+    config: RunConfig
+    documents: Sequence[Document]
+    profiler: RemoteProfiler
+    log: MeasurementLog
+    seconds: float | None
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._ends = None if self.seconds is None else time.monotonic() + self.seconds
         self._count = self._measured = 0
 
     def measure(self, changes: Changes, limit: float | None) -> Trial:
@@ -161,44 +151,33 @@ class _Trials:
             changed = with_changes(self.config, changes)
         except ConfigError as error:
             return Trial(changes, error=str(error))
-        settings = {section: changed.model_dump(mode="json")[section] for section in ("model", "decoding", "engine")}
+        settings = changed.model_dump(mode="json", include={"model", "decoding", "engine"})
         key = _hash([changed.fingerprint(), settings])
-        line = self.log.take(key)
-        if line is None:
-            line = {"key": key, "at": time.time(), **self._fresh(changed, f"{self._count}. {describe(changes)}", limit)}
-            self.log.add(line if line["error"] else {**line, "config": settings})
-        trial = Trial(changes, [line["speed"]] if line["speed"] else [], error=line["error"], cut=line["cut"])
-        if trial.error is None:
-            trial.answers = [
-                None if one is None else {name: NormalValue(**value) for name, value in one.items()}
-                for one in line["answers"]
-            ]
-            self._measured += 1
-        return trial
+        trial = self.log.take(key)
+        if trial is None:
+            trial = Trial(changes)
+            self._fill(trial, changed, limit)
+            self.log.add(key, trial)
+        self._measured += trial.error is None
+        return replace(trial, changes=changes)
 
-    def _fresh(self, config: RunConfig, label: str, limit: float | None) -> dict[str, Any]:
-        """A line of the file. limit: seconds a document."""
-        left = self._left()
-        most = [] if limit is None else [limit * (len(self.documents) + 3 * in_flight(config))]
-        most += [] if left is None else [left]
-        line: dict[str, Any] = {"speed": 0.0, "error": None, "cut": False, "answers": []}
+    def _fill(self, trial: Trial, config: RunConfig, limit: float | None) -> None:
+        """Measures one setting. limit: seconds a document."""
+        limits = [limit * (len(self.documents) + 3 * in_flight(config))] if limit is not None else []
+        limits += [left] if (left := self._left()) is not None else []
+        label = f"{self._count}. {describe(trial.changes)}"
         try:
-            found = self.profiler.profile(config, self.documents, min(most, default=None), label)
+            found = self.profiler.profile(config, self.documents, min(limits, default=None), label)
             if not found.complete:
                 self._left()  # cut short by the end of the time, not for being slow
-                line["cut"] = True
+                trial.cut = True
             check_sample(found, self.documents)
         except UserError as error:
             if not self._measured and isinstance(error, RunError):
                 raise
-            return line | {"error": str(error)}
-        answers = [values_of(cost) for cost in found.costs]
-        return line | {
-            "speed": found.documents_per_second,
-            "answers": [None if one is None else {name: asdict(v) for name, v in one.items()} for one in answers],
-            "seconds": found.seconds,
-            "load_seconds": found.load_seconds,
-        }
+            trial.error = str(error)
+        else:
+            trial.speeds, trial.answers = [found.documents_per_second], [values_of(cost) for cost in found.costs]
 
     def _left(self) -> float | None:
         """Seconds that are left. Raises OutOfTime at the end."""
@@ -230,30 +209,31 @@ class MeasurementLog:
 
     def __init__(self, path: Path, about: str, fresh: bool) -> None:
         self.path, self.about, self.taken = path, about, 0
-        self._known: dict[str, list[dict[str, Any]]] = {}
+        self._known: dict[str, list[Trial]] = {}
         if fresh:
             path.unlink(missing_ok=True)
         for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            try:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # it was being written when the process died
                 line = json.loads(text)
-            except ValueError:  # it was being written when the process died
-                continue
-            if isinstance(line, dict) and "key" in line and line.get("about") == about:
-                self._known.setdefault(line["key"], []).append(line)
+                if line["about"] == about:
+                    trial = records.from_json(Trial, line["trial"], str(path))
+                    self._known.setdefault(line["key"], []).append(trial)
 
-    def take(self, key: str) -> dict[str, Any] | None:
+    def take(self, key: str) -> Trial | None:
         """A measurement that was made before, each once."""
         known = self._known.get(key)
         self.taken += bool(known)
         return known.pop(0) if known else None
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, key: str, trial: Trial) -> None:
         """Raises RunError when it cannot be written."""
+        tree = records.to_json(trial)
+        del tree["agreement"]  # the reference decides it
+        line = {"key": key, "about": self.about, "at": time.time(), "trial": tree}
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"\n", b"")
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write(("\n" if torn else "") + json.dumps({**line, "about": self.about}) + "\n")
+                file.write(("\n" if torn else "") + json.dumps(line) + "\n")
         except OSError as error:
             raise RunError(f"{self.path}: cannot be written: {error}; --output names another place") from None
 
@@ -261,10 +241,6 @@ class MeasurementLog:
 def describe(changes: Changes) -> str:
     """The changed keys in one line."""
     return ", ".join(f"{key.partition('.')[2]}={value}" for key, value in changes.items()) or "as it is"
-
-
-def _digest(documents: Sequence[Document]) -> str:
-    return _hash([[d.id, d.fields] for d in documents])
 
 
 def _hash(tree: Any) -> str:

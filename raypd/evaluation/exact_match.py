@@ -1,12 +1,11 @@
 """How often IPPD gives the very answer of one prompt a question, and where it does not, why (IPPD, table 2).
 
-    python -m raypd.evaluation.exact_match squad2.dev.jsonl --contexts 200 --dtype bfloat16 --out squad2.jsonl
+    python -m raypd.evaluation.exact_match squad2.dev.jsonl --contexts 200 --dtype bfloat16
 
 The reference is `autoregressive` at batch 1. Beside IPPD stands the noise floor: `autoregressive` at batch N against
-the same reference, which differs by rounding alone; and with --unshared another, every prompt computed from its first
-token where the reference takes instruction and context from the cache. Of each answer that differs are printed the
-first token that does and the gap between the two highest logits of the reference there: rounding can only turn a token
-over where the gap is small. With the same --out a stopped run goes on behind the contexts that the file holds.
+the same reference, which differs by rounding alone. Of each answer that differs are printed the first token that does
+and the gap between the two highest logits of the reference there: rounding can only turn a token over where the gap is
+small.
 
 On a processor without bfloat16 products, these are some nine times slower than in float32. There the linear layers
 take float32 copies of their weights: bfloat16 in and out, summed in float32, which is what a GPU's tensor cores do.
@@ -16,22 +15,20 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from pydantic import TypeAdapter
 
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
-from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.program import Program
 from raypd.models.load import LoadedModel, load_model, resolve_dtype
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request, Task
@@ -63,16 +60,6 @@ class Reference:
     gaps: list[float]
 
 
-def choices(feed: Feed, predictions: Predictions) -> list[torch.Tensor]:
-    """Of each token that a feed samples the logits [allowed ids] in float64. The feed must want logits."""
-    assert predictions.logits is not None
-    limits = feed.allowed_token_ids if feed.allowed_token_ids is not None else [None] * len(feed.sample_at)
-    return [
-        (logits if ids is None else logits[torch.from_numpy(ids).to(logits.device)]).double()
-        for logits, ids in zip(predictions.logits, limits, strict=True)
-    ]
-
-
 def with_gaps(program: Program[Continuation]) -> Program[Reference]:
     """Runs a program and keeps, for each token it is given, the gap to the runner-up among the allowed ones."""
     gaps: list[float] = []
@@ -81,23 +68,15 @@ def with_gaps(program: Program[Continuation]) -> Program[Reference]:
         while True:
             feed.want_logits = True
             predictions = yield feed
-            for logits in choices(feed, predictions):
-                best = logits.topk(min(2, len(logits))).values
+            assert predictions.logits is not None
+            limits = feed.allowed_token_ids if feed.allowed_token_ids is not None else [None] * len(feed.sample_at)
+            for logits, ids in zip(predictions.logits, limits, strict=True):
+                own = logits if ids is None else logits[torch.from_numpy(ids).to(logits.device)]
+                best = own.double().topk(min(2, len(own))).values
                 gaps.append(float(best[0] - best[-1]) if len(best) > 1 else float("inf"))
             feed = program.send(predictions)
     except StopIteration as end:
         return Reference(end.value.tokens, gaps)
-
-
-def unshared(program: Program[Continuation]) -> Program[Continuation]:
-    """Runs a program without a shared prefix."""
-    try:
-        feed = next(program)
-        while True:
-            feed.shared = 0
-            feed = program.send((yield feed))
-    except StopIteration as end:
-        return end.value
 
 
 def difference(reference: Reference, tokens: Sequence[int]) -> Difference | None:
@@ -130,29 +109,27 @@ class ExactMatch:
         """What programs return."""
         return Engine(self.loaded.model, max_num_seqs=batch).run(list(programs))
 
-    def compare(self, documents: Sequence[Document], batch: int, unshared_too: bool = False) -> list[Outcome]:
-        """The outcomes of all questions of some contexts; `unshared_too`: of every prompt from its first token, too."""
-        stacked = requests_of(self.ippd, documents)
+    def compare(self, documents: Sequence[Document], batch: int) -> list[Outcome]:
+        """The outcomes of all questions of some contexts."""
+        stacked = _requests(self.ippd, documents)
         answers: list[list[Continuation]] = self.run((request.program for request in stacked), batch)
         items = [item for request, found in zip(stacked, answers, strict=True) for item in request.finish(found)]
         records = [item for item in items if isinstance(item, Record) and item.error is None]
 
         def alone() -> Iterator[Program[Continuation]]:
-            return (request.program for request in requests_of(self.alone, documents))
+            return (request.program for request in _requests(self.alone, documents))
 
         forms = {"IPPD": [answer for found in answers for answer in found], f"batch {batch}": self.run(alone(), batch)}
-        if unshared_too:
-            forms["unshared"] = self.run(map(unshared, alone()), 1)
         references: list[Reference] = self.run(map(with_gaps, alone()), 1)
-        ids = {document.row: document.id for document in documents}
+        ids = {document.index: document.id for document in documents}
         outcomes = []
         for record, of, *found in zip(records, references, *forms.values(), strict=True):
             differences = {form: difference(of, answer.tokens) for form, answer in zip(forms, found, strict=True)}
-            outcomes.append(Outcome(ids[record.row], record.columns["question_id"], len(of.tokens), differences))
+            outcomes.append(Outcome(ids[record.index], record.columns["question_id"], len(of.tokens), differences))
         return outcomes
 
 
-def requests_of(task: Task, documents: Sequence[Document]) -> list[Request]:
+def _requests(task: Task, documents: Sequence[Document]) -> list[Request]:
     """The requests of documents, without those that are errors already."""
     return [item for item in task.plan(documents) if isinstance(item, Request)]
 
@@ -179,28 +156,14 @@ def table(name: str, dtype: str, outcomes: Sequence[Outcome]) -> str:
     total, contexts = len(outcomes), len({o.context for o in outcomes})
     lines = [f"{name} {dtype}: {contexts} contexts, {total} questions, {sum(o.tokens for o in outcomes)} tokens"]
     for form in outcomes[0].differences if outcomes else ():
-        of_form = [o for o in outcomes if form in o.differences]
-        differ = [(o, d) for o in of_form if (d := o.differences[form]) is not None]
-        equal, gaps = len(of_form) - len(differ), sorted(d.gap for _, d in differ)
+        differ = [(o, d) for o in outcomes if (d := o.differences[form]) is not None]
+        equal, gaps = total - len(differ), sorted(d.gap for _, d in differ)
         spread = f"; gaps median {gaps[len(gaps) // 2]:.4g}, largest {gaps[-1]:.4g}" if gaps else ""
-        lines.append(f"  {form}: {equal} of {len(of_form)} equal ({100 * equal / len(of_form):.1f}%){spread}")
+        lines.append(f"  {form}: {equal} of {total} equal ({100 * equal / total:.1f}%){spread}")
         lines += [
             f"    {o.context} {o.question}: token {d.token + 1} of {o.tokens}, gap {d.gap:.4g}" for o, d in differ
         ]
     return "\n".join(lines)
-
-
-def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Writes the result file anew, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text("".join(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes), encoding="utf-8")
-    os.replace(part, path)
-
-
-def read_outcomes(path: Path) -> list[Outcome]:
-    """What a result file holds; nothing where there is none."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [TypeAdapter(Outcome).validate_json(line) for line in lines]
 
 
 def read_documents(path: Path, contexts: int) -> Iterator[Document]:
@@ -211,41 +174,30 @@ def read_documents(path: Path, contexts: int) -> Iterator[Document]:
             yield Document(row, str(fields.get("id", row)), fields)
 
 
-Data = Annotated[Path, typer.Argument(help="JSONL with context and questions")]
-Contexts = Annotated[int, typer.Option(help="How many of its first contexts")]
-Model = Annotated[str, typer.Option(help="Hub id or folder")]
-Batch = Annotated[int, typer.Option(help="N: prompts in decoding at the same time")]
-
-
 def main(
-    data: Data,
-    contexts: Contexts = 200,
+    data: Annotated[Path, typer.Argument(help="JSONL with context and questions")],
+    contexts: Annotated[int, typer.Option(help="How many of its first contexts")] = 200,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float64")] = "bfloat16",
-    model: Model = "smollm2-135m-instruct",
-    batch: Batch = 16,
+    model: Annotated[str, typer.Option(help="Hub id or folder")] = "smollm2-135m-instruct",
+    batch: Annotated[int, typer.Option(help="N: prompts in decoding at the same time")] = 16,
     contexts_per_prompt: int = 1,
     max_answer_tokens: int = 32,
-    unshared: Annotated[bool, typer.Option(help="Also every prompt from its first token, at batch 1")] = False,
     group: Annotated[int, typer.Option(help="Contexts between two lines of progress")] = 4,
-    out: Annotated[Path | None, typer.Option(help="Result file, one line a question; goes on where it ends")] = None,
 ) -> None:
     """Exact match of IPPD against one prompt a question, beside its noise floor."""
-    outcomes = read_outcomes(out) if out is not None else []
-    known = {outcome.context for outcome in outcomes}
-    left = [document for document in read_documents(data, contexts) if document.id not in known]
+    outcomes: list[Outcome] = []
+    documents = list(read_documents(data, contexts))
     loaded = load_model(ModelConfig.model_validate({"name": model, "dtype": dtype}))
     if loaded.dtype == torch.bfloat16 and resolve_dtype("auto", loaded.device) != torch.bfloat16:
         sum_in_float32(loaded.model)
     exact_match = ExactMatch(loaded, contexts_per_prompt, max_answer_tokens)
-    for start in range(0, len(left), group):
+    for start in range(0, len(documents), group):
         began = time.monotonic()
-        outcomes += exact_match.compare(left[start : start + group], batch, unshared)
-        if out is not None:
-            write_outcomes(out, outcomes)
+        outcomes += exact_match.compare(documents[start : start + group], batch)
         equal = sum(outcome.differences["IPPD"] is None for outcome in outcomes)
         seconds = time.monotonic() - began
-        done = min(start + group, len(left))
-        print(f"{done} of {len(left)} contexts: {equal} of {len(outcomes)}, {seconds:.1f} s", flush=True)
+        done = min(start + group, len(documents))
+        print(f"{done} of {len(documents)} contexts: {equal} of {len(outcomes)}, {seconds:.1f} s", flush=True)
     print(table(data.stem, dtype, outcomes))
 
 

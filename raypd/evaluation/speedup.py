@@ -21,7 +21,6 @@ from typing import Annotated, Any
 import typer
 
 from raypd import storage
-from raypd.cli import options as o
 from raypd.dataset import writer
 from raypd.errors import ConfigError, UserError
 from raypd.run.load import load_record
@@ -129,9 +128,9 @@ def table(run: Answers, baseline: Answers) -> str:
 
 
 def main(
-    run: o.Run,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run (its output.path)")],
     baseline: Annotated[str, typer.Option(metavar="RUN", help="Folder of an autoregressive run of the same inputs")],
-    overrides: o.Overrides = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")] = None,
 ) -> None:
     """Print a run's theoretical speedup over an autoregressive run of the same inputs."""
     try:

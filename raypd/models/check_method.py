@@ -9,7 +9,7 @@ from raypd.decoding.methods.registry import REGISTRY
 from raypd.errors import ModelError
 from raypd.models.control_tokens import control_token
 from raypd.models.load import check_model_config, load_tokenizer
-from raypd.models.medusa_heads import read_sizes
+from raypd.models.medusa_heads import check_fit, read_sizes
 from raypd.models.source import find_source, read_config
 
 
@@ -22,14 +22,8 @@ def check_method(config: RunConfig) -> None:
         for name in required:
             control_token(tokenizer, name, model.name)
     if spec.heads:
-        sizes = read_sizes(str(decoding.heads))
-        hidden, vocabulary = _sizes(model)
-        if (sizes["hidden_size"], sizes["vocabulary"]) != (hidden, vocabulary):
-            raise ModelError(
-                f"decoding.heads {decoding.heads}: made for {sizes['base_model'] or 'another model'}, with hidden size "
-                f"{sizes['hidden_size']} and vocabulary {sizes['vocabulary']}; {model.name!r} has {hidden} and "
-                f"{vocabulary}: `raypd model add-heads {model.name} FOLDER` writes heads that fit"
-            )
+        heads = str(decoding.heads)
+        check_fit(heads, read_sizes(heads), model.name, *_sizes(model))
     if spec.draft_model:
         if decoding.draft_tokens is None and not is_sklearn_available():
             raise ModelError(

@@ -3,23 +3,23 @@
 The engine feeds rows packed side by side, with their own positions, through an attention function of its own. That
 holds for a model whose layers all call the registered function, whose RoPE frequencies do not depend on what else is
 in the batch, and which has no other path between tokens. Each is checked, then seen: two short rows, their tokens
-interleaved in one pass under a block-diagonal mask, must give the logits that they give apart under the model's own
-eager attention.
+interleaved in one pass of an engine, must give the logits that they give apart under the model's own eager attention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from raypd.decoding.engine import Engine
+from raypd.decoding.program import Feed, Program
+from raypd.decoding.sequence import LEAST_REGION
+from raypd.decoding.visibility import Reach
 from raypd.errors import ModelError
 
-PROBE = "raypd_probe"
 ROW = 8  # tokens of each of the two rows
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -85,101 +85,50 @@ def reason_in_rope(config: PretrainedConfig) -> str | None:
     return None
 
 
-@dataclass
-class _Probe:
-    """What the probe is to do, and what it saw. rows, positions: [tokens] of the pass."""
+def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
+    """Feeds the rows `tokens` [2, ROW] in one pass, token by token in turn; returns their logits [2, ROW, vocabulary].
 
-    rows: torch.Tensor
-    positions: torch.Tensor
-    layers: list[Any] = field(default_factory=list)
-
-
-def _probe_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,  # [1, heads, tokens, head_dim]
-    key: torch.Tensor,  # [1, kv_heads, tokens, head_dim]
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    raypd_probe: _Probe | None = None,
-    **_: object,
-) -> tuple[torch.Tensor, None]:
-    """Dense attention, causal by position and block-diagonal by row: what the engine's attention amounts to."""
-    if raypd_probe is None:
-        raise _Refused("its layers do not hand unknown keyword arguments on to the attention function")
-    if s_aux is not None:
-        raise _Refused("its attention has sinks, which raypd's attention does not know")
-    raypd_probe.layers.append(getattr(module, "layer_idx", None))
-    rows, positions = raypd_probe.rows, raypd_probe.positions
-    ahead = positions[:, None] - positions[None, :]
-    seen = (rows[:, None] == rows[None, :]) & (ahead >= 0)
-    if sliding_window is not None:
-        seen &= ahead < sliding_window
-    repeat = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    wide = torch.promote_types(query.dtype, torch.float32)
-    scores = (query @ key.transpose(2, 3)).to(wide) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).to(value.dtype)
-    return (weights @ value).transpose(1, 2), None
-
-
-class _Refused(Exception):
-    """A reason found inside a forward pass."""
+    A model that takes positions from the order of the tokens, or mixes neighbours, gives itself away.
+    """
+    order = tokens.T.reshape(-1).tolist()
+    predictions = yield Feed(
+        order,
+        [at // 2 for at in range(len(order))],
+        [1 + at % 2 for at in range(len(order))],
+        {(1, 1): Reach.CAUSAL, (2, 2): Reach.CAUSAL},
+        sample_at=range(len(order)),
+        want_logits=True,
+    )
+    assert predictions.logits is not None
+    return torch.stack(predictions.logits).view(ROW, 2, -1).transpose(0, 1)
 
 
 @torch.no_grad()
 def _reason_in_self_test(model: PreTrainedModel) -> str | None:
-    AttentionInterface.register(PROBE, _probe_attention)
     config = model.config.get_text_config()
     device = model.get_input_embeddings().weight.device
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (2, ROW), generator=draw).to(device)
-    positions = torch.arange(ROW, device=device)
+    positions = torch.arange(ROW, device=device)[None]
 
     def alone(row: torch.Tensor) -> torch.Tensor:
-        return model(input_ids=row[None], position_ids=positions[None], use_cache=False).logits[0]
+        return model(input_ids=row[None], position_ids=positions, use_cache=False).logits[0]
 
-    with _attention(model, "eager"):
+    with _as_it_was(model):
+        model.set_attn_implementation("eager")
         try:
             apart = torch.stack([alone(row) for row in tokens])  # [2, ROW, vocabulary]
         except Exception as error:
             return f"it fails on {ROW} tokens: {type(error).__name__}: {error}"
-
-    # Interleaved: a model that takes positions from the order of the tokens, or mixes neighbours, gives itself away.
-    rows = torch.arange(2, device=device).repeat(ROW)
-    probe = _Probe(rows, positions.repeat_interleave(2))
-    with _attention(model, PROBE):
+        engine = Engine(model, cache_tokens=LEAST_REGION)
         try:
-            packed = model(
-                input_ids=tokens.T.reshape(1, -1),
-                position_ids=probe.positions[None],
-                use_cache=False,
-                logits_to_keep=torch.arange(2 * ROW, device=device),
-                raypd_probe=probe,
-            ).logits[0]
-        except _Refused as refused:
-            return str(refused)
+            (packed,) = engine.run([_interleaved(tokens)])
         except Exception as error:  # whatever its code makes of arguments that it does not know
             return f"its code does not take a packed pass: {type(error).__name__}: {error}"
-
-    expected = list(range(config.num_hidden_layers))
-    if not probe.layers:
-        return "its layers do not call the registered attention function"
-    if None in probe.layers:
-        return "its attention modules carry no layer_idx"
-    if sorted(probe.layers) != expected:
-        return (
-            f"the attention function was called for the layers {sorted(probe.layers)}, "
-            f"not once for each of its {len(expected)} layers"
-        )
-    return _reason_in_logits(packed.view(ROW, 2, -1).transpose(0, 1), apart, _tolerance(model))
+    called, layers = sorted(engine.cache.keys), config.num_hidden_layers
+    if called != list(range(layers)):
+        return f"the attention function was called for the layers {called}, not for each of its {layers} layers"
+    return _reason_in_logits(packed, apart, _tolerance(model))
 
 
 def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: float) -> str | None:
@@ -206,11 +155,10 @@ def _tolerance(model: PreTrainedModel) -> float:
 
 
 @contextmanager
-def _attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """The model under another attention function, and as it was afterwards (the configurations of its parts too)."""
+def _as_it_was(model: PreTrainedModel) -> Iterator[None]:
+    """Puts back the attention implementation of a model afterwards (in the configurations of its parts too)."""
     configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
     before = [(config, config._attn_implementation) for config in configs.values()]
-    model.set_attn_implementation(implementation)
     try:
         yield
     finally:

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from raypd.config import ModelConfig
@@ -57,7 +51,8 @@ def check_model_config(config: ModelConfig, machine: bool = True) -> None:
     _check_combinations(config)
     if machine:
         device = resolve_device(config.device)
-        if resolve_dtype(config.dtype, device) == torch.float16 and device.type == "cpu" and not _cpu_float16():
+        float16 = device.type == "cpu" and resolve_dtype(config.dtype, device) == torch.float16
+        if float16 and not _cpu_has("avx512_fp16", "amx_fp16", "fp16_arith"):
             raise ModelError(
                 "model.dtype float16: this processor has no float16 arithmetic and would be several times slower "
                 "than with float32: use float32, or bfloat16 to save memory"
@@ -77,7 +72,9 @@ def check_model_config(config: ModelConfig, machine: bool = True) -> None:
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The model's tokenizer. An adapter's own is not used: the base model's fits both."""
-    return _load_tokenizer(find_source(config))
+    source = find_source(config)
+    with explained(source, "its tokenizer cannot be read"), embedded.quiet():
+        return AutoTokenizer.from_pretrained(source.at, **source.arguments)
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
@@ -92,7 +89,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     source = find_source(config)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    tokenizer = _load_tokenizer(source)
+    tokenizer = load_tokenizer(config)
     model = _load_weights(config, source, device, dtype)
     adapter = find_adapter(config)
     if adapter is not None:
@@ -147,10 +144,6 @@ def _cpu_has(*capabilities: str) -> bool:
     return any(torch.cpu.get_capabilities().get(name, False) for name in capabilities)
 
 
-def _cpu_float16() -> bool:
-    return _cpu_has("avx512_fp16", "amx_fp16", "fp16_arith")
-
-
 def _check_combinations(config: ModelConfig) -> None:
     if config.quantization != "none" and config.dtype == "float64":
         raise ModelError(
@@ -195,11 +188,6 @@ def _context_length(name: str, model: PreTrainedModel, tokenizer: PreTrainedToke
     if tokenizer.model_max_length < 1_000_000_000:  # transformers' "unknown" is 10^30
         return int(tokenizer.model_max_length)
     raise ModelError(f"model {name!r}: its config.json says no context length (max_position_embeddings)")
-
-
-def _load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
-    with explained(source, "its tokenizer cannot be read"), embedded.quiet():
-        return AutoTokenizer.from_pretrained(source.at, **source.arguments)
 
 
 def _load_weights(config: ModelConfig, source: Source, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:

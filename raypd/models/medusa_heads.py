@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from raypd.decoding.methods.medusa import MedusaHeads, Tree, check_depth
+from raypd.decoding.methods.medusa import MedusaHeads, Tree
 from raypd.errors import ModelError
 
 
@@ -57,7 +57,7 @@ def _check_shapes(folder: Path, config: dict[str, Any]) -> None:
     try:
         with torch.device("meta"):
             heads = _made(config)
-        check_depth(heads.tree, heads)
+        heads.suited(None)
         wanted = {name: list(weight.shape) for name, weight in heads.state_dict().items()}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -81,25 +81,26 @@ def _made(config: dict[str, Any]) -> MedusaHeads:
     return MedusaHeads(config["heads"], **sizes, tree=Tree(config["tree"]))
 
 
-def load_heads(
-    folder: str | Path, model: PreTrainedModel | None = None, dtype: torch.dtype | None = None
-) -> MedusaHeads:
+def load_heads(folder: str | Path, model: PreTrainedModel | None = None) -> MedusaHeads:
     """Heads from a folder, in eval mode; on the device and in the dtype of `model`, where one is given.
-
-    Args:
-        dtype: in place of the model's; None without a model: as saved.
 
     Raises:
         ModelError: there are none, or they do not fit the model.
     """
-    folder = Path(folder)
     config = read_sizes(folder)
     heads = _made(config)
-    heads.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
+    heads.load_state_dict(load_file(Path(folder) / "model.safetensors"), assign=True)
     if model is not None:
-        try:
-            heads.check(model)
-        except ValueError as error:
-            raise ModelError(f"{folder}: {error}") from None
-        heads = heads.to(model.device, dtype or model.dtype)
-    return heads.to(dtype).eval().requires_grad_(False)
+        check_fit(folder, config, model.name_or_path, *reversed(model.get_output_embeddings().weight.shape))
+        heads = heads.to(model.device, model.dtype)
+    return heads.eval().requires_grad_(False)
+
+
+def check_fit(folder: str | Path, config: dict[str, Any], model: str, hidden_size: int, vocabulary: int) -> None:
+    """Raises ModelError where heads of these sizes (`read_sizes`) are not for a model of these."""
+    if (config["hidden_size"], config["vocabulary"]) != (hidden_size, vocabulary):
+        raise ModelError(
+            f"decoding.heads {folder}: made for {config['base_model'] or 'another model'}, with hidden size "
+            f"{config['hidden_size']} and vocabulary {config['vocabulary']}; {model!r} has {hidden_size} and "
+            f"{vocabulary}: `raypd model add-heads {model} FOLDER` writes heads that fit"
+        )

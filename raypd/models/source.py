@@ -141,10 +141,7 @@ def _explain(error: BaseException, source: Source) -> str | None:
         return "is no model on the Hub, or a private one (set HF_TOKEN or run `hf auth login`), nor is it a folder here"
     if not source.local and caused_by(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
         at = f" at revision {source.revision!r}" if source.revision else ""
-        if constants.is_offline_mode():
-            why = "HF_HUB_OFFLINE is set"
-        else:
-            why = "the Hub cannot be reached"
+        why = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else "the Hub cannot be reached"
         return (
             f"is not in the Hub's cache{at} ({constants.HF_HUB_CACHE}), and {why}: run `hf download {source.at}` where "
             "there is a network, or set model.name to a local folder"

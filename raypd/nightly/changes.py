@@ -73,15 +73,11 @@ def content_hash(document: Document, config: RunConfig) -> int:
     return int.from_bytes(digest, "big")
 
 
-# ---------------------------------------------------------------------------------------------------------------- input
-
-
 def load_index(scratch: Scratch, root: str, files: Iterable[str]) -> None:
     """Makes the index of the last good night known to SQL as `old`; empty where there was none."""
     scratch.create("old", INDEX)
     for file in files:
         scratch.add("old", read_object(path_of(root, file)))
-    scratch.finish("old")
 
 
 @dataclass
@@ -113,15 +109,8 @@ def unreadable(
 ) -> Iterator[tuple[Unit, str]]:
     """Reads all units of a plan, those of several objects by their objects where one of these cannot be read.
 
-    Args:
-        plan: the units.
-        config: of the run.
-        take: reads a unit, given with its ordinal, in one of the threads. Raises InputError when it cannot be read.
-        apart: is filled with the ids of the units that were read by their objects.
-        threads: units that are read at the same time.
-
-    Yields:
-        What cannot be read, and why.
+    take: reads a unit, given with its ordinal, in a thread; raises InputError when it cannot be read. apart: is filled
+    with the ids of the units that were read by their objects. Yields what cannot be read, and why.
     """
 
     def attempt(item: tuple[int, Unit]) -> list[tuple[Unit, str]]:
@@ -148,37 +137,26 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8
     """
     known = {row["unit"] for row in scratch.rows("SELECT DISTINCT unit FROM old WHERE live")}
     extra = [config.nightly.hash_column] if config.nightly.hash_column is not None else []
-    tables = {"planned": _PLANNED, "read": _READ, "damaged": DAMAGED}
-    for name, schema in tables.items():
+    for name, schema in {"planned": _PLANNED, "read": _READ, "damaged": DAMAGED}.items():
         scratch.create(name, schema)
-    digest, hidden = hashlib.sha256(), hashlib.sha256()
-    for unit in plan:
-        digest.update(unit_key(unit).encode())
-    found = Input(digest.hexdigest()[:16])
+    found = Input(hashlib.sha256("".join(map(unit_key, plan)).encode()).hexdigest()[:16])
 
     def take(ordinal: int, unit: Unit) -> None:
         key = unit_key(unit)
         if key not in known:
-            documents = read_unit(unit, config, extra)
-            columns = [
-                [document.id for document in documents],
-                [content_hash(document, config) for document in documents],
-                [key] * len(documents),
-                [document.row for document in documents],
-                [document.source for document in documents],
-                [document.place for document in documents],
+            rows = [
+                {"id": d.id, "hash": content_hash(d, config), "position": d.index, "source": d.source, "row": d.place}
+                for d in read_unit(unit, config, extra)
             ]
-            scratch.add("read", columns)
-        scratch.add("planned", [[key], [ordinal]])
+            scratch.add("read", [{**row, "unit": key} for row in rows])
+        scratch.add("planned", [{"unit": key, "ordinal": ordinal}])
 
     for unit, reason in unreadable(plan, config, take, found.apart, threads):
         found.damaged.add(unit, reason)
-        hidden.update(f"{unit.name}\0".encode())
-        scratch.add("damaged", [[unit.name]])
-    for name in tables:
-        scratch.finish(name)
-    found.units = scratch.number("SELECT count(*) FROM planned")
-    found.hidden = hidden.hexdigest()[:16] if found.damaged.units else ""
+        scratch.add("damaged", [{"source": unit.name}])
+    found.units, found.hidden = scratch.row("""
+        SELECT (SELECT count(*) FROM planned) AS units,
+            coalesce(left(sha256(string_agg(source, '/' ORDER BY source)), 16), '') AS hidden FROM damaged""").values()
     return found
 
 
@@ -190,9 +168,6 @@ def units_are_the_same(scratch: Scratch) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- decision
-
-
 def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     """Makes `placed`: every document of tonight, whether it is the winner of its id, and where its answer is.
 
@@ -200,11 +175,8 @@ def decide(scratch: Scratch, night: str, usable: str, keep: bool) -> None:
     not come in this order: small objects share one). Every document of the input wins over one that it does not have
     anymore. Documents of an object that cannot be read tonight stay: a damaged upload does not empty the table.
 
-    Args:
-        scratch: has `old`, `planned`, `read` and `damaged`.
-        night: its name.
-        usable: SQL over `o`, a document of `old`: whether its answer can stand.
-        keep: whether documents that the input does not have anymore stay.
+    Needs `old`, `planned`, `read` and `damaged`. usable: SQL over `o`, a document of `old`: whether its answer can
+    stand. keep: documents that the input does not have anymore stay.
     """
     scratch.run(f"""
         CREATE TABLE placed AS
@@ -239,18 +211,15 @@ def counts(scratch: Scratch) -> dict[str, Any]:
 
     stale: those that stay though their object cannot be read tonight.
     """
-    made = scratch.row("""
+    return scratch.row("""
         SELECT count(*) FILTER (winner) AS documents,
             count(*) FILTER (winner AND file IS NULL AND w.id IS NULL) AS new,
             count(*) FILTER (winner AND file IS NULL AND w.id IS NOT NULL) AS changed,
+            documents - new - changed AS unchanged,
+            (SELECT count(*) FROM old ANTI JOIN (FROM placed WHERE winner) USING (id) WHERE winner) AS removed,
             count(*) FILTER (NOT winner AND live) AS shadowed,
             count(*) FILTER (winner AND NOT live AND source IN (SELECT source FROM damaged)) AS stale
         FROM placed p LEFT JOIN (SELECT DISTINCT id FROM old WHERE winner) w ON w.id = p.id""")
-    removed = scratch.number(
-        "SELECT count(*) FROM old o "
-        "WHERE o.winner AND NOT EXISTS (SELECT 1 FROM placed p WHERE p.winner AND p.id = o.id)"
-    )
-    return {**made, "removed": removed, "unchanged": made["documents"] - made["new"] - made["changed"]}
 
 
 def to_extract(scratch: Scratch, condition: str = "file IS NULL") -> Iterator[tuple[int, list[int]]]:

@@ -1,19 +1,15 @@
 """Every night the same command: answers for what is new or changed in the input, and a table of all of it.
 
-<root>/state.json: the last good night. Written last, on condition that it is still the one that was read.
-<root>/nights/<night>/: an ordinary run over what is new or changed; added/ beside it after a change of the schema.
-<root>/nights/<night>/table/, index/, files.txt: objects of the table that were written anew; what is known of every
-document; the list of all objects of the table.
-<root>/current/files.txt: the list that readers follow.
-<root>/lease.json, sessions/: which session holds the folder, and which ones have.
+Where everything stands is in `raypd.run.layout`. state.json is written last, on condition that it is still the one that
+was read.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raypd import storage
 from raypd.cluster import driver
@@ -24,9 +20,10 @@ from raypd.errors import ConfigError, RunError
 from raypd.nightly import changes, schema_change, table
 from raypd.nightly.changes import Input
 from raypd.nightly.schema_change import Change
-from raypd.run import layout, manifest
+from raypd.run import layout, manifest, records
 from raypd.run.lease import RunLease, held
 from raypd.run.manifest import Unreadable
+from raypd.run.records import NightStart, NightState, RecordError
 from raypd.run.text import counted
 from raypd.verify.scratch import Scratch, quoted
 from raypd.verify.table_object import path_of
@@ -59,7 +56,7 @@ class Night:
 
     def describe(self) -> str:
         """In words, for the user."""
-        where = storage.join(self.root, layout.CURRENT, "files.txt")
+        where = storage.join(self.root, layout.CURRENT)
         left_out = ""
         if self.damaged.units:
             objects = counted(self.damaged.units, "object")
@@ -94,11 +91,10 @@ def run_night(
     """Brings the table under output.path up to tonight's input; the same call goes on where one was cut off.
 
     Args:
-        config: of the nights; its output.path is the folder of all of them.
+        config: its output.path is the folder of all nights.
         full: extracts everything anew.
         retry_errors: extracts also what failed before.
-        verbose: prints what Ray prints.
-        build: makes what the workers decode with; None: the model of the configuration.
+        verbose, build: as in `driver.run_extract`.
 
     Raises:
         RunError: another session that is alive is at it; or, after all that can be done is done, objects cannot be read
@@ -119,31 +115,6 @@ def run_night(
     return night
 
 
-class NightlyState:
-    """The last good night, as state.json has it; `version` is what a new one replaces."""
-
-    def __init__(self, root: str) -> None:
-        self.path = storage.join(root, layout.STATE)
-        self.version: str | None = None
-        self.record: dict[str, Any] = {}
-        try:
-            self.version = storage.version(self.path)
-            self.record = json.loads(storage.read(self.path))
-        except FileNotFoundError:
-            pass
-        except (ValueError, OSError) as error:
-            raise RunError(f"{self.path}: cannot be read: {error}") from None
-        self.night: str | None = self.record.get("night")
-
-    def replace(self, record: dict[str, Any]) -> None:
-        """Raises RunError when somebody else was first."""
-        data = json.dumps(record, indent=2, ensure_ascii=False).encode()
-        done = storage.put_if(self.path, data, self.version) if self.version else storage.put_new(self.path, data)
-        if not done:
-            raise RunError(f"{self.path}: another process has ended a night meanwhile; the same command looks again")
-        self.night = record["night"]
-
-
 @dataclass
 class NightRun:
     """One call of the command."""
@@ -159,11 +130,11 @@ class NightRun:
 
     def run(self) -> Night:
         """The night, from the look at the input to the table. Raises as `run_night` does."""
-        self.state = NightlyState(self.root)
+        self.state, self.version = self._read_state()
         self.change = self._schema_change()
         self._repair_list()
-        record, scratch = self.state.record, self.scratch
-        changes.load_index(scratch, self.root, [] if self.full else record.get("index", []))
+        state, scratch = self.state, self.scratch
+        changes.load_index(scratch, self.root, [] if self.full or state is None else state.index)
         plan = planner.plan(self.config)
         tonight = changes.read_input(scratch, plan, self.config)
         if not tonight.units:
@@ -172,10 +143,10 @@ class NightRun:
                 f"nothing could be read of the input, {objects}:\n{tonight.damaged.shown()}"
                 "The table stays as it is, whatever input.on_damaged says; the same command tries them again"
             )
-        same = changes.units_are_the_same(scratch) and record.get("hidden", "") == tonight.hidden
-        same = same and self.change is None and not self.full
-        if same and not (self.retry_errors and record["failed"]):
-            return Night(record["night"], self.root, record["documents"], damaged=tonight.damaged, nothing_new=True)
+        asked = self.full or self.change is not None or (self.retry_errors and state is not None and state.failed)
+        same = state is not None and state.hidden == tonight.hidden and changes.units_are_the_same(scratch)
+        if state is not None and same and not asked:
+            return Night(state.night, self.root, state.documents, damaged=tonight.damaged, nothing_new=True)
         name = self._name(tonight.digest)
         changes.decide(scratch, name, self._usable(), self.config.nightly.removed == "keep")
         night = Night(name, self.root, damaged=tonight.damaged, **changes.counts(scratch))
@@ -183,29 +154,49 @@ class NightRun:
         self._publish(night, tonight)
         return night
 
+    def _read_state(self) -> tuple[NightState | None, str | None]:
+        """The last good night, and the version of its record, which tonight's replaces."""
+        path = storage.join(self.root, layout.STATE)
+        try:
+            version = storage.version(path)
+            return records.read(NightState, path), version
+        except FileNotFoundError:
+            return None, None
+        except RecordError as error:
+            raise RunError(str(error)) from None
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read: {error}") from None
+
+    def _replace_state(self, state: NightState) -> None:
+        """Raises RunError when somebody else was first."""
+        path, data = storage.join(self.root, layout.STATE), records.encoded(state)
+        if not (storage.put_if(path, data, self.version) if self.version else storage.put_new(path, data)):
+            raise RunError(f"{path}: another process has ended a night meanwhile; the same command looks again")
+        self.state = state
+
     def _schema_change(self) -> Change | None:
         """What changed in the categories since the last good night. ConfigError: something else has changed."""
-        record, before = self.state.record, self.state.night
-        if self.full or not record:
+        state = self.state
+        if self.full or state is None:
             return None
-        same = record["fingerprint"] == self.config.fingerprint()
-        if not same and record["base"] != schema_change.answers_base(self.config):
-            changed = manifest.differences(record["config"], self.config)
+        same = state.fingerprint == self.config.fingerprint()
+        if not same and state.base != schema_change.answers_base(self.config):
+            changed = manifest.differences(state.config, self.config)
             keys = [key for key in changed if not key.startswith("task.categories")]
             raise ConfigError(
-                f"since the night {before} more has changed than attributes "
+                f"since the night {state.night} more has changed than attributes "
                 f"({', '.join(keys[:6]) or manifest.NO_KEY}): old and new answers would not go "
                 "together. --full extracts everything anew; or go back to that configuration"
             )
-        if record["hash_column"] != self.config.nightly.hash_column:
+        if state.hash_column != self.config.nightly.hash_column:
             raise ConfigError(
-                f"nightly.hash_column was {record['hash_column']} in the night {before}: no document could "
+                f"nightly.hash_column was {state.hash_column} in the night {state.night}: no document could "
                 "be recognised. Go back to it, or extract everything anew with --full"
             )
         if same:
             return None
         assert isinstance(self.config.task, ExtractionConfig)
-        return schema_change.compare(record["config"]["task"]["categories"], self.config.task.categories)
+        return schema_change.compare(state.config["task"]["categories"], self.config.task.categories)
 
     def _usable(self) -> str:
         """SQL over `o`: whether an old answer can stand."""
@@ -216,25 +207,20 @@ class NightRun:
 
     def _name(self, digest: str) -> str:
         """Tonight's name: of the night that began the same and was cut off, else the date, with a number if need be."""
-        mine: dict[str, Any] = {"digest": digest, "after": self.state.night, "fingerprint": self.config.fingerprint()}
-        mine |= {"full": self.full, "retry_errors": self.retry_errors}
+        before = self.state.night if self.state is not None else None
+        start = NightStart(digest, before, self.config.fingerprint(), self.full, self.retry_errors)
         nights = storage.folders(storage.join(self.root, layout.NIGHTS))
         for name in sorted(nights, reverse=True)[:10]:
-            if name != self.state.night and self._note(name) == mine:
-                driver.say(f"going on with the night {name}, which was cut off")
-                return name
+            with contextlib.suppress(FileNotFoundError, RecordError):
+                if name != before and records.read(NightStart, self._at(name, layout.NIGHT)) == start:
+                    driver.say(f"going on with the night {name}, which was cut off")
+                    return name
         today = datetime.now(UTC).strftime("%Y-%m-%d")
         number, name = 1, today
-        while name in nights or not storage.put_new(self._at(name, "night.json"), json.dumps(mine).encode()):
+        while name in nights or not storage.put_new(self._at(name, layout.NIGHT), records.encoded(start)):
             number += 1
             name = f"{today}-{number}"
         return name
-
-    def _note(self, night: str) -> Any:
-        try:
-            return json.loads(storage.read(self._at(night, "night.json")))
-        except (FileNotFoundError, ValueError):
-            return None
 
     def _at(self, night: str, *parts: str) -> str:
         return storage.join(self.root, layout.NIGHTS, night, *parts)
@@ -245,7 +231,7 @@ class NightRun:
 
     def _extract(self, plan: Plan, tonight: Input, night: Night) -> None:
         """Runs what is to be extracted, and makes `answered` and `added` of it."""
-        folder = f"nights/{night.name}"
+        folder = f"{layout.NIGHTS}/{night.name}"
         night.extracted = self._run_over("file IS NULL", plan, tonight, "answered", folder, self.config)
         condition, config = "FALSE", self.config
         if self.change is not None:
@@ -253,7 +239,7 @@ class NightRun:
             if self.change.added:
                 condition = f"file IS NOT NULL AND category IN ({quoted(self.change.added)})"
                 config = schema_change.only_added(self.config, self.change)
-        night.extracted += self._run_over(condition, plan, tonight, "added", f"{folder}/added", config)
+        night.extracted += self._run_over(condition, plan, tonight, "added", f"{folder}/{layout.ADDED}", config)
 
     def _run_over(self, condition: str, plan: Plan, tonight: Input, name: str, folder: str, config: RunConfig) -> int:
         """One run over the documents of a condition, whose answers become the table `name`; how many they are."""
@@ -277,38 +263,38 @@ class NightRun:
 
     def _publish(self, night: Night, tonight: Input) -> None:
         """Writes the table's new objects, the index and the list; state.json makes them count."""
-        scratch, folder = self.scratch, f"nights/{night.name}"
+        scratch, folder = self.scratch, f"{layout.NIGHTS}/{night.name}"
         again = self.change is not None
-        table.settle(scratch, folder, again)
+        table.settle(scratch, f"{folder}/{layout.TABLE}", again)
         table.compose(scratch, self.root, self.config, self.change)
-        index = changes.write_index(scratch, table.index_query(again), self.root, f"{folder}/index")
+        index = changes.write_index(scratch, table.index_query(again), self.root, f"{folder}/{layout.INDEX}")
         files = [path_of(self.root, file) for file in table.files_of(scratch)]
         night.failed = scratch.number("SELECT count(*) FROM final WHERE winner AND NOT ok")
-        storage.put(self._at(night.name, "files.txt"), "".join(f"{file}\n" for file in files).encode())
+        storage.put(self._at(night.name, layout.FILES), "".join(f"{file}\n" for file in files).encode())
         self._check_lease()
-        self.state.replace(
-            {
-                "night": night.name,
-                "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-                "documents": night.documents,
-                "failed": night.failed,
-                "objects": len(files),
-                "fingerprint": self.config.fingerprint(),
-                "base": schema_change.answers_base(self.config),
-                "hash_column": self.config.nightly.hash_column,
-                "hidden": tonight.hidden,
-                "index": index,
-                "versions": manifest.versions(),
-                "config": manifest.recorded(self.config),
-            }
+        self._replace_state(
+            NightState(
+                night=night.name,
+                fingerprint=self.config.fingerprint(),
+                base=schema_change.answers_base(self.config),
+                documents=night.documents,
+                failed=night.failed,
+                objects=len(files),
+                index=index,
+                config=manifest.recorded(self.config),
+                hash_column=self.config.nightly.hash_column,
+                hidden=tonight.hidden,
+                ended=datetime.now(UTC).isoformat(timespec="seconds"),
+                versions=manifest.versions(),
+            )
         )
         self._repair_list()
 
     def _repair_list(self) -> None:
         """Makes the readers' list that of the last good night, also where a night was cut off in between."""
-        if self.state.night is None:
+        if self.state is None:
             return
-        path = storage.join(self.root, layout.CURRENT, "files.txt")
-        wanted = storage.read(self._at(self.state.night, "files.txt"))
+        path = storage.join(self.root, layout.CURRENT)
+        wanted = storage.read(self._at(self.state.night, layout.FILES))
         if not storage.exists(path) or storage.read(path) != wanted:
             storage.put(path, wanted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,12 +69,17 @@ def only_added(config: RunConfig, change: Change) -> RunConfig:
     return _with_categories(config, categories)
 
 
-def join(old: dict[str, Any], added: dict[str, Any] | None, attributes: Sequence[Attribute]) -> dict[str, Any]:
+def join(old: dict[str, Any], added: dict[str, Any] | None, config: RunConfig) -> dict[str, Any]:
     """One row of old and added values, in the order of the schema and with nothing that is not in it (anymore).
 
-    Where the added attributes failed, the row keeps its old values and says so: it is an error row, and not empty.
+    A row whose category the schema does not have stays as it is. Where the added attributes failed, the row keeps its
+    old values and says so: it is an error row, and not empty.
     """
-    names = [attribute.name for attribute in attributes]
+    assert isinstance(config.task, ExtractionConfig)
+    category = config.task.categories.get(old["category"])
+    if category is None:
+        return old
+    names = [attribute.name for attribute in category.attributes]
     row = dict(old)
     records = [json.loads(part["record"]) for part in (old, added) if part is not None and part["record"]]
     found = {name: value for record in records for name, value in record.items()}

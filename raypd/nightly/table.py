@@ -7,7 +7,7 @@ readers follow is the list.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
@@ -16,13 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raypd.config import ExtractionConfig, RunConfig
+from raypd.config import RunConfig
 from raypd.errors import RunError
 from raypd.nightly import schema_change
 from raypd.nightly.schema_change import Change
 from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch
-from raypd.verify.table_object import path_of, read_object, with_values, write_object
+from raypd.verify.table_object import path_of, read_object, write_object
 
 _ROWS = pa.schema(
     {"unit": "string", "file": "string", "source": "string", "row": "int64", "ok": "bool", "category": "string"}
@@ -38,27 +38,20 @@ def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[
         unit, file = item
         rows = read_object(path_of(root, file))
         category = rows["category"] if "category" in rows.column_names else pa.nulls(len(rows), pa.string())
-        of_file = [[unit] * len(rows), [file] * len(rows)]
-        scratch.add(f"{name}_rows", [*of_file, rows["source"], rows["row"], pc.equal(rows["status"], "ok"), category])
+        own = [rows["source"], rows["row"], pc.equal(rows["status"], "ok"), category]
+        scratch.add(f"{name}_rows", pa.table([[unit] * len(rows), [file] * len(rows), *own], schema=_ROWS))
 
     deque(in_threads(read, objects, _THREADS), maxlen=0)
-    scratch.finish(f"{name}_rows")
-    scratch.run(
-        f"CREATE TABLE {name} AS SELECT unit, file, source, row, bool_and(ok) AS ok, any_value(category) AS category "
-        f"FROM {name}_rows GROUP BY unit, file, source, row"
-    )
+    scratch.run(f"""
+        CREATE TABLE {name} AS SELECT unit, file, source, row, bool_and(ok) AS ok, any_value(category) AS category
+        FROM {name}_rows GROUP BY ALL""")
 
 
 def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:
     """Makes `final` (where every document's row is to come from) and `homes` (what object each unit has in the table).
 
-    Args:
-        scratch: has `placed`, `old`, `answered` and `added`.
-        folder: of tonight, below the root.
-        everything_again: no old object can stay (the schema is another).
-
-    Raises:
-        RunError: a document of the input has no row.
+    Needs `placed`, `old`, `answered` and `added`. folder: of tonight's objects, below the root. everything_again: no
+    old object can stay (the schema is another). Raises RunError when a document of the input has no row.
     """
     scratch.run("""
         CREATE TABLE final AS
@@ -91,7 +84,7 @@ def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:
             FROM (SELECT file FROM old WHERE winner UNION ALL SELECT file FROM answered) GROUP BY file
         )
         SELECT f.unit, bool_or(f.live) AS live, min(f.ordinal) AS ordinal, count(*) AS documents, {stays} AS stays,
-            CASE WHEN {stays} THEN min(f.file) ELSE '{folder}/table/' || f.unit || '.parquet' END AS file
+            CASE WHEN {stays} THEN min(f.file) ELSE '{folder}/' || f.unit || '.parquet' END AS file
         FROM final f LEFT JOIN held h USING (file) WHERE f.winner GROUP BY f.unit""")
 
 
@@ -109,9 +102,6 @@ def files_of(scratch: Scratch) -> Iterator[str]:
     return (row["file"] for row in scratch.rows("SELECT file FROM homes ORDER BY live DESC, ordinal, unit"))
 
 
-# ---------------------------------------------------------------------------------------------------------- composition
-
-
 def compose(scratch: Scratch, root: str, config: RunConfig, change: Change | None) -> None:
     """Writes the objects of `homes` that cannot stay as they were."""
     found = scratch.rows("""
@@ -125,37 +115,24 @@ def compose(scratch: Scratch, root: str, config: RunConfig, change: Change | Non
 def _write(root: str, documents: list[dict[str, Any]], config: RunConfig, change: Change | None) -> None:
     """Writes the object of a unit from the rows of the objects that its documents stand in."""
     files = sorted({document[key] for document in documents for key in ("file", "added_file") if document[key]})
-    tables = [read_object(path_of(root, file)).replace_schema_metadata(None) for file in files]
-    there = pa.concat_tables(tables, promote_options="default")
-    names = (file for file, table in zip(files, tables, strict=True) for _ in range(len(table)))
-    at: dict[tuple[str, str, int], list[int]] = {}
-    for i, place in enumerate(zip(names, there["source"].to_pylist(), there["row"].to_pylist(), strict=True)):
-        at.setdefault(place, []).append(i)
+    tables = {file: read_object(path_of(root, file)).replace_schema_metadata(None) for file in files}
+    there: defaultdict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
+    for file, table in tables.items():
+        for row in table.to_pylist():
+            there[file, row["source"], row["row"]].append(row)
 
-    def find(file: str, source: str, row: int) -> list[int]:
-        if (file, source, row) not in at:
+    def find(file: str, source: str, row: int) -> list[dict[str, Any]]:
+        if (file, source, row) not in there:
             raise RunError(f"{file}: has no row for {source}, row {row}, that the index says it has; run with --full")
-        return at[file, source, row]
+        return there[file, source, row]
 
-    taken: list[int] = []
-    places: list[tuple[str, int]] = []
-    joined: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for document in documents:
-        indices = find(document["file"], document["from_source"], document["from_row"])
-        taken += indices
-        places += [(document["source"], document["row"])] * len(indices)
+        place = {"source": document["source"], "row": document["row"]}
+        found = find(document["file"], document["from_source"], document["from_row"])
         if change is not None:
-            file = document["added_file"]
-            added = find(file, document["source"], document["row"]) if file else []
-            joined.append(_joined(there, indices, added, config))
-    table = there.take(taken) if change is None else pa.Table.from_pylist(joined, there.schema)
-    table = with_values(table, "source", [source for source, _ in places])
-    write_object(path_of(root, documents[0]["home"]), with_values(table, "row", [row for _, row in places]))
-
-
-def _joined(table: pa.Table, indices: list[int], added: list[int], config: RunConfig) -> dict[str, Any]:
-    assert isinstance(config.task, ExtractionConfig)
-    (old,) = table.take(indices).to_pylist()
-    new = table.take(added).to_pylist()[0] if added else None
-    category = config.task.categories.get(old["category"]) if old["category"] is not None else None
-    return old if category is None else schema_change.join(old, new, category.attributes)
+            added = find(document["added_file"], **place)[0] if document["added_file"] else None
+            found = [schema_change.join(found[0], added, config)]
+        rows += [{**row, **place} for row in found]
+    schema = pa.unify_schemas([table.schema for table in tables.values()])
+    write_object(path_of(root, documents[0]["home"]), pa.Table.from_pylist(rows, schema))

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from raypd.report.series import KINDS, Rate, RunningTime
+from raypd.report.series import RunningTime
 from raypd.report.svg import ROLES, inline
 from raypd.run import text
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+KINDS = {"busy": "busy", "startup": "starting up", "idle": "idle", "lost": "work that was lost"}  # of a worker's time
 HALF, FULL, NARROW = 520, 940, 360  # widths in CSS pixels
 _FONT = 12.0
 _UNITS = [(1, "seconds", 180), (60, "minutes", 3 * 3600), (3600, "hours", 4 * 86400), (86400, "days", float("inf"))]
@@ -131,14 +130,14 @@ def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: R
     return _draw("money", "Money over time", summary, HALF, 250, draw), shown is not None
 
 
-def rate(found: Rate, clock: RunningTime, mean: float) -> Chart:
-    """Documents a second over running time, with their mean."""
-    most = float(found.values.max())
+def rate(times: np.ndarray, values: np.ndarray, clock: RunningTime, mean: float) -> Chart:
+    """Documents a second over running time, with their mean. times: edges, of which there is one more than values."""
+    most = float(values.max())
 
     def draw(axes: Axes, width: int) -> None:
-        edges = found.edges / _time_axis(axes, clock, width)
-        axes.stairs(found.values, edges, fill=True, color=ROLES["wash"], linewidth=0)
-        axes.stairs(found.values, edges, color=ROLES["accent"], linewidth=1.5, baseline=None)
+        edges = times / _time_axis(axes, clock, width)
+        axes.stairs(values, edges, fill=True, color=ROLES["wash"], linewidth=0)
+        axes.stairs(values, edges, color=ROLES["accent"], linewidth=1.5, baseline=None)
         _value_axis(axes, max(most, mean) * 1.18, "documents/s")
         axes.axhline(mean, color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
 

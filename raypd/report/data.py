@@ -189,9 +189,6 @@ def _failures(root: str) -> list[tuple[str, str]]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------ sessions
-
-
 def read_sessions(
     root: str, units: Sequence[CommittedUnit], bill: RunBill | None, now: float, scale: float = 1.0
 ) -> list[ReportSession]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from raypd.estimate.machines import families
+from raypd.estimate import tables
 from raypd.report.forecast import held
 from raypd.report.sections import Table, Tile
 from raypd.run import text
@@ -14,7 +14,9 @@ from raypd.run.records import Estimate, Figure
 if TYPE_CHECKING:
     from raypd.report.data import RunReport
 
-_TOKENS = {"prefill_tokens": "prompt tokens", "shared_tokens": "shared", "decode_tokens": "answer tokens"}
+_TOKENS = "Tokens are of one document; shared ones are in the cache already."
+_DECODING = "Of the seconds in which documents are decoded, as papers count: without start-up, idle time and head node."
+_WHOLE = "With start-up, idle time and head node."
 _SAME = 0.01  # an estimate and a run whose documents differ by more are of different corpora
 
 
@@ -42,21 +44,19 @@ def section(run: RunReport) -> EstimateSection | None:
     if found is None:
         return None
     said = [f"Made {text.when(found.created_at)} for {_about(found.documents)} documents."]
-    said += [f"{text.clean(one.method, 60)}: {text.clean(one.source, 200)}." for one in found.speeds + found.baseline]
-    for speed in found.speeds:
-        if speed.times_autoregressive is not None:
-            said.append(
-                f"{text.clean(speed.name, 110)} is {text.number(speed.times_autoregressive.value)} times as fast as "
-                f"autoregressive decoding (95% interval: {_interval(speed.times_autoregressive, text.number)})."
-            )
-    tables = [("One worker", _speeds(found))]
+    said += [f"{text.clean(line, 300)}." for line in tables.sentences(found)]
+    shown = [("One worker", _table(tables.speeds(found), _TOKENS))]
     if found.machines:
-        tables += [("Price of decoding", _prices(found)), ("Hours and the whole bill", _bills(found))]
+        shown.append(("Price of decoding", _table(tables.prices(found), _DECODING)))
+        shown.append(("Hours and the whole bill", _table(tables.bills(found), _WHOLE)))
     notes = [text.clean(note, 300) for note in found.notes]
-    if found.not_measured:
-        gpus = ", ".join(f"{gpu} ({families(names)})" for gpu, names in found.not_measured.items())
-        notes.append(text.clean(f"not measured on these GPUs, so no figure: {gpus}", 600))
-    return EstimateSection(said, tables, None if run.state == "estimated" else _compare(run, found), notes)
+    if missing := tables.not_measured(found):
+        notes.append(text.clean(missing, 600))
+    return EstimateSection(said, shown, None if run.state == "estimated" else _compare(run, found), notes)
+
+
+def _table(cells: tables.Cells, note: str) -> Table:
+    return Table(cells[0], cells[1:], note)
 
 
 def tiles(found: Estimate) -> list[Tile]:
@@ -78,62 +78,12 @@ def tiles(found: Estimate) -> list[Tile]:
         *shown,
         _tile("Per 1,000 documents", per_1000, text.usd, f"decoding on {name}"),
         _tile("Cost", bill.usd, text.usd, f"the whole bill on {name}"),
-        _tile("Time", bill.hours, _hours, f"on {_nodes(bill.nodes)} of it"),
+        _tile("Time", bill.hours.times(3600), text.duration, f"on {text.counted(bill.nodes, 'node')} of it"),
     ]
 
 
 def _tile(name: str, figure: Figure, show: text.Show, note: str) -> Tile:
     return Tile(name, show(figure.value), "", [note, *_noted(figure, show)])
-
-
-# ------------------------------------------------------------------------------------------------- what was estimated
-
-
-def _speeds(found: Estimate) -> Table:
-    speeds = found.speeds + found.baseline
-    kinds = [kind for kind in _TOKENS if any(kind in speed.tokens_per_document for speed in speeds)]
-    rows = []
-    for speed in speeds:
-        tokens = [_value(speed.tokens_per_document.get(kind), text.number) for kind in kinds]
-        rate = speed.documents_per_second
-        rows.append([text.clean(speed.name, 80), text.number(rate.value), _interval(rate, text.number), *tokens])
-    note = "Tokens are of one document; shared ones are in the cache already." if kinds else ""
-    return Table(["method", "documents/s", "95% interval", *(_TOKENS[kind] for kind in kinds)], rows, note)
-
-
-def _prices(found: Estimate) -> Table:
-    baseline = any(one.baseline_usd_per_1000 for one in found.machines)
-    rows = []
-    for one in found.machines:
-        cells = [text.usd(one.usd_per_1000.value), _interval(one.usd_per_1000, text.usd)]
-        cells += [_value(f, text.usd) for f in (one.baseline_usd_per_1000, one.saved_usd)] if baseline else []
-        cells.append(text.usd(one.usd_per_hour))
-        rows.append([text.clean(one.title, 80), *(cells if one.usd_per_hour > 0 else [text.NONE] * len(cells))])
-    heads = ["machine", "1,000 documents", "95% interval"]
-    heads += ["autoregressive", "saved in all"] if baseline else []
-    note = "Of the seconds in which documents are decoded, as papers count: without start-up, idle time and head node."
-    return Table([*heads, "USD per hour"], rows, note)
-
-
-def _bills(found: Estimate) -> Table:
-    counts = sorted({bill.nodes for one in found.machines for bill in one.bills})
-    rows = []
-    for one in found.machines:
-        shown = {}
-        for bill in one.bills:
-            money = f" · {text.usd(bill.usd.value)}" if one.usd_per_hour else ""
-            shown[bill.nodes] = f"{_hours(bill.hours.value)}{money}"
-        first = one.bills[0] if one.bills else None
-        interval = _interval(first.usd, text.usd) if first and one.usd_per_hour else text.NONE
-        hours = text.number(first.gpu_hours.value) if first else text.NONE
-        cells = [shown.get(count, text.NONE) for count in counts]
-        rows.append([text.clean(one.title, 80), hours, *cells, interval])
-    hours = "GPU-hours" if all(speed.gpu for speed in found.speeds) else "worker-hours"
-    heads = ["machine", hours, *(_nodes(count) for count in counts), "95% interval of the cost"]
-    return Table(heads, rows, f"With start-up, idle time and head node. The interval is that of {_nodes(counts[0])}.")
-
-
-# ---------------------------------------------------------------------------------------------------- against the bill
 
 
 def _compare(run: RunReport, found: Estimate) -> BillComparison:
@@ -153,8 +103,8 @@ def _compare(run: RunReport, found: Estimate) -> BillComparison:
     planned, usd, price = found.documents, match.bill.usd, match.machine.usd_per_hour
     each, billed = usd.times(1000 / planned.value), 1000 * bill.usd / documents
     rows = [["documents", *_row(planned, documents, text.count)]]
-    notes = [f"Estimated for {_nodes(match.bill.nodes)} of {text.clean(match.machine.title, 80)}; "
-             f"the run had {match.nodes}."]  # fmt: skip
+    nodes = text.counted(match.bill.nodes, "node")
+    notes = [f"Estimated for {nodes} of {text.clean(match.machine.title, 80)}; the run had {match.nodes}."]
     if run.state != "complete":
         rows[0][3] = f"{text.share(documents, planned.value)} of it"
         said = _sentence("So far, the bill of 1,000 documents", each, billed)
@@ -188,13 +138,6 @@ def _sentence(what: str, figure: Figure, value: float) -> str:
     return f"{what} is {text.usd(value)}: {how}{inside}."
 
 
-# --------------------------------------------------------------------------------------------------------------- words
-
-
-def _value(figure: Figure | None, show: text.Show) -> str:
-    return text.NONE if figure is None else show(figure.value)
-
-
 def _interval(figure: Figure, show: text.Show) -> str:
     if figure.low is None or figure.high is None:
         return "unknown"
@@ -207,11 +150,3 @@ def _noted(figure: Figure, show: text.Show) -> list[str]:
 
 def _about(figure: Figure) -> str:
     return text.count(figure.value) if figure.counted else f"about {text.count(figure.value)}"
-
-
-def _hours(hours: float) -> str:
-    return text.duration(3600 * hours)
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'' if count == 1 else 's'}"

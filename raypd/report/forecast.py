@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from raypd.report.ledger import RunBill
-from raypd.run.records import BillEstimate, Estimate, MachineEstimate, NodeTime
+from raypd.run.records import BillEstimate, Estimate, MachineEstimate
 
 
 @dataclass
@@ -30,21 +29,7 @@ def held(found: Estimate, bill: RunBill) -> MatchingBill | None:
     machine = next((one for one in found.machines if one.instance_type == kind and one.bills), None)
     if machine is None:
         return None
-    count = _most_at_once(nodes, bill.newest.until)
+    there = [(node.began, node.ended or node.began) for node in nodes]
+    count = max(1, *(sum(began <= at < ended for began, ended in there) for at, _ in there))  # at the same time
     nearest = min(machine.bills, key=lambda one: abs(math.log(one.nodes / count)))
     return MatchingBill(machine, nearest, count)
-
-
-def _most_at_once(nodes: Sequence[NodeTime], until: float) -> int:
-    """The most machines that were there at the same time, 1 at least."""
-
-    def changes() -> Iterator[tuple[float, int]]:
-        for node in nodes:
-            yield node.began, 1
-            yield until if node.ended is None else node.ended, -1
-
-    there = most = 0
-    for _, change in sorted(changes()):
-        there += change
-        most = max(most, there)
-    return max(1, most)

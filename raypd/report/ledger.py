@@ -29,14 +29,15 @@ class RunBill:
 
     @property
     def nodes(self) -> list[NodeTime]:
-        return [node for bill in (*self.sessions, *self.retries) for node in bill.nodes]
+        """Each with an end: where it is there, how far the bill of its session goes."""
+        found = [(node, bill.until) for bill in (*self.sessions, *self.retries) for node in bill.nodes]
+        return [replace(node, ended=until if node.ended is None else node.ended) for node, until in found]
 
     @property
     def workers(self) -> list[WorkerTime]:
-        """Of the sessions, each with an end: where it works, how far the bill goes."""
-        return [
-            replace(w, ended=bill.until if w.ended is None else w.ended) for bill in self.sessions for w in bill.workers
-        ]
+        """Of the sessions, each with an end."""
+        found = [(worker, bill.until) for bill in self.sessions for worker in bill.workers]
+        return [replace(worker, ended=until if worker.ended is None else worker.ended) for worker, until in found]
 
     @property
     def series(self) -> list[tuple[float, float]]:
@@ -52,25 +53,11 @@ class RunBill:
 
     @property
     def categories(self) -> dict[str, Counts]:
-        """What each took, the dearest first."""
-        return _added([bill.categories for bill in self.sessions])
-
-    @property
-    def methods(self) -> dict[str, Counts]:
-        return _added([bill.methods for bill in self.sessions])
+        return book.added(each for bill in self.sessions for each in bill.categories.items())
 
     @property
     def totals(self) -> dict[str, int]:
         return {name: sum(bill.totals.get(name, 0) for bill in self.sessions) for name in ("documents", "failed")}
-
-
-def _added(shares: list[dict[str, Counts]]) -> dict[str, Counts]:
-    found: dict[str, Counts] = {}
-    for name, own in (each for one in shares for each in one.items()):
-        total = found.setdefault(name, {"usd": 0.0, "documents": 0})
-        for key in total:
-            total[key] += own.get(key, 0)
-    return dict(sorted(found.items(), key=lambda item: -item[1]["usd"]))
 
 
 def read_bill(root: str) -> RunBill | None:

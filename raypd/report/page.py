@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -23,17 +23,14 @@ from raypd import storage
 from raypd.errors import RunError
 from raypd.report import charts, estimate_section, sections, series
 from raypd.report.charts import Chart
+from raypd.report.data import RunReport
 from raypd.report.sections import Table
 from raypd.report.series import RunningTime
 from raypd.run import layout, text
 
-if TYPE_CHECKING:
-    from raypd.report.data import RunReport
-
 _TEMPLATES = resources.files("raypd.report") / "templates"
 _CONFIG_CHARACTERS = 60_000
 _TIMELINE_ROWS = 600
-_TIMELINE_BINS = 300
 _SUBTITLE = [("model", "name"), ("decoding", "method"), ("task", "kind")]
 STATES = {
     "complete": "complete",
@@ -42,12 +39,9 @@ STATES = {
     "failed": "unfinished: failed",
     "killed": "unfinished: killed",
     "budget": "unfinished: stopped at the budget",
-    "deadline": "unfinished: stopped at the deadline",
     "empty": "nothing done yet",
     "estimated": "not begun: an estimate",
 }
-
-LEGEND = [("busy", "busy"), ("startup", "starting up"), ("idle", "idle"), ("lost", "work that was lost")]
 
 
 @dataclass
@@ -57,7 +51,7 @@ class Drawn:
     chart: Chart | None
     missing: str = ""
     table: Table | None = None
-    legend: list[tuple[str, str]] = field(default_factory=list)  # (role of the colour, what it means)
+    legend: dict[str, str] = field(default_factory=dict)  # role of the colour: what it means
     note: str = ""
     unit: str = ""
 
@@ -180,34 +174,29 @@ def _money(run: RunReport, clock: RunningTime) -> Drawn:
 
 
 def _rate(run: RunReport, clock: RunningTime) -> Drawn:
-    found = series.rate(run.units.read, clock, run.units.scale)
-    if found is None:
+    if not run.units.read or clock.total <= 0:
         return Drawn(None, "No unit is committed yet.")
+    edges, values = series.rate(run.units.read, clock, run.units.scale)
     mean = run.units.total("documents") / clock.total
-    rows = [[text.duration(found.edges[i]), text.number(found.values[i])] for i in _thinned(len(found.values))]
+    rows = [[text.duration(edges[i]), text.number(values[i])] for i in _thinned(len(values))]
     unit = f"documents a second; the dashed line is the mean, {text.number(mean)}"
-    return Drawn(charts.rate(found, clock, mean), table=Table(["running time, from", "documents/s"], rows), unit=unit)
+    table = Table(["running time, from", "documents/s"], rows)
+    return Drawn(charts.rate(edges, values, clock, mean), table=table, unit=unit)
 
 
 def _workers(run: RunReport, clock: RunningTime) -> Drawn:
     workers = [w for w in run.bill.workers if w.spans] if run.bill else []
-    if workers and clock.total > 0:
-        by_share = sorted(workers, key=lambda w: -w.spent("busy") / w.lived())
-        workers = sorted(by_share, key=lambda w: w.began)
-        shown = workers[:: -(-len(workers) // _TIMELINE_ROWS)]
-        who = "The one worker was" if len(workers) == 1 else f"{text.count(len(workers))} workers were"
-        busy = sum(w.spent("busy") for w in workers) / sum(w.lived() for w in workers)
-        note = f"{who} busy {text.share(busy, 1)} of the time."
-        names = [text.clean(w.worker, 12) for w in shown]
-        chart = charts.timeline(series.timeline(shown, clock, _TIMELINE_BINS), names, clock, note)
-        return Drawn(chart, table=sections.worker_table(by_share), legend=LEGEND, note=note)
-    by_unit = series.spans_of_units(run.units.read) if run.units.whole else {}
-    if not by_unit or clock.total <= 0:
+    if not workers or clock.total <= 0:
         return Drawn(None, "Which worker did what was not kept for this run.")
-    names = list(by_unit)[:_TIMELINE_ROWS]
-    spans = [[(*clock.at(list(s)).tolist(), "busy") for s in by_unit[name]] for name in names]
-    note = "When each worker had a unit in flight; start-up and idle time were not kept."
-    return Drawn(charts.timeline(spans, [text.clean(n, 12) for n in names], clock, note), note=note)
+    by_share = sorted(workers, key=lambda w: -w.spent("busy") / w.lived())
+    workers = sorted(by_share, key=lambda w: w.began)
+    shown = workers[:: -(-len(workers) // _TIMELINE_ROWS)]
+    who = "The one worker was" if len(workers) == 1 else f"{text.count(len(workers))} workers were"
+    busy = sum(w.spent("busy") for w in workers) / sum(w.lived() for w in workers)
+    note = f"{who} busy {text.share(busy, 1)} of the time."
+    names = [text.clean(w.worker, 12) for w in shown]
+    chart = charts.timeline(series.timeline(shown, clock), names, clock, note)
+    return Drawn(chart, table=sections.worker_table(by_share), legend=charts.KINDS, note=note)
 
 
 def _confidence(run: RunReport) -> Drawn:

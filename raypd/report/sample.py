@@ -169,9 +169,6 @@ def _by_document(rows: list[Row]) -> list[list[Row]]:
     return list(groups.values())
 
 
-# ----------------------------------------------------------------------------------------------------------- documents
-
-
 def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[SampleDocument]:
     """Some of every unit, until there are enough or the page would grow too large; failures first."""
     failed = [row for rows in failures for row in rows[: max(1, FAILED_DOCUMENTS // max(len(failures), 1))]]

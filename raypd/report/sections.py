@@ -5,15 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from raypd.report.data import RunReport
+from raypd.report.ledger import RunBill
+from raypd.report.sample import AnswerSample
 from raypd.run import text
-
-if TYPE_CHECKING:
-    from raypd.report.data import RunReport
-    from raypd.report.ledger import RunBill
-    from raypd.report.sample import AnswerSample
-    from raypd.run.records import Counts, WorkerTime
+from raypd.run.records import Counts, WorkerTime
 
 _MOST_ROWS = 40
 _WORKER_ROWS = 100
@@ -139,24 +137,23 @@ def _cost_tiles(bill: RunBill | None, documents: int) -> list[Tile]:
 
 
 def money_tables(bill: RunBill) -> list[Bars]:
-    """Where the money went: by kind of time, by category, by method."""
+    """Where the money went: by kind of time, by category."""
     parts = {PART_NAMES[name]: usd for name, usd in bill.parts.items() if usd}
     tables = [Bars("Where the money went", bars_of(parts, text.usd))] if parts else []
     if bill.categories:
-        tables.append(_share_table("Cost by category", bill.categories))
-    if len(bill.methods) > 1:
-        tables.append(_share_table("Cost by method", bill.methods))
+        tables.append(_category_table(bill.categories))
     return tables
 
 
-def _share_table(title: str, shares: dict[str, Counts]) -> Bars:
-    shown = {name or "none": own for name, own in list(shares.items())[:_MOST_ROWS]}
+def _category_table(categories: dict[str, Counts]) -> Bars:
+    dearest = sorted(categories.items(), key=lambda item: -item[1]["usd"])
+    shown = {name or "none": own for name, own in dearest[:_MOST_ROWS]}
     bars = bars_of({name: own["usd"] for name, own in shown.items()}, text.usd)
     for bar in bars:
         own = shown[bar.name]
         if own["documents"]:
             bar.share = text.usd(1000 * own["usd"] / own["documents"])
-    return Bars(title, bars, _not_shown(list(shares)), "in all, and for 1,000 documents")
+    return Bars("Cost by category", bars, _not_shown(dearest), "in all, and for 1,000 documents")
 
 
 def machine_table(bill: RunBill) -> Table:

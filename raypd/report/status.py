@@ -7,8 +7,7 @@ a few footers, and only where no bill tells how many documents they hold.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -73,18 +72,16 @@ class Watch:
 
     root: str
     overrides: Sequence[str] = ()
-    clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
         record = load_record(self.root, self.overrides)
         self._fake = data.is_fake(record.config)
         self._held: dict[storage.Object, CommittedUnit | None] = {}  # footers that were read
         self._errors: dict[str, list[str]] = {}
-        self._pace: deque[tuple[float, float]] = deque(maxlen=1000)  # (when, documents)
 
     def look(self) -> Status:
         """Raises OSError when storage does not answer."""
-        now = self.clock()
+        now = time.time()
         objects, bill, plan = unit_objects(self.root), read_bill(self.root), data.read_plan(self.root)
         self._read_footers(objects)
         known = [unit for unit in map(self._held.get, objects) if unit is not None]
@@ -110,7 +107,7 @@ class Watch:
         if bill:
             status.usd, status.budget_usd, status.deadline = bill.usd, bill.newest.budget_usd, bill.newest.deadline
             status.workers = _workers(bill.newest)
-        self._forecast(status, bill.newest if bill else None)
+        _forecast(status, bill.newest if bill else None)
         return status
 
     def _read_footers(self, objects: Sequence[storage.Object]) -> None:
@@ -132,24 +129,6 @@ class Watch:
         found = dict.fromkeys(error for unit in failed for error in self._errors[unit.path])
         return [clean(error, 160) for error in list(found)[:_ERRORS]]
 
-    def _forecast(self, status: Status, bill: Bill | None) -> None:
-        """Speed of the last minutes, and from it the end and the bill at the end. bill: of the newest session."""
-        running, rate = status.state == "running", None
-        if running:
-            if bill:
-                rate, status.usd_per_hour = _recent(bill), _hourly(bill)
-            self._pace.append((status.at, status.documents))
-            first = next((p for p in self._pace if status.at - p[0] <= _RATE_SECONDS), self._pace[0])
-            if rate is None and status.documents > first[1]:
-                rate = (status.documents - first[1]) / max(status.at - first[0], 1e-6)
-        if not rate and status.documents and status.running_seconds > 0:
-            rate = status.documents / status.running_seconds
-        status.documents_per_second = rate
-        if running and rate and status.documents_planned is not None:
-            status.eta_seconds = max(0, status.documents_planned - status.documents) / rate
-            if status.usd is not None and status.usd_per_hour is not None:
-                status.usd_at_end = status.usd + status.usd_per_hour * status.eta_seconds / 3600
-
 
 def _documents(units: int, known: Sequence[CommittedUnit], bill: RunBill | None) -> tuple[int, int, bool]:
     """(documents, failed, whether they were counted)."""
@@ -158,6 +137,22 @@ def _documents(units: int, known: Sequence[CommittedUnit], bill: RunBill | None)
     scale = units / len(known) if known else 0.0
     documents, failed = (round(sum(getattr(u, name) for u in known) * scale) for name in ("documents", "failed"))
     return documents, failed, len(known) == units
+
+
+def _forecast(status: Status, bill: Bill | None) -> None:
+    """Speed of the last minutes, and from it the end and the bill at the end. bill: of the newest session."""
+    running, rate = status.state == "running", None
+    if running and bill:
+        rate = _recent(bill)
+        there = (n for n in bill.nodes if n.ended is None or n.ended >= bill.until - 1)
+        status.usd_per_hour = sum(n.usd_per_hour for n in there)
+    if not rate and status.documents and status.running_seconds > 0:
+        rate = status.documents / status.running_seconds
+    status.documents_per_second = rate
+    if running and rate and status.documents_planned is not None:
+        status.eta_seconds = max(0, status.documents_planned - status.documents) / rate
+        if status.usd is not None and status.usd_per_hour is not None:
+            status.usd_at_end = status.usd + status.usd_per_hour * status.eta_seconds / 3600
 
 
 def _recent(bill: Bill) -> float | None:
@@ -170,11 +165,6 @@ def _recent(bill: Bill) -> float | None:
         points = [p for p in points if p[1] > points[0][1]] or points
     at, before = points[0] if points else (end, done)
     return (done - before) / (end - at) if end > at and done > before else None
-
-
-def _hourly(bill: Bill) -> float:
-    """USD an hour of the machines that are there now."""
-    return sum(n.usd_per_hour for n in bill.nodes if n.ended is None or n.ended >= bill.until - 1)
 
 
 def _workers(bill: Bill) -> list[WorkerState]:

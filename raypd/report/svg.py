@@ -10,11 +10,9 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from matplotlib.figure import Figure
 
 # Roles of a colour. The values only have to differ: the page's CSS says what they look like.
 ROLES = {

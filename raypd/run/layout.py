@@ -11,11 +11,18 @@ PLAN_ALONE = "plan/alone.json"  # objects that share no unit
 UNITS = "units"  # [key=value/]<unit>.parquet: the rows
 FAILURES = "failures"  # <unit>.txt: why a unit failed; <unit>.hand.json: rows in flight when its process died
 RETRIES = "retries"  # <number>/: a second chance for failed documents, laid out like a run
+RETRY = "retry.json"  # in that folder: what it is going to try
+RETRIED = "done.json"  # in that folder: what it brought
 LEDGER = "ledger"  # <session>.json: the bill
 MANIFEST = "manifest.json"  # totals, written at the end
 ESTIMATE = "estimate.json"  # what `raypd estimate` found, before the run
 REPORT = "report.html"  # the page that `raypd report` makes
 
 STATE = "state.json"  # of nightly runs: the last good night
-NIGHTS = "nights"  # <night>/: a run over what is new or changed, table/, index/, files.txt
-CURRENT = "current"  # files.txt: the objects of the table, for readers
+CURRENT = "current/files.txt"  # the objects of the table, for readers
+NIGHTS = "nights"  # <night>/: a run over what is new or changed, and:
+NIGHT = "night.json"  # what the night began with
+ADDED = "added"  # a run over added attributes
+TABLE = "table"  # <unit>.parquet: objects of the table that were written anew
+INDEX = "index"  # <number>.parquet: what is known of every document
+FILES = "files.txt"  # all objects of its table

@@ -58,8 +58,6 @@ class RunLease:
             self._beat(ended=True)
         self._write(how)
 
-    # ------------------------------------------------------------------------------------------------------ the holder
-
     def _take(self) -> str:
         """Becomes the holder; the version of the file that says so."""
         while True:
@@ -117,8 +115,6 @@ class RunLease:
             Lease(self.id, since, self._beats, ended, socket.gethostname(), pid, _started(pid), _machine())
         )
 
-    # --------------------------------------------------------------------------------------------------------- alive
-
     def _live(self) -> None:
         while not self._ended.wait(BEAT_SECONDS) and self.lost is None:
             with contextlib.suppress(OSError):  # storage that is away for a moment must not end a run
@@ -131,7 +127,7 @@ class RunLease:
             return
         version, theirs = self._theirs()
         if theirs is not None and theirs.session == self.id:
-            self._version = version  # written after all, though the store had not said so
+            self._version = version  # written after all, though the store had not answered so
         else:
             by = f"session {theirs.session} took it over" if theirs else "its lease.json was deleted"
             self.lost = f"this session was out of reach for too long, and {by}"

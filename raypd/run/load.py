@@ -8,8 +8,7 @@ import yaml
 
 from raypd import storage
 from raypd.config import RunConfig, StorageConfig
-from raypd.config.load import make_config
-from raypd.config.renamed import with_new_names
+from raypd.config.load import make_config, with_new_names
 from raypd.errors import ConfigError
 from raypd.run import layout, records
 from raypd.run.records import RecordError, RunRecord

@@ -18,7 +18,7 @@ from typing import Any
 import raypd
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.config.renamed import with_new_names
+from raypd.config.load import with_new_names
 from raypd.errors import ConfigError
 from raypd.run import layout, records
 from raypd.run.records import (
@@ -70,9 +70,6 @@ def versions() -> dict[str, str]:
 
 def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-# ------------------------------------------------------------------------------------------------------------- run.json
 
 
 def claim(config: RunConfig, output: str) -> None:
@@ -153,17 +150,6 @@ def _differing(old: Any, new: Any, idle: set[str], at: str = "") -> list[str]:
     return [] if old == new else [at]
 
 
-# ------------------------------------------------------------------------------------------------------------- sessions
-
-
-def _sessions(output: str) -> list[Session]:
-    folder = storage.join(output, layout.SESSIONS)
-    return [records.read(Session, storage.join(folder, n)) for n in storage.names(folder) if n.endswith(".json")]
-
-
-# ------------------------------------------------------------------------------------------------------------- manifest
-
-
 def make(
     config: RunConfig,
     output: str,
@@ -173,8 +159,9 @@ def make(
     cost: RunCost | None,
 ) -> Manifest:
     """Adds up the committed units. cost: the bill of all sessions."""
-    sessions = []
-    for session in _sessions(output):
+    sessions, folder = [], storage.join(output, layout.SESSIONS)
+    for name in storage.names(folder):
+        session = records.read(Session, storage.join(folder, name))
         own = [u for u in units if u.session == session.id]
         # A session that was killed left no end: its last commit is what is known.
         ended = session.ended or max((u.committed_at for u in own), default=session.began)
@@ -213,10 +200,3 @@ def make(
         output=output,
         cost=cost,
     )
-
-
-def write(manifest: Manifest) -> str:
-    """Writes manifest.json; its path."""
-    path = storage.join(manifest.output, layout.MANIFEST)
-    records.write(path, manifest)
-    return path

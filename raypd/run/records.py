@@ -21,6 +21,9 @@ Spans = list[tuple[float, float, str, str | None]]  # (began, ended, startup | b
 Counts = dict[str, int | float]  # documents, prefill_tokens, shared_tokens, decode_tokens, seconds; on a bill also usd
 
 
+_adapter = cache(TypeAdapter)
+
+
 class RecordError(ValueError):
     """A tree or file that is not the record it should be; the message names file and key."""
 
@@ -34,15 +37,9 @@ def to_json(record: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[R], tree: Any, file: str) -> R:
-    """The record that a tree was made from.
+    """The record that parsed JSON was made from. file: where that is from, for the message.
 
-    Args:
-        kind: its class.
-        tree: parsed JSON.
-        file: where the tree is from, for the message.
-
-    Raises:
-        RecordError: a value has another type, or a key without a default is missing.
+    Raises RecordError: a value has another type, or a key without a default is missing.
     """
     try:
         found: R = _adapter(kind).validate_python(tree)  # type: ignore[arg-type]  # a type is hashable
@@ -62,19 +59,15 @@ def read(kind: type[R], path: str) -> R:
     return from_json(kind, tree, path)
 
 
-def write(path: str, record: Any) -> None:
+def write(path: str, record: Any, indent: int | None = 2) -> None:
     """Puts the file of a record whole. Raises OSError."""
-    storage.put(path, encoded(record))
+    storage.put(path, encoded(record, indent))
 
 
-def encoded(record: Any) -> bytes:
-    """The file of a record."""
-    return (json.dumps(to_json(record), indent=2, ensure_ascii=False, default=str) + "\n").encode()
-
-
-@cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def encoded(record: Any, indent: int | None = 2) -> bytes:
+    """The file of a record. Raises ValueError at a number that JSON does not have (NaN, infinite)."""
+    text = json.dumps(to_json(record), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
+    return (text + "\n").encode()
 
 
 # ------------------------------------------------------------------------------------------------------ a run, its plan
@@ -394,6 +387,45 @@ class Manifest:
     config: dict[str, Any] = field(default_factory=dict)
     output: str = ""
     cost: RunCost | None = None
+
+
+# --------------------------------------------------------------------------------------------------------------- nights
+
+
+@dataclass(frozen=True)
+class NightStart:
+    """night.json: what a night began with; a start that finds the same goes on with it.
+
+    digest: of the input. after: the last good night.
+    """
+
+    digest: str
+    after: str | None
+    fingerprint: str
+    full: bool
+    retry_errors: bool
+
+
+@dataclass
+class NightState:
+    """state.json: the last good night.
+
+    documents, failed: of the table; objects: how many it has. base: the fingerprint without the categories. hidden:
+    digest of the objects that could not be read, "" where all could. index: its files, below the nightly root.
+    """
+
+    night: str
+    fingerprint: str
+    base: str
+    documents: int
+    failed: int
+    objects: int
+    index: list[str]
+    config: dict[str, Any]
+    hash_column: str | None = None
+    hidden: str = ""
+    ended: str | None = None  # ISO 8601
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 # ------------------------------------------------------------------------------------------------------------ estimates

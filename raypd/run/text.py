@@ -83,9 +83,7 @@ def when(seconds: float | None) -> str:
 def clean(value: object, most: int = 0) -> str:
     """Foreign text with control and direction characters made visible, cut after `most` characters (0: never).
 
-    Of a pile of accents on one letter the first few stay.
-
-    Escaping for HTML is the template's work.
+    Of a pile of accents on one letter the first few stay. Escaping for HTML is the template's work.
     """
     text = str(value)
     if most and len(text) > most:
@@ -95,9 +93,6 @@ def clean(value: object, most: int = 0) -> str:
     for c in text:
         marks = marks + 1 if unicodedata.combining(c) else 0
         if marks <= _MARKS:  # more of them would climb over the lines around
-            out.append(c if _harmless(c) else f"\\u{ord(c):04x}")
+            harmless = c in "\n\t" or (unicodedata.category(c) not in ("Cc", "Cs", "Cn") and ord(c) not in _TURNING)
+            out.append(c if harmless else f"\\u{ord(c):04x}")
     return "".join(out)
-
-
-def _harmless(char: str) -> bool:
-    return char in "\n\t" or (unicodedata.category(char) not in ("Cc", "Cs", "Cn") and ord(char) not in _TURNING)

@@ -31,11 +31,11 @@ class Part:
     size: int
     format: str
     compression: str | None
-    start: int
-    end: int
-    expected: int
-    exact: bool
-    bytes: int
+    start: int = 0
+    end: int = 0
+    expected: int = 0
+    exact: bool = True
+    bytes: int = 0
 
     @property
     def rows(self) -> int | None:

@@ -83,19 +83,20 @@ class Storage:
 
     # ------------------------------------------------------------------------------------------------------------ list
 
-    def find(self, path: str, hidden: bool = False) -> Iterator[Object]:
+    def find(self, path: str) -> Iterator[Object]:
         """The files that a path, a folder (all below it) or a glob stands for, one by one, in the order of their names.
+
+        Hidden ones are left out: a part of their name below the folder begins with . or _.
 
         Args:
             path: in a glob `*`, `?` and `[ab]` stop at /, `**` as a whole part does not. On S3 what stands before the
                 first special character narrows the listing.
-            hidden: also files of whose name below the folder a part begins with . or _.
 
         Raises:
             InputError: there is no such file, or it may not be listed.
             Unavailable: the store does not answer.
         """
-        return s3_list.find(self.s3, path, hidden) if is_remote(path) else local.find(path, hidden)
+        return s3_list.find(self.s3, path) if is_remote(path) else local.find(path)
 
     def walk(self, folder: str) -> Iterator[Object]:
         """Every file below a folder, one by one; none where there is nothing. Raises OSError."""

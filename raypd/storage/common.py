@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import fnmatch
 import re
@@ -72,25 +71,13 @@ def outage(error: BaseException, path: str) -> Unavailable | None:
     return Unavailable(f"{path}: {error.strerror or error}")
 
 
-def hidden(name: str) -> bool:
-    """Whether a part of a path begins with . or _, as what tools leave beside data does."""
-    return any(part.startswith((".", "_")) for part in name.split("/"))
-
-
-def near(wanted: str, found: list[str]) -> str | None:
-    """The name among those found that a misspelt one most likely means."""
-    return next(iter(difflib.get_close_matches(wanted, found, 1)), None)
-
-
 def literal(glob: str) -> str:
     """The part of a glob before its first special character; all of a path that has none."""
     return MAGIC.split(glob, maxsplit=1)[0]
 
 
-def choose(
-    items: Iterable[Object], glob: str | None, include_hidden: bool, none: Callable[[bool], str]
-) -> Iterator[Object]:
-    """Those of the listed files that a glob over whole paths matches.
+def choose(items: Iterable[Object], glob: str | None, none: Callable[[bool], str]) -> Iterator[Object]:
+    """Those of the listed files that a glob over whole paths matches, without hidden ones.
 
     none: what to say where there is none, given whether anything was listed. Raises InputError with it.
     """
@@ -98,7 +85,8 @@ def choose(
     listed = found = False
     for item in items:
         listed = True
-        if (wanted is None or wanted.fullmatch(item.path)) and (include_hidden or not hidden(item.name)):
+        hidden = any(part.startswith((".", "_")) for part in item.name.split("/"))
+        if not hidden and (wanted is None or wanted.fullmatch(item.path)):
             found = True
             yield item
     if not found:

@@ -14,8 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-from raypd.errors import InputError
-from raypd.storage.common import Changed, Object, choose, literal, near
+from raypd.errors import InputError, did_you_mean
+from raypd.storage.common import Changed, Object, choose, literal
 
 # Above this a file is known by size and time of change: every worker would have to read all of it for a hash.
 HASHED_BYTES = 64 << 20
@@ -32,7 +32,7 @@ def local_path(path: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(rest if separator else path)))
 
 
-def find(path: str, include_hidden: bool) -> Iterator[Object]:
+def find(path: str) -> Iterator[Object]:
     """The files that a path, folder or glob stands for; see Storage.find."""
     at = local_path(path)
     if at.is_file():
@@ -50,7 +50,7 @@ def find(path: str, include_hidden: bool) -> Iterator[Object]:
         only = "only hidden files (a part of their names begins with . or _)" if listed else "no files"
         return f"{path}: the folder holds {only}"
 
-    yield from choose(_objects(root), glob, include_hidden, none)
+    yield from choose(_objects(root), glob, none)
 
 
 def walk(folder: str) -> Iterator[Object]:
@@ -91,8 +91,8 @@ def _missing(folder: Path) -> str:
 def _near(path: Path) -> str:
     if not path.parent.is_dir():
         return _missing(path.parent)
-    meant = near(path.name, os.listdir(path.parent))
-    return f"; did you mean {path.parent / meant}?" if meant else ""
+    hint = did_you_mean(path.name, os.listdir(path.parent), path.parent.joinpath)
+    return f"; {hint}" if hint else ""
 
 
 def names(folder: str, kind: Callable[[os.DirEntry[str]], bool]) -> list[str]:

@@ -29,6 +29,13 @@ _UNKNOWN_CALLER = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"
 _ELSEWHERE = ("PermanentRedirect", "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 _BUSY = ("SlowDown", "ServiceUnavailable", "503", "429", "TooManyRequests", "RequestLimitExceeded")
 _UNREACHABLE = ("EndpointConnectionError", "ConnectionClosedError", "SSLError", "ProxyConnectionError")
+_ADVICE = {
+    "NoCredentialsError": ": set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, storage.profile, an instance's role, or "
+    "storage.anonymous=true for a public bucket",
+    "ProfileNotFound": "; it is storage.profile or AWS_PROFILE",
+    "NoRegionError": "; set storage.region",
+    "InvalidRegionError": "; set storage.region",
+}
 # What the SDK finds wrong with the settings or the name before it asks anybody.
 _BEFORE = (
     "NoCredentialsError", "PartialCredentialsError", "NoRegionError", "InvalidRegionError", "ParamValidationError",
@@ -210,20 +217,12 @@ class S3Client:
 
     def _text(self, error: Exception) -> str:
         """An error that the SDK raised by itself, with what to do about it."""
-        name, advice = type(error).__name__, ""
-        if name == "NoCredentialsError":
-            advice = (
-                ": set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, storage.profile, an instance's role, or "
-                "storage.anonymous=true for a public bucket"
-            )
-        elif name == "ProfileNotFound":
-            advice = "; it is storage.profile or AWS_PROFILE"
-        elif name in ("NoRegionError", "InvalidRegionError"):
-            advice = "; set storage.region"
-        elif "Timeout" in name or name in _UNREACHABLE:
+        name = type(error).__name__
+        advice = _ADVICE.get(name, "")
+        if "Timeout" in name or name in _UNREACHABLE:
             gave_up = f"gave up at attempt {self.settings.max_attempts}"
             advice = f" ({gave_up}); is storage.endpoint_url right and reachable from here?"
-        elif "Token" in name or "SSO" in name or "Credential" in name:
+        elif not advice and ("Token" in name or "SSO" in name or "Credential" in name):
             advice = "; renew the credentials, and the same command resumes"
         return self._scrubbed(str(error).strip().rstrip(".")) + advice
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from raypd.errors import InputError
-from raypd.storage.common import Object, StorageError, Unavailable, choose, literal, near
+from raypd.errors import InputError, did_you_mean
+from raypd.storage.common import Object, StorageError, Unavailable, choose, literal
 from raypd.storage.s3_client import S3Client, split
 
 
-def find(client: S3Client, path: str, include_hidden: bool) -> Iterator[Object]:
+def find(client: S3Client, path: str) -> Iterator[Object]:
     """The objects that a key, a folder or a glob stands for; see Storage.find."""
     bucket, key = split(path)
     try:
@@ -33,7 +33,7 @@ def find(client: S3Client, path: str, include_hidden: bool) -> Iterator[Object]:
             return f"{path}: no such object, and none under it{_near(client, path.rstrip('/'))}"
 
         listed = _objects(client, prefix, prefix[: prefix.rfind("/") + 1])
-        yield from choose(listed, glob, include_hidden, none)
+        yield from choose(listed, glob, none)
     except Unavailable:
         raise
     except (StorageError, FileNotFoundError) as error:
@@ -97,5 +97,5 @@ def _near(client: S3Client, path: str) -> str:
     except OSError:
         return ""
     beside = [p["Prefix"] for p in page.get("CommonPrefixes", [])] + [c["Key"] for c in page.get("Contents", [])]
-    meant = near(name, [key.rstrip("/").rpartition("/")[2] for key in beside])
-    return f"; did you mean {parent}/{meant}?" if meant else ""
+    hint = did_you_mean(name, [key.rstrip("/").rpartition("/")[2] for key in beside], lambda key: f"{parent}/{key}")
+    return f"; {hint}" if hint else ""

@@ -28,14 +28,14 @@ class Document:
     """One document of a unit, as it was read. No other document has the same source and place.
 
     Attributes:
-        row: its place in the unit, from 0.
+        index: its place in the unit, from 0.
         fields: by column; may be empty where there is an error.
         error: why it could not be read.
         source: name of the object that it stands in.
         place: in that object: the row's number in Parquet, the byte at which its line begins in (uncompressed) JSONL.
     """
 
-    row: int
+    index: int
     id: str
     fields: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
@@ -45,37 +45,39 @@ class Document:
 
 @dataclass
 class Record:
-    """One output row: `columns` are the task's own (see `Task.columns`); an error leaves them empty."""
+    """One output row of the document `index`: `columns` are the task's (`Task.columns`); an error leaves them empty."""
 
-    row: int
+    index: int
     columns: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
 
 @dataclass
 class Request:
-    """A program to decode, the rows it answers, and how its answer becomes records (one or more a row).
+    """A program to decode, the documents it answers, and how its answer becomes records (one or more a document).
 
     Attributes:
+        documents: the index of each.
         finish: also returns requests that follow on this one, such as the next turn of a conversation.
         seed: made of the documents' ids, so that sampled answers do not depend on what they are batched with.
+        failed: the records of a program that could not be decoded, given the reason; None: an error record a document.
     """
 
-    rows: list[int]
+    documents: list[int]
     program: Program[Any]
     finish: Callable[[Any], Sequence[Record | Request]]
     seed: int = 0
+    failed: Callable[[str], list[Record]] | None = None
 
     def fail(self, reason: str) -> list[Record]:
-        """Error records for all rows of a program that could not be decoded."""
-        return [Record(row=row, error=reason) for row in self.rows]
+        """The records of a program that could not be decoded."""
+        if self.failed is not None:
+            return self.failed(reason)
+        return [Record(index, error=reason) for index in self.documents]
 
 
 class Task(Protocol):
     """A kind of job: extraction, question answering, generation."""
-
-    def input_columns(self) -> list[str]:
-        """Columns that the input must have."""
 
     def columns(self) -> pa.Schema:
         """The task's own output columns, the same for every unit whatever it holds."""

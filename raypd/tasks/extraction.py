@@ -27,7 +27,7 @@ from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.columns import EXTRACTION
 from raypd.tasks.documents import category_of, text_of
-from raypd.tasks.prompting import Instruction, encode, end_tokens, instruction, load_template
+from raypd.tasks.prompting import encode, end_tokens, instruction, load_template
 from raypd.tasks.values import CheckedValue, JsonObjectEnd, check, find_value
 
 _Rated = tuple[CheckedValue, float | None]  # a value and its confidence
@@ -35,11 +35,12 @@ _Rated = tuple[CheckedValue, float | None]  # a value and its confidence
 
 @dataclass
 class CategoryPrompt:
-    """A category's prompt, and its skeleton as token ids."""
+    """A category's prompt, before and behind the documents, and its skeleton as token ids."""
 
     name: str
     attributes: list[Attribute]
-    prompt: Instruction
+    before: list[int]
+    behind: list[int]
     keys: list[list[int]]  # the skeleton's piece before each slot; the first opens the object
     grammars: list[Grammar]
 
@@ -62,6 +63,7 @@ class ExtractionTask:
         self._whole = REGISTRY[self.decoding.method].whole_record  # the model writes the keys, too
         self.tokenizer, self.context_length = tokenizer, context_length
         self._encode = partial(encode, tokenizer, special=False)
+        self._text = partial(tokenizer.decode, skip_special_tokens=True)
         self.texts = token_texts(tokenizer)
         self.ends = end_tokens(tokenizer)
         self._open = self._encode("<product>\n")
@@ -70,10 +72,6 @@ class ExtractionTask:
         self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
         self._of_type: dict[str, Grammar] = {}
         self._categories = {name: self._ready(name) for name in self.task.categories}
-
-    def input_columns(self) -> list[str]:
-        optional = [self.input.category_column] if self.input.category_column else []
-        return [*self.input.text_columns, *optional]
 
     def columns(self) -> pa.Schema:
         return EXTRACTION
@@ -88,7 +86,7 @@ class ExtractionTask:
                 category = self._categories[category_of(document, self.input, self._categories)]
                 body = self._body(document, category)
             except ValueError as error:
-                yield Record(row=document.row, error=str(error))
+                yield Record(index=document.index, error=str(error))
                 continue
             if not stacked:
                 yield self._request(category, [body])
@@ -113,8 +111,8 @@ class ExtractionTask:
             for i, attribute in enumerate(category.attributes)
         ]
         grammars = [self._grammar(name, attribute) for attribute in category.attributes]
-        prompt = instruction(self.tokenizer, self._template, category=shown)
-        ready = CategoryPrompt(name, category.attributes, prompt, keys, grammars)
+        before, behind = instruction(self.tokenizer, self._template, category=shown)
+        ready = CategoryPrompt(name, category.attributes, before, behind, keys, grammars)
         if self._room(ready) < 16:
             raise ConfigError(
                 f"task.categories.{name}: instruction, {len(keys)} attributes and their answers leave no room for a "
@@ -149,7 +147,7 @@ class ExtractionTask:
 
     def _room(self, category: CategoryPrompt, documents: int = 1) -> int:
         """Tokens that are left for the text of `documents` documents (all together) in one context."""
-        fixed = len(category.prompt.before) + len(category.prompt.behind)
+        fixed = len(category.before) + len(category.behind)
         frame = len(self._open) + len(self._close) + 4  # 4: an id in <product id="12">, a key in the answer
         if self._whole:
             return self.context_length - fixed - frame - len(category.keys[0]) - self.decoding.max_new_tokens
@@ -157,29 +155,29 @@ class ExtractionTask:
         return self.context_length - fixed - documents * (frame + answer + 8)
 
     def _request(self, category: CategoryPrompt, stack: list[_Body]) -> Request:
-        rows = [body.document.row for body in stack]
+        documents = [body.document.index for body in stack]
         seed = seed_of(self.decoding.sampling.seed, [body.document.id for body in stack])
         if self._whole:
             (body,) = stack
             prompt = Prompt(*self._prompt(category, stack, self._encode("{\n")))
             stops = JsonObjectEnd(self.texts, self.ends, [attribute.name for attribute in category.attributes])
             program = autoregressive(prompt, self.decoding.max_new_tokens, stops)
-            return Request(rows, program, lambda answer: [self._read_json(category, body, answer)], seed)
+            return Request(documents, program, lambda answer: [self._read_json(category, body, answer)], seed)
         slotted = self._slotted(category, stack)
         most = self.decoding.max_value_tokens
         if self.decoding.method == "guided":
             slots = guided(slotted, most, self._rest, lambda slot, value: slot.grammar.behind(value.tokens))
         else:
             slots = hyper_parallel(slotted, most, self.decoding.isolate == "values")
-        return Request(rows, slots, lambda values: self._read_slots(category, stack, values), seed)
+        return Request(documents, slots, lambda values: self._read_slots(category, stack, values), seed)
 
     def _prompt(self, category: CategoryPrompt, stack: list[_Body], answer: list[int]) -> tuple[list[int], int]:
         """(tokens, how many of them are shared): instruction, documents, and the answer's beginning."""
-        tokens = list(category.prompt.before)
+        tokens = list(category.before)
         for number, body in enumerate(stack, 1):
             opening = self._open if len(stack) == 1 else self._encode(f'<product id="{number}">\n')
             tokens += [*opening, *body.tokens, *self._close]
-        return [*tokens, *category.prompt.behind, *answer], len(category.prompt.before)
+        return [*tokens, *category.behind, *answer], len(category.before)
 
     def _slotted(self, category: CategoryPrompt, stack: list[_Body]) -> SlottedPrompt:
         """The prompt with the skeleton of every document behind it (section 4.3.1; stacked: section 4.3.5)."""
@@ -209,18 +207,16 @@ class ExtractionTask:
             ours = values[number * count : (number + 1) * count]
             checked: list[_Rated] = []
             for attribute, value in zip(category.attributes, ours, strict=True):
-                text = value.completion
-                if text is not None:
-                    text = text.encode("latin-1").decode()
-                else:
-                    text = self.tokenizer.decode(value.tokens, skip_special_tokens=True)
+                known = value.completion
+                text = self._text(value.tokens) if known is None else known.encode("latin-1").decode()
                 checked.append((check(attribute, text, value.closed), confidence(value.logprobs)))
             records.append(self._record(category, body, checked))
         return records
 
     def _read_json(self, category: CategoryPrompt, body: _Body, answer: Continuation) -> Record:
-        text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
-        starts = self._starts(answer.tokens)
+        text = self._text(answer.tokens)
+        # Where each token's text begins in the decoded answer (and, last, where the answer ends).
+        starts = [len(self._text(answer.tokens[:end])) for end in range(len(answer.tokens) + 1)]
         checked: list[_Rated] = []
         for attribute in category.attributes:
             place = find_value(text, attribute.name)
@@ -234,13 +230,6 @@ class ExtractionTask:
             checked.append((check(attribute, text[start:end], closed), confidence(covers)))
         return self._record(category, body, checked)
 
-    def _starts(self, tokens: list[int]) -> list[int]:
-        """Where each token's text begins in the decoded answer (and, last, where the answer ends)."""
-        starts = [0]
-        for end in range(1, len(tokens) + 1):
-            starts.append(len(self.tokenizer.decode(tokens[:end], skip_special_tokens=True)))
-        return starts
-
     def _record(self, category: CategoryPrompt, body: _Body, checked: list[_Rated]) -> Record:
         values, record = [], {}
         for attribute, (checked_value, probability) in zip(category.attributes, checked, strict=True):
@@ -252,7 +241,7 @@ class ExtractionTask:
             row = {"name": attribute.name, "value": text, "number": number, "boolean": boolean}
             values.append({**row, "confidence": probability, "status": checked_value.status, "raw": raw})
         columns: dict[str, Any] = {"category": category.name, "record": json.dumps(record, ensure_ascii=False)}
-        return Record(body.document.row, {**columns, "values": values, "truncated": body.truncated})
+        return Record(body.document.index, {**columns, "values": values, "truncated": body.truncated})
 
 
 def _automaton(attribute: Attribute) -> Automaton:

@@ -5,28 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, NamedTuple
+from typing import Any
 
 from raypd.config import QuestionAnsweringConfig
 from raypd.errors import ConfigError
 
 
-class SolvedQuestion(NamedTuple):
-    """A question as it is shown, choices and all, and its answer."""
+def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
+    """The rows of `task.few_shot` as the template shows them: `context`, and `questions` of `text` and `answer`.
 
-    text: str
-    answer: str
-
-
-class Example(NamedTuple):
-    """A context and its solved questions."""
-
-    context: str
-    questions: list[SolvedQuestion]
-
-
-def load_examples(task: QuestionAnsweringConfig) -> list[Example]:
-    """The rows of `task.few_shot`. Raises ConfigError with file and line.
+    Raises ConfigError with file and line.
 
     A question's answer is the letters of `answer_idx` where it has choices, else `answer` or the first of `answers`,
     and null where these are empty.
@@ -44,8 +32,8 @@ def load_examples(task: QuestionAnsweringConfig) -> list[Example]:
             continue
         try:
             row = json.loads(line)
-            questions = row[task.questions_column]
-            examples.append(Example(row[task.context_column].strip(), [_solved(q) for q in questions]))
+            questions = [_solved(question) for question in row[task.questions_column]]
+            examples.append({"context": row[task.context_column].strip(), "questions": questions})
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ConfigError(
                 f"{path}:{number}: not a solved example ({type(error).__name__}: {error}); it needs "
@@ -54,14 +42,14 @@ def load_examples(task: QuestionAnsweringConfig) -> list[Example]:
     return examples
 
 
-def _solved(question: dict[str, Any]) -> SolvedQuestion:
+def _solved(question: dict[str, Any]) -> dict[str, str]:
     text, choices = question["question"].strip(), question.get("choices") or []
     for letter, choice in zip(ascii_uppercase, choices, strict=False):
         text += f"\n{letter}. {choice}"
     if choices:
         index = question["answer_idx"]
         indices = index if isinstance(index, list) else [index]
-        return SolvedQuestion(text, ", ".join(ascii_uppercase[range(len(choices))[i]] for i in indices))
+        return {"text": text, "answer": ", ".join(ascii_uppercase[range(len(choices))[i]] for i in indices)}
     answers = question["answers"] if "answers" in question else [question["answer"]]
     given = answers[0] if answers else None
-    return SolvedQuestion(text, "null" if given is None else str(given).strip())
+    return {"text": text, "answer": "null" if given is None else str(given).strip()}

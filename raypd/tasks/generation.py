@@ -90,21 +90,18 @@ class GenerationTask:
         self._method = text_method(config, tokenizer, context_length, model)
         self.end = _end_of_turn(tokenizer)  # what the model ends its answer with
 
-    def input_columns(self) -> list[str]:
-        return [self.task.prompt_column]
-
     def columns(self) -> pa.Schema:
         return GENERATION
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         for document in documents:
             if document.error is not None:
-                yield Record(row=document.row, error=document.error)
+                yield Record(index=document.index, error=document.error)
                 continue
             try:
                 turns, left = conversation(document.fields.get(self.task.prompt_column), self.task)
             except ValueError as error:
-                yield Record(row=document.row, error=str(error))
+                yield Record(index=document.index, error=str(error))
                 continue
             for sample in range(self.task.samples):
                 yield self._next(_Chat(document, sample, list(turns), list(left)))
@@ -116,7 +113,7 @@ class GenerationTask:
         room = self.context_length - self._method.most_positions()
         if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
             return Record(
-                row=chat.document.row,
+                index=chat.document.index,
                 error=f"too long: {len(tokens)} tokens, at most {max(0, room)} leave room for decoding.max_new_tokens "
                 f"({self.decoding.max_new_tokens}) in the model's context of {self.context_length}",
             )
@@ -124,7 +121,7 @@ class GenerationTask:
         seed = _seed(chat.document.id, chat.sample, chat.turn, self.decoding.sampling.seed)
         stops = StopStrings(self._bytes, self._ends, self.task.stop)
         program = self._method.program(Prompt(tokens), stops, seed)
-        return Request([chat.document.row], program, lambda answer: self._finish(chat, turns, answer), seed)
+        return Request([chat.document.index], program, lambda answer: self._finish(chat, turns, answer), seed)
 
     def tokens_of(self, turns: list[dict[str, str]]) -> list[int]:
         """Ids of a conversation; control strings in the text of a turn stay text."""
@@ -157,7 +154,7 @@ class GenerationTask:
             "counters": json.dumps(generated.counters) if generated.counters else None,
             "warnings": generated.warnings,
         }
-        done: list[Record | Request] = [Record(row=chat.document.row, columns=columns)]
+        done: list[Record | Request] = [Record(index=chat.document.index, columns=columns)]
         if len(chat.left) > 1:
             turns = [*turns, {"role": "assistant", "content": text}]
             done.append(self._next(dataclasses.replace(chat, turns=turns, left=chat.left[1:], turn=chat.turn + 1)))

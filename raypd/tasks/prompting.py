@@ -8,7 +8,6 @@ tokens split, so that a listing cannot end the user's turn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,23 +41,18 @@ def load_template(path: str | None, name: str) -> jinja2.Template:
         raise ConfigError(f"{where}:{error.lineno}: not a valid Jinja2 template: {error.message}") from None
 
 
-@dataclass
-class Instruction:
-    """What stands before the documents (shared) and behind them (up to where the answer begins), as token ids."""
+def instruction(tokenizer: PreTrainedTokenizerBase, template: jinja2.Template, **context: Any) -> list[list[int]]:
+    """Ids of what stands before the documents (shared) and of what stands behind them, up to the answer.
 
-    before: list[int]
-    behind: list[int]
-
-
-def instruction(tokenizer: PreTrainedTokenizerBase, template: jinja2.Template, **context: Any) -> Instruction:
-    """Renders a template and the model's chat template around it. Raises ConfigError where it cannot be used."""
+    Raises ConfigError where the template cannot be used.
+    """
     try:
         message = template.render(products=_CUT, **context)
     except jinja2.UndefinedError as error:
         raise ConfigError(f"task.template: {error.message}; it may use category and products") from None
     if message.count(_CUT) != 1:
         raise ConfigError("task.template: it must hold {{ products }} once")
-    return Instruction(*pieces(tokenizer, message, [_CUT]))
+    return pieces(tokenizer, message, [_CUT])
 
 
 def pieces(

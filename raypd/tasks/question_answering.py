@@ -9,7 +9,7 @@ one by one: instruction, context, question.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from string import ascii_uppercase
@@ -34,17 +34,10 @@ _CONTEXT, _QUESTION = "\u241econtext\u241e", "\u241equestion\u241e"  # stand for
 _LEAST_CONTEXT = 16  # tokens of a context that must fit beside the longest question
 
 
-class LineEnd:
-    """Says that an answer is complete: at an end token, or at a newline behind its first word."""
-
-    def __init__(self, texts: Sequence[str], ends: frozenset[int]) -> None:
-        self.texts, self.ends = texts, ends
-
-    def __call__(self, tokens: Sequence[int]) -> bool:
-        last = tokens[-1]
-        if last in self.ends:
-            return True
-        return "\n" in self.texts[last] and "\n" in "".join(self.texts[token] for token in tokens).lstrip()
+def line_ends(texts: Sequence[str], ends: frozenset[int], tokens: Sequence[int]) -> bool:
+    """Whether an answer is complete: at one of the end tokens, or at a newline behind its first word."""
+    last = tokens[-1]
+    return last in ends or ("\n" in texts[last] and "\n" in "".join(texts[token] for token in tokens).lstrip())
 
 
 @dataclass
@@ -73,16 +66,6 @@ class _Page:
         return [(n, asked) for n, asked in enumerate(self.asked) if asked.error is None]
 
 
-@dataclass
-class _QuestionRequest(Request):
-    """A request that knows which questions it stands for: when it fails, each has its own error record."""
-
-    refuse: Callable[[str], list[Record]] = field(kw_only=True)
-
-    def fail(self, reason: str) -> list[Record]:
-        return self.refuse(reason)
-
-
 class QuestionAnsweringTask:
     """Task of kind `question_answering`."""
 
@@ -91,7 +74,7 @@ class QuestionAnsweringTask:
         self.task, self.decoding = config.task, config.decoding
         self.tokenizer, self.context_length = tokenizer, context_length
         self._encode = partial(encode, tokenizer, special=False)
-        self._line_end = LineEnd(token_texts(tokenizer), end_tokens(tokenizer))
+        self._line_end = partial(line_ends, token_texts(tokenizer), end_tokens(tokenizer))
         self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
         self._letters: dict[int, Bounded] = {}
         self._instruction, self._between, self._behind = self._prompt()
@@ -102,9 +85,6 @@ class QuestionAnsweringTask:
                 f"task.max_answer_tokens ({self.task.max_answer_tokens})"
             )
 
-    def input_columns(self) -> list[str]:
-        return [self.task.context_column, self.task.questions_column]
-
     def columns(self) -> pa.Schema:
         return QUESTION_ANSWERING
 
@@ -114,7 +94,7 @@ class QuestionAnsweringTask:
             try:
                 page = self._page(document)
             except ValueError as error:
-                yield Record(row=document.row, error=str(error))
+                yield Record(index=document.index, error=str(error))
                 continue
             if not page.good():
                 yield from self._records(page, {})
@@ -230,13 +210,8 @@ class QuestionAnsweringTask:
             return [r for page in stack for r in self._records(page, {n: next(answers) for n, _ in page.good()})]
 
         seed = seed_of(self.decoding.sampling.seed, [page.document.id for page in stack])
-        return _QuestionRequest(
-            [page.document.row for page in stack],
-            program,
-            lambda answers: records(iter(answers)),
-            seed,
-            refuse=lambda reason: records(itertools.repeat(reason)),
-        )
+        indices = [page.document.index for page in stack]
+        return Request(indices, program, lambda a: records(iter(a)), seed, lambda why: records(itertools.repeat(why)))
 
     def _one_by_one(self, page: _Page) -> list[Request]:
         """One program a question; the last to end hands over the records of the row, in the order of its questions."""
@@ -251,8 +226,7 @@ class QuestionAnsweringTask:
             prompt = Prompt([*before, *question.tokens], shared=len(before))
             program = autoregressive(prompt, self.task.max_answer_tokens, question.stops, question.allowed_token_ids)
             seed = seed_of(self.decoding.sampling.seed, [page.document.id, str(n)])
-            row = page.document.row
-            return _QuestionRequest([row], program, lambda a: ended(n, a), seed, refuse=lambda reason: ended(n, reason))
+            return Request([page.document.index], program, partial(ended, n), seed, failed=partial(ended, n))
 
         return [request(n, asked.question) for n, asked in page.good()]
 
@@ -266,10 +240,10 @@ class QuestionAnsweringTask:
             answer = asked.error or answers[n]
             if isinstance(answer, str):
                 reason = asked.error or f"question {n + 1} ({asked.id}): {answer}"
-                records.append(Record(page.document.row, columns, reason))
+                records.append(Record(page.document.index, columns, reason))
             else:
                 columns |= {**self._read(asked, answer), "truncated": page.truncated}
-                records.append(Record(page.document.row, columns))
+                records.append(Record(page.document.index, columns))
         return records
 
     def _read(self, asked: _Asked, answer: Continuation) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -140,30 +141,22 @@ class FakeTask:
                 keys = "".join(f',\n"{attribute.name}":' for attribute in category.attributes)
                 self._prompts[name] = self._tokens(text), self._tokens(keys)
 
-    def input_columns(self) -> list[str]:
-        if isinstance(self.task, QuestionAnsweringConfig):
-            return [self.task.context_column, self.task.questions_column]
-        if isinstance(self.task, GenerationConfig):
-            return [self.task.prompt_column]
-        source = self.config.input
-        return [*source.text_columns, *([source.category_column] if source.category_column else [])]
-
     def columns(self) -> pa.Schema:
         return columns.BY_KIND[self.task.kind]
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
-        plan = {"question_answering": self._question, "generation": self._generate}.get(self.task.kind)
-        if plan is None:
-            yield from self._extract(documents)
-            return
+        stacks: dict[str, list[tuple[Document, int]]] = {}
+        extract = partial(self._extract, stacks)
+        plan = {"question_answering": self._question, "generation": self._generate}.get(self.task.kind, extract)
         for document in documents:
-            if document.error is not None:
-                yield Record(document.row, error=document.error)
-                continue
             try:
+                if document.error is not None:
+                    raise ValueError(document.error)
                 yield from plan(document)
             except ValueError as error:
-                yield Record(document.row, error=str(error))
+                yield Record(document.index, error=str(error))
+        for name, stack in stacks.items():
+            yield self._extraction(name, stack)
 
     def _tokens(self, text: str) -> int:
         return max(1, math.ceil(len(text) / self.costs.characters_per_token))
@@ -175,26 +168,17 @@ class FakeTask:
 
     # ----------------------------------------------------------------------------------------------------- extraction
 
-    def _extract(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
+    def _extract(self, stacks: dict[str, list[tuple[Document, int]]], document: Document) -> Iterator[Request]:
+        """The request of a stack that the document fills; `stacks`: by category, with the lengths of documents."""
         assert isinstance(self.task, ExtractionConfig)
         decoding = self.config.decoding
         most = decoding.stacked_documents if decoding.isolate == "none" and self._method == "hyper_parallel" else 1
-        stacks: dict[str, list[tuple[Document, int]]] = {}
-        for document in documents:
-            try:
-                if document.error is not None:
-                    raise ValueError(document.error)
-                name = category_of(document, self.config.input, self.task.categories)
-                length = self._tokens(text_of(document, list(self.config.input.text_columns)))
-            except ValueError as error:
-                yield Record(document.row, error=str(error))
-                continue
-            stack = stacks.setdefault(name, [])
-            stack.append((document, min(length, self.task.max_document_tokens or length)))
-            if len(stack) == most:
-                yield self._extraction(name, stacks.pop(name))
-        for name, stack in stacks.items():
-            yield self._extraction(name, stack)
+        name = category_of(document, self.config.input, self.task.categories)
+        length = self._tokens(text_of(document, list(self.config.input.text_columns)))
+        stack = stacks.setdefault(name, [])
+        stack.append((document, min(length, self.task.max_document_tokens or length)))
+        if len(stack) == most:
+            yield self._extraction(name, stacks.pop(name))
 
     def _extraction(self, name: str, stack: list[tuple[Document, int]]) -> Request:
         assert isinstance(self.task, ExtractionConfig)
@@ -209,12 +193,9 @@ class FakeTask:
         else:
             own += keys * len(stack)
             lanes = [sum(lanes)] if self._method == "guided" else lanes
-        rows = [document.row for document, _ in stack]
-        return Request(
-            rows,
-            Program(name, shared, own, lanes),  # type: ignore[arg-type]
-            lambda _: [Record(row, _record(name, category)) for row in rows],
-        )
+        documents = [document.index for document, _ in stack]
+        program = Program(name, shared, own, lanes)
+        return Request(documents, program, lambda _: [Record(i, _record(name, category)) for i in documents])  # type: ignore[arg-type]
 
     # --------------------------------------------------------------------------------------------- question answering
 
@@ -233,17 +214,16 @@ class FakeTask:
         def record(n: int) -> Record:
             name = str(n if asked[n].get("id") is None else asked[n]["id"])
             answer = {"answer": "fake", "answer_status": "ok", "truncated": False}
-            return Record(document.row, {"question_id": name, "question": str(asked[n].get("question")), **answer})
+            return Record(document.index, {"question_id": name, "question": str(asked[n].get("question")), **answer})
 
         instruction = self._tokens(self.task.instruction or "x" * 200)
-        everything = range(len(asked))
         if self._method == "intra_prompt":
             program = Program("", instruction, context + sum(own), lanes)
-            yield Request([document.row], program, lambda _: [record(n) for n in everything])  # type: ignore[arg-type]
+            yield Request([document.index], program, lambda _: [*map(record, range(len(asked)))])  # type: ignore[arg-type]
             return
-        for n in everything:
+        for n in range(len(asked)):
             program = Program(document.id, instruction + context, own[n], [lanes[n]])
-            yield Request([document.row], program, lambda _, n=n: [record(n)])  # type: ignore[arg-type, misc]
+            yield Request([document.index], program, lambda _, n=n: [record(n)])  # type: ignore[arg-type, misc]
 
     # ----------------------------------------------------------------------------------------------------- generation
 
@@ -255,20 +235,20 @@ class FakeTask:
             lengths = self._lengths(
                 f"{document.id}/{sample}", len(left), self.costs.answer_tokens, self.config.decoding.max_new_tokens
             )
-            yield self._turn(document.row, sample, 0, before, left, lengths)
+            yield self._turn(document.index, sample, 0, before, left, lengths)
 
-    def _turn(self, row: int, sample: int, turn: int, before: int, left: list[str], lengths: list[int]) -> Request:
+    def _turn(self, index: int, sample: int, turn: int, before: int, left: list[str], lengths: list[int]) -> Request:
         prompt = before + self._tokens(left[turn])
         length = lengths[turn]
 
         def finish(_: Any) -> list[Record | Request]:
             columns = {"sample": sample, "turn": turn, "text": "fake", "finish_reason": "stop", "tokens": length}
-            done: list[Record | Request] = [Record(row, {**columns, "warnings": []})]
+            done: list[Record | Request] = [Record(index, {**columns, "warnings": []})]
             if turn + 1 < len(left):
-                done.append(self._turn(row, sample, turn + 1, prompt + length, left, lengths))
+                done.append(self._turn(index, sample, turn + 1, prompt + length, left, lengths))
             return done
 
-        return Request([row], Program("", 0, prompt, [length]), finish)  # type: ignore[arg-type]
+        return Request([index], Program("", 0, prompt, [length]), finish)  # type: ignore[arg-type]
 
 
 def _record(name: str, category: Category) -> dict[str, Any]:

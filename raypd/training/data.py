@@ -89,7 +89,7 @@ def _documents(config: RunConfig) -> list[Document]:
     found: list[Document] = []
     for unit in plan(config):
         for document in read_unit(unit, config, [config.training.labels_column]):
-            document.row = len(found)
+            document.index = len(found)
             found.append(document)
     return found
 

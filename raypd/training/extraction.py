@@ -39,15 +39,15 @@ class ExtractionExamples:
 
     def __call__(self, documents: Sequence[Document]) -> Iterator[Example]:
         """Examples of the documents, in the task's order."""
-        usable = {document.row: document for document in documents if self._is_labelled(document)}
+        usable = {document.index: document for document in documents if self._is_labelled(document)}
         for request in self.task.plan(list(usable.values())):
             if isinstance(request, Record):
                 self._skip(str(request.error))
                 continue
             try:
-                yield self._example(request.program, [usable[row] for row in request.rows])
+                yield self._example(request.program, [usable[row] for row in request.documents])
             except Skip as reason:
-                self._skip(str(reason), len(request.rows))
+                self._skip(str(reason), len(request.documents))
 
     def _skip(self, reason: str, documents: int = 1) -> None:
         self.skipped[reason] += documents

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from raypd import storage
 from raypd.dataset import writer
 from raypd.run import layout
-from raypd.verify.table_object import read_object
+from raypd.verify.table_object import objects, read_object
 
 EXAMPLES = 3
 SCHEMA = pa.schema(
@@ -56,7 +56,7 @@ def letters(output: str) -> Iterator[pa.Table]:
     """
     columns = ["id", "status", "error", "source", "row", "attempts"]
     if storage.exists(storage.join(output, layout.STATE)):  # nights: the objects of the table, which have no summaries
-        for path in storage.read(storage.join(output, layout.CURRENT, "files.txt")).decode().splitlines():
+        for path in objects(output):
             found = _error_rows(read_object(path, columns), path.rpartition("/")[2].removesuffix(".parquet"))
             if len(found):
                 yield found

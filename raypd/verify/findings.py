@@ -84,9 +84,6 @@ def _verdict(result: Verification) -> str:
     return "NOT OK" + (f": {'; '.join(advice)}" if advice else "")
 
 
-# --------------------------------------------------------------------------------------------------------------- errors
-
-
 def describe_errors(summary: Summary) -> str:
     """Dead letters in lines: reasons with counts, examples of each, then the units that failed whole."""
     if not summary.documents and not summary.units:
@@ -121,17 +118,9 @@ def print_letters(output: str) -> None:
 
 
 def write_letters(output: str, path: str) -> int:
-    """Writes all dead letters of a run into a local file, whole or not at all.
+    """Writes all dead letters of a run into a local file, whole or not at all; how many there are.
 
-    Args:
-        output: the run's folder.
-        path: the file; its suffix, one of FORMATS, says how they are written.
-
-    Returns:
-        How many there are.
-
-    Raises:
-        ConfigError: another suffix, or a file that cannot be written.
+    Raises ConfigError at a suffix that is not of FORMATS, or a file that cannot be written.
     """
     written = FORMATS.get(Path(path).suffix.lower())
     if written is None or storage.is_remote(path):
@@ -142,7 +131,6 @@ def write_letters(output: str, path: str) -> int:
             scratch.create("letters", SCHEMA)
             for table in dead_letters.letters(output):
                 scratch.add("letters", table)
-            scratch.finish("letters")
             scratch.run(f"COPY (FROM letters ORDER BY unit, source, row) TO {quoted([part])} (FORMAT {written})")
             count = scratch.number("SELECT count(*) FROM letters")
         os.replace(part, path)

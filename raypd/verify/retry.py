@@ -9,10 +9,9 @@ summary, so that a retry that was cut off goes on where it was.
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -24,18 +23,17 @@ from raypd.dataset import planner as units
 from raypd.dataset import writer as commit
 from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError
-from raypd.run import layout, manifest
+from raypd.run import layout, manifest, records
 from raypd.run.lease import held
+from raypd.run.records import UnitSummary
 from raypd.run.text import counted
 from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters
-from raypd.verify.table_object import with_values
 
 if TYPE_CHECKING:
     from raypd.cluster.components import Build
 
-_BEGUN, _DONE = "retry.json", "done.json"
 _THREADS = 8
 _ATTEMPTS = 10  # at replacing an object that others change, too
 
@@ -76,15 +74,9 @@ def retry_errors(
 ) -> Retried:
     """Tries the failed documents of a run again; the same call goes on where one that was cut off ended.
 
-    Args:
-        config: of the run.
-        everything: also those that the input itself makes fail.
-        verbose: prints what Ray prints.
-        build: makes what the workers decode with; None: the model of the configuration.
+    everything: also those that the input itself makes fail. verbose, build: as in `driver.run_extract`.
 
-    Raises:
-        RunError: another session retries, or a unit of the run is gone.
-        UserError: what `driver.run_extract` raises.
+    Raises RunError when another session retries or a unit of the run is gone, and what `driver.run_extract` raises.
     """
     storage.configure(config.storage)
     output = driver.output_folder(config)
@@ -94,12 +86,12 @@ def retry_errors(
     retries = storage.join(output, layout.RETRIES)
     with held(retries, driver.say) as own:
         number = max((int(name) for name in storage.folders(retries) if name.isdigit()), default=0)
-        if not number or storage.exists(storage.join(_folder(output, number), _DONE)):
+        if not number or storage.exists(storage.join(_folder(output, number), layout.RETRIED)):
             number += 1  # else the one before was cut off
         folder = _folder(output, number)
-        if storage.exists(storage.join(folder, _BEGUN)):
-            result = Retried(**json.loads(storage.read(storage.join(folder, _BEGUN))))
-        else:
+        try:
+            result = records.read(Retried, storage.join(folder, layout.RETRY))
+        except FileNotFoundError:
             result = _plan(config, output, number, everything)
         if not result.tried:
             return result
@@ -115,7 +107,7 @@ def retry_errors(
         for part in (layout.SESSIONS, layout.LEDGER):
             for name in storage.names(storage.join(folder, part)):
                 storage.put_new(storage.join(output, part, name), storage.read(storage.join(folder, part, name)))
-        storage.put(storage.join(folder, _DONE), json.dumps(asdict(result)).encode())
+        records.write(storage.join(folder, layout.RETRIED), result)
     driver.finish(config, output, units.plan(config, output))
     return result
 
@@ -137,15 +129,13 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
         if not commit.read_summary(output, unit.id, path).failed:
             return unit, [], 0
         _, table = commit.read_table(output, unit.id, ["source", "row", "status", "error"], path)
-        status, error = table["status"].to_pylist(), table["error"].to_pylist()
         rows, left_out = [], 0
-        # A unit's documents stand in its object in their order.
-        for row, ((source, _), indices) in enumerate(_documents(table).items()):
-            errors = [error[i] for i in indices if status[i] != "ok"]
-            if errors and not everything and all(dead_letters.of_input(source, reason) for reason in errors):
+        for number, own in enumerate(_documents(table).values()):  # in the order of the unit's documents
+            errors = [row["error"] for row in own if row["status"] != "ok"]
+            if errors and not everything and all(dead_letters.of_input(own[0]["source"], error) for error in errors):
                 left_out += 1
             elif errors:
-                rows.append(row)
+                rows.append(number)
         return unit, rows, left_out
 
     writer = PlanWriter()
@@ -159,19 +149,16 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
     if result.tried:
         folder = _folder(output, number)
         writer.finish(0, "", 0, {}).keep(folder)
-        storage.put(storage.join(folder, _BEGUN), json.dumps(asdict(result)).encode())
+        records.write(storage.join(folder, layout.RETRY), result)
     return result
 
 
-def _documents(table: pa.Table) -> dict[tuple[str, int], list[int]]:
-    """(source, row) -> the indices of its rows, of every document, in order."""
-    found: dict[tuple[str, int], list[int]] = {}
-    for i, place in enumerate(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True)):
-        found.setdefault(place, []).append(i)
+def _documents(table: pa.Table) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """(source, row) -> its rows, of every document, in order."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        found.setdefault((row["source"], row["row"]), []).append(row)
     return found
-
-
-# ---------------------------------------------------------------------------------------------------------------- merge
 
 
 def _merge_all(output: str, folder: str, plan: Plan, before: Retried) -> Retried:
@@ -179,59 +166,53 @@ def _merge_all(output: str, folder: str, plan: Plan, before: Retried) -> Retried
     result = replace(before, tried=0, ok=0, failed=0)
     paths = dict(commit.objects(output))
 
-    def merge(unit: Unit) -> tuple[int, int]:
+    def merge(unit: Unit) -> UnitSummary:
         if unit.whole not in paths:
             raise RunError(
                 f"{output}: unit {unit.whole} is gone since its retry began; run without --retry-errors first"
             )
         return _merge(paths[unit.whole], folder, unit, before.number)
 
-    for ok, failed in in_threads(merge, plan, _THREADS):
-        result.tried += ok + failed
-        result.ok += ok
-        result.failed += failed
+    for done in in_threads(merge, plan, _THREADS):
+        result.tried += done.documents
+        result.ok += done.ok
+        result.failed += done.failed
     return result
 
 
-def _merge(path: str, folder: str, unit: Unit, number: int) -> tuple[int, int]:
-    """Replaces one object; (documents that are ok now, that failed again)."""
+def _merge(path: str, folder: str, unit: Unit, number: int) -> UnitSummary:
+    """Replaces one object; what the retry's own says."""
     done, fresh = commit.read_table(folder, unit.id)
     for _ in range(_ATTEMPTS):
         version = storage.version(path)  # first: what is read after it is this version or a younger one
         summary, old = commit.read_table("", unit.whole, path=path)
         if summary.retries >= number:
-            return done.ok, done.failed
+            return done
         table = merged(old, fresh)
         ok, failed = commit.count_documents(table)
         counts = {name: summary.counts.get(name, 0) + count for name, count in done.counts.items()}
         new = replace(summary, ok=ok, failed=failed, retries=number, counts={**summary.counts, **counts})
         new.seconds = round(summary.seconds + done.seconds, 3)
         if commit.replace_rows(path, table, new, version):
-            return done.ok, done.failed
+            return done
         time.sleep(0.1)
     raise RunError(f"{path}: is changed by somebody else all the time; the same command goes on")
 
 
 def merged(old: pa.Table, fresh: pa.Table) -> pa.Table:
-    """The rows of a unit after a retry.
+    """The old rows of a unit, with a document's fresh ones in place of its old ones unless more of them are errors.
 
-    Args:
-        old: rows of the unit.
-        fresh: rows of the documents that were tried again.
-
-    Returns:
-        The old rows, with the fresh ones of a document in place of its old ones unless more of them are errors.
-        attempts of such a document: those of old and fresh together.
+    attempts of such a document: those of old and fresh together.
     """
-    schema = old.schema.remove_metadata()
-    both = pa.concat_tables([old.cast(schema), fresh.select(schema.names).cast(schema)])
-    bad, attempts = [status != "ok" for status in both["status"].to_pylist()], both["attempts"].to_pylist()
-    new = _documents(fresh)
-    taken: list[int] = []
-    counted: list[int] = []
-    for place, indices in _documents(old).items():
-        ours = [i + len(old) for i in new.get(place, [])]
-        best = ours if ours and sum(bad[i] for i in ours) <= sum(bad[i] for i in indices) else indices
-        taken += best
-        counted += [max(attempts[i] for i in indices) + max((attempts[i] for i in ours), default=0)] * len(best)
-    return with_values(both.take(pa.array(taken, pa.int64())), "attempts", counted)
+    again = _documents(fresh)
+    rows: list[dict[str, Any]] = []
+    for place, was in _documents(old).items():
+        now = again.get(place, [])
+        attempts = max(row["attempts"] for row in was) + max((row["attempts"] for row in now), default=0)
+        better = now and _errors(now) <= _errors(was)
+        rows += [{**row, "attempts": attempts} for row in (now if better else was)]
+    return pa.Table.from_pylist(rows, old.schema.remove_metadata())
+
+
+def _errors(rows: list[dict[str, Any]]) -> int:
+    return sum(row["status"] != "ok" for row in rows)

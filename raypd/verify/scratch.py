@@ -8,70 +8,62 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 MEMORY = "2GB"
 _BUFFERED_ROWS = 100_000
 
 
 class Scratch(ExitStack):
-    """Named tables: `create`, `add` rows from any thread, `finish`, then query. To be used in a `with`.
+    """Named tables: `create`, `add` rows from any thread, then query. To be used in a `with`.
 
     The folder lies in TMPDIR; a hundred million documents need some gigabytes there.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        folder = tempfile.TemporaryDirectory(prefix="raypd-", ignore_cleanup_errors=True)
-        self._folder = Path(self.enter_context(folder))
+        folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="raypd-", ignore_cleanup_errors=True)))
         self._lock = threading.Lock()
-        self._buffers: dict[str, list[pa.Table]] = {}
-        self._writers: dict[str, pq.ParquetWriter] = {}
+        self._buffers: dict[str, list[pa.Table]] = {}  # the first of each is empty, and has the schema
         settings: dict[str, Any] = {
             "memory_limit": MEMORY,
-            "temp_directory": str(self._folder / "spilled"),
+            "temp_directory": str(folder / "spilled"),
             "preserve_insertion_order": "false",  # it costs memory
         }
         # In a file: tables in memory would count against its limit.
-        self._connection = self.enter_context(duckdb.connect(self._folder / "scratch.duckdb", config=settings))
+        self._connection = self.enter_context(duckdb.connect(folder / "scratch.duckdb", config=settings))
         self._connection.execute("SET enable_progress_bar = false")
 
     def create(self, name: str, schema: pa.Schema) -> None:
         """An empty table."""
-        self._buffers[name] = []
-        writer = pq.ParquetWriter(self._folder / f"{name}.parquet", schema, compression="zstd")
-        self._writers[name] = self.enter_context(writer)
+        self._buffers[name] = [schema.empty_table()]
+        self._connection.from_arrow(schema.empty_table()).create(name)
 
-    def add(self, name: str, rows: pa.Table | Sequence[Any]) -> None:
-        """Appends rows: a table with the schema of `create`, or the values of each of its columns."""
-        if not isinstance(rows, pa.Table):
-            rows = pa.table(rows, schema=self._writers[name].schema)
+    def add(self, name: str, rows: pa.Table | list[dict[str, Any]]) -> None:
+        """Appends rows, which have the columns of `create`."""
+        buffer = self._buffers[name]
+        table = pa.Table.from_pylist(rows, buffer[0].schema) if isinstance(rows, list) else rows
         with self._lock:
-            self._buffers[name].append(rows)
-            if sum(map(len, self._buffers[name])) >= _BUFFERED_ROWS:
-                self._flush(name)
+            buffer.append(table)
+            if sum(map(len, buffer)) >= _BUFFERED_ROWS:
+                self._flush()
 
-    def _flush(self, name: str) -> None:
-        if self._buffers[name]:
-            self._writers[name].write_table(pa.concat_tables(self._buffers[name]))
-            self._buffers[name].clear()
-
-    def finish(self, name: str) -> None:
-        """Makes a table known to SQL by its name; it takes no more rows."""
-        self._flush(name)
-        self._writers[name].close()
-        file = quoted([str(self._folder / f"{name}.parquet")])
-        self.run(f"CREATE VIEW {name} AS SELECT * FROM read_parquet({file})")
+    def _flush(self) -> None:
+        for name, buffer in self._buffers.items():
+            if len(buffer) > 1:
+                self._connection.from_arrow(pa.concat_tables(buffer)).insert_into(name)
+                del buffer[1:]
 
     def run(self, sql: str) -> None:
         """Runs a statement that has no result."""
+        with self._lock:
+            self._flush()
         self._connection.execute(sql)
 
     def row(self, sql: str) -> dict[str, Any]:
@@ -90,6 +82,8 @@ class Scratch(ExitStack):
 
     def batches(self, sql: str, rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of a query as Arrow batches of so many rows, streamed. One query at a time."""
+        with self._lock:
+            self._flush()
         yield from self._connection.sql(sql).to_arrow_reader(rows)
 
 

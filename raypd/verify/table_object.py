@@ -1,15 +1,18 @@
-"""The objects of the table of nightly runs."""
+"""The table of nightly runs: its objects, and the list of them."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.errors import Damaged
+from raypd.run import layout
+
+
+def objects(root: str) -> list[str]:
+    """The paths of all objects, as the readers' list has them."""
+    return storage.read(storage.join(root, layout.CURRENT)).decode().splitlines()
 
 
 def path_of(root: str, file: str) -> str:
@@ -33,10 +36,3 @@ def write_object(path: str, table: pa.Table) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     storage.put(path, sink.getvalue().to_pybytes())
-
-
-def with_values(table: pa.Table, name: str, values: Sequence[Any]) -> pa.Table:
-    """The table with other values [rows] in one column, whose type stays."""
-    at = table.schema.get_field_index(name)
-    field = table.schema.field(at)
-    return table.set_column(at, field, pa.array(values, field.type))

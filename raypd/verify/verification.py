@@ -1,35 +1,37 @@
 """The proof that a finished run has lost and doubled nothing: its input is read again and compared with its output.
 
-Unit by unit, so that memory does not grow with the corpus: a unit's documents, read by the rules of the run, against
-the rows of its object. What no unit of the input accounts for is looked at afterwards.
+The documents of all units, read by the rules of the run, and the rows of all objects become two tables on disk, which
+SQL compares, so that memory does not grow with the corpus.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raypd import storage
-from raypd.config import ExtractionConfig, GenerationConfig, RunConfig
+from raypd.config import RunConfig
 from raypd.dataset import planner as units
 from raypd.dataset import writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import Damaged, InputError
 from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
+from raypd.tasks.base import Document
 from raypd.verify.scratch import Scratch
 
 EXAMPLES = 20
-DOCUMENT = pa.schema({"id": "string", "source": "string", "row": "int64"})
-_OUTPUT = pa.schema([*DOCUMENT, pa.field("object", pa.string()), pa.field("planned", pa.bool_())])
-_IDENTITY = ["id", "source", "row", "status"]
-
-Place = tuple[str, int]  # (source, row): what tells a document from all others, whatever its id is
+# object: a document's unit, or the path of an object. part: what tells the rows of one document apart.
+_ROW = {"id": "string", "source": "string", "row": "int64", "object": "string"}
+INPUT = pa.schema({**_ROW, "committed": "bool"})
+OUTPUT = pa.schema({**_ROW, "ok": "bool", "part": "string"})
+_OBJECTS = pa.schema({"path": "string", "columns": "string"})
+_WRONG = pa.schema({"finding": "string", "documents": "int64", "text": "string"})  # with all of a unit
 
 
 @dataclass
@@ -45,10 +47,6 @@ class Finding:
         self.units += units
         self.examples += list(examples)[: EXAMPLES - len(self.examples)]
 
-    def add_documents(self, documents: Iterable[tuple[Place, str]]) -> None:
-        words = [f"{id} ({source}, at {row})" for (source, row), id in documents]
-        self.add(len(words), 0, words)
-
     def add_query(self, scratch: Scratch, query: str) -> None:
         """Adds the documents that SQL finds: its columns are id, source, row and object (or NULL)."""
         shown = scratch.rows(f"SELECT * FROM ({query}) ORDER BY source, row LIMIT {EXAMPLES}")
@@ -58,7 +56,7 @@ class Finding:
 
 @dataclass
 class Verification:
-    """What was found, of a run or of one unit.
+    """What was found of a run, or of a nightly table.
 
     missing: documents of the input without a row. doubled: documents with rows from two objects, or with more rows in
     one than the task writes. foreign: rows whose document is not in the input (anymore). damaged: objects of the
@@ -93,26 +91,19 @@ class Verification:
         wrong += [] if self.damaged_allowed else [self.damaged_input]
         return not any(finding.documents or finding.units for finding in wrong)
 
-    def merge(self, part: Verification) -> None:
-        """Adds the counts and findings of a part of the run."""
-        for name in (f.name for f in fields(self)):
-            mine, theirs = getattr(self, name), getattr(part, name)
-            if isinstance(mine, Finding):
-                mine.add(theirs.documents, theirs.units, theirs.examples)
-            elif type(mine) is int:
-                setattr(self, name, mine + theirs)
+    def add_counts(self, scratch: Scratch, wanted: str, found: str) -> None:
+        """Counts the documents of two tables: what should be there, and what is, with a column ok."""
+        self.documents = scratch.number(f"SELECT count(*) FROM {wanted}")
+        self.ok = scratch.number(f"SELECT count(*) FROM {found} WHERE ok")
+        self.found = scratch.number(f"SELECT count(*) FROM {found}")
+        self.failed = self.found - self.ok
 
     def to_json(self) -> str:
         return json.dumps({"well": self.well, **asdict(self)}, indent=2, ensure_ascii=False)
 
 
 def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
-    """Compares a run's output with its input, which is read again. Changes nothing.
-
-    Args:
-        output: the run's folder.
-        config: of the run; its `input` says where the input lies now.
-        threads: units that are compared at the same time.
+    """Compares a run's output with its input, which lies now where config.input says. Changes nothing.
 
     Raises:
         InputError: the input cannot be planned at all.
@@ -130,140 +121,105 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
     strays = [name for name in storage.names(folder) if not name.endswith(".parquet") and name[0] not in "._"]
     words = [f"file {name}: no unit of raypd's, and readers of the folder see it" for name in strays]
     result.foreign.add(0, len(strays), words)
-    planned: set[str] = set()
-    schemas: dict[str, list[str]] = {}  # columns -> paths
     with Scratch() as scratch:
-        scratch.create("input", DOCUMENT)
+        for name, schema in {"input": INPUT, "output": OUTPUT, "objects": _OBJECTS, "wrong": _WRONG}.items():
+            scratch.create(name, schema)
 
-        def check(unit: Unit) -> tuple[str, Verification, str | None]:
-            return unit.id, *_check(unit, config, committed.get(unit.id), scratch)
+        def read(unit: Unit) -> str:
+            """Adds a unit's documents and the rows of its object."""
+            path = committed.get(unit.id)
+            try:
+                documents = read_unit(unit, config)
+            except InputError as error:
+                scratch.add("wrong", [{"finding": "unreadable", "documents": 0, "text": str(error)}])
+                return unit.id
+            add_documents(scratch, documents, unit.id, path is not None)
+            if path is None:
+                text = f"unit {unit.id}: {len(documents)} documents"
+                scratch.add("wrong", [{"finding": "missing", "documents": len(documents), "text": text}])
+            else:
+                _add_object(scratch, unit.id, path, config, len(documents))
+            return unit.id
 
         plan = units.plan(config, output)
-        for unit_id, found, columns in in_threads(check, plan, threads):
-            planned.add(unit_id)
-            result.merge(found)
-            if columns is not None:
-                schemas.setdefault(columns, []).append(committed[unit_id])
-        # All objects have the same columns; one that has others has a damaged footer (no checksum is over that).
-        for paths in sorted(schemas.values(), key=len)[:-1]:
-            result.damaged.add(0, len(paths), [f"{path}: has other columns than most; delete it" for path in paths])
+        planned = set(in_threads(read, plan, threads))
+        result.units = len(planned)
         for unit in plan.damaged():
             result.damaged_input.add(0, 1, [str(unit.damaged)])
-        scratch.finish("input")
-        _add_repeated_ids(result, scratch)
-        if not committed.keys() <= planned:
-            _add_foreign(result, committed, planned, scratch, threads)
+        foreign = sorted(committed.keys() - planned)
+        result.foreign.add(0, len(foreign), [f"object {unit_id}: not a unit of this input" for unit_id in foreign])
+        list(in_threads(lambda unit_id: _add_object(scratch, unit_id, committed[unit_id], None, 0), foreign, threads))
+        _compare(result, scratch)
     return result
 
 
-# ------------------------------------------------------------------------------------------------------------- one unit
+def add_documents(scratch: Scratch, documents: Sequence[Document], unit: str, committed: bool) -> None:
+    """Adds documents of the input to the table `input`."""
+    own = {"object": unit, "committed": committed}
+    scratch.add("input", [{"id": d.id, "source": d.source, "row": d.place, **own} for d in documents])
 
 
-def _check(unit: Unit, config: RunConfig, path: str | None, scratch: Scratch) -> tuple[Verification, str | None]:
-    """What was found of a unit, and the columns of its object. path: of the object; None: it is not committed."""
-    found = Verification(unit.id, config.fingerprint(), units=1)
+def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
+    """Adds the rows of an object to the table `output`."""
+    parts: Sequence[Any] = ["one"] * len(table)
+    if "turn" in table.column_names:  # generation: a row a sample and turn
+        of_row = [table[name].cast("string") for name in ("sample", "turn")]
+        parts = pc.binary_join_element_wise(*of_row, "/", null_handling="replace")
+    elif "question" in table.column_names:  # a row a question, and a question may stand there twice
+        parts = [str(i) for i in range(len(table))]
+    columns = [table[name] for name in ("id", "source", "row")]
+    ok = pc.equal(table["status"], "ok")
+    scratch.add("output", pa.table([*columns, [object] * len(table), ok, parts], schema=OUTPUT))
+
+
+def _add_object(scratch: Scratch, unit: str, path: str, config: RunConfig | None, documents: int) -> None:
+    """Adds an object's rows; of a planned unit after a check of its summary. config None: the object is foreign."""
     try:
-        expected = {(document.source, document.place): document.id for document in read_unit(unit, config)}
-    except InputError as error:
-        found.unreadable.add(0, 1, [str(error)])
-        return found, None
-    scratch.add("input", [list(expected.values()), [source for source, _ in expected], [row for _, row in expected]])
-    found.documents = len(expected)
-    if path is None:
-        found.missing.add(len(expected), 1, [f"unit {unit.id}: {len(expected)} documents"])
-        return found, None
-    try:
-        summary, table = writer.read_table("", unit.id, path=path)
-        _check_summary(summary, table, unit.id, config.fingerprint())
+        summary, table = writer.read_table("", unit, path=path)
+        if config is not None:
+            stated = (summary.unit, summary.fingerprint, summary.ok, summary.failed)
+            holds = (unit, config.fingerprint(), *writer.count_documents(table))
+            if stated != holds:
+                raise Damaged(
+                    f"unit {unit}: its summary says (unit, fingerprint, ok, failed) = {stated}, and it is {holds}; "
+                    "delete the object and the same command redoes it"
+                )
+            scratch.add("objects", [{"path": path, "columns": str(table.schema.remove_metadata())}])
+        add_rows(scratch, table, unit)
     except Damaged as error:
-        found.damaged.add(len(expected), 1, [str(error)])
-        found.missing.add_documents(expected.items())
-        return found, None
-    _compare(found, expected, table, config)
-    return found, str(table.schema.remove_metadata())
+        scratch.add("wrong", [{"finding": "damaged", "documents": documents, "text": str(error)}])
 
 
-def _check_summary(summary: writer.UnitSummary, table: pa.Table, unit: str, fingerprint: str) -> None:
-    """Raises Damaged when an object's summary is not of its rows, its name and the run."""
-    stated = (summary.unit, summary.fingerprint, summary.ok, summary.failed)
-    holds = (unit, fingerprint, *writer.count_documents(table))
-    if stated != holds:
-        raise Damaged(
-            f"unit {unit}: its summary says (unit, fingerprint, ok, failed) = {stated}, and it is {holds}; delete the "
-            "object and the same command redoes it"
-        )
-
-
-def _compare(found: Verification, expected: dict[Place, str], table: pa.Table, config: RunConfig) -> None:
-    rows: Counter[Place] = Counter()
-    foreign: dict[Place, str] = {}
-    failed: set[Place] = set()
-    for id, source, row, status in _columns(table, *_IDENTITY):
-        if expected.get((source, row)) == id:
-            rows[source, row] += 1
-            if status != "ok":
-                failed.add((source, row))
-        else:
-            foreign[source, row] = id
-    found.found, found.ok, found.failed = len(rows), len(rows) - len(failed), len(failed)
-    found.missing.add_documents((place, id) for place, id in expected.items() if place not in rows)
-    found.foreign.add_documents(foreign.items())
-    # A question answering document has a row a question, and a question may stand there twice.
-    doubled: Iterable[Place] = ()
-    if isinstance(config.task, ExtractionConfig):
-        doubled = [place for place, count in rows.items() if count > 1]
-    elif isinstance(config.task, GenerationConfig):
-        answers = Counter(_columns(table, "source", "row", "sample", "turn"))
-        doubled = [(source, row) for (source, row, _, _), n in answers.items() if n > 1 and (source, row) in rows]
-    found.doubled.add_documents((place, expected[place]) for place in doubled)
-
-
-def _columns(table: pa.Table, *names: str) -> Iterable[tuple[Any, ...]]:
-    return zip(*(table[name].to_pylist() for name in names), strict=True)
-
-
-# ------------------------------------------------------------------------------------------------------- across units
-
-
-def _add_repeated_ids(result: Verification, scratch: Scratch) -> None:
-    """Ids that several documents of the input share: worth knowing before a join by id, and no doing of raypd."""
-    repeated = "SELECT id, count(*) AS times, min(source) AS source FROM input GROUP BY id HAVING count(*) > 1"
-    counts = scratch.row(f"SELECT coalesce(sum(times), 0)::BIGINT AS documents, count(*) AS units FROM ({repeated})")
-    shown = scratch.rows(f"{repeated} ORDER BY times DESC, id LIMIT {EXAMPLES}")
-    result.repeated_ids.add(
-        **counts, examples=[f"{r['id']}: {r['times']} documents, one in {r['source']}" for r in shown]
-    )
-
-
-def _add_foreign(
-    result: Verification, committed: dict[str, str], planned: set[str], scratch: Scratch, threads: int
-) -> None:
-    """Objects that no unit of the input has: what is in them, and which documents stand in another object too."""
-    scratch.create("output", _OUTPUT)
-
-    def read(unit_id: str) -> str | None:
-        try:
-            _, table = writer.read_table("", unit_id, _IDENTITY, committed[unit_id])
-        except Damaged as error:
-            return str(error)
-        more = [[unit_id] * len(table), [unit_id in planned] * len(table)]
-        scratch.add("output", [*(table[name] for name in DOCUMENT.names), *more])
-        return None
-
-    foreign = sorted(committed.keys() - planned)
-    for unit_id, damage in zip(foreign, in_threads(read, foreign, threads), strict=True):
-        result.foreign.add(0, 1, [f"object {unit_id}: not a unit of this input"])
-        if damage is not None:
-            result.damaged.add(0, 1, [damage])
-    # What is damaged in these is known by now.
-    deque(in_threads(read, sorted(committed.keys() & planned), threads), maxlen=0)
-    scratch.finish("output")
-    result.doubled.add_query(
+def _compare(result: Verification, scratch: Scratch) -> None:
+    for row in scratch.rows("FROM wrong ORDER BY text"):
+        getattr(result, row["finding"]).add(row["documents"], 1, [row["text"]])
+    # All objects have the same columns; one that has others has a damaged footer (no checksum is over that).
+    for row in scratch.rows("FROM objects WHERE columns <> (SELECT mode(columns) FROM objects) ORDER BY path"):
+        result.damaged.add(0, 1, [f"{row['path']}: has other columns than most; delete it"])
+    scratch.run("""
+        CREATE TABLE found AS SELECT bool_and(ok) AS ok
+        FROM output SEMI JOIN input USING (id, source, row, object) GROUP BY source, row""")
+    result.add_counts(scratch, "input", "found")
+    result.missing.add_query(
         scratch,
-        "SELECT any_value(id) AS id, source, row, string_agg(DISTINCT object, ' and ') AS object FROM output "
-        "GROUP BY source, row HAVING count(DISTINCT object) > 1",
+        "SELECT id, source, row, NULL AS object FROM input ANTI JOIN output USING (id, source, row, object) "
+        "WHERE committed",
     )
     result.foreign.add_query(
         scratch,
-        "SELECT DISTINCT id, source, row, object FROM output ANTI JOIN input USING (id, source, row) WHERE NOT planned",
+        "SELECT DISTINCT id, source, row, "
+        "CASE WHEN object NOT IN (SELECT DISTINCT object FROM input) THEN object END AS object "
+        "FROM output ANTI JOIN input USING (id, source, row)",
     )
+    result.doubled.add_query(
+        scratch,
+        "SELECT any_value(id) AS id, source, row, CASE WHEN count(DISTINCT object) > 1 "
+        "THEN string_agg(DISTINCT object, ' and ') END AS object FROM output SEMI JOIN input USING (id, source, row) "
+        "GROUP BY source, row HAVING count(DISTINCT object) > 1 OR count(*) > count(DISTINCT part)",
+    )
+    # Ids that several documents share: worth knowing before a join by id, and no doing of raypd.
+    repeated = "SELECT id, count(*) AS times, min(source) AS source FROM input GROUP BY id HAVING count(*) > 1"
+    counts = scratch.row(f"SELECT coalesce(sum(times), 0)::BIGINT AS documents, count(*) AS units FROM ({repeated})")
+    shown = scratch.rows(f"{repeated} ORDER BY times DESC, id LIMIT {EXAMPLES}")
+    words = [f"{r['id']}: {r['times']} documents, one in {r['source']}" for r in shown]
+    result.repeated_ids.add(**counts, examples=words)

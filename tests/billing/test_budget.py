@@ -18,12 +18,9 @@ from raypd.cluster.accounts import Accounts
 from raypd.cluster.driver import run_extract
 from raypd.cluster.ledger_actor import Standing
 from raypd.config import CostConfig
-from raypd.config.load import load_config
 from raypd.errors import ConfigError
-from tests.cluster.test_ledger_actor import begin, check_rows, check_sums, files, write_run
+from tests.cluster.test_ledger_actor import begin, check_rows, check_sums, files, trial
 from tests.processes import LONG, ended
-
-# --------------------------------------------------------------------------------------------------------- arithmetic
 
 
 def test_the_end_of_what_is_in_flight_is_that_of_the_slowest_pace() -> None:
@@ -38,29 +35,19 @@ def test_the_end_of_what_is_in_flight_is_that_of_the_slowest_pace() -> None:
     assert pace.mean() == 1.5
 
 
-def test_what_can_be_paid() -> None:
-    assert budget.holds(10.0, 8.0, 0.1, 19.9)
-    assert not budget.holds(10.0, 8.0, 0.1, 20.0)
-
-
-def test_the_word_at_the_end_says_how_to_go_on() -> None:
-    said = budget.reached(20.0, 19.5, 1500, 5000)
-    assert "cost.budget_usd $20.00 is reached: 1,500 of 5,000 documents are done for $19.50 ($13.00 per 1,000)" in said
-    assert "takes about $45.50" in said
-    wanted = float(re.findall(r"cost\.budget_usd=([\d.]+)", said)[0])
+def test_the_message_at_the_end_says_how_to_go_on() -> None:
+    line = budget.reached(20.0, 19.5, 1500, 5000)
+    assert "cost.budget_usd $20.00 is reached: 1,500 of 5,000 documents are done for $19.50 ($13.00 per 1,000)" in line
+    assert "takes about $45.50" in line
+    wanted = float(re.findall(r"cost\.budget_usd=([\d.]+)", line)[0])
     assert 19.5 + 45.5 < wanted < 80
     assert "raise cost.budget_usd" in budget.reached(0.1, 0.09, 0, 5000)
     assert "about 5,000" in budget.reached(20.0, 19.5, 1500, 5000, exact=False)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("8h", 28800), ("1h30m", 5400), ("90m", 5400), ("2d", 172800), ("45s", 45), ("0.5h", 1800)]
-)
-def test_a_deadline_is_a_duration(text, seconds) -> None:
-    assert budget.parse_deadline(text, 1000.0) == 1000.0 + seconds
-
-
-def test_or_a_time() -> None:
+def test_a_deadline_is_a_duration_or_a_time() -> None:
+    durations = {"8h": 28800, "1h30m": 5400, "90m": 5400, "2d": 172800, "45s": 45, "0.5h": 1800}
+    assert {text: budget.parse_deadline(text, 1000.0) - 1000.0 for text in durations} == durations
     assert budget.parse_deadline("2026-11-30T18:00:00+00:00", 0.0) == 1796061600
     assert budget.parse_deadline("2026-11-30T18:00", 0.0) == datetime(2026, 11, 30, 18).timestamp()
     for text in ("", "soon", "8 hours", "25:00"):
@@ -92,24 +79,21 @@ def test_so_many_workers_are_enough_and_few_less_are_not(documents, seconds, rat
             assert budget.need(documents, seconds, rate, startup, running, max(1, fewer), 0.0).late > 0
 
 
-# --------------------------------------------------------------------------------------------------- the driver's side
-
-
 @pytest.fixture
 def session(config, monkeypatch):
-    """Accounts whose ledger always says the same, their clock, and what they told the user."""
+    """Accounts whose ledger always says the same, their clock, and the lines that the user gets."""
 
     def make(*standing: float, **cost: Any) -> tuple[Accounts, SimpleNamespace, list[str]]:
         clock = SimpleNamespace(now=1000.0)
         monkeypatch.setattr(accounts_module.ledger_actor, "start", lambda *_: None)
         monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
         monkeypatch.setattr(Accounts, "_ask", lambda self: None)
-        said: list[str] = []
+        lines: list[str] = []
         run = config("x.jsonl", max_workers=8).model_copy(update={"cost": CostConfig(**cost)})
         share: Any = SimpleNamespace(cpus=1, gpus=0)
-        own = Accounts(run, run.output.path, "s", 1000.0, share, 1000, 0, said.append)
+        own = Accounts(run, run.output.path, "s", 1000.0, share, 1000, 0, lines.append)
         own._standing = Standing(1000.0, *standing, None)
-        return own, clock, said
+        return own, clock, lines
 
     return make
 
@@ -144,30 +128,27 @@ def test_without_a_budget_everything_is_begun(session) -> None:
 
 
 def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
-    own, clock, said = session(0.0, 0.0, 50, 50.0, 5.0, deadline="300s")  # one document a second and worker
+    own, clock, lines = session(0.0, 0.0, 50, 50.0, 5.0, deadline="300s")  # one document a second and worker
     assert own.look(1) is None  # no unit has ended
     own.admit(unit("a"), 0)
     own.ended(unit("a"), 50)
     assert own.look(1) == 4  # 950 in 270 s
-    assert said == []
+    assert lines == []
     assert own.look(1) is None  # not again at once
     clock.now += 240
     assert own.look(4) == 8
-    (line,) = said
+    (line,) = lines
     for part in ("cannot be met: 950 documents are left", "8 workers (cluster.max_workers)", "8 documents/s", "late;"):
         assert part in line
     clock.now += 40
     own.look(8)
-    assert len(said) == 1
-
-
-# ------------------------------------------------------------------------------------------------------------ real runs
+    assert len(lines) == 1
 
 
 @pytest.mark.slow
 def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
     """Ten cents a second: every session that is cut stays below its cap with all sessions before it."""
-    run = write_run(tmp_path, documents=400, prices={"local": 360.0}, reserve_seconds=10.0)
+    run = trial(tmp_path, units=40, prices={"local": 360.0}, reserve_seconds=10.0)
     cap, step, sessions = 0.0, 2.5, 0
     while True:
         cap, step = round(cap + step, 2), 1.3 * step  # on a busy machine the start alone may take the first ones
@@ -185,7 +166,7 @@ def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
         assert process.returncode == 3, err
         assert f"cost.budget_usd ${cap:.2f} is reached" in err
     assert sessions > 1
-    check_rows(tmp_path, 400)
+    check_rows(run)
     assert len(trees) == sessions
     assert sum(tree["totals"]["documents"] for tree in trees) == 400
     assert "cost:   $" in out
@@ -194,7 +175,7 @@ def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
 @pytest.mark.slow
 def test_a_run_that_misjudged_is_stopped_and_what_is_in_flight_is_lost(tmp_path) -> None:
     """Units that take minutes: nobody knows it before the first has ended."""
-    run = write_run(tmp_path, documents=40, prices={"local": 360.0}, reserve_seconds=10.0, budget_usd=6.0)
+    run = trial(tmp_path, units=4, prices={"local": 360.0}, reserve_seconds=10.0, budget_usd=6.0)
     err = ended(begin(run, "model.fake.step_seconds=8"), code=3)
     assert "0 of 40 documents are done" in err
     (tree,) = files(tmp_path)
@@ -206,6 +187,6 @@ def test_a_run_that_misjudged_is_stopped_and_what_is_in_flight_is_lost(tmp_path)
 
 
 def test_a_budget_needs_a_price(tmp_path, ray_here) -> None:
-    config = load_config(write_run(tmp_path, documents=10, prices={}), ["cost.budget_usd=5"])
+    config = trial(tmp_path, units=1, prices={}, budget_usd=5).config
     with pytest.raises(ConfigError, match=r"set cost\.prices\.local in USD per hour"):
         run_extract(config)

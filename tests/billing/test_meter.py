@@ -11,18 +11,25 @@ from raypd.billing.meter import Meter, coarser, joined
 from raypd.run.records import Spans
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
+@pytest.fixture
+def clock() -> SimpleNamespace:
+    return SimpleNamespace(now=1000.0)
 
-    def __call__(self) -> float:
-        return self.now
+
+@pytest.fixture
+def meter(clock: SimpleNamespace) -> Meter:
+    """Of a worker that has loaded, with a unit."""
+    made = Meter("n", "hyper_parallel", clock=lambda: clock.now)
+    clock.now += 10
+    made.ready()
+    made.begin("u")
+    return made
 
 
 class Engine:
     """Steps that take the seconds and feed the tokens that it is reports."""
 
-    def __init__(self, clock: Clock, steps: list[tuple[float, int, int]]) -> None:
+    def __init__(self, clock: SimpleNamespace, steps: list[tuple[float, int, int]]) -> None:
         self.clock, self.steps, self.sequences = clock, steps, [SimpleNamespace(counts=counts())]
 
     def step(self) -> list[Any]:
@@ -38,14 +45,9 @@ def counts(prefill: int = 0, decode: int = 0) -> SimpleNamespace:
     return SimpleNamespace(prefill_tokens=prefill, shared_tokens=0, decode_tokens=decode)
 
 
-def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap() -> None:
-    clock = Clock()
-    meter = Meter("n", "hyper_parallel", clock=clock)
-    clock.now += 10
-    meter.ready()
+def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap(meter: Meter, clock: SimpleNamespace) -> None:
     clock.now += 2
     engine = Engine(clock, [(4.0, 300, 100), (1.0, 0, 50), (1.0, 0, 0)])
-    meter.begin("u")
     meter.begin("v")
     meter.step(engine, {"u": 3, "v": 1})  # 3 s of prefill, 1 s of decoding
     meter.step(engine, {"u": 1})  # all of it decoding
@@ -62,11 +64,7 @@ def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap() -> None:
     assert report.spans[-1][1] == clock.now
 
 
-def test_a_step_that_runs_is_reported_as_far_as_it_is() -> None:
-    clock = Clock()
-    meter = Meter(clock=clock)
-    meter.ready()
-    meter.begin("u")
+def test_a_step_that_runs_is_reported_as_far_as_it_is(meter: Meter, clock: SimpleNamespace) -> None:
     reports = []
 
     class Slow(Engine):
@@ -83,34 +81,22 @@ def test_a_step_that_runs_is_reported_as_far_as_it_is() -> None:
     assert sum(meter.report().open["u"]) == pytest.approx(4)
 
 
-def test_the_documents_of_one_prompt_share_its_tokens() -> None:
-    meter = Meter()
-    meter.begin("u")
+def test_the_documents_of_one_prompt_share_its_tokens(meter: Meter) -> None:
     meter.tokens("u", ["a", "b", "b"], counts(7, 1))
     found = meter.end("u").categories
     assert [found[name]["prefill_tokens"] for name in "ab"] == [2, 5]
     assert [found[name]["decode_tokens"] for name in "ab"] == [0, 1]
 
 
-def test_an_attempt_that_is_not_committed_is_lost() -> None:
-    clock = Clock()
-    meter = Meter(clock=clock)
-    meter.ready()
-    meter.begin("u")
+def test_an_attempt_that_is_not_committed_is_lost(meter: Meter, clock: SimpleNamespace) -> None:
     meter.step(Engine(clock, [(2.0, 100, 300)]), {"u": 1})
     meter.lose("u")
     meter.lose("u")
-    assert vars(meter.report().seconds) == pytest.approx(
-        {"startup": 0, "prefill": 0, "decode": 0, "idle": 0, "lost": 2.0}
-    )
-    assert meter.report().open == {}
+    report = meter.report()
+    assert (report.seconds.busy, report.seconds.lost, report.open) == (0, pytest.approx(2.0), {})
 
 
-def test_a_unit_s_seconds_go_to_its_categories_by_tokens() -> None:
-    clock = Clock()
-    meter = Meter(clock=clock)
-    meter.ready()
-    meter.begin("u")
+def test_a_unit_s_seconds_go_to_its_categories_by_tokens(meter: Meter, clock: SimpleNamespace) -> None:
     meter.documents("u", ["a", "a", "b"])
     meter.step(Engine(clock, [(4.0, 100, 100)]), {"u": 3})
     meter.tokens("u", ["a"], counts(75, 10))

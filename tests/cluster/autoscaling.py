@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +11,8 @@ from typing import Any
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 from ray.cluster_utils import AutoscalingCluster
 
-from tests.processes import ROOT, wait_for
+from tests.faults.trial import Trial
+from tests.processes import ended, start, wait_for
 
 _IDLE_MINUTES = 0.1
 _COMMANDS = ("setup_commands", "head_setup_commands", "worker_setup_commands", "initialization_commands")
@@ -62,10 +60,16 @@ def watch(lines: list[tuple[float, int]], stop: threading.Event, began: float) -
             print(f"{lines[-1][0]:6.1f} s  {now} worker nodes", flush=True)
 
 
+def trial(folder: Path) -> Trial:
+    model = {"name": "fake", "fake": {"load_seconds": 1, "prefill_tokens_per_second": 10_000}}
+    cluster = {"address": None, "max_workers": 2, "gpus_per_worker": 1, "units_in_flight": 2}
+    return Trial(folder, ["t" * 400] * 2000, 100, model=model, engine={"max_num_seqs": 64}, cluster=cluster)
+
+
 def run(folder: Path) -> str:
     """Runs `raypd extract` with model fake as a user types it, on a cluster whose head takes no workers.
 
-    Returns as JSON how it ended, and how many worker nodes there were in turn.
+    Returns as JSON how many worker nodes there were in turn.
     """
     import ray
 
@@ -79,26 +83,8 @@ def run(folder: Path) -> str:
     watcher = threading.Thread(target=watch, args=(lines, stop, began), daemon=True)
     watcher.start()
     wait_for(lambda: lines)
-    corpus = folder / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"id": i, "title": "t" * 400}) + "\n" for i in range(2000)))
-    config = {
-        "input": {"path": str(corpus), "text_columns": ["title"], "category_column": None},
-        "output": {"path": str(folder / "out")},
-        "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-        "model": {"name": "fake", "fake": {"load_seconds": 1, "prefill_tokens_per_second": 10_000}},
-        "cluster": {"max_workers": 2, "min_workers": 0, "gpus_per_worker": 1, "unit_documents": 100},
-    }
-    (folder / "run.yaml").write_text(json.dumps(config))
-    done = subprocess.run(
-        [sys.executable, "-m", "raypd", "extract", str(folder / "run.yaml")],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        text=True,
-        capture_output=True,
-    )
-    print(f"{time.monotonic() - began:6.1f} s  raypd extract ended with {done.returncode}")
-    print(done.stdout[-700:], done.stderr[-3000:])
+    print(ended(start("-m", "raypd", "extract", str(trial(folder).file))))
     wait_for(lambda: not lines[-1][1], "its nodes are still there")
     stop.set()
     watcher.join()
-    return json.dumps({"returncode": done.returncode, "nodes": [count for _, count in lines]})
+    return json.dumps([count for _, count in lines])

@@ -94,9 +94,6 @@ def _first(mark: Path) -> bool:
 class FakeTask:
     """Answers a document with its title in capitals, two documents a program."""
 
-    def input_columns(self) -> list[str]:
-        return ["title"]
-
     def columns(self) -> pa.Schema:
         return pa.schema([("answer", pa.string())])
 
@@ -104,7 +101,7 @@ class FakeTask:
         pair: list[Document] = []
         for document in documents:
             if document.error is not None:
-                yield Record(document.row, error=document.error)
+                yield Record(document.index, error=document.error)
                 continue
             if document.fields["title"] == "plan":
                 raise ValueError("the plan failed")
@@ -117,13 +114,13 @@ class FakeTask:
 
 
 def _work(pair: list[Document]) -> Request:
-    rows = [d.row for d in pair]
+    rows = [d.index for d in pair]
 
     def finish(answer: list[str]) -> list[Record]:
         if "FINISH" in answer:
             raise ValueError("the answer cannot be read")
         records = [Record(row, {"answer": text}) for row, text in zip(rows, answer, strict=True)]
-        return records + [Record(r.row, {"answer": "AGAIN"}) for r in records if r.columns["answer"] == "TWICE"]
+        return records + [Record(r.index, {"answer": "AGAIN"}) for r in records if r.columns["answer"] == "TWICE"]
 
     return Request(rows, [d.fields["title"] for d in pair], finish)  # type: ignore[arg-type]
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -50,63 +52,20 @@ def configuration(folder: Path, unit_documents: int, workers: int) -> RunConfig:
     )
 
 
-def resident(pid: int | str) -> float | None:
-    """MB that a process holds; None when it is gone."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS"):
-                return int(line.split()[1]) / 1024
-    return None
+def watch(held: dict[int, list[float]], stop: threading.Event) -> None:
+    """Notes what this process and its decode workers hold (MB), by process, until it is stopped."""
+    own = psutil.Process()
+    while not stop.wait(_LOOK_SECONDS):
+        for process in (own, *own.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # it is just coming or going
+                if process == own or " ".join(process.cmdline()).startswith("ray::DecodeWorker"):
+                    held.setdefault(process.pid, []).append(process.memory_info().rss / 2**20)
 
 
-class Watch:
-    """Looks at driver and workers while a run goes on."""
-
-    def __init__(self) -> None:
-        self.driver: list[tuple[float, float]] = []  # (seconds, MB)
-        self.workers: dict[int, list[tuple[float, float]]] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._began = time.monotonic()
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._stop.wait(_LOOK_SECONDS):
-            now = time.monotonic() - self._began
-            self.driver.append((now, resident("self") or 0.0))
-            for pid in worker_processes():
-                if (held := resident(pid)) is not None:
-                    self.workers.setdefault(pid, []).append((now, held))
-
-
-def worker_processes() -> list[int]:
-    """Processes of this Ray's decode workers."""
-    import ray
-    from ray._private.state import actors
-
-    if not ray.is_initialized():
-        return []
-    with contextlib.suppress(Exception):  # it is just coming or going
-        return [a["Pid"] for a in actors().values() if a["ActorClassName"] == "DecodeWorker" and a["State"] == "ALIVE"]
-    return []
-
-
-def course(held: list[tuple[float, float]]) -> dict[str, float]:
+def course(held: list[float]) -> dict[str, float]:
     """MB at a tenth of the time, at the half, at the end, and at most."""
-    at = [held[min(len(held) - 1, int(len(held) * part))][1] for part in (0.1, 0.5, 1.0)]
-    return {
-        "early": round(at[0], 1),
-        "half": round(at[1], 1),
-        "end": round(at[2], 1),
-        "most": round(max(m for _, m in held), 1),
-    }
+    found = {"early": held[len(held) // 10], "half": held[len(held) // 2], "end": held[-1], "most": max(held)}
+    return {name: round(mb, 1) for name, mb in found.items()}
 
 
 def measure(folder: Path, documents: int, unit_documents: int, workers: int) -> dict[str, Any]:
@@ -115,16 +74,20 @@ def measure(folder: Path, documents: int, unit_documents: int, workers: int) -> 
 
     make_corpus(folder / "in", documents)
     cpu, began = time.process_time(), time.monotonic()
-    with Watch() as watch:
-        made = run_extract(configuration(folder, unit_documents, workers))
+    held, stop = dict[int, list[float]](), threading.Event()
+    looking = threading.Thread(target=watch, args=(held, stop))
+    looking.start()
+    made = run_extract(configuration(folder, unit_documents, workers))
+    stop.set()
+    looking.join()
     assert (made.documents, made.ok) == (documents, documents)
     return {
         "documents": documents,
         "units": made.units,
         "seconds": round(time.monotonic() - began, 1),
         "driver_cpu_seconds": round(time.process_time() - cpu, 1),
-        "driver_mb": course(watch.driver),
-        "worker_mb": [course(held) for held in watch.workers.values() if len(held) > 3],
+        "driver_mb": course(held.pop(os.getpid())),
+        "worker_mb": [course(own) for own in held.values() if len(own) > 3],
     }
 
 

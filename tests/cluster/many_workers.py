@@ -1,9 +1,6 @@
-"""How busy 64 workers on logical GPUs are kept, and how long the tail is: python -m tests.cluster.many_workers
+"""How long 64 workers on logical GPUs idle at the end of a run: python -m tests.cluster.many_workers
 
-Every worker's programs take their time by the clock (the fake engine), so that two cores carry them all. Read from the
-run's bill: the share of the workers' time, each from its own first step to the end of the run, in which its engine was
-at work; the tail, from the first engine that had nothing to do any more to the end of the last one; and the seconds
-that a worker idled in it on average. That 64 processes take a minute to start on two cores is the machine's.
+Every worker's programs take their time by the clock (the fake engine), so that two cores carry them all.
 """
 
 from __future__ import annotations
@@ -38,23 +35,13 @@ def configuration(folder: Path, workers: int, units: int, unit_documents: int, s
     )
 
 
-def figures(bill: dict[str, Any]) -> dict[str, float]:
-    """Of the engines' busy times, as the run's bill has them."""
+def idle_at_the_end(bill: dict[str, Any]) -> float:
+    """Seconds that a worker idles on average, from the first engine that has nothing to do any more to the end."""
     busy = [[(a, b) for a, b, kind, _ in worker["spans"] if kind == "busy"] for worker in bill["workers"]]
     busy = [spans for spans in busy if spans]
-    last = max(spans[-1][1] for spans in busy)
-    started = [spans[0][0] for spans in busy]
-    dry = min(spans[-1][1] for spans in busy)
-    at_work = sum(b - a for spans in busy for a, b in spans)
-    in_tail = sum(max(0.0, b - max(a, dry)) for spans in busy for a, b in spans)
-    return {
-        "workers": len(busy),
-        "seconds": round(last - min(started), 1),
-        "all_started_after": round(max(started) - min(started), 1),
-        "busy_share": round(at_work / sum(last - began for began in started), 4),
-        "tail_seconds": round(last - dry, 1),
-        "tail_idle_seconds": round(last - dry - in_tail / len(busy), 1),
-    }
+    first, last = (of(spans[-1][1] for spans in busy) for of in (min, max))
+    at_work = sum(max(0.0, b - max(a, first)) for spans in busy for a, b in spans)
+    return round(last - first - at_work / len(busy), 1)
 
 
 def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds: float) -> dict[str, Any]:
@@ -73,7 +60,7 @@ def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds
         ray.shutdown()
     assert made.documents == made.ok == units * unit_documents
     (bill,) = map(to_json, book.bills(config.output.path))
-    return {"units": made.units, "unit_seconds": seconds, **figures(bill)}
+    return {"units": made.units, "unit_seconds": seconds, "idle_seconds": idle_at_the_end(bill)}
 
 
 if __name__ == "__main__":

@@ -42,9 +42,6 @@ def worker_pid(run: RunConfig) -> int:
     return max(int(p.name.split("-")[1]) for p in Path(run.output.path).glob("worker-*"))
 
 
-# ------------------------------------------------------------------------------------------------- in this process
-
-
 def test_a_run_and_its_manifest_and_nothing_to_do_the_second_time(tmp_path, config, ray_here) -> None:
     titles = ["a"] * 23 + ["finish", ""]
     run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=10)
@@ -122,20 +119,6 @@ def test_a_worker_that_cannot_start_ends_the_run(tmp_path, config, ray_here) -> 
         driver.run_extract(run, build=build)
 
 
-def test_a_worker_that_dies_once_costs_nothing(tmp_path, config, ray_here) -> None:
-    titles = ["a"] * 100
-    titles[37] = "kill once"
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)))
-    made = driver.run_extract(run, build=fakes.build)
-    assert exactly_once(run, 100)
-    assert (made.ok, made.failed) == (100, 0)
-    attempts = [pq.read_table(p)["attempts"][0].as_py() for p in Path(run.output.path).glob("units/*.parquet")]
-    assert max(attempts) == 2
-
-
-# ----------------------------------------------------------------------------------------- in processes of their own
-
-
 def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, config, ray_here) -> None:
     """Each unit from the third on waits for a file before it begins, so that no session is done before its end.
 
@@ -194,9 +177,7 @@ def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, 
 
 def test_ray_that_does_not_answer_is_named(tmp_path, config) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"])))
-    file = tmp_path / "run.yaml"
     tree = run.model_dump()
     tree["cluster"]["address"] = "127.0.0.1:1"
-    file.write_text(json.dumps(tree))
     err = ended(run_process(RunConfig.model_validate(tree), tmp_path), 1)
     assert "cluster.address 127.0.0.1:1: no Ray cluster answers" in err

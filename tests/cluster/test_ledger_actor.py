@@ -8,48 +8,32 @@ import os
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow.parquet as pq
 import pytest
 
 from raypd.cluster import ledger_actor
-from raypd.config import RunConfig
 from raypd.dataset import writer
+from tests.faults.trial import Trial
 from tests.processes import LONG, end_all, ended, start, wait_for
 
 
-def write_run(tmp_path: Path, documents: int = 160, titles: Sequence[str] = (), **cost: Any) -> Path:
-    """A run of model: fake with two workers: units of 10 documents, each about half a second."""
-    titles = titles or [f"a product {i}" for i in range(documents)]
-    lines = [{"id": str(i), "title": title, "category": "ab"[i % 2]} for i, title in enumerate(titles)]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    tree = {
-        "input": {"path": str(tmp_path / "d.jsonl"), "text_columns": ["title"]},
-        "output": {"path": str(tmp_path / "out")},
-        "model": {"name": "fake", "fake": {"load_seconds": 0.5, "step_seconds": 0.1}},
-        "engine": {"max_num_seqs": 4},
-        "task": {"categories": {c: {"attributes": [{"name": "x"}]} for c in "ab"}},
-        "cluster": {"unit_documents": 10, "address": "local", "min_workers": 2, "max_workers": 2,
-                    "cpus_per_worker": 0.5, "units_in_flight": 1},
-        "cost": {"prices": {"local": 36.0}, **cost},
-    }  # fmt: skip
-    (tmp_path / "run.yaml").write_text(json.dumps(tree))
-    return tmp_path / "run.yaml"
+def trial(folder: Path, units: int = 16, titles: Sequence[str] = (), **cost: Any) -> Trial:
+    """A run of model: fake with two workers: units of 10 documents, each about half a second.
+
+    titles: what each unit does at its first document, as tests/cluster/fakes.py reads it.
+    """
+    titles = [title for first in titles for title in (first, *["a product"] * 9)] or ["a product"] * 10 * units
+    model = {"name": "fake", "fake": {"load_seconds": 0.5, "step_seconds": 0.1}}
+    cluster = {"min_workers": 2, "max_workers": 2, "cpus_per_worker": 0.5}
+    return Trial(folder, titles, model=model, cluster=cluster, cost={"prices": {"local": 36.0}, **cost})
 
 
-def begin(run: Path, *changes: str) -> subprocess.Popen[str]:
-    return start("-m", "raypd", "extract", str(run), *changes)
-
-
-def begin_steered(tmp_path: Path, units: Sequence[str]) -> subprocess.Popen[str]:
-    """A run whose units each do at their first document what tests/cluster/fakes.py does at such a title."""
-    titles = [title for unit in units for title in (unit, *["a product"] * 9)]
-    return start("-m", "tests.faults.run", str(write_run(tmp_path, titles=titles)))
+def begin(run: Trial, *changes: str) -> subprocess.Popen[str]:
+    return start("-m", "raypd", "extract", str(run.file), *changes)
 
 
 def ledger_process(driver: subprocess.Popen[str], but: Sequence[int] = ()) -> psutil.Process:
@@ -70,10 +54,6 @@ def files(tmp_path: Path) -> list[dict[str, Any]]:
     return sorted((json.loads(p.read_text()) for p in tmp_path.glob("out/ledger/*.json")), key=lambda t: t["began"])
 
 
-def wait_until(tmp_path: Path, committed: int) -> None:
-    wait_for(lambda: len(list(tmp_path.glob("out/units/*.parquet"))) >= committed, "no progress")
-
-
 def check_sums(tree: dict[str, Any]) -> None:
     """All of the bill adds up to the cent, and better."""
     assert sum(node["usd"] for node in tree["nodes"]) == pytest.approx(tree["usd"], abs=1e-9)
@@ -85,11 +65,9 @@ def check_sums(tree: dict[str, Any]) -> None:
         assert all(a[1] <= b[0] + 1e-3 for a, b in zip(worker["spans"], worker["spans"][1:], strict=False))
 
 
-def check_rows(tmp_path: Path, documents: int) -> None:
-    found: Counter[str] = Counter()
-    for path in tmp_path.glob("out/units/*.parquet"):
-        found.update(pq.read_table(path)["id"].to_pylist())
-    assert found == Counter({str(i): 1 for i in range(documents)})
+def check_rows(run: Trial) -> None:
+    found = run.outcome("")
+    assert (found.lost, found.doubled) == (0, 0)
 
 
 @pytest.mark.slow
@@ -105,15 +83,15 @@ def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
         "RAYPD_PRICES": str(tmp_path / "prices.json"),
     }.items():
         monkeypatch.setenv(name, value)
-    config = RunConfig.model_validate(json.loads(write_run(tmp_path, prices={}).read_text()))
+    config = trial(tmp_path, prices={}).config
     ray.shutdown()  # that of other tests, whose environment is another
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         began, output = time.time(), str(tmp_path / "out")
         handles = [ledger_actor.start(config, output, name, began, 1.0, 0.0) for name in ("one", "two")]
-        standings = [ledger_actor.ask(handle.standing) for handle in handles]
+        standings = ray.get([handle.standing.remote() for handle in handles])
         halves = pytest.approx([30.13118 / 3600 / 2] * 2)  # when the first has looked again, and sees the second
-        wait_for(lambda: [ledger_actor.ask(handle.standing).usd_per_second for handle in handles] == halves)
+        wait_for(lambda: [ray.get(handle.standing.remote()).usd_per_second for handle in handles] == halves)
         for handle in handles:
             ledger_actor.close(handle)
     finally:
@@ -134,16 +112,13 @@ def test_two_runs_on_an_ec2_node_share_its_price(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_a_run_has_a_bill_that_adds_up(tmp_path) -> None:
-    out = ended(begin(write_run(tmp_path, documents=80)))
-    check_rows(tmp_path, 80)
+    run = trial(tmp_path, units=8)
+    out = ended(begin(run))
+    check_rows(run)
     (tree,) = files(tmp_path)
     check_sums(tree)
     assert tree["final"]
-    assert {name: tree["totals"][name] for name in ("documents", "ok", "failed")} == {
-        "documents": 80,
-        "ok": 80,
-        "failed": 0,
-    }
+    assert [tree["totals"][name] for name in ("documents", "ok", "failed")] == [80, 80, 0]
     (node,) = tree["nodes"]
     assert node["usd"] == pytest.approx(node["seconds"] * 36 / 3600, abs=1e-5)
     assert tree["began"] <= node["began"] < tree["until"]
@@ -163,23 +138,24 @@ def test_a_run_has_a_bill_that_adds_up(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_ledger_goes_on_from_its_file(tmp_path) -> None:
-    driver = begin_steered(tmp_path, [*["a product"] * 4, *["until one"] * 6, *["until two"] * 8])
+    run = trial(tmp_path, titles=[*["a product"] * 4, *["until one"] * 6, *["until two"] * 8])
+    driver = run.start()
     killed: list[int] = []
     for committed, name in ((4, "one"), (10, "two")):
-        wait_until(tmp_path, committed)
+        run.wait(committed)
         process = ledger_process(driver, killed)
         process.kill()
         killed.append(process.pid)
         ledger_process(driver, killed)
-        (tmp_path / "out" / name).touch()
+        run.go(name)
     ended(driver)
-    check_rows(tmp_path, 180)
+    check_rows(run)
     (tree,) = files(tmp_path)
     check_sums(tree)
     assert tree["final"]
     assert tree["totals"]["documents"] == 180
-    # No time is missing and none is there twice: two workers were on the node from their start to their last word, in
-    # which a second of doing nothing may not be told yet.
+    # No time is missing and none is there twice: two workers were on the node from their start to their last report,
+    # in which a second of doing nothing may be missing yet.
     assert len(tree["workers"]) == 2
     for worker in tree["workers"]:
         lived = worker["heard"] - worker["began"]
@@ -190,18 +166,19 @@ def test_a_killed_ledger_goes_on_from_its_file(tmp_path) -> None:
 @pytest.mark.slow
 def test_what_a_killed_worker_had_in_flight_is_lost(tmp_path) -> None:
     """Its engine stands still in a unit from before it is killed."""
-    driver = begin_steered(tmp_path, ["until killed"] * 8)
+    run = trial(tmp_path, titles=["until killed"] * 8)
+    driver = run.start()
 
-    def told() -> dict[str, Any] | None:
+    def reported() -> dict[str, Any] | None:
         workers = [worker for tree in files(tmp_path) for worker in tree["workers"]]
         return next((worker for worker in workers if sum(sum(busy) for busy in worker["open"].values()) > 0), None)
 
-    killed = wait_for(told, "no report of what is in flight")
+    killed = wait_for(reported, "no report of what is in flight")
     os.kill(killed["pid"], signal.SIGKILL)
     wait_for(lambda: sum(len(tree["workers"]) for tree in files(tmp_path)) == 3, "nobody in its place")
-    (tmp_path / "out/killed").touch()
+    run.go("killed")
     ended(driver)
-    check_rows(tmp_path, 80)
+    check_rows(run)
     (tree,) = files(tmp_path)
     check_sums(tree)
     assert tree["totals"]["documents"] == 80
@@ -216,7 +193,8 @@ def test_what_a_killed_worker_had_in_flight_is_lost(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_driver_stops_the_bill_and_the_next_session_adds_to_it(tmp_path) -> None:
-    driver = begin_steered(tmp_path, [*["a product"] * 8, *["until again"] * 4])
+    run = trial(tmp_path, titles=[*["a product"] * 8, *["until again"] * 4])
+    driver = run.start()
     actor = ledger_process(driver)
     wait_for(lambda: any(tree["totals"]["documents"] for tree in files(tmp_path)), "no bill")
     driver.kill()
@@ -227,9 +205,9 @@ def test_a_killed_driver_stops_the_bill_and_the_next_session_adds_to_it(tmp_path
     assert not left["final"]
     assert left["totals"]["documents"] > 0
     end_all()  # Ray's own, which outlive a driver that was killed
-    (tmp_path / "out/again").touch()
-    ended(start("-m", "tests.faults.run", str(tmp_path / "run.yaml")))
-    check_rows(tmp_path, 120)
+    run.go("again")
+    run.finish()
+    check_rows(run)
     first, second = files(tmp_path)
     assert first == left  # nobody billed on
     check_sums(first)

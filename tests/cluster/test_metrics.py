@@ -58,9 +58,8 @@ def bill(ok, usd, spans, budget=None):
     }
 
 
-@pytest.fixture(scope="module")
-def scraped():
-    """{(name, value of the second tag): number} after two bills; the first one's last state is gone in the second."""
+def test_what_prometheus_scrapes_after_two_bills():
+    """Counters are the bill's totals, gauges its state; a state that no worker has any more falls to zero."""
     from prometheus_client.parser import text_string_to_metric_families
 
     bills = [bill(3, 1.0, [[0, 1, "startup", None]]), bill(5, 2.5, [[0, 1, "startup", None], [1, 2, "busy", "u"]], 9.0)]
@@ -75,24 +74,18 @@ def scraped():
     for family in text_string_to_metric_families(done.stdout + "\n"):
         for sample in family.samples:
             assert sample.labels["run"] == "products"
-            tag = [
-                v for k, v in sample.labels.items() if k in ("status", "kind", "category", "part", "market", "state")
-            ]
+            tag = [value for key, value in sample.labels.items() if key in TAGS]
             found[sample.name, tag[0] if tag else ""] = sample.value
-    return found
-
-
-def test_counters_are_the_bills_totals_and_gauges_its_state(scraped):
-    assert scraped["ray_raypd_documents_total", "ok"] == 5
-    assert scraped["ray_raypd_documents_total", "failed"] == 1
-    assert scraped["ray_raypd_tokens_total", "prefill"] == 500
-    assert scraped["ray_raypd_category_documents_total", "shoes"] == 5
-    assert scraped["ray_raypd_cost_usd", "decode"] == 2.5
-    assert scraped["ray_raypd_cost_usd", "idle"] == 0.5
-    assert scraped["ray_raypd_budget_usd", ""] == 9
-    assert scraped["ray_raypd_nodes", "spot"] == 1
-
-
-def test_a_state_that_no_worker_has_any_more_falls_to_zero(scraped):
-    assert scraped["ray_raypd_workers", "busy"] == 1
-    assert scraped["ray_raypd_workers", "startup"] == 0
+    expected = {
+        ("documents_total", "ok"): 5,
+        ("documents_total", "failed"): 1,
+        ("tokens_total", "prefill"): 500,
+        ("category_documents_total", "shoes"): 5,
+        ("cost_usd", "decode"): 2.5,
+        ("cost_usd", "idle"): 0.5,
+        ("budget_usd", ""): 9,
+        ("nodes", "spot"): 1,
+        ("workers", "busy"): 1,
+        ("workers", "startup"): 0,
+    }
+    assert {key: found.get((f"ray_raypd_{key[0]}", key[1])) for key in expected} == expected

@@ -51,10 +51,6 @@ def corpus(tmp_path: Path, config) -> RunConfig:
     return config(str(tmp_path / "in"))
 
 
-def good(run: RunConfig) -> Counter[str]:
-    return Counter(d.id for d in read_all(run))
-
-
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_object_is_listed_and_nothing_else_is_lost(tmp_path, corpus, name) -> None:
     data, reason = DAMAGED[name]
@@ -65,7 +61,7 @@ def test_a_damaged_object_is_listed_and_nothing_else_is_lost(tmp_path, corpus, n
     assert reason in bad.damaged
     assert (bad.name, bad.bytes) == (name, len(data))
     assert (made.documents, made.totals.damaged, made.totals.damaged_bytes) == (30, 1, len(data))
-    assert good(corpus) == Counter(map(str, range(30)))
+    assert Counter(d.id for d in read_all(corpus)) == Counter(map(str, range(30)))
     with pytest.raises(InputError, match=name):
         read_unit(bad, corpus)
 
@@ -76,9 +72,8 @@ def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_pa
     (tmp_path / "in/m.parquet").write_bytes(b"PAR1")
     with pytest.raises(RunError) as caught:
         driver.run_extract(run, build=fakes.build)
-    said = str(caught.value)
     for part in ("2 units of the input cannot be read", "m.jsonl.gz: ", "m.parquet: ", "manifest.json", "same command"):
-        assert part in said
+        assert part in str(caught.value)
     assert getattr(caught.value, "exit_code", 1) == 1
     assert ids(run) == Counter(map(str, range(30)))
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
@@ -129,9 +124,7 @@ def test_a_page_that_is_damaged_costs_the_units_that_touch_it(tmp_path, config) 
         data[at] ^= 0x5A
     path.write_bytes(data)
     first, second, third = plan(run)
-    assert [d.id for unit in (first, third) for d in read_unit(unit, run)] == [
-        str(i) for i in (*range(10), *range(20, 30))
-    ]
+    assert [int(d.id) for unit in (first, third) for d in read_unit(unit, run)] == [*range(10), *range(20, 30)]
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read"):
         read_unit(second, run)
 
@@ -152,14 +145,13 @@ def test_columns_of_another_type_are_read_as_they_are(tmp_path, config) -> None:
     (tmp_path / "in/a.parquet").write_bytes(parquet({"id": ["1"], "title": ["text"]}))
     (tmp_path / "in/b.parquet").write_bytes(parquet({"id": [2], "title": [3.5], "extra": [1]}))
     (tmp_path / "in/c.parquet").write_bytes(parquet({"title": [{"a": 1}, None], "id": [3, 4]}))
-    run = config(str(tmp_path / "in"))
-    documents = read_all(run)
-    assert [(d.source, d.id, d.fields.get("title")) for d in documents[:2]] == [
-        ("a.parquet", "1", "text"),
-        ("b.parquet", "2", "3.5"),
-    ]
+    (tmp_path / "in/d.parquet").write_bytes(parquet({"title": [["a", "b"]], "id": [5]}))
+    documents = read_all(config(str(tmp_path / "in")))
+    found = [(d.source, d.id, d.fields.get("title")) for d in documents[:2]]
+    assert found == [("a.parquet", "1", "text"), ("b.parquet", "2", "3.5")]
     assert "holds an object, not text" in (documents[2].error or "")
     assert "no text in title" in (documents[3].error or "")
+    assert documents[4].fields["title"] == "a\nb"
 
 
 @pytest.mark.parametrize(
@@ -169,16 +161,13 @@ def test_columns_of_another_type_are_read_as_they_are(tmp_path, config) -> None:
         (pa.array([7.5, 1e300]), ["7.5", "1e+300"]),
         (pa.array([True, False]), ["True", "False"]),
         (pa.array([b"k1", b"k2"]), ["k1", "k2"]),
-        (
-            pa.array([1, 1_000_000_001], pa.timestamp("ns")),
-            ["1970-01-01 00:00:00.000000001", "1970-01-01 00:00:01.000000001"],
-        ),
+        (pa.array([1], pa.timestamp("ns")), ["1970-01-01 00:00:00.000000001"]),
         (pa.array(["x", "y"]).dictionary_encode(), ["x", "y"]),
         (pa.array([["x"], ["y"]]), ["a.parquet:0", "a.parquet:1"]),
     ],
 )
 def test_ids_that_are_not_strings(tmp_path, config, column, expected) -> None:
-    pq.write_table(pa.table({"id": column, "title": ["t", "t"]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": column, "title": ["t"] * len(column)}), tmp_path / "a.parquet")
     run = config(str(tmp_path / "a.parquet"))
     assert [d.id for d in read_all(run)] == expected
 
@@ -191,10 +180,3 @@ def test_ids_that_repeat_keep_a_row_each(tmp_path, config) -> None:
     rows = [row for unit in plan(run) for row in writer.read_rows(run.output.path, unit.id, 100)]
     assert {row["id"] for row in rows} == {"same"}
     assert len({(row["source"], row["row"]) for row in rows}) == 25
-
-
-def test_a_bucket_that_does_not_exist_is_refused(connected, bucket, config) -> None:
-    with pytest.raises(InputError, match="no-such-bucket-here"):
-        plan(config("s3://no-such-bucket-here/in/"))
-    with pytest.raises(InputError, match=f"{bucket}/nothing"):
-        plan(config(f"{bucket}/nothing/"))

@@ -164,15 +164,6 @@ def test_a_name_that_is_no_text_is_refused(tmp_path, config) -> None:
         plan(config(str(tmp_path / "in")))
 
 
-def test_a_listing_tells_names_of_two_roots_apart(tmp_path, config) -> None:
-    for name in ("f/a.jsonl", "g/a.jsonl", "f/a.jsonl#2.jsonl"):
-        write_jsonl(tmp_path / name, ["a"])
-    made = list(plan(config([str(tmp_path / "f"), str(tmp_path / "g")])))
-    names = [part.name for unit in made for part in unit.parts]
-    assert names == ["a.jsonl", "a.jsonl#2.jsonl", "a.jsonl#2"]
-    assert storage.exists(made[0].path)
-
-
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monkeypatch) -> None:
     import io

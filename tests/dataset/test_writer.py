@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from multiprocessing import get_context
 from pathlib import Path
 
 import pyarrow as pa
@@ -68,18 +67,6 @@ def test_the_second_commit_changes_nothing(tmp_path: Path) -> None:
     assert writer.read_summary(str(tmp_path), "u-1").counts == {"steps": 7}
     assert writer.read_rows(str(tmp_path), "u-1", 1)[0]["answer"] == "first"
     assert os.listdir(tmp_path / "units") == ["u-1.parquet"]
-
-
-def _put(path: str, text: bytes) -> bool:
-    return storage.put_new(path, text * 100_000)
-
-
-def test_of_many_writers_at_once_one_wins(tmp_path: Path) -> None:
-    path = str(tmp_path / "x")
-    with get_context("spawn").Pool(4) as pool:  # a fork of a process with threads, as Ray's, can hang
-        won = pool.starmap(_put, [(path, bytes([65 + i])) for i in range(12)])
-    assert sum(won) == 1
-    assert storage.read(path) == bytes([65 + won.index(True)]) * 100_000
 
 
 def test_torn_writes_are_no_commits_and_are_cleaned_when_their_writer_is_gone(tmp_path: Path) -> None:

@@ -6,14 +6,12 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from raypd.decoding.counts import Finished
+from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.program import Feed, Predictions, Program
 
 INSTRUCTION = [random.Random(1).randrange(3, 256) for _ in range(23)]
-
-
-def rarely(tokens) -> bool:
-    return tokens[-1] % 41 == 0
 
 
 def never(tokens) -> bool:
@@ -32,8 +30,8 @@ def prompts_of(seed: int, count: int = 4, most: int = 12, plain: int = 2) -> lis
 
 def changed(program: Program[Any], change: Callable[[Feed, Predictions], None]) -> Program[Any]:
     """The program, whose predictions `change` edits before it is sent them."""
-    feed = next(program)
     try:
+        feed = next(program)
         while True:
             predictions = yield feed
             change(feed, predictions)
@@ -63,3 +61,11 @@ def drive(program: Program[Any], answer: Callable[[Feed], list[int] | Prediction
             feed = program.send(said if isinstance(said, Predictions) else Predictions(said, [-1.0] * len(said)))
     except StopIteration as end:
         return end.value, feeds
+
+
+def finished(engine: Engine) -> dict[Any, Finished]:
+    """All that ends in an engine, by tag."""
+    done = {}
+    while engine.pending:
+        done |= {ended.tag: ended for ended in engine.step()}
+    return done

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from raypd.decoding.methods.autoregressive import Prompt
 from raypd.decoding.methods.pasta import PastaAnswer, pasta
-from raypd.decoding.program import Predictions
+from raypd.decoding.program import Feed
+from tests.decoding.drivers import drive
 
 EOS = 2
 ENDS = frozenset([EOS])
@@ -26,7 +27,7 @@ class Script:
         self.rows: list[tuple[int, int, int]] = []  # token, position, segment
         self.reach = {(0, 0): 2}
         self.born: list[int] = []  # segments of children, in order
-        self.feeds: list = []
+        self.feeds: list[Feed] = []
         self.seen: list[str] = []  # what each asked token saw, in the order of their segments
         self.decoded = 0
 
@@ -41,21 +42,18 @@ class Script:
 
     def run(self, most: int = 400, **options) -> PastaAnswer:
         program = pasta(Prompt(PROMPT), most, self.texts, self.encode, ENDS, **options)
-        try:
-            feed = next(program)
-            while True:
-                self.feeds.append(feed)
-                self.reach.update(feed.reach)
-                first = len(self.rows)
-                self.rows += zip(feed.tokens, feed.positions, feed.segments, strict=True)
-                for index in range(first, len(self.rows)):
-                    later = [k for k in self.visible(index) if k > index]
-                    assert not later, "a token sees a later one of the same feed"
-                tokens = [self.next(first + index) for index in feed.sample_at]
-                self.decoded += len(tokens)
-                feed = program.send(Predictions(tokens, [-1.0] * len(tokens)))
-        except StopIteration as end:
-            return end.value
+        answer, self.feeds = drive(program, self.answer)
+        return answer
+
+    def answer(self, feed: Feed) -> list[int]:
+        self.reach.update(feed.reach)
+        first = len(self.rows)
+        self.rows += zip(feed.tokens, feed.positions, feed.segments, strict=True)
+        for index in range(first, len(self.rows)):
+            assert max(self.visible(index)) <= index, "a token sees a later one of the same feed"
+        tokens = [self.next(first + index) for index in feed.sample_at]
+        self.decoded += len(tokens)
+        return tokens
 
     def visible(self, q: int) -> list[int]:
         _, position, segment = self.rows[q]

@@ -13,18 +13,10 @@ from transformers import PreTrainedModel
 
 
 @torch.no_grad()
-def dense_logits(
-    model: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int], mask: torch.Tensor
-) -> torch.Tensor:
-    """Logits [n, vocabulary] of the stock model under an explicit boolean mask [n, n] (True: may attend)."""
-    return dense_output(model, tokens, positions, mask)[0]
-
-
-@torch.no_grad()
 def dense_output(
     model: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int], mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [n, vocabulary] and last hidden states [n, hidden size] of the stock model, as `dense_logits`."""
+    """Logits [n, vocabulary] and last hidden states [n, hidden size] under a boolean mask [n, n] (True: may attend)."""
     low = torch.finfo(model.dtype).min
     additive = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, low)
     window = getattr(model.config, "sliding_window", None)
@@ -47,6 +39,12 @@ def dense_output(
     return output.logits[0], output.hidden_states[-1][0]
 
 
+def plain_output(model: PreTrainedModel, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """`dense_output` of a text, causal, from position 0 on."""
+    n = len(tokens)
+    return dense_output(model, tokens, range(n), torch.ones(n, n).tril().bool())
+
+
 def greedy(logits: torch.Tensor, allowed_token_ids: Sequence[int] | None) -> tuple[int, float, float]:
     """(token, log-probability, gap to the runner-up) of the best allowed token."""
     scores = logits.double()
@@ -64,15 +62,12 @@ def autoregressive(
     stop: Callable[[list[int]], bool],
     allowed_token_ids: Callable[[list[int]], Sequence[int] | None] | None = None,
 ) -> list[tuple[int, float, float]]:
-    """(token, log-probability, gap) of each decoded token; `allow(tokens so far)` limits the next one."""
+    """(token, log-probability, gap) of each decoded token; `allowed_token_ids(tokens so far)` limit the next one."""
     answer: list[tuple[int, float, float]] = []
     while len(answer) < count:
-        tokens = [*prompt, *(t for t, _, _ in answer)]
-        n = len(tokens)
-        logits = dense_logits(model, tokens, range(n), torch.ones(n, n).tril().bool())
-        answer.append(
-            greedy(logits[-1], allowed_token_ids([t for t, _, _ in answer]) if allowed_token_ids is not None else None)
-        )
+        tokens = [t for t, _, _ in answer]
+        logits = plain_output(model, [*prompt, *tokens])[0]
+        answer.append(greedy(logits[-1], None if allowed_token_ids is None else allowed_token_ids(tokens)))
         if stop([t for t, _, _ in answer]):
             break
     return answer
@@ -107,7 +102,7 @@ def hyper_parallel(
                 for _, qp, qs, qt in text
             ]
         )
-        logits = dense_logits(model, [t[0] for t in text], [t[1] for t in text], mask)
+        logits = dense_output(model, [t[0] for t in text], [t[1] for t in text], mask)[0]
         live = []
         for n, index in asked:
             so_far = [t for t, _, _ in values[n]]
@@ -129,16 +124,14 @@ class Replay:
     What a token sees is fixed when it is fed, by the rule written out token by token.
     """
 
-    def __init__(self, model: PreTrainedModel, allow_sampling: Callable[[torch.Tensor], int] | None = None) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.pick = allow_sampling
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.segments: list[int] = []
         self.seen: list[set[int]] = []
         self.alive: list[bool] = []
         self.reach: dict[tuple[int, int], int] = {(0, 0): 2}
-        self.gaps: list[float] = []
 
     def run(self, program):  # type: ignore[no-untyped-def]
         """The program's answer."""
@@ -168,17 +161,13 @@ class Replay:
                 for q, keys in enumerate(self.seen):
                     mask[q, list(keys)] = True
                 logits, hidden = dense_output(self.model, self.tokens, self.positions, mask)
-                picked = []
-                for number, index in enumerate(feed.sample_at):
-                    allowed_token_ids = feed.allowed_token_ids[number] if feed.allowed_token_ids is not None else None
-                    token, logprob, gap = greedy(
-                        logits[first + index], None if allowed_token_ids is None else allowed_token_ids.tolist()
-                    )
-                    picked.append((token, logprob))
-                    self.gaps.append(gap)
-                asked = [logits[first + index] for index in feed.sample_at] if feed.want_logits else None
-                states = [hidden[first + index] for index in feed.sample_at] if feed.want_hidden else None
-                feed = program.send(Predictions([t for t, _ in picked], [p for _, p in picked], asked, states))
+                places = [first + index for index in feed.sample_at]
+                limits = feed.allowed_token_ids or [None] * len(places)
+                picked = [greedy(logits[place], limit) for place, limit in zip(places, limits, strict=True)]
+                tokens, logprobs = [token for token, _, _ in picked], [logprob for _, logprob, _ in picked]
+                rows = [logits[place] for place in places] if feed.want_logits else None
+                states = [hidden[place] for place in places]
+                feed = program.send(Predictions(tokens, logprobs, rows, states))
         except StopIteration as end:
             return end.value
 

@@ -1,161 +1,32 @@
-"""APAR against algorithm 1 written out: every thread read again from its first token, alone, by the stock model."""
+"""APAR by hand: the tree, what is fed where and what is released when. test_exactness.py has its threads against the
+stock model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+import numpy as np
 import pytest
 
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.apar import AparAnswer, Paragraph, apar, restore
+from raypd.decoding.methods.apar import Paragraph, apar, restore
+from raypd.decoding.methods.apar_medusa import apar_medusa
 from raypd.decoding.methods.autoregressive import Prompt
-from tests.decoding import reference
-from tests.decoding.drivers import changed, drive, never, prompts_of, steered
+from raypd.decoding.visibility import visible
+from tests.decoding.cases import (
+    CHILD,
+    ENDS,
+    EOS,
+    FORK,
+    MOST,
+    TREES,
+    Knowing,
+    check_threads,
+    few_forks,
+    pair,
+    threads_of,
+)
+from tests.decoding.drivers import changed, drive, prompts_of, steered
 from tests.decoding.reference import Replay
-from tests.decoding.test_exactness import FEW_FAMILIES, beside_others, pair
 from tests.tiny import in_float64
-
-FORK, CHILD, EOS = 3, 4, 2
-ENDS = frozenset([EOS])
-
-
-def steer(token: int, position: int, predicted: int) -> int:
-    """What a trained model would do now and then, as a function of what the model sees last: forks and ends."""
-    draw = (predicted * 31 + position * 17 + token * 7) % 19
-    if draw < 3 and token != CHILD:
-        return FORK
-    if draw == 3 or (draw < 7 and position > 70):
-        return EOS
-    return predicted if predicted not in (FORK, CHILD, EOS) else 40 + draw
-
-
-def forked(prompt: Prompt, most: int, *max_threads: int):
-    return steered(apar(prompt, most, FORK, CHILD, ENDS, *max_threads), steer)
-
-
-@dataclass(eq=False)
-class Sequence:
-    """A sequence of algorithm 1: all of its tokens, and the slices of it that are paragraphs."""
-
-    tokens: list[int]
-    node: Node
-    finished: bool = False
-
-
-@dataclass(eq=False)
-class Node:
-    start: int
-    sequence: Sequence | None = None
-    end: int | None = None
-    first_child: Node | None = None
-    next_sibling: Node | None = None
-    picked: list[tuple[int, float, float]] = field(default_factory=list)
-
-
-def from_scratch(stock, prompt: list[int], most: int, max_threads: int = 64, rule=steer):
-    """Algorithm 1, line by line: (root, sequences, steps, attended tokens, most tokens in the cache).
-
-    A child begins, the oldest first, once fewer than `max_threads` run and two tokens are left for it.
-    """
-    root = Node(len(prompt))
-    group = [Sequence(list(prompt), root)]
-    root.sequence = group[0]
-    waiting: list[Sequence] = []
-    steps, attended, used, cached = 0, [], 0, 0
-    while used < most and not all(s.finished for s in group):
-        steps += 1
-        live = [s for s in group if not s.finished][: most - used]
-        used += len(live)
-        fed = [s.tokens[: len(s.tokens) - (s not in live)] for s in group if not s.finished]
-        fed += [s.tokens[:-1] for s in waiting]  # what a child will see stays in the cache
-        cached = max(cached, len({tuple(tokens[: i + 1]) for tokens in fed for i in range(len(tokens))}))
-        for s in live:
-            attended.append(len(s.tokens))
-            token, logprob, gap = reference.autoregressive(stock, s.tokens, 1, never)[0]
-            x = rule(s.tokens[-1], len(s.tokens) - 1, token)
-            if s.tokens[-1] == FORK:
-                copy = Sequence([*s.tokens, CHILD], Node(len(s.tokens)))
-                copy.node.sequence = copy
-                node = Node(len(s.tokens), s)
-                s.node.end, s.node.next_sibling, s.node.first_child = len(s.tokens), node, copy.node
-                s.node = node
-                waiting.append(copy)
-            s.tokens.append(x)
-            s.node.picked.append((x, logprob, gap))
-            s.finished = x == EOS
-            while waiting and sum(not s.finished for s in group) < max_threads and used + 2 <= most:
-                used += 1
-                group.append(waiting.pop(0))
-    for child in waiting:  # never began
-        child.tokens.pop()
-    return root, group, steps, attended, cached
-
-
-def in_order(node: Node | None) -> list[Node]:
-    return [] if node is None else [node, *in_order(node.first_child), *in_order(node.next_sibling)]
-
-
-def compare(answer: AparAnswer, expected, atol=1e-3) -> None:
-    root, group, steps, attended, cached = expected
-    nodes, paragraphs = in_order(root), list(restore(answer.root))
-    assert len(nodes) == len(paragraphs)
-    for node, paragraph in zip(nodes, paragraphs, strict=True):
-        assert paragraph.tokens == node.sequence.tokens[node.start : node.end]
-        given = paragraph.tokens[:1] == [CHILD]
-        assert len(paragraph.logprobs) == len(paragraph.tokens)
-        agree_steered(node.picked, paragraph.tokens[given:], paragraph.logprobs[given:], atol)
-        assert (paragraph.first_child is None) == (node.first_child is None)
-    text = [t for node in nodes for t in node.sequence.tokens[node.start : node.end] if t not in (FORK, CHILD, EOS)]
-    assert answer.tokens == text
-    assert len(answer.logprobs) == len(text)
-    assert answer.threads == len(group)
-    unstarted = sum(node.sequence not in group for node in nodes)
-    assert answer.unstarted_threads == unstarted
-    assert answer.stopped == (all(s.finished for s in group) and not unstarted)
-    assert answer.cost.steps == steps
-    assert answer.cost.max_cached_tokens == cached
-    assert answer.cost.attended_tokens == pytest.approx(sum(attended) / len(attended))
-
-
-def agree_steered(picked, tokens, logprobs, atol) -> None:
-    """Log-probabilities are those of what the model said; a rule that replaced it keeps them."""
-    assert tokens == [t for t, _, _ in picked]
-    assert logprobs == pytest.approx([p for _, p, _ in picked], abs=atol)
-
-
-@pytest.mark.parametrize("kind", FEW_FAMILIES)
-def test_threads_equal_threads_alone_beside_other_programs(kind):
-    model, stock = pair(kind)
-    prompts = prompts_of(2, 3, 15, 3)
-    expected = [from_scratch(stock, p.tokens, 40) for p in prompts]
-    engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=24)
-    answers = beside_others(engine, stock, [forked(p, 40) for p in prompts], prompts[0])
-    for answer, want in zip(answers, expected, strict=True):
-        compare(answer, want)
-    assert sum(answer.threads for answer in answers) > 6
-    assert any(p.first_child and p.first_child.first_child for a in answers for p in restore(a.root)), "nested forks"
-
-
-def test_float64_and_the_independent_interpreter_of_feeds():
-    model, stock = pair("qwen3")
-    model, stock = in_float64(model), in_float64(stock)
-    prompts = prompts_of(4, 2, 15, 3)
-    for prompt, answer in zip(prompts, Engine(model, max_num_seqs=3).run(forked(p, 40) for p in prompts), strict=True):
-        compare(answer, from_scratch(stock, prompt.tokens, 40), atol=1e-9)
-        replayed = Replay(stock).run(forked(prompt, 40))
-        assert replayed.tokens == answer.tokens
-        assert replayed.logprobs == pytest.approx(answer.logprobs, abs=1e-9)
-
-
-def test_rows_fed_again_after_losing_their_cache():
-    model, stock = pair("llama")
-    prompts = prompts_of(5, 5, 15, 3)
-    engine = Engine(model, max_num_seqs=5, max_num_batched_tokens=40, cache_tokens=320)
-    for prompt, answer in zip(prompts, engine.run(forked(p, 45) for p in prompts), strict=True):
-        compare(answer, from_scratch(stock, prompt.tokens, 45))
-
-
-# ------------------------------------------------------------------------------------------------------------ by hand
 
 
 def scripted(program, said: dict[tuple[int, ...], int], prompt: list[int]):
@@ -244,21 +115,6 @@ def test_a_child_beyond_the_threads_waits_and_nothing_of_it_is_lost(max_threads)
     assert max(len(feed.sample_at) for feed in feeds) == max_threads
 
 
-@pytest.mark.parametrize("max_threads", [1, 2, 3])
-def test_waiting_children_equal_threads_alone(max_threads):
-    """Random nested forks, of apar and of the independent replay, against algorithm 1 written out with a queue."""
-    model, stock = pair("llama")
-    model, stock = in_float64(model), in_float64(stock)
-    prompts = prompts_of(6, 3, 15, 3)
-    programs = [forked(p, 60, max_threads) for p in prompts]
-    for prompt, answer in zip(
-        prompts, Engine(model, max_num_seqs=2, max_num_batched_tokens=30).run(programs), strict=True
-    ):
-        compare(answer, from_scratch(stock, prompt.tokens, 60, max_threads), atol=1e-9)
-        replayed = Replay(stock).run(forked(prompt, 60, max_threads))
-        assert (replayed.tokens, replayed.cost) == (answer.tokens, answer.cost)
-
-
 def test_children_that_never_began_are_no_end():
     """The main thread ends with the last token; its child had none: the answer was cut, and says so."""
     said = {(): 10, (10,): FORK, (10, FORK): EOS}
@@ -267,22 +123,16 @@ def test_children_that_never_began_are_no_end():
     assert (answer.stopped, answer.threads, answer.unstarted_threads) == (False, 1, 1)
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 8, 13, 30])
+@pytest.mark.parametrize("most", [0, 1, 2, 3, 4, 5, 8, 13, 30])
 def test_budget_is_kept_and_positions_stay_within_it(most):
     forever = lambda token, position, predicted: FORK if token != FORK else 50  # noqa: E731
-    model, _ = pair("llama")
     seen = []
-
     program = steered(apar(Prompt([5, 6, 7]), most, FORK, CHILD, ENDS), forever)
-    answer = Engine(model).run([changed(program, lambda feed, _: seen.extend(feed.positions))])[0]
+    (answer,) = Engine(pair("llama")[0]).run([changed(program, lambda feed, _: seen.extend(feed.positions))])
     assert sum(len(p.tokens) for p in restore(answer.root)) == most
     assert max(seen, default=0) < 3 + most
     assert not answer.stopped
-
-
-def test_no_tokens_at_all():
-    answer = Engine(pair("llama")[0]).run([apar(Prompt([5, 6, 7]), 0, FORK, CHILD, ENDS)])[0]
-    assert (answer.tokens, answer.stopped, answer.cost.steps) == ([], False, 0)
+    assert bool(answer.cost.steps) == bool(most)
 
 
 def test_a_fork_that_ends_a_prompt_is_acted_on():
@@ -300,3 +150,58 @@ def test_restore_of_a_long_chain():
         last = last.next_sibling
     assert [p.tokens[0] for p in restore(root)] == list(range(5000))
     assert len(repr(root)) < 100
+
+
+# ------------------------------------------------------------------------------------------------------ APAR and Medusa
+
+
+def test_with_medusa_every_budget_is_kept():
+    """Never more tokens, all of them those of the threads; the same in the engine and in Replay."""
+    model, stock = (in_float64(one) for one in pair("llama"))
+    prompt = prompts_of(23, 1)[0]
+    plain = Replay(stock).run(steered(apar(prompt, MOST, FORK, CHILD, ENDS), few_forks))
+    texts = [(path, begin) for path, _, begin in threads_of(prompt.tokens, plain.root)]
+    assert len(texts) > 2
+    for most in (1, 2, 3, 7, 12, 20):
+        programs = [
+            steered(
+                apar_medusa(prompt, most, FORK, CHILD, ENDS, Knowing(stock, texts, 0.9, most), TREES[most % 3]),
+                few_forks,
+            )
+            for _ in range(2)
+        ]
+        (answer,) = Engine(model, max_num_batched_tokens=30).run(programs[:1])
+        assert sum(len(paragraph.tokens) for paragraph in restore(answer.root)) == most
+        check_threads(stock, prompt, answer, few_forks, 1e-9)
+        replayed = Replay(stock).run(programs[1])
+        assert [p.tokens for p in restore(answer.root)] == [p.tokens for p in restore(replayed.root)]
+        assert (answer.cost, answer.accepted) == (replayed.cost, replayed.accepted)
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_what_no_thread_has_on_its_path_leaves_the_cache(drafted):
+    """And the answer counts what is left there. A thread that drafts takes over segments of one that ended."""
+    model, stock = pair("llama")
+    prompt = prompts_of(23, 1)[0]
+    plain = Replay(stock).run(steered(apar(prompt, MOST, FORK, CHILD, ENDS), few_forks))
+    assert plain.stopped
+    program = apar(prompt, MOST, FORK, CHILD, ENDS)
+    if drafted:
+        texts = [(path, begin) for path, _, begin in threads_of(prompt.tokens, plain.root)]
+        program = apar_medusa(prompt, MOST, FORK, CHILD, ENDS, Knowing(stock, texts, 0.6), TREES[1])
+    engine = Engine(model)
+    engine.submit(steered(program, few_forks))
+    done, most, size = [], 0, 0
+    while engine.pending:
+        done += engine.step()
+        for sequence in engine.sequences:
+            live = np.flatnonzero(~sequence.dropped[: sequence.size])
+            _, positions, segments, _ = sequence.table[:, live]
+            fed = live >= sequence.size - len(sequence.feed.tokens)
+            seen = visible(sequence.reach, segments[fed], positions[fed], segments, positions)
+            assert seen.any(0).all(), "a token that no thread has on its path"
+            most, size = max(most, len(live)), max(size, len(sequence.reach))
+    answer = done[0].answer
+    assert [p.tokens for p in restore(answer.root)] == [p.tokens for p in restore(plain.root)]
+    assert most == answer.cost.max_cached_tokens
+    assert size < sum(1 for _ in restore(answer.root)) + 9 * drafted * answer.threads + 1

@@ -17,9 +17,8 @@ from raypd.decoding.program import Feed
 from raypd.decoding.sequence import LEAST_REGION, Sequence
 from raypd.decoding.visibility import NO_TOKEN
 from tests.decoding import reference
+from tests.decoding.cases import CHILD, ENDS, EOS, FORK, pair
 from tests.decoding.drivers import INSTRUCTION, steered, tokens_of
-from tests.decoding.test_apar import CHILD, ENDS, EOS, FORK
-from tests.decoding.test_exactness import pair
 
 
 @dataclass

@@ -1,245 +1,126 @@
-"""Methods through the engine against prompts alone through the unmodified model, token for token."""
+"""Every method through the engine against prompts alone through the unmodified model, token for token."""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import random
+from collections.abc import Iterator
+from functools import cache
 
-import numpy as np
 import pytest
 import torch
 
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.methods.guided import guided
-from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
+from raypd.decoding.methods.autoregressive import autoregressive
+from raypd.decoding.methods.hyper_parallel import hyper_parallel
+from raypd.decoding.methods.space import space
+from raypd.decoding.sampling import Sampling
 from tests.decoding import reference
-from tests.decoding.drivers import INSTRUCTION, never, tokens_of
-from tests.tiny import in_float64, tiny_model
+from tests.decoding.cases import CASES, FAMILIES, MASK, Case, pair, run_all, slotted
+from tests.decoding.drivers import never, prompts_of
+from tests.decoding.reference import Replay
+from tests.tiny import in_float64
 
-FAMILIES = ["llama", "qwen3", "phi3", "mistral", "gemma2", "gemma3_text", "olmo2"]
-# For methods whose feeds differ from those of the tests here in their trees alone, not in what a family computes.
-FEW_FAMILIES = [
-    pytest.param(kind, marks=[] if kind in ("llama", "mistral", "gemma3_text") else pytest.mark.slow)
-    for kind in FAMILIES
-]
-WINDOWED = {"mistral", "gemma2", "gemma3_text"}
+# Their feeds differ from those of the other methods in their trees alone, not in what a family computes.
+FEW_FAMILIES = {"apar", "pasta", "space", "medusa", "apar_medusa"}
 
 
-class EverySeventh:
-    """A slot's rules for random models: done at a multiple of 7; optionally even tokens alone at first."""
-
-    def __init__(self, limited: bool = False) -> None:
-        self.limited = limited
-
-    def advance(self, state: int, token: int) -> int:
-        return token
-
-    def allowed(self, state: int, left: int) -> np.ndarray | None:
-        return np.arange(4, 256, 2) if self.limited and state == 0 else None
-
-    def done(self, state: int) -> bool:
-        return state % 7 == 0
-
-    def completion(self, state: int) -> str | None:
-        return None
+def methods_and_families() -> Iterator:
+    for method in CASES:
+        for kind in FAMILIES:
+            slow = method in FEW_FAMILIES and kind not in ("llama", "mistral", "gemma3_text")
+            yield pytest.param(method, kind, marks=pytest.mark.slow if slow else ())
 
 
-def pair(kind: str, **overrides):
-    """A tiny model twice: for the engine, and unmodified for the reference."""
-    if kind in WINDOWED:
-        overrides.setdefault("sliding_window", 9)
-    model = tiny_model(kind, **overrides)
-    stock = copy.deepcopy(model)
-    stock.set_attn_implementation("eager")
-    return model, stock
+@cache
+def case_of(method: str, kind: str) -> Case:
+    return CASES[method](pair(kind)[1])
 
 
-def agree(expected, tokens, logprobs, atol=1e-3):
-    """Equal tokens and log-probabilities; a first divergence is excused only at a gap below `atol`."""
-    for i, (token, logprob, gap) in enumerate(expected):
-        if i >= len(tokens) or tokens[i] != token:
-            assert gap < atol, f"token {i}: {tokens[i : i + 1]} for {token}, gap {gap}"
-            return
-        assert abs(logprobs[i] - logprob) < atol
-    assert len(tokens) == len(expected)
+@pytest.mark.parametrize(("method", "kind"), list(methods_and_families()))
+def test_exact_beside_other_programs(method, kind):
+    """Ragged batches, in chunks, some behind a shared prefix, among autoregressive and HPD programs."""
+    engine = Engine(pair(kind)[0], max_num_seqs=4, max_num_batched_tokens=24)
+    run_all(engine, {name: case_of(name, kind) for name in ("autoregressive", method, "hyper_parallel")}, 1e-3)
 
 
-def slotted(rng: random.Random, documents: int, shared: bool) -> SlottedPrompt:
-    """A prompt of `documents` stacked documents with ragged skeletons."""
-    tokens = list(INSTRUCTION)
-    for _ in range(documents):
-        tokens += tokens_of(rng, 2, 14)
-    slots = []
-    for _ in range(documents):
-        for _ in range(rng.randint(1, 4)):
-            tokens += tokens_of(rng, 1, 4)
-            slots.append(Slot(len(tokens) - 1, EverySeventh(limited=rng.random() < 0.5)))
-    tokens += tokens_of(rng, 0, 2)  # a closing brace behind the last slot
-    return SlottedPrompt(tokens, slots, shared=len(INSTRUCTION) if shared else 0)
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("method", CASES)
+def test_float64_is_exact_in_the_engine_and_in_an_independent_interpreter_of_feeds(method, kind):
+    model, stock = (in_float64(one) for one in pair(kind))
+    case = CASES[method](stock)
+    answers = Engine(model, max_num_seqs=3, max_num_batched_tokens=30).run(case.programs())
+    case.check(answers, 1e-9)
+    replayed = [Replay(stock).run(program) for program in case.programs()]
+    case.check(replayed, 1e-9)
+    assert [figures(answer) for answer in answers] == [figures(answer) for answer in replayed]
 
 
-def expected_values(stock, prompt: SlottedPrompt, k_max: int, isolate: bool):
-    def allowed_token_ids(n, so_far):
-        ids = prompt.slots[n].grammar.allowed(0 if not so_far else so_far[-1], 9)
-        return None if ids is None else ids.tolist()
-
-    ends = [slot.end for slot in prompt.slots]
-    return reference.hyper_parallel(
-        stock, prompt.tokens, ends, k_max, isolate, allowed_token_ids, lambda n, t: t[-1] % 7 == 0
-    )
+def figures(answer) -> dict:
+    """What an answer counts: passes, accepted and rejected drafts, tokens in the cache."""
+    counted = dataclasses.asdict(answer) if dataclasses.is_dataclass(answer) else {}
+    return {name: value for name, value in counted.items() if isinstance(value, int) or name == "cost"}
 
 
-def beside_others(engine, stock, programs, prompt: Prompt, stops=never) -> list:
-    """Answers of programs that run among an AR and an HPD program, whose answers are checked here."""
-    values = slotted(random.Random(3), 2, shared=True)
-    first, second, *rest = programs
-    answers = engine.run([first, autoregressive(prompt, 9, stops), second, hyper_parallel(values, 5), *rest])
-    plain, filled = answers.pop(1), answers.pop(2)
-    agree(reference.autoregressive(stock, prompt.tokens, 9, stops), plain.tokens, plain.logprobs)
-    for value, expected in zip(filled, expected_values(stock, values, 5, False), strict=True):
-        agree(expected, value.tokens, value.logprobs)
-    return answers
+@pytest.mark.parametrize("method", CASES)
+def test_a_program_that_loses_its_cache_is_fed_again_and_answers_the_same(method, monkeypatch):
+    engine, rng, lost = Engine(pair("llama")[0], max_num_seqs=3, max_num_batched_tokens=30), random.Random(1), []
+    step = engine.step
+
+    def step_and_preempt():
+        done = step()
+        for sequence in engine.sequences:
+            if rng.random() < 0.25:
+                lost.append(sequence.cached)
+                sequence.release(engine.cache)
+        return done
+
+    monkeypatch.setattr(engine, "step", step_and_preempt)
+    run_all(engine, {method: case_of(method, "llama")}, 1e-3)
+    assert sum(lost) > 60
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_autoregressive(kind):
-    model, stock = pair(kind)
-    rng = random.Random(2)
-    prompts = [Prompt(INSTRUCTION + tokens_of(rng, 1, 20), shared=23 if i % 2 else 0) for i in range(5)]
-    stops = lambda tokens: tokens[-1] % 11 == 0  # noqa: E731
-    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=16)
-    answers = engine.run(autoregressive(prompt, 12, stops) for prompt in prompts)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        agree(reference.autoregressive(stock, prompt.tokens, 12, stops), answer.tokens, answer.logprobs)
+@pytest.mark.parametrize(("batch", "budget", "cache_tokens"), [(64, 4096, None), (16, 19, None), (8, 33, 640)])
+def test_all_methods_at_once(batch, budget, cache_tokens, monkeypatch):
+    sizes = {"max_num_seqs": batch, "max_num_batched_tokens": budget, "cache_tokens": cache_tokens}
+    engine, preempted = Engine(pair("qwen3")[0], **sizes), []
+    preempt = engine.scheduler._preempt
+    monkeypatch.setattr(engine.scheduler, "_preempt", lambda *args: preempted.append(args) or preempt(*args))
+    run_all(engine, {method: case_of(method, "qwen3") for method in CASES}, 1e-3)
+    assert bool(preempted) == bool(cache_tokens)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
-@pytest.mark.parametrize("isolate", ["none", "documents", "values"])
-def test_hyper_parallel_isolation(kind, isolate):
-    """J is 1 where documents are isolated: a stack is then rows with a prefix in common."""
-    model, stock = pair(kind)
-    rng = random.Random(3)
-    stack = 3 if isolate == "none" else 1
-    prompts = [slotted(rng, stack, shared=isolate != "none") for _ in range(4)]
-    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=4096)
-    answers = engine.run(hyper_parallel(p, 6, isolate == "values") for p in prompts)
-    lengths = set()
-    for prompt, values in zip(prompts, answers, strict=True):
-        for value, expected in zip(values, expected_values(stock, prompt, 6, isolate == "values"), strict=True):
-            agree(expected, value.tokens, value.logprobs)
-            lengths.add(len(value.tokens))
-    assert len(lengths) > 1, "slots should end at different steps"
-
-
-@pytest.mark.parametrize("stack", [1, 2, 6])
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("budget", [16, 37, 4096])
-def test_hyper_parallel_stack_prefix_chunks(stack, shared, budget):
-    """J, the shared prefix and chunked prefill change nothing; ragged batches of different prompts."""
+@pytest.mark.parametrize("method", ["autoregressive", "space"])
+def test_a_sampled_text_depends_on_its_seed_alone_and_has_the_models_log_probabilities(method):
+    warm, prompts = Sampling(temperature=0.8, top_k=40, top_p=0.95), prompts_of(8, 6)
     model, stock = pair("llama")
-    rng = random.Random(stack)
-    prompts = [slotted(rng, stack, shared) for _ in range(5)]
-    engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=budget)
-    answers = engine.run(hyper_parallel(p, 5) for p in prompts)
-    for prompt, values in zip(prompts, answers, strict=True):
-        for value, expected in zip(values, expected_values(stock, prompt, 5, False), strict=True):
-            agree(expected, value.tokens, value.logprobs)
 
+    def answers(batch, seed):
+        def program(prompt, number):
+            if method == "space":
+                return space(prompt, 10, 2, MASK, warm, seed + number)
+            return autoregressive(prompt, 10, never)
 
-def test_float64_logits_are_those_of_the_reference():
-    model, stock = pair("qwen3")
-    model, stock = in_float64(model), in_float64(stock)
-    rng = random.Random(5)
-    prompts = [slotted(rng, 2, True) for _ in range(3)]
-    answers = Engine(model, max_num_seqs=3, max_num_batched_tokens=50).run(hyper_parallel(p, 6) for p in prompts)
-    for prompt, values in zip(prompts, answers, strict=True):
-        for value, expected in zip(values, expected_values(stock, prompt, 6, False), strict=True):
-            assert value.tokens == [t for t, _, _ in expected]
-            np.testing.assert_allclose(value.logprobs, [p for _, p, _ in expected], atol=1e-9)
+        engine = Engine(model, max_num_seqs=batch, max_num_batched_tokens=31)
+        return engine.run((program(p, n) for n, p in enumerate(prompts)), sampling=warm, seed=seed)
 
-
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_answers_do_not_depend_on_the_batch(kind):
-    """`isolate: documents` is J = 1: alone, in any batch, under any budget, in any order, the same answer."""
-    rng = random.Random(6)
-    prompts = [slotted(rng, 1, True) for _ in range(9)]
-    first: dict[int, list[list[int]]] = {}
-    for batch, budget, order in [(1, 4096, range(9)), (9, 4096, range(9)), (4, 21, reversed(range(9)))]:
-        model, _ = pair(kind)
-        numbers = list(order)
-        answers = Engine(model, max_num_seqs=batch, max_num_batched_tokens=budget).run(
-            hyper_parallel(prompts[i], 6) for i in numbers
-        )
-        for number, values in zip(numbers, answers, strict=True):
-            tokens = [value.tokens for value in values]
-            assert first.setdefault(number, tokens) == tokens
-
-
-def test_small_cache_feeds_rows_again():
-    """Rows that lost their cache are fed again and answer the same."""
-    model, stock = pair("llama")
-    rng = random.Random(7)
-    prompts = [slotted(rng, 2, shared=True) for _ in range(8)]
-    engine = Engine(model, max_num_seqs=8, max_num_batched_tokens=64, cache_tokens=320)
-    answers = engine.run(hyper_parallel(p, 8) for p in prompts)
-    for prompt, values in zip(prompts, answers, strict=True):
-        for value, expected in zip(values, expected_values(stock, prompt, 8, False), strict=True):
-            agree(expected, value.tokens, value.logprobs)
-
-
-def test_sampling_depends_on_the_seed_alone():
-    from raypd.decoding.sampling import Sampling
-
-    warm = Sampling(temperature=1.0, top_k=40, top_p=0.95)
-    rng = random.Random(8)
-    prompts = [Prompt(INSTRUCTION + tokens_of(rng, 1, 9), shared=23) for _ in range(6)]
-    model, _ = pair("llama")
-    alone = [
-        Engine(model, max_num_seqs=1).run([autoregressive(p, 10, never)], sampling=warm, seed=i)[0].tokens
-        for i, p in enumerate(prompts)
-    ]
-    together = Engine(model, max_num_seqs=6, max_num_batched_tokens=31)
-    answers = together.run((autoregressive(p, 10, never) for p in prompts), sampling=warm)
-    assert alone == [answer.tokens for answer in answers]
-    other = Engine(model, max_num_seqs=6).run((autoregressive(p, 10, never) for p in prompts), sampling=warm, seed=99)
-    assert alone != [answer.tokens for answer in other]
+    alone, together = answers(1, 0), answers(6, 0)
+    assert [answer.tokens for answer in alone] == [answer.tokens for answer in together]
+    assert [answer.tokens for answer in alone] != [answer.tokens for answer in answers(6, 99)]
+    for prompt, answer in zip(prompts, together, strict=True):
+        text = [*prompt.tokens, *answer.tokens]
+        logprobs = reference.plain_output(stock, text)[0].log_softmax(-1)[len(prompt.tokens) - 1 : -1]
+        chosen = logprobs[range(len(answer.tokens)), answer.tokens]
+        torch.testing.assert_close(torch.tensor(answer.logprobs), chosen, atol=1e-3, rtol=0)
 
 
 def test_bfloat16_runs_and_mostly_agrees():
     """Not exact by nature (see the docs); this guards against a path that only breaks in bfloat16."""
-    model, _ = pair("llama")
     rng = random.Random(9)
     prompts = [slotted(rng, 1, True) for _ in range(6)]
-    full = Engine(model, max_num_seqs=6).run(hyper_parallel(p, 6) for p in prompts)
-    half = Engine(pair("llama")[0].to(torch.bfloat16), max_num_seqs=6).run(hyper_parallel(p, 6) for p in prompts)
+    full, half = (
+        Engine(pair("llama")[0].to(dtype), max_num_seqs=6).run(hyper_parallel(p, 6) for p in prompts)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
     firsts = [(a.tokens[0], b.tokens[0]) for x, y in zip(full, half, strict=True) for a, b in zip(x, y, strict=True)]
     assert sum(a == b for a, b in firsts) > 0.7 * len(firsts)
-
-
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_guided(kind):
-    """Every value behind all of the answer before it; what `rest` puts behind a value is seen by the next."""
-    model, stock = pair(kind)
-    rng = random.Random(5)
-    prompts = [slotted(rng, 1, shared=bool(i % 2)) for i in range(5)]
-    rest = lambda slot, value: [*value.tokens[-1:], 3 + len(value.tokens)]  # noqa: E731
-    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=16)
-    answers = engine.run(guided(prompt, 6, rest) for prompt in prompts)
-    for prompt, values in zip(prompts, answers, strict=True):
-        text, begin = [], 0
-        assert len(values) == len(prompt.slots)
-        for slot, value in zip(prompt.slots, values, strict=True):
-            text += prompt.tokens[begin : slot.end + 1]
-            begin = slot.end + 1
-            rules = slot.grammar
-            expected = reference.autoregressive(
-                stock,
-                text,
-                6,
-                lambda tokens: tokens[-1] % 7 == 0,
-                lambda tokens, rules=rules: rules.allowed(tokens[-1] if tokens else 0, 9),
-            )
-            agree(expected, value.tokens, value.logprobs)
-            assert value.closed == (value.tokens[-1] % 7 == 0)
-            text += [*value.tokens[:-1], *rest(slot, value)]

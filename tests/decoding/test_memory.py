@@ -12,12 +12,11 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.kv_cache import KVCache, OutOfSlots
 from raypd.decoding.memory import LEAST_TOKENS, TokenBudget, is_out_of_memory
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.decoding.sampling import Sampling
 from raypd.decoding.sequence import ProgramError
-from tests.decoding.drivers import INSTRUCTION, never, tokens_of
+from tests.decoding.cases import CASES, pair, run_all
+from tests.decoding.drivers import INSTRUCTION, finished, never, tokens_of
 from tests.decoding.test_properties import MODEL, check
-from tests.decoding.test_together import programs, said
 from tests.tiny import tiny_model
 
 
@@ -41,23 +40,15 @@ def device(engine: Engine, fails: Callable[[int], bool], plain: bool = False) ->
     return failed
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_every_method_answers_as_on_a_device_with_room(plain: bool) -> None:
-    def model():
-        return tiny_model("qwen3").double()
-
-    heads = MedusaHeads.for_model(model(), count=2)
-    torch.manual_seed(0)
-    for head in heads.parameters():
-        torch.nn.init.normal_(head, std=0.3)
-    expected = Engine(model(), max_num_seqs=16).run(programs(heads).values())
-    engine = Engine(model(), max_num_seqs=16)
-    failed = device(engine, lambda tokens: tokens > 40, plain)
-    answers = engine.run(programs(heads).values())
-    assert [said(answer) for answer in answers] == [said(answer) for answer in expected]
-    assert len(failed) > 1
-    assert failed[0] > 80
-    assert engine.budget.tokens <= 40
+def test_every_method_answers_as_on_a_device_with_room() -> None:
+    cases = {name: case(pair("qwen3")[1]) for name, case in CASES.items()}
+    for plain in (False, True):
+        engine = Engine(pair("qwen3")[0], max_num_seqs=16)
+        failed = device(engine, lambda tokens: tokens > 40, plain)
+        run_all(engine, cases, 1e-3)
+        assert len(failed) > 1
+        assert failed[0] > 80
+        assert engine.budget.tokens <= 40
 
 
 def test_sampled_answers_do_not_change_when_passes_fail_now_and_then() -> None:
@@ -105,9 +96,7 @@ def test_at_the_floor_one_program_fails_and_the_others_do_not() -> None:
     device(engine, lambda tokens: any(row.size > 200 and row.high > 16 for row in engine.scheduler.sequences))
     for number, prompt in enumerate([small[0], large, *small[1:]]):
         engine.submit(autoregressive(prompt, 8, never), tag=number)
-    done = {}
-    while engine.pending:
-        done |= {ended.tag: ended for ended in engine.step()}
+    done = finished(engine)
     assert isinstance(done[1].error, ProgramError)
     assert "out of memory, and no step is smaller" in str(done[1].error)
     assert [done[n].answer.tokens for n in (0, 2, 3, 4)] == expected
@@ -121,9 +110,7 @@ def test_a_shared_prefix_that_does_not_fit_fails_whoever_waits_for_it() -> None:
     for number in range(3):
         engine.submit(autoregressive(Prompt([*prefix, 5 + number], shared=200), 4, never), tag=f"waits {number}")
     engine.submit(autoregressive(Prompt([5, 6, 7]), 4, never), tag="other")
-    done = {}
-    while engine.pending:
-        done |= {ended.tag: ended.error for ended in engine.step()}
+    done = {tag: ended.error for tag, ended in finished(engine).items()}
     assert done.pop("other") is None
     assert all(isinstance(error, ProgramError) for error in done.values())
     assert len(done) == 3

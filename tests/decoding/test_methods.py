@@ -7,10 +7,8 @@ import itertools
 import pytest
 
 from raypd.decoding.grammar import Grammar, JsonString, Number, OneOf, Vocabulary
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel, slot_positions
-from raypd.decoding.visibility import Reach
 from tests.decoding.drivers import drive
 
 # fmt: off
@@ -51,16 +49,6 @@ def test_hyper_parallel_places_prunes_and_stops():
     assert [v.completion for v in answer] == [None, "null", None]
 
 
-def test_hyper_parallel_isolates_values_by_segment():
-    text = Grammar(JsonString(), VOCABULARY)
-    prompt = SlottedPrompt([25] * 4, [Slot(1, text), Slot(3, text)])
-    feeds, _ = scripted(
-        hyper_parallel(prompt, 3, isolate_values=True), lambda feed, step: say(*[' "'] * len(feed.sample_at))
-    )
-    assert feeds[0].reach == {(n, m): Reach.CAUSAL for n in (1, 2) for m in (0, n)}
-    assert list(feeds[1].segments) == [1, 2]
-
-
 def test_guided_takes_back_the_comma_that_showed_the_end_of_a_number():
     number = Grammar(Number(), VOCABULARY)
     prompt = SlottedPrompt(say("x", "x", ",", "x", ",", "x"), [Slot(1, number), Slot(3, number), Slot(5, number)])
@@ -78,16 +66,6 @@ def test_guided_takes_back_the_comma_that_showed_the_end_of_a_number():
     text = [TEXTS[token] for _, token in cached.values()]
     assert text == ["x", "x", "1", ",", "x", "1", ",", "23", ",", "x", "-", "1"]
     assert [value.tokens for value in values] == [said[:3], said[3:7], said[7:]]
-
-
-def test_autoregressive_stops_and_is_cut():
-    feeds, answer = scripted(
-        autoregressive(Prompt([1, 2, 3], 2), 5, lambda t: t[-1] == 9), lambda f, step: [[4, 5, 9][step]]
-    )
-    assert (answer.tokens, answer.stopped) == ([4, 5, 9], True)
-    assert [list(f.positions) for f in feeds] == [[0, 1, 2], [3], [4]]
-    _, answer = scripted(autoregressive(Prompt([1]), 2, lambda t: False), lambda f, step: [7])
-    assert (answer.tokens, answer.stopped) == ([7, 7], False)
 
 
 # -------------------------------------------------------------------------------------------------------- grammars

@@ -77,14 +77,6 @@ def test_positions_of_the_main_thread(options, expected):
     assert [placed[256 + 1], placed[256 + words.index("<sync/>")]] == expected
 
 
-def test_oracle_lengths_are_the_positions_of_the_sequential_text():
-    words = (promise("a"), *TAGS[:3])
-    script = Script(f"{promise('a')}xyz<sync/>end", "12</async>", words=words)
-    script.run(promised=[4])
-    reading = [ord("Q"), ord("?"), 256, 257, ord("1"), ord("2"), 258, *b"xyz", 259, *b"end"]
-    assert [row[0] for row in sorted(script.rows, key=lambda row: row[1])] == reading
-
-
 def test_a_length_guessed_too_short_hides_nothing_after_the_wait():
     child = "a long content</async>"
     script = Script(f"{promise('a', 1)}<sync/>end", child, words=TAGS)
@@ -188,34 +180,52 @@ def test_topics(written, topic):
         ('a<promise topic="x\nb', 'a<promise topic="x\nb', ["not closed"]),
         ('<promise topic="' + "x" * 300, '<promise topic="' + "x" * 300, ["not closed"]),
         ("a<sync<sync/>b", "a<syncb", ["not closed", "without a promise"]),
+        # what is taken as well as can be; Y is the first child, Z the second
+        ('a<promise topic="x" tokens="10">b<sync>c', "aYbc", ["is taken as <promise/>", "is taken as <sync/>"]),
+        (f'a{promise("x")}b<promise topic="y" tokens="10" so/>c', "aYbZc", ["is malformed"]),
+        # an attribute that is not closed swallows nothing behind the next tag
+        (f'a<promise topic="x" tokens="10" {promise("y")}b', 'a<promise topic="x" tokens="10" Yb', ["not closed"]),
     ],
 )
-def test_tags_of_no_use(main, text, flaws):
-    answer = run(main)
+def test_tags_of_no_use_and_tags_that_are_malformed(main, text, flaws):
+    answer = run(main, "Y</async>", "Z</async>")
     assert answer.text == text
-    assert len(answer.threads) == 1
+    assert len(answer.threads) == 1 + text.count("Y") + text.count("Z")
     assert answer.stopped
     warned(answer, *flaws)
 
 
-def test_tags_that_are_lenient():
-    answer = run(
-        'a<promise topic="x" tokens="10">b<promise topic="y" tokens="10" so/>c<sync>d', "X</async>", "Y</async>"
-    )
-    assert answer.text == "aXbYcd"
-    warned(answer, "is taken as <promise/>", "is malformed", "is taken as <sync/>")
-    # an attribute that is not closed swallows nothing behind the next tag
-    answer = run('a<promise topic="x" tokens="10" <promise topic="y" tokens="10"/>b', "Y</async>")
-    assert answer.text == 'a<promise topic="x" tokens="10" Yb'
-    warned(answer, "not closed")
-
-
-def test_markup_in_children():
-    answer = run(f"{promise('a')}.", f"x<async>y{promise('n')}z<sync/>w</async>never")
-    assert answer.text == "xyzw."
-    assert len(answer.threads) == 2
-    warned(answer, "<async> in a child", "in a child does nothing", "<sync/> in a child")
-    assert answer.threads[1].stopped
+@pytest.mark.parametrize(
+    ("main", "child", "most", "text", "flaws"),
+    [
+        (
+            f"{promise('a')}.",
+            f"x<async>y{promise('n')}z<sync/>w</async>never",
+            400,
+            "xyzw.",
+            ["<async> in a child", "in a child does nothing", "<sync/> in a child"],
+        ),
+        (f"{promise('a')}m", "takes much longer</async>", 400, "takes much longerm", []),  # the main thread waits
+        (f"m {promise('a')}", "late</async>", 400, "m late", ["ended with a promise"]),
+        (
+            f"m {promise('a')}",
+            "late</async>",
+            3,
+            "m ",
+            ["has no content", "main thread: cut", "ended with a promise"],
+        ),
+        (f"{promise('a')}m<sync/>end", "no end tag", 400, "no end tagmend", ["without </async>"]),
+    ],
+)
+def test_children(main, child, most, text, flaws):
+    script = Script(main, child, words=TAGS)
+    answer = script.run(most)
+    assert answer.text == text
+    assert answer.steps == answer.longest_path
+    assert (answer.stopped, [t.stopped for t in answer.threads]) == (most == 400, [most == 400] * 2)
+    warned(answer, *flaws)
+    if "without </async>" in flaws:
+        assert any("no end tag</async>" in s for s in script.seen)
 
 
 def test_runaway_child_is_closed_and_joined():
@@ -231,24 +241,6 @@ def test_runaway_child_is_closed_and_joined():
     assert any(s.endswith("...</async>") or "...</async>" in s for s in script.seen), "the main thread sees it closed"
 
 
-def test_child_that_ends_its_text():
-    script = Script(f"{promise('a')}m<sync/>end", "no end tag", words=TAGS)
-    answer = script.run()
-    assert answer.text == "no end tagmend"
-    warned(answer, "without </async>")
-    assert any("no end tag</async>" in s for s in script.seen)
-    assert answer.stopped
-    assert all(t.stopped for t in answer.threads)
-
-
-def test_unclosed_at_the_end_of_the_budget():
-    answer = run(f"{promise('a')}{promise('b')}main...", "child...", "other...", words=TAGS, most=15)
-    assert answer.tokens == 15
-    assert not answer.stopped
-    warned(answer, "async 1 (a): cut", "async 2 (b): cut", "main thread: cut")
-    assert answer.text.startswith("child")
-
-
 def test_a_child_that_outlives_the_tokens_cuts_the_answer():
     """The main thread has ended; of its two children one has not when the tokens are used up."""
     main, children = f"{promise('a')}{promise('b')}m", ("one</async>", "is longer</async>")
@@ -256,27 +248,10 @@ def test_a_child_that_outlives_the_tokens_cuts_the_answer():
     assert (whole.text, whole.stopped, whole.cut) == ("oneis longerm", True, None)
     answer = run(main, *children, words=TAGS, most=whole.tokens - 1)
     assert [t.stopped for t in answer.threads] == [True, True, False]
+    assert answer.tokens == whole.tokens - 1
     assert (answer.text, answer.stopped) == ("oneis longerm", False)  # its </async> alone is missing
     assert answer.text[: answer.cut] == "oneis longer"
     warned(answer, "async 2 (b): cut")
-
-
-def test_promise_at_the_very_end():
-    answer = run(f"m {promise('a')}", "late</async>", words=TAGS)
-    assert answer.text == "m late"
-    assert answer.stopped
-    warned(answer, "ended with a promise")
-    answer = run(f"m {promise('a')}", "late</async>", words=TAGS, most=3)
-    assert answer.text == "m "
-    warned(answer, "has no content", "main thread: cut", "ended with a promise")
-
-
-def test_main_thread_that_ends_first_waits():
-    answer = run(f"{promise('a')}m", "takes much longer</async>", words=TAGS)
-    assert answer.text == "takes much longerm"
-    assert answer.stopped
-    assert answer.warnings == []
-    assert answer.steps == answer.longest_path == 1 + len("takes much longer") + 1
 
 
 def test_tokens_that_hold_more_than_a_tag():

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedModel
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.program import Feed
 from raypd.decoding.sequence import ProgramError
-from raypd.decoding.visibility import NO_TOKEN, Reach, grown, one_segment, visible
-from tests.decoding.drivers import never
+from raypd.decoding.visibility import NO_TOKEN, Reach, visible
+from tests.decoding.drivers import finished, never
 from tests.decoding.reference import Replay
 from tests.tiny import tiny_model
 
@@ -63,10 +65,10 @@ def wandering(seed: int, edits: bool):
     return heard
 
 
-def check(seeds: list[int], engine: Engine, edits: bool) -> None:
+def check(seeds: Iterable[int], engine: Engine, edits: bool, stock: PreTrainedModel = STOCK) -> None:
     answers = engine.run(wandering(seed, edits) for seed in seeds)
     for seed, answer in zip(seeds, answers, strict=True):
-        expected = Replay(STOCK).run(wandering(seed, edits))
+        expected = Replay(stock).run(wandering(seed, edits))
         assert len(answer) == len(expected)
         for (tokens, logprobs), (want_tokens, want_logprobs) in zip(answer, expected, strict=True):
             assert tokens == want_tokens
@@ -102,11 +104,6 @@ def test_visible_is_the_rule(seed):
             assert seen[i, j] == (at_all and kt[j] <= qt[i])
 
 
-def test_reach_grows_hidden():
-    reach = grown(one_segment(), {(2, 0): Reach.ALL})
-    assert reach.tolist() == [[Reach.CAUSAL, 0, 0], [0, 0, 0], [Reach.ALL, 0, 0]]
-
-
 # ------------------------------------------------------------------------------------------- what goes wrong is said
 
 
@@ -133,9 +130,7 @@ def test_an_impossible_feed_ends_its_program_alone(changes, words):
     engine = Engine(MODEL, max_num_seqs=4)
     engine.submit(wandering(1, False), tag="good")
     engine.submit(one_feed(**changes), tag="bad")
-    done = {}
-    while engine.pending:
-        done |= {finished.tag: finished for finished in engine.step()}
+    done = finished(engine)
     assert done["good"].error is None
     assert isinstance(done["bad"].error, ProgramError)
     assert words in str(done["bad"].error)
@@ -149,9 +144,7 @@ def test_a_row_that_never_fits_is_refused_and_the_rest_goes_on():
     engine.submit(long(), tag="long")
     for seed in range(4):
         engine.submit(wandering(seed, False), tag=seed)
-    done = {}
-    while engine.pending:
-        done |= {finished.tag: finished for finished in engine.step()}
+    done = finished(engine)
     assert "cache_tokens" in str(done["long"].error)
     assert all(done[seed].error is None for seed in range(4))
 

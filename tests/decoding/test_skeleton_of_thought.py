@@ -1,98 +1,14 @@
-"""Skeleton of thought: the outline is autoregressive, and every point equals a prompt of its own."""
+"""Skeleton of thought by hand. test_exactness.py has every point against a prompt of its own."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 
 from raypd.decoding.engine import Engine
-from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.methods.skeleton_of_thought import POINT_REQUEST, points_of, skeleton_of_thought
-from tests.decoding import reference
-from tests.decoding.drivers import INSTRUCTION, changed, drive, tokens_of
-from tests.decoding.reference import Replay
-from tests.decoding.test_exactness import agree, pair
-
-EOS = 2
-ENDS = frozenset([EOS])
-OUTLINE = list(b"1. Sleep\n2) Eat well \nno point\n 10. Move")
-EXPECTED = [(1, "Sleep"), (2, "Eat well"), (10, "Move")]
-
-
-def decode(tokens) -> str:
-    return bytes(t for t in tokens if t < 128).decode()
-
-
-def expand(point) -> list[int]:
-    return list(POINT_REQUEST.format(index=point.number)[:21].encode()) + list(
-        f"{point.number}. {point.heading}".encode()
-    )
-
-
-def scripted(program, outline=(*OUTLINE, EOS), ending=True):
-    """The outline is what a model that follows instructions writes; a point ends at a multiple of 7, or never."""
-    left = list(outline)
-
-    def write(feed, predictions) -> None:
-        if left:
-            predictions.tokens[0] = left.pop(0)
-        else:
-            predictions.tokens[:] = [(EOS if t % 7 == 0 else t) if ending else 65 for t in predictions.tokens]
-
-    return changed(program, write)
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "phi3", "mistral", "gemma2", "olmo2"])
-def test_points_equal_prompts_of_their_own(kind):
-    model, stock = pair(kind)
-    rng = random.Random(4)
-    prompts = [Prompt(INSTRUCTION + tokens_of(rng, 1, 9), shared=23 if i else 0) for i in range(2)]
-    stop = lambda tokens: tokens[-1] % 7 == 0  # noqa: E731
-    programs = [scripted(skeleton_of_thought(p, 120, expand, decode, ENDS, max_point_tokens=6)) for p in prompts]
-    programs.append(autoregressive(prompts[0], 9, stop))
-    *answers, plain = Engine(model, max_num_seqs=3, max_num_batched_tokens=21).run(programs)
-    agree(reference.autoregressive(stock, prompts[0].tokens, 9, stop), plain.tokens, plain.logprobs)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert answer.outline == [*OUTLINE, EOS]
-        assert [(p.number, p.heading) for p in answer.points] == EXPECTED
-        for point in answer.points:
-            alone = [*prompt.tokens, *OUTLINE, *expand(point)]
-            expected = reference.autoregressive(stock, alone, 6, stop)
-            expected = [(EOS if t % 7 == 0 else t, p, gap) for t, p, gap in expected]
-            agree(expected, point.tokens, point.logprobs)
-            assert point.stopped == (point.tokens[-1] == EOS)
-        longest = max(len(p.tokens) for p in answer.points)
-        assert answer.steps == answer.longest_path == len(OUTLINE) + 1 + longest
-        assert answer.stopped == all(p.stopped for p in answer.points)
-        assert answer.text == "\n".join(
-            f"{p.number}. {p.heading} {decode(t for t in p.tokens if t != EOS).strip()}".strip() for p in answer.points
-        )
-    assert len({len(p.tokens) for a in answers for p in a.points}) > 1
-
-
-def test_the_independent_interpreter_of_feeds():
-    model, stock = pair("qwen3")
-    prompt = Prompt(INSTRUCTION)
-    ours = Engine(model).run([scripted(skeleton_of_thought(prompt, 60, expand, decode, ENDS))])[0]
-    theirs = Replay(stock).run(scripted(skeleton_of_thought(prompt, 60, expand, decode, ENDS)))
-    assert ours.text == theirs.text
-    assert [p.tokens for p in ours.points] == [p.tokens for p in theirs.points]
-
-
-def test_an_outline_that_goes_on_is_cut_and_written_out():
-    model, stock = pair("qwen3")
-    prompt = Prompt(INSTRUCTION, shared=20)
-    cut = len(OUTLINE) - 2  # "10. Mo" is no point
-    programs = [scripted(skeleton_of_thought(prompt, 90, expand, decode, ENDS, max_outline_tokens=cut), OUTLINE[:cut])]
-    answer = Engine(model, max_num_batched_tokens=16).run(programs)[0]
-    assert answer.outline == OUTLINE[:cut]
-    assert [(p.number, p.heading) for p in answer.points] == EXPECTED[:2]
-    assert not answer.stopped
-    for point in answer.points:
-        alone = [*prompt.tokens, *answer.outline, *expand(point)]
-        expected = reference.autoregressive(stock, alone, len(point.tokens), lambda tokens: tokens[-1] % 7 == 0)
-        agree([(EOS if t % 7 == 0 else t, p, gap) for t, p, gap in expected], point.tokens, point.logprobs)
+from raypd.decoding.methods.autoregressive import Prompt
+from raypd.decoding.methods.skeleton_of_thought import points_of, skeleton_of_thought
+from tests.decoding.cases import ENDS, EOS, decode, expand, outlined, pair
+from tests.decoding.drivers import drive
 
 
 def scripted_steps(program, *steps):
@@ -124,7 +40,7 @@ def test_budget_is_kept(most, begun):
     """An outline of 8 tokens; then the earlier points have what is left."""
     outline = [*b"1.a\n2.b", EOS]
     model, _ = pair("llama")
-    steered = scripted(skeleton_of_thought(Prompt([5, 6]), most, expand, decode, ENDS), outline, ending=False)
+    steered = outlined(skeleton_of_thought(Prompt([5, 6]), most, expand, decode, ENDS), outline, ending=False)
     answer = Engine(model).run([steered])[0]
     assert len(answer.outline) + sum(len(p.tokens) for p in answer.points) == most
     assert [len(p.tokens) for p in answer.points if p.tokens] == begun

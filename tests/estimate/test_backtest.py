@@ -9,7 +9,12 @@ import pytest
 from raypd.cluster import driver
 from raypd.estimate.estimate import estimate
 from raypd.estimate.options import EstimateOptions
+from tests.estimate.test_estimate import COSTS as FAST
 from tests.estimate.test_estimate import corpus
+
+# Slow enough that the seconds around decoding do not count, and that a busy machine still sleeps as it should.
+COSTS = FAST | {"step_seconds": 0.01, "prefill_tokens_per_second": 10_000, "decode_tokens_per_second": 1000}
+CLUSTER = {"address": "local", "unit_documents": 50, "cpus_per_worker": 1}
 
 
 @pytest.mark.slow
@@ -27,13 +32,3 @@ def test_from_a_twentieth_of_a_run_its_bill_within_5_percent(tmp_path) -> None:
     print(f"from the run itself ${again.machines[0].bills[0].usd.value:.4f}")
     assert again.machines[0].bills[0].usd.value == pytest.approx(usd, rel=0.05)
     assert again.speeds[0].tokens_per_document["decode_tokens"].value == pytest.approx(made.decode_tokens / 1600)
-
-
-# Slow enough that the seconds around decoding do not count, and that a busy machine still sleeps as it should.
-COSTS = {
-    "load_seconds": 1.0,
-    "step_seconds": 0.01,
-    "prefill_tokens_per_second": 10_000,
-    "decode_tokens_per_second": 1000,
-}
-CLUSTER = {"address": "local", "unit_documents": 50, "cpus_per_worker": 1}

@@ -32,33 +32,39 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(folder: Path, draft: str = "draft", **decoding: object) -> RunConfig:
-    """Extraction from the documents; decoding={...}."""
+def make(folder: Path, draft: str = "draft") -> RunConfig:
+    """Extraction from the documents."""
+    own = {"method": "speculative", "draft_model": str(folder / draft), "draft_tokens": 7, "max_new_tokens": 30}
     return RunConfig.model_validate(
         {
             "input": {"path": str(folder / "in.jsonl"), "text_columns": ["title"], "category": "c", "id_column": "id"},
             "output": {"path": str(folder / "out")},
             "task": {"categories": {"c": {"attributes": [{"name": "a"}, {"name": "b", "type": "number"}]}}},
             "model": {"name": str(folder / "model"), "dtype": "float32"},
-            "decoding": {
-                "method": "speculative",
-                "draft_model": str(folder / draft),
-                "draft_tokens": 7,
-                "max_new_tokens": 30,
-                **decoding,
-            },
+            "decoding": own,
         }
     )
 
 
 def test_a_worker_has_the_two_models_and_the_numbers_of_the_configuration(folder: Path) -> None:
-    engine = build(make(folder), 1).engine
+    """A revision belongs to the model alone."""
+    config = with_changes(make(folder), {"model.revision": "v1"})
+    with pytest.raises(ModelError, match=f"'{folder}/model' is local"):  # a folder has none
+        check_method(config)
+    asked = []
+
+    def load(model: ModelConfig) -> LoadedModel:
+        asked.append((model.name, model.revision))
+        return load_model(model.model_copy(update={"revision": None}))
+
+    engine = build(config, 1, load).engine
+    assert asked == [(str(folder / "model"), "v1"), (str(folder / "draft"), None)]
     assert isinstance(engine, AssistedEngine)
     draft = engine.draft_model.generation_config
     assert (draft.num_assistant_tokens, draft.num_assistant_tokens_schedule) == (7, "constant")
     assert draft.assistant_confidence_threshold == 0
     assert engine.max_new_tokens == 30
-    (theirs, ours) = (next(model.parameters()) for model in (engine.draft_model, engine.model))
+    theirs, ours = (next(model.parameters()) for model in (engine.draft_model, engine.model))
     assert not theirs.equal(ours)
 
 
@@ -75,8 +81,6 @@ def test_a_measurement_takes_it_and_its_records_are_those_of_autoregressive_deco
     assert (ours.method, ours.complete, theirs.complete) == ("speculative", True, True)
     assert [cost.error for cost in ours.costs if cost] == [None] * 5
     for one, other in zip(ours.costs, theirs.costs, strict=True):
-        assert one is not None
-        assert other is not None
         assert one.decode_tokens == other.decode_tokens + 1  # the engine does not feed the last token
         for said, wanted in zip(one.rows, other.rows, strict=True):
             values = [[value | {"confidence": None} for value in row["values"]] for row in (said, wanted)]
@@ -88,25 +92,6 @@ def test_a_measurement_takes_it_and_its_records_are_those_of_autoregressive_deco
     "forecast", [lambda c, p: estimate(c, EstimateOptions()), lambda c, p: tune(c, TuneOptions(), p)]
 )
 def test_a_draft_model_that_is_missing_is_told_before_anything_is_measured(folder, monkeypatch, forecast) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("a worker was started")
-
-    monkeypatch.setattr(profile.RemoteProfiler, "__enter__", never)
+    monkeypatch.setattr(profile.RemoteProfiler, "__enter__", lambda _: pytest.fail("a worker was started"))
     with pytest.raises(ModelError, match="no folder"):
         forecast(make(folder, "nowhere/"), folder / "measurements.jsonl")
-
-
-def test_a_revision_belongs_to_the_model_alone(folder: Path) -> None:
-    config = make(folder)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"revision": "v1"})})
-    with pytest.raises(ModelError, match="is local") as caught:  # a folder has none
-        check_method(config)
-    assert f"'{folder}/model'" in str(caught.value)
-    asked = []
-
-    def load(model: ModelConfig) -> LoadedModel:
-        asked.append((model.name, model.revision))
-        return load_model(model.model_copy(update={"revision": None}))
-
-    build(config, 1, load)
-    assert asked == [(str(folder / "model"), "v1"), (str(folder / "draft"), None)]

@@ -10,10 +10,10 @@ import torch
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.evaluation import exact_match
-from raypd.evaluation.exact_match import Difference, ExactMatch, Outcome, Reference, difference, unshared, with_gaps
+from raypd.evaluation.exact_match import Difference, ExactMatch, Reference, difference, with_gaps
 from raypd.models.load import LoadedModel
 from tests.decoding import reference
-from tests.decoding.test_exactness import pair
+from tests.decoding.cases import pair
 from tests.tasks.test_question_answering import RAGGED
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -33,14 +33,6 @@ def test_gaps_are_those_of_the_reference():
     assert found.gaps == pytest.approx([gap for _, _, gap in expected], abs=1e-4)
 
 
-def test_without_sharing_there_is_no_prefix():
-    program = autoregressive(Prompt(range(9), shared=7), 3, lambda tokens: False)
-    assert next(unshared(program)).shared == 0
-    engine = Engine(tiny_model("llama"))
-    (found,) = engine.run([unshared(autoregressive(Prompt([5, 6, 7], shared=2), 3, lambda tokens: False))])
-    assert (len(found.tokens), len(engine.scheduler.prefixes)) == (3, 0)
-
-
 def test_first_difference():
     of = Reference([1, 2, 3], [0.5, 0.25, 2.0])
     assert difference(of, [1, 2, 3]) is None
@@ -48,12 +40,12 @@ def test_first_difference():
     assert difference(of, [1, 2]) == Difference(2, 2.0)
 
 
-def test_all_three_forms_agree_in_float64():
-    outcomes = ExactMatch(loaded(torch.float64), 2, 6).compare(RAGGED, 3, unshared_too=True)
+def test_both_forms_agree_in_float64():
+    outcomes = ExactMatch(loaded(torch.float64), 2, 6).compare(RAGGED, 3)
     assert [(o.context, o.question) for o in outcomes] == [
         ("id0", "0"), ("id0", "b"), ("id1", "0"), ("id2", "0"), ("id2", "1"), ("id2", "2"), ("id3", "7"),
     ]  # fmt: skip
-    assert all(o.differences == {"IPPD": None, "batch 3": None, "unshared": None} for o in outcomes)
+    assert all(o.differences == {"IPPD": None, "batch 3": None} for o in outcomes)
     assert all(o.tokens > 0 for o in outcomes)
 
 
@@ -90,18 +82,13 @@ def test_products_summed_in_float32_are_those_of_bfloat16():
     assert (layer(x) - plain).abs().max() <= 2**-7 * exact.abs().max()
 
 
-def test_a_stopped_run_goes_on(tmp_path, monkeypatch, capsys):
+def test_the_command_compares_the_first_contexts(tmp_path, monkeypatch, capsys):
     rows = [{"id": d.id, **d.fields} for d in RAGGED]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.setattr(exact_match, "load_model", lambda config: loaded())
-    out = tmp_path / "out.jsonl"
     run = {"dtype": "float32", "model": "tiny", "batch": 2, "contexts_per_prompt": 1, "max_answer_tokens": 4}
-    exact_match.main(tmp_path / "data.jsonl", contexts=2, group=1, out=out, **run)
-    assert len(out.read_text().splitlines()) == 3
-    capsys.readouterr()
-    exact_match.main(tmp_path / "data.jsonl", contexts=4, group=4, out=out, **run)
-    printed = capsys.readouterr().out
-    assert "of 2 contexts: 7 of 7" in printed
-    assert "data float32: 4 contexts, 7 questions" in printed
-    assert [o.question for o in exact_match.read_outcomes(out)] == ["0", "b", "0", "0", "1", "2", "7"]
-    assert isinstance(exact_match.read_outcomes(out)[0], Outcome)
+    exact_match.main(tmp_path / "data.jsonl", contexts=3, group=2, **run)
+    progress, last, *table = capsys.readouterr().out.splitlines()
+    assert progress.startswith("2 of 3 contexts: 3 of 3, ")
+    assert last.startswith("3 of 3 contexts: 6 of 6, ")
+    assert table[0].startswith("data float32: 3 contexts, 6 questions")

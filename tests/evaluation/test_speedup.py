@@ -18,7 +18,7 @@ from raypd.run.records import UnitSummary
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import GENERATION
-from tests.decoding.test_apar import steered
+from tests.decoding.drivers import steered
 from tests.tiny import tiny_model, tiny_tokenizer
 
 PLACES = {"input": {"path": "x.jsonl"}, "output": {"path": "o"}}
@@ -34,11 +34,11 @@ def committed(folder: Path, config: RunConfig, documents: list[Document], record
     """A run as a worker leaves it, one unit a document."""
     manifest.claim(config, str(folder))
     for document in documents:
-        own = [record for record in records if record.row == document.row]
+        own = [record for record in records if record.index == document.index]
         table = writer.make_table([document], own, GENERATION, 1)
         ok, failed = writer.count_documents(table)
-        unit = f"unit-{document.row}"
-        summary = UnitSummary(unit, config.fingerprint(), "s", "x.jsonl", document.row, 1, ok, failed, 1.0)
+        unit = f"unit-{document.index}"
+        summary = UnitSummary(unit, config.fingerprint(), "s", "x.jsonl", document.index, 1, ok, failed, 1.0)
         assert writer.commit(str(folder), table, summary)
     return str(folder)
 

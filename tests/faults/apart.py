@@ -14,7 +14,9 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
+from unittest import SkipTest
 
 from tests.processes import ROOT
 
@@ -22,17 +24,15 @@ _NAMESPACE = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", 
 _SET_FLAGS, _UP = 0x8914, 0x1
 
 
-def has_namespaces() -> bool:
-    """Whether this machine lets a test have them."""
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run([*_NAMESPACE, "true"], capture_output=True).returncode == 0
-
-
 def apart(function: Callable[[Path], str], folder: Path) -> str:
-    """Runs a function of the tests, which must end well; what it printed and returned."""
+    """Runs a function of the tests, which must end well; what it printed and returned.
+
+    Raises SkipTest where this machine lets nobody have namespaces.
+    """
+    if not shutil.which("unshare") or subprocess.run([*_NAMESPACE, "true"], capture_output=True).returncode:
+        raise SkipTest("needs namespaces of its own: root, or a container with --privileged (unshare)")
     done = subprocess.run(
-        [*_NAMESPACE, sys.executable, "-m", __name__, function.__module__, function.__name__, str(folder)],
+        [*_NAMESPACE, sys.executable, "-m", __name__, function.__module__, function.__qualname__, str(folder)],
         cwd=ROOT,
         # Ray's cluster utilities call `ray` by its name.
         env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
@@ -54,5 +54,5 @@ if __name__ == "__main__":
     os.makedirs("/tmp/ray", exist_ok=True)
     mount("/tmp/ray")  # no other Ray of this machine is seen, none is touched
     os.environ.pop("RAY_ADDRESS", None)
-    print(getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(Path(sys.argv[3])), flush=True)
+    print(attrgetter(sys.argv[2])(importlib.import_module(sys.argv[1]))(Path(sys.argv[3])), flush=True)
     os._exit(0)  # the namespace ends, and every process in it

@@ -1,10 +1,8 @@
-"""Faults of a cluster of several nodes on one machine.
-
-The functions without an underscore start those with one in namespaces, which return a note.
-"""
+"""Faults of a cluster of several nodes on one machine, each in namespaces of its own; they return a note."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -17,39 +15,6 @@ from raypd.config import RunConfig
 from tests.faults.apart import apart
 from tests.faults.trial import Outcome, Trial, gated
 from tests.processes import LONG, wait_for
-
-
-def _trial(folder: Path, free: int, units: int) -> Trial:
-    """Units of 10 documents, all of which but the first few wait for the fault."""
-    cluster = {"max_workers": 2, "cpus_per_worker": 1, "units_in_flight": 1}
-    return Trial(folder, gated(free, "fault", units), cluster=cluster)
-
-
-def node_removed(folder: Path) -> Outcome:
-    """a node is gone in the middle of a run"""
-    note = apart(_node_removed, folder)
-    return _trial(folder, 4, 30).outcome("1 of 2 worker nodes, not graceful", note.strip())
-
-
-def spot_handed_back(folder: Path) -> Outcome:
-    """spot notice, too short for the unit in flight"""
-    note = apart(_spot_handed_back, folder)
-    return _trial(folder, 0, 40).outcome("Ray's drain of a node, gone after 4 s", note.strip())
-
-
-def spot_finished(folder: Path) -> Outcome:
-    """spot notice, long enough for the unit in flight"""
-    note = apart(_spot_finished, folder)
-    return _trial(folder, 2, 20).outcome("Ray's drain of a node, gone after 30 s", note.strip())
-
-
-def central_actor_killed(folder: Path) -> Outcome:
-    """kill -9 of the ledger"""
-    note = apart(_central_actor_killed, folder)
-    return _trial(folder, 4, 30).outcome("its process, in the middle of a run", note.strip())
-
-
-# ------------------------------------------------------------------------------------------------- in the namespaces
 
 
 class _Stage:
@@ -119,20 +84,44 @@ class _Stage:
         assert accepted, why
 
 
-def _node_removed(folder: Path) -> str:
-    stage = _Stage(_trial(folder, 4, 30))
+def on_stage(free: int, units: int, done: str) -> Callable[[Callable[[_Stage], str]], Callable[[Path], Outcome]]:
+    """Makes a fault of a function that plays it: units of 10 documents, of which all but `free` wait for it."""
+
+    def decorate(play: Callable[[_Stage], str]) -> Callable[[Path], Outcome]:
+        def trial(folder: Path) -> Trial:
+            cluster = {"max_workers": 2, "cpus_per_worker": 1, "units_in_flight": 1}
+            return Trial(folder, gated(free, "fault", units), cluster=cluster)
+
+        def inside(folder: Path) -> str:
+            return play(_Stage(trial(folder)))
+
+        @functools.wraps(play)
+        def fault(folder: Path) -> Outcome:
+            note, made = apart(inside, folder), trial(folder)
+            assert {row["attempts"] for row in made.rows()} == {1}  # no unit is blamed
+            return made.outcome(done, note.strip())
+
+        inside.__qualname__, fault.inside = f"{play.__name__}.inside", inside  # type: ignore[attr-defined]
+        return fault
+
+    return decorate
+
+
+@on_stage(4, 30, "1 of 2 worker nodes, not graceful")
+def node_removed(stage: _Stage) -> str:
+    """a node is gone in the middle of a run"""
 
     def fault() -> None:
         stage.trial.wait(4)
         stage.cluster.remove_node(stage.busy_node(), allow_graceful=False)
 
     stage.run(fault)
-    assert {row["attempts"] for row in stage.trial.rows()} == {1}
     return "done elsewhere, and no unit is blamed"
 
 
-def _spot_handed_back(folder: Path) -> str:
-    stage = _Stage(_trial(folder, 0, 40))
+@on_stage(0, 40, "Ray's drain of a node, gone after 4 s")
+def spot_handed_back(stage: _Stage) -> str:
+    """spot notice, too short for the unit in flight"""
 
     def fault() -> None:
         node = stage.busy_node()
@@ -142,12 +131,12 @@ def _spot_handed_back(folder: Path) -> str:
 
     stage.run(fault)
     assert len(stage.handed_back) == 1
-    assert {row["attempts"] for row in stage.trial.rows()} == {1}
     return "handed back at once, no attempt counted, nothing new for the node"
 
 
-def _spot_finished(folder: Path) -> str:
-    stage = _Stage(_trial(folder, 2, 20))
+@on_stage(2, 20, "Ray's drain of a node, gone after 30 s")
+def spot_finished(stage: _Stage) -> str:
+    """spot notice, long enough for the unit in flight"""
     last: list[str] = []
 
     def fault() -> None:
@@ -160,12 +149,12 @@ def _spot_finished(folder: Path) -> str:
     stage.run(fault)
     assert stage.handed_back == []
     assert [unit for _, unit in stage.started].count(last[0]) == 1
-    assert {row["attempts"] for row in stage.trial.rows()} == {1}
     return "finished, nothing new for the node"
 
 
-def _central_actor_killed(folder: Path) -> str:
-    stage = _Stage(_trial(folder, 4, 30))
+@on_stage(4, 30, "its process, in the middle of a run")
+def central_actor_killed(stage: _Stage) -> str:
+    """kill -9 of the ledger"""
     killed: list[str] = []
 
     def fault() -> None:

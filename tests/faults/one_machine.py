@@ -21,8 +21,8 @@ def worker_killed(folder: Path) -> Outcome:
     wait_for((Path(trial.output) / "waiting-killed").exists)  # the fourth unit is in the engine
     os.kill(trial.worker(), signal.SIGKILL)
     trial.go("killed")
-    said = ended(run)
-    assert "a worker process died; its units are tried again" in said
+    printed = ended(run)
+    assert "a worker process died; its units are tried again" in printed
     assert {row["attempts"] for row in trial.rows()} == {1, 2}
     return trial.outcome("killed after 3 of 20 units", "its units were tried again elsewhere")
 
@@ -34,31 +34,29 @@ def driver_killed(folder: Path) -> Outcome:
     trial.wait(4)
     kill(run)
     trial.go("again")
-    said = trial.finish()
-    assert "was killed: taking its place" in said
+    printed = trial.finish()
+    assert "was killed: taking its place" in printed
     return trial.outcome("killed after 4 of 20 units, the same command again", "resumed")
+
+
+def _deadly(folder: Path, title: str, rows: set[int], error: str) -> Trial:
+    """A run over 100 documents, of which some kill their process; these are error rows."""
+    trial = Trial(folder, [title if row in rows else "a" for row in range(100)], unit_documents=50)
+    printed = trial.finish()
+    assert {row["id"]: row["error"] for row in trial.rows() if row["error"]} == {str(row): error for row in rows}
+    assert printed.count("a worker process died; its units are tried again") == 3 * len(rows)
+    return trial
 
 
 def poison(folder: Path) -> Outcome:
     """a document that kills its process every time"""
-    titles = ["a"] * 100
-    titles[41] = "kill"
-    trial = Trial(folder, titles, unit_documents=50)
-    said = trial.finish()
-    errors = {row["id"]: row["error"] for row in trial.rows() if row["error"]}
-    assert errors == {"41": "killed its worker process 3 times"}
-    assert said.count("a worker process died; its units are tried again") == 3
+    trial = _deadly(folder, "kill", {41}, "killed its worker process 3 times")
     return trial.outcome("SIGKILL whenever it is decoded", "quarantined: an error row; 3 workers lost")
 
 
 def broken_engine(folder: Path) -> Outcome:
     """a document that breaks the engine every time"""
-    titles = ["a"] * 100
-    titles[0], titles[77] = "engine", "engine"
-    trial = Trial(folder, titles, unit_documents=50)
-    trial.finish()
-    errors = {row["id"]: row["error"] for row in trial.rows() if row["error"]}
-    assert errors == dict.fromkeys(("0", "77"), "killed its worker process 3 times: RuntimeError: the device is gone")
+    trial = _deadly(folder, "engine", {0, 77}, "killed its worker process 3 times: RuntimeError: the device is gone")
     return trial.outcome("two documents, an exception out of a step", "2 error rows with the reason")
 
 
@@ -84,8 +82,8 @@ def out_of_memory(folder: Path) -> Outcome:
 
 def disk_full(folder: Path) -> Outcome:
     """disk full on the commit"""
-    said = apart(_disk_full, folder)
-    assert "No space left on device" in said, said
+    printed = apart(_disk_full, folder)
+    assert "No space left on device" in printed, printed
     trial = Trial(folder, ["a"] * 300)
     return trial.outcome("1 MB file system; room made, the same command again", "said so, resumed")
 
@@ -97,12 +95,12 @@ def _disk_full(folder: Path) -> str:
     mount(str(inner), "size=1m")
     trial = Trial(inner, ["a"] * 300)
     (inner / "ballast").write_bytes(b"x" * 920_000)
-    said = ended(trial.start(), 1)
+    printed = ended(trial.start(), 1)
     assert trial.committed() < 30
     mount(str(inner), "remount,size=64m")
     trial.finish()
     shutil.copytree(trial.output, folder / "out")
-    return said
+    return printed
 
 
 def clock_set_back(folder: Path) -> Outcome:
@@ -124,8 +122,8 @@ def started_twice(folder: Path) -> Outcome:
     trial = Trial(folder, gated(0, "refused", 20))
     first = trial.start()
     wait_for((Path(trial.output) / "lease.json").exists)
-    said = ended(trial.start(), 1)
-    assert re.search(rf"has been at work on it since .* as process {first.pid} on", said), said
+    printed = ended(trial.start(), 1)
+    assert re.search(rf"has been at work on it since .* as process {first.pid} on", printed), printed
     trial.go("refused")
     ended(first)
     return trial.outcome("the second start while the first works", "exit code 1, and who holds it since when")

@@ -61,7 +61,7 @@ class Trial:
         return start("-m", "tests.faults.run", str(self.file), build, **environment)
 
     def finish(self, build: str = "tests.cluster.fakes:build", **environment: str) -> str:
-        """Runs to the end, which must be a good one; what it said."""
+        """Runs to the end, which must be a good one; what it printed."""
         return ended(self.start(build, **environment))
 
     def committed(self) -> int:

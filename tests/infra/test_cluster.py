@@ -40,36 +40,22 @@ def test_ray_accepts_it_and_would_refuse_a_key_that_it_does_not_know(cluster):
         validate_config(cluster)
 
 
-def test_head_takes_no_work_and_workers_are_eight_gpus(cluster):
-    types = cluster["available_node_types"]
-    assert types["head"]["resources"]["CPU"] == 0
-    assert types["head"]["max_workers"] == 0
-    for name in WORKERS:
-        assert types[name]["resources"]["GPU"] == 8
-        assert types[name]["resources"]["CPU"] == 192
-        assert types[name]["min_workers"] == 0
-
-
-def test_spot_comes_first_and_on_demand_is_the_way_out(cluster):
-    types = cluster["available_node_types"]
-    spot, fallback = (types[name] for name in WORKERS)
-    assert spot["node_config"]["InstanceMarketOptions"]["MarketType"] == "spot"
-    assert "InstanceMarketOptions" not in fallback["node_config"]
-    assert "InstanceMarketOptions" not in types["head"]["node_config"]
-    assert spot["priority"] > fallback["priority"]
-    # A worker type that could do more than the other would win whatever its priority.
-    assert spot["resources"] == fallback["resources"]
-
-
-def test_autoscaler_v2_reads_priority_labels_and_idle_timeout(cluster):
+def test_head_takes_no_work_and_spot_workers_of_eight_gpus_come_first(cluster):
     from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
 
+    types = cluster["available_node_types"]
+    assert types["head"]["resources"]["CPU"] == types["head"]["max_workers"] == 0
+    spot, fallback = (types[name] for name in WORKERS)
+    # A worker type that could do more than the other would win whatever its priority.
+    assert spot["resources"] == fallback["resources"]
+    assert (spot["resources"]["GPU"], spot["resources"]["CPU"]) == (8, 192)
+    market = {
+        name: one["node_config"].get("InstanceMarketOptions", {}).get("MarketType") for name, one in types.items()
+    }
+    assert market == {"head": None, "gpu-spot": "spot", "gpu-on-demand": None}
     config = AutoscalingConfig(cluster, skip_content_hash=True)
-    types = config.get_node_type_configs()
-    assert types["gpu-spot"].priority > types["gpu-on-demand"].priority
-    assert types["gpu-spot"].labels == {"ray.io/market-type": "spot"}
-    assert config.get_idle_timeout_s() == 600
-    assert config.get_max_num_worker_nodes() == 8
+    assert config.get_node_type_configs()["gpu-spot"].labels == {"ray.io/market-type": "spot"}
+    assert (config.get_idle_timeout_s(), config.get_max_num_worker_nodes()) == (600, 8)
 
 
 def _asked_for(cluster, actors, **availability):
@@ -137,20 +123,17 @@ def test_permissions_are_about_this_cluster(cluster):
         assert node["IamInstanceProfile"] == {"Name": SETTINGS["RAYPD_WORKER_PROFILE"]}
 
 
-def test_start_commands_run_the_script_of_the_image(cluster):
+def test_every_command_is_shell_and_nodes_start_with_the_script_of_the_image(cluster):
     dockerfile = (INFRA / "docker/Dockerfile").read_text()
     assert "WORKDIR /opt/raypd\n" in dockerfile
     assert "COPY infra/docker/node-environment.sh infra/docker/node-environment.sh" in dockerfile
-    for key in ("head_start_ray_commands", "worker_start_ray_commands"):
-        assert ". /opt/raypd/infra/docker/node-environment.sh;" in cluster[key][-1]
-
-
-def test_every_command_is_shell(cluster):
+    assert "-v /tmp/ray:/tmp/ray" in cluster["docker"]["run_options"]  # where Prometheus finds Ray's list of nodes
     for key, commands in cluster.items():
-        if key.endswith("_commands"):
-            for command in commands:
-                done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True)
-                assert not done.returncode, f"{key}: {done.stderr}"
+        if key.endswith("start_ray_commands"):
+            assert ". /opt/raypd/infra/docker/node-environment.sh;" in commands[-1]
+        for command in commands if key.endswith("_commands") else []:
+            done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True)
+            assert not done.returncode, f"{key}: {done.stderr}"
 
 
 METADATA = {
@@ -175,35 +158,24 @@ class _Metadata(Handler):
 
 
 def _source(endpoint):
+    """(the variables that a node has, what its script writes about them)"""
     script = f'. {INFRA}/docker/node-environment.sh; env | grep "^RAY_\\|^raypd" | sort'
     environment = {"PATH": "/usr/bin:/bin", "AWS_EC2_METADATA_SERVICE_ENDPOINT": endpoint}
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment, timeout=30)
-    return done.stdout.split(), done.stderr
+    return dict(line.split("=") for line in done.stdout.split()), done.stderr
 
 
-def test_a_node_learns_what_it_is_and_starts_without_metadata_all_the_same():
-    with serving(_Metadata) as url:
-        said, _ = _source(f"{url}/")
-    assert said == [
-        "RAY_CLOUD_INSTANCE_TYPE_NAME=g6e.48xlarge",
-        "RAY_NODE_MARKET_TYPE=spot",
-        "RAY_NODE_REGION=us-east-1",
-        "RAY_NODE_ZONE=us-east-1b",
-    ]
-    said, warning = _source(url)  # nobody listens there any more
-    assert said == []
-    assert "no EC2 metadata" in warning
-
-
-def test_ray_makes_labels_of_that_environment(monkeypatch):
+def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_all_the_same(monkeypatch):
     from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
+    with serving(_Metadata) as url:
+        variables, _ = _source(f"{url}/")
+    assert variables.pop("RAY_CLOUD_INSTANCE_TYPE_NAME") == "g6e.48xlarge"
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     wanted = {"market-type": "spot", "availability-zone": "us-east-1b", "availability-region": "us-east-1"}
-    for name, label in (
-        ("MARKET_TYPE", "market-type"),
-        ("ZONE", "availability-zone"),
-        ("REGION", "availability-region"),
-    ):
-        monkeypatch.setenv(f"RAY_NODE_{name}", wanted[label])
     labels = ResourceAndLabelSpec._get_default_labels(None)
     assert {f"ray.io/{label}": value for label, value in wanted.items()}.items() <= labels.items()
+    variables, warning = _source(url)  # nobody listens there any more
+    assert variables == {}
+    assert "no EC2 metadata" in warning

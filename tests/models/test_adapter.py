@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +116,6 @@ def test_an_adapter_for_another_model(refused: Any, tmp_path: Path, made_for: di
     message = refused(save_adapter(tmp_path / "adapter", "owner/other", **made_for))
     assert reason in message
     assert "trained for 'owner/other'" in message
-
-
-def test_ranks_that_contradict_the_settings(refused: Any, tmp_path: Path) -> None:
-    adapter = save_adapter(tmp_path / "adapter")
-    settings = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"r": 16}))
-    assert "and the model needs [16, " in refused(adapter)
 
 
 def test_names_of_the_base_model(base: Path, tmp_path: Path) -> None:

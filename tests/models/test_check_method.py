@@ -51,14 +51,24 @@ def test_what_fits_passes(folders):
         ("space", {}, r"no control token \[Mask\].*raypd model add-tokens .* --for space"),
         ("medusa", {"heads": "nowhere"}, "decoding.heads nowhere: no Medusa heads there"),
         ("medusa", {"heads": "plain"}, "no Medusa heads there: config.json is that of something else"),
+        (
+            "medusa",
+            {"heads": "heads", "model": "control"},
+            r"hidden size 64 and vocabulary 256; .*control' has 64 and 259",
+        ),
         ("speculative", {"draft_model": "nowhere/"}, "no folder"),
         ("speculative", {"draft_model": "control"}, "vocabulary of 259 tokens .* one of 256"),
     ],
 )
 def test_what_is_missing_is_named(folders, method, decoding, words):
-    places = {key: str(folders / name) if (folders / name).exists() else name for key, name in decoding.items()}
+    model = decoding.get("model", "plain")
+    places = {
+        key: str(folders / name) if (folders / name).exists() else name
+        for key, name in decoding.items()
+        if key != "model"
+    }
     with pytest.raises(ModelError, match=words):
-        check(folders, method, **places)
+        check(folders, method, model, **places)
 
 
 def test_drafts_of_no_set_length_need_scikit_learn(folders, monkeypatch):
@@ -68,11 +78,6 @@ def test_drafts_of_no_set_length_need_scikit_learn(folders, monkeypatch):
     monkeypatch.setattr("raypd.models.check_method.is_sklearn_available", lambda: False)
     with pytest.raises(ModelError, match=r"draft_tokens is null.*pip install 'raypd\[speculative\]'"):
         check(folders, "speculative", **draft)
-
-
-def test_heads_of_another_model(folders):
-    with pytest.raises(ModelError, match=r"hidden size 64 and vocabulary 256; .*control' has 64 and 259: `raypd model"):
-        check(folders, "apar_medusa", "control", heads=str(folders / "heads"))
 
 
 def test_the_command_refuses_before_it_starts_anything(folders, tmp_path):

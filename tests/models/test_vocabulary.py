@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from raypd.config import ModelConfig
 from raypd.models.load import load_tokenizer
@@ -26,21 +25,16 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
-def test_bytes() -> None:
-    texts = token_texts(tiny_tokenizer())
-    assert len(texts) == 256
-    assert texts[:3] == ["", "", ""]  # special tokens
-    assert texts[3:128] == [chr(byte) for byte in range(3, 128)]
-    assert set(texts[128:]) == {"\ufffd"}  # half a character each
-
-
-def test_sentencepiece() -> None:
-    tokenizer = sentencepiece()
-    texts = token_texts(tokenizer)
-    assert texts[:3] == ["", "", ""]
-    assert texts[3:131] == [chr(byte) for byte in range(128)]
-    assert set(texts[131:259]) == {"\ufffd"}
-    assert texts[259:] == [" ", "a", " a", " the", "the", "  ", "é"]
+def test_texts_and_bytes() -> None:
+    """Special tokens have none; of half a character the bytes are known."""
+    for tokenizer, first, behind in (
+        (tiny_tokenizer(), 3, []),
+        (sentencepiece(), 0, [" ", "a", " a", " the", "the", "  ", "é"]),
+    ):
+        ascii, halves = [chr(byte) for byte in range(first, 128)], ["\ufffd"] * 128
+        assert token_texts(tokenizer) == ["", "", "", *ascii, *halves, *behind]
+        pieces = [bytes([byte]) for byte in range(first, 256)]
+        assert token_bytes(tokenizer)[3:] == [*pieces, *(text.encode() for text in behind)]
 
 
 def test_added_tokens_and_the_cache() -> None:
@@ -52,12 +46,8 @@ def test_added_tokens_and_the_cache() -> None:
     assert token_texts(tokenizer) == [*before, "<tool>", ""]
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    return load_tokenizer(ModelConfig())
-
-
-def test_the_embedded_model(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_embedded_model() -> None:
+    tokenizer = load_tokenizer(ModelConfig())
     start = time.process_time()
     texts = token_texts(tokenizer)
     assert time.process_time() - start < 20  # 0.3 s here; a search of every token in every other takes minutes
@@ -68,11 +58,5 @@ def test_the_embedded_model(tokenizer: PreTrainedTokenizerBase) -> None:
         assert texts[id] == text
     ids = tokenizer.encode('{"name": "some plain text, 12 of it"}\n')
     assert "".join(texts[id] for id in ids) == tokenizer.decode(ids)
-
-
-def test_bytes_of_parts_of_characters(tokenizer: PreTrainedTokenizerBase) -> None:
-    pieces = token_bytes(tokenizer)
-    text = "日本 ñ 🎉 plain, 1\n"
+    pieces, text = token_bytes(tokenizer), "日本 ñ 🎉 plain, 1\n"
     assert b"".join(pieces[id] for id in tokenizer.encode(text)) == text.encode()
-    assert token_bytes(tiny_tokenizer())[3:] == [bytes([byte]) for byte in range(3, 256)]
-    assert token_bytes(sentencepiece())[3:259] == [bytes([byte]) for byte in range(256)]

@@ -44,15 +44,17 @@ class Task(fakes.FakeTask):
     def plan(self, documents: Any) -> Iterator[Request | Record]:
         for document in documents:
             if document.error is not None:
-                yield Record(document.row, error=document.error)
+                yield Record(document.index, error=document.error)
             elif (title := document.fields["title"]) == "bad":
-                yield Record(document.row, error="it is bad")
+                yield Record(document.index, error="it is bad")
             else:
                 category = document.fields.get("category") or "c"
                 texts = {a.name: f"{a.name}:{title}" for a in self.config.task.categories[category].attributes}
                 values = [{"name": name, "value": text, "status": "ok"} for name, text in texts.items()]
                 answer = {"category": category, "record": json.dumps(texts), "values": values, "truncated": False}
-                yield Request([document.row], ["x"], partial(lambda record, _: [record], Record(document.row, answer)))
+                yield Request(
+                    [document.index], ["x"], partial(lambda record, _: [record], Record(document.index, answer))
+                )
 
 
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:
@@ -130,7 +132,7 @@ DOCUMENTS = {f"d{i}": f"title {i}" for i in range(25)}
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_only_changed_documents_of_a_rewritten_object_are_extracted(write, run, suffix) -> None:
+def test_only_changed_documents_of_a_rewritten_object_are_extracted(tmp_path, write, run, suffix) -> None:
     write(f"a.{suffix}", DOCUMENTS)
     config = run()
     first = night(config)
@@ -150,9 +152,15 @@ def test_only_changed_documents_of_a_rewritten_object_are_extracted(write, run, 
         assert {id: row["row"] for id, row in rows(config).items()} == {id: i for i, id in enumerate(changed)}
 
     third = night(config)
-    assert third.nothing_new
-    assert third.name == second.name
+    assert (third.nothing_new, third.name) == (True, second.name)
     assert titles(config) == changed
+
+    (tmp_path / f"in/a.{suffix}").rename(tmp_path / f"in/z.{suffix}")
+    config = run(unit_documents=4)  # other units of the same documents cost nothing
+    fourth = night(config)
+    assert (fourth.extracted, fourth.unchanged) == (0, 25)
+    assert titles(config) == changed
+    assert {row["source"] for row in rows(config).values()} == {f"z.{suffix}"}
 
 
 def test_objects_that_did_not_change_are_neither_read_nor_written(write, run, monkeypatch) -> None:
@@ -170,17 +178,6 @@ def test_objects_that_did_not_change_are_neither_read_nor_written(write, run, mo
     assert made.extracted == 1
     assert len(set(before) & set(files(config))) == 2
     assert titles(config)["b2"] == "y"
-
-
-def test_other_units_of_the_same_documents_cost_nothing(tmp_path, write, run) -> None:
-    write("a.jsonl", DOCUMENTS)
-    night(run(unit_documents=10))
-    (tmp_path / "in/a.jsonl").rename(tmp_path / "in/z.jsonl")
-    config = run(unit_documents=4)
-    made = night(config)
-    assert (made.extracted, made.unchanged) == (0, 25)
-    assert titles(config) == DOCUMENTS
-    assert {row["source"] for row in rows(config).values()} == {"z.jsonl"}
 
 
 def test_the_last_document_of_an_id_wins_and_the_one_before_comes_back_when_it_goes(tmp_path, write, run) -> None:
@@ -210,7 +207,10 @@ def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) ->
     night(keep)
     (tmp_path / "in/1.jsonl").unlink()
     write("3.jsonl", {"y": "3"})
+    older = verify_table(drop.output.path, drop)
+    assert (older.missing.documents, older.foreign.documents) == (1, 2)
     made = night(keep)
+    assert verify_table(keep.output.path, keep).well
     assert titles(keep) == {"x": "1", "y": "3", "z": "2"}
     assert (made.removed, made.extracted) == (0, 1)
     (tmp_path / "in/3.jsonl").unlink()
@@ -224,7 +224,7 @@ def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) ->
     assert titles(drop) == {"z": "4", "v": "5"}
 
 
-def test_a_hash_column_says_what_has_changed(write, run) -> None:
+def test_a_hash_column_says_what_has_changed_and_a_place_stands_for_an_id(write, run) -> None:
     write("a.jsonl", {"x": "1", "y": "1"}, etag="e1")
     config = with_key(run(), "nightly", hash_column="etag")
     night(config)
@@ -234,53 +234,37 @@ def test_a_hash_column_says_what_has_changed(write, run) -> None:
     assert night(config).changed == 2
     with pytest.raises(ConfigError, match=r"nightly.hash_column was etag"):
         night(run())
-
-
-def test_documents_without_ids_are_known_by_their_place(write, run) -> None:
-    write("a.parquet", DOCUMENTS)
-    config = run(id_column=None)
-    night(config)
-    write("a.parquet", {**DOCUMENTS, "d7": "other"})
-    assert night(config).extracted == 1
-
-
-# --------------------------------------------------------------------------------------------------------------- schema
+    places = run(id_column=None)
+    assert night(places, full=True).extracted == 2
+    write("a.jsonl", {"x": "2", "y": "3"})
+    assert night(places).extracted == 1
 
 
 def test_added_attributes_alone_are_extracted_and_joined(write, run) -> None:
-    write("a.jsonl", DOCUMENTS)
+    write("a.jsonl", {**DOCUMENTS, "failed": "bad"})
     write("b.jsonl", {"other": "of d"}, category="d")
-    night(run(attributes="ax"))
+    assert night(run(attributes="ax")).failed == 1
     write("c.jsonl", {"new": "fresh"})
     config = run(attributes="bax")
     made = night(config)
-    assert made.extracted == 1 + 25
+    assert (made.extracted, made.failed) == (2 + 25, 1)
     assert made.added_attributes == "c: b"
-    assert extracted(config, made) == ["new"]
+    assert extracted(config, made) == ["failed", "new"]  # whole
     added = pq.read_table(next(Path(config.output.path, "nights", made.name, "added/units").iterdir()))
     assert set(json.loads(added["record"][0].as_py())) == {"b"}
     found = rows(config)
-    assert len(found) == 27
-    assert found["d3"]["record"] == {"b": "b:title 3", "a": "a:title 3", "x": "x:title 3"}
+    assert len(found) == 28
+    assert list(found["d3"]["record"].items()) == [("b", "b:title 3"), ("a", "a:title 3"), ("x", "x:title 3")]
     assert [v["name"] for v in found["d3"]["values"]] == ["b", "a", "x"]
     assert found["new"]["record"] == {"b": "b:fresh", "a": "a:fresh", "x": "x:fresh"}
     assert found["other"]["record"] == {"a": "a:of d"}
     assert night(config).nothing_new
-    config = run(attributes="ax")  # removed again: no model is asked
-    assert night(config).extracted == 0
+    config = run(attributes="ax")  # removed again: of what has an answer no model is asked
+    assert extracted(config, night(config)) == ["failed"]
     assert rows(config)["d3"]["record"] == {"a": "a:title 3", "x": "x:title 3"}
 
 
-def test_what_failed_is_extracted_whole_after_a_schema_change(write, run) -> None:
-    write("a.jsonl", {"x": "bad", "y": "good"})
-    assert night(run()).failed == 1
-    config = run(attributes="ab")
-    made = night(config)
-    assert extracted(config, made) == ["x"]
-    assert made.failed == 1
-
-
-def test_any_other_change_asks_for_full(write, run) -> None:
+def test_any_other_change_asks_for_full_and_a_folder_of_an_ordinary_run_is_refused(write, run) -> None:
     write("a.jsonl", {"x": "1"})
     night(run())
     config = with_key(run(), "decoding", max_value_tokens=3)
@@ -288,6 +272,9 @@ def test_any_other_change_asks_for_full(write, run) -> None:
         night(config)
     assert night(config, full=True).extracted == 1
     assert night(config).nothing_new
+    manifest.claim(config, config.output.path)
+    with pytest.raises(ConfigError, match="an ordinary run"):
+        night(config)
 
 
 def test_errors_are_tried_again_on_request(write, run) -> None:
@@ -312,32 +299,34 @@ def test_a_document_of_several_rows_is_ok_when_all_of_them_are(tmp_path) -> None
     assert found == [{"row": 0, "ok": False}, {"row": 1, "ok": True}]
 
 
-# ------------------------------------------------------------------------------------------------------------ accidents
-
-
-def test_a_night_that_is_cut_off_goes_on_where_it_was(write, run, in_process) -> None:
+@pytest.mark.parametrize("late", [{}, {"late": "late"}])
+def test_a_night_that_is_cut_off_goes_on_where_it_was(write, run, in_process, late) -> None:
     write("a.jsonl", DOCUMENTS)
     config = run()
     in_process(2)
     with pytest.raises(RunError, match="cut off"):
         night(config)
     assert not Path(config.output.path, "state.json").exists()
-    folder = Path(config.output.path, "nights")
-    (name,) = [path.name for path in folder.iterdir()]
-    done = {path: path.stat().st_mtime_ns for path in (folder / name / "units").glob("*.parquet")}
+    done = {path: path.stat().st_mtime_ns for path in Path(config.output.path).glob("nights/*/units/*.parquet")}
     assert len(done) == 2
     in_process(None)
+    if late:
+        write("b.jsonl", late)
     made = night(config)
-    assert made.name == name
-    assert titles(config) == DOCUMENTS
+    assert titles(config) == {**DOCUMENTS, **late}
     assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert ({path.parts[-3] for path in done} == {made.name}) is not bool(late)  # of another input: another night
 
 
 @pytest.mark.parametrize(
     ("owner", "step"),
-    [(nightly.table, "compose"), (nightly.changes, "write_index"), (nightly.NightlyState, "replace"),
-     (nightly.NightRun, "_repair_list")],
-)  # fmt: skip
+    [
+        (nightly.table, "compose"),
+        (nightly.changes, "write_index"),
+        (nightly.NightRun, "_replace_state"),
+        (nightly.NightRun, "_repair_list"),
+    ],
+)
 def test_a_crash_while_the_table_is_made_loses_nothing(write, run, monkeypatch, owner, step) -> None:
     write("a.jsonl", DOCUMENTS)
     config = run()
@@ -381,18 +370,6 @@ def test_started_twice_one_says_so_and_an_overtaken_one_changes_nothing(write, r
     assert Path(config.output.path, "state.json").read_bytes() == b"{}"
 
 
-def test_the_input_changes_between_a_crash_and_the_next_start(write, run, in_process) -> None:
-    write("a.jsonl", DOCUMENTS)
-    config = run()
-    in_process(1)
-    with pytest.raises(RunError):
-        night(config)
-    in_process(None)
-    write("b.jsonl", {"late": "late"})
-    night(config)
-    assert titles(config) == {**DOCUMENTS, "late": "late"}
-
-
 def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -> None:
     write("1.jsonl", DOCUMENTS)
     write("2.jsonl", {"d7": "later", "bad": "bad"})
@@ -415,27 +392,6 @@ def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -
     Path(whole[0]).write_bytes(b"PAR1")
     result = verify_table(config.output.path, found)
     assert (result.damaged.units, result.missing.documents, result.well) == (1, 9, False)
-
-
-def test_verify_of_a_table_that_is_older_than_its_input(tmp_path, write, run) -> None:
-    write("1.jsonl", {"x": "1", "y": "1"})
-    config = run()
-    night(config)
-    (tmp_path / "in/1.jsonl").unlink()
-    write("2.jsonl", {"z": "2"})
-    result = verify_table(config.output.path, config)
-    assert (result.missing.documents, result.foreign.documents) == (1, 2)
-    keep = with_key(run(), "nightly", removed="keep")
-    night(keep)
-    assert verify_table(keep.output.path, keep).well
-
-
-def test_a_folder_of_an_ordinary_run_is_refused(write, run) -> None:
-    write("a.jsonl", {"x": "1"})
-    config = run()
-    manifest.claim(config, config.output.path)
-    with pytest.raises(ConfigError, match="an ordinary run"):
-        night(config)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
@@ -474,9 +430,6 @@ def test_on_s3(bucket, write, run, connected) -> None:
     assert len(found) == 25
     assert json.loads(found["d7"]["record"]) == {"a": "a:other"}
     assert writer.committed(f"{bucket}/root/nights/{storage.folders(f'{bucket}/root/nights')[0]}")
-
-
-# ---------------------------------------------------------------------------------------------------------- bad input
 
 
 def damage_page(path: Path) -> None:
@@ -526,18 +479,11 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tm
     assert titles(config) == {"a": "2", "new": "2", "b": "3", "c": "1"}
     assert verify_table(config.output.path, config).well
 
-
-def test_a_damaged_object_that_is_removed_takes_its_documents_with_it(tmp_path, write, run) -> None:
-    config = run(on_damaged="skip")
-    write("a.jsonl", {"a": "1"})
-    write("b.parquet", {"b": "1"})
-    night(config)
-    (tmp_path / "in/b.parquet").write_bytes(b"PAR1")
-    assert night(config).stale == 1
-    assert titles(config) == {"a": "1", "b": "1"}
-    (tmp_path / "in/b.parquet").unlink()
-    assert night(config).removed == 1
-    assert titles(config) == {"a": "1"}
+    broken.write_bytes(b"PAR1")
+    assert night(skip).stale == 2
+    broken.unlink()
+    assert night(skip).removed == 2
+    assert titles(config) == {"a": "2", "new": "2"}
 
 
 def test_a_damaged_object_that_was_never_read_is_done_when_it_is_put_right(write, run) -> None:
@@ -554,29 +500,23 @@ def test_a_damaged_object_that_was_never_read_is_done_when_it_is_put_right(write
     assert titles(config) == {"a": "1", "b": "1", "c": "1"}
 
 
-def test_a_night_of_which_nothing_can_be_read_leaves_the_table_alone(write, run) -> None:
+def test_a_night_that_can_read_nothing_leaves_the_table_alone(write, run, monkeypatch) -> None:
     config = run(on_damaged="skip")
     write("a.parquet", {"a": "1"})
     night(config)
     damage_page(write("a.parquet", {"a": "2"}))
     with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 1 object.*The table stays as it is"):
         night(config)
-    assert titles(config) == {"a": "1"}
-
-
-def test_an_outage_in_the_night_is_no_damage(write, run, monkeypatch) -> None:
-    config = run(on_damaged="skip")
-    write("a.jsonl", {"a": "1"})
-    night(config)
-    write("b.jsonl", {"b": "1"})
 
     def away(unit: Any, *rest: Any) -> Any:
         raise storage.Unavailable(f"{unit.path}: the store is overloaded")
 
+    write("b.jsonl", {"b": "1"})
     with monkeypatch.context() as patch:
         patch.setattr(nightly.changes, "read_unit", away)
-        with pytest.raises(RunError, match="overloaded"):
+        with pytest.raises(RunError, match="overloaded"):  # an outage is no damage
             night(config)
+    assert titles(config) == {"a": "1"}
     assert night(config).extracted == 1
     assert titles(config) == {"a": "1", "b": "1"}
 

@@ -45,14 +45,3 @@ def open_page(browser: Any, file: Path, **keys: Any) -> tuple[Any, list[str], li
     tab.on("dialog", lambda dialog: (errors.append(dialog.message), dialog.dismiss()))
     tab.goto(file.as_uri())
     return tab, asked, errors
-
-
-def shoot(browser: Any, page_file: Path, folder: Path, name: str) -> None:
-    """Screenshots of a page: desktop, phone, dark, and its print as PDF."""
-    for form, size, scheme in (("desktop", DESKTOP, "light"), ("phone", PHONE, "light"), ("dark", DESKTOP, "dark")):
-        page = browser.new_page(viewport=size, color_scheme=scheme)
-        page.goto(page_file.as_uri())
-        page.screenshot(path=folder / f"{name}-{form}.png", full_page=True)
-        if form == "desktop":
-            page.pdf(path=folder / f"{name}.pdf", format="A4", print_background=False)
-        page.close()

@@ -3,188 +3,191 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from raypd.errors import ConfigError, RunError
+from raypd.estimate.estimator import Array, exact
+from raypd.estimate.machines import MethodSpeed, assemble
+from raypd.estimate.options import EstimateOptions
 from raypd.report import data, estimate_section, page
 from raypd.report.status import Watch
 from raypd.run import text
-from tests.report import estimates, hostile
+from raypd.run.layout import ESTIMATE
+from raypd.run.records import to_json
+from tests.report import hostile
 from tests.report.browser import DESKTOP, PHONE, open_page
 from tests.report.builder import Plan, build
 from tests.report.test_page import Tags
 
-
-def _section(root: Path) -> estimate_section.EstimateSection:
-    found = estimate_section.section(data.load(str(root)))
-    assert found is not None
-    return found
+INSTANCES = ("g6e.xlarge", "g6e.12xlarge", "g6e.48xlarge")
 
 
-def _rows(found: estimate_section.EstimateSection) -> dict[str, list[str]]:
-    assert found.comparison is not None
-    assert found.comparison.table is not None
-    return {row[0]: row[1:] for row in found.comparison.table.rows}
+def spread(value: float, by: float) -> Array:
+    """A quantity whose 95% interval goes from value / by to value * by."""
+    return value * np.exp(np.r_[0.0, math.log(by) / 0.95 * np.linspace(-1, 1, 2001)])
+
+
+def put(
+    root: Path,
+    documents: float = 1000,
+    instances: tuple[str, ...] = INSTANCES,
+    method: str = "hyper_parallel",
+    **keys: Any,
+) -> dict[str, Any]:
+    """Puts an estimate into a run's folder, as `raypd estimate` writes it; other keys replace those of the file."""
+
+    def speed(of: str, seconds: Array, took: int, decoded: float) -> MethodSpeed:
+        tokens = {
+            "prefill_tokens": spread(310, 1.03),
+            "shared_tokens": exact(400),
+            "decode_tokens": spread(decoded, 1.05),
+        }
+        source = f"measured on NVIDIA L40S, 64 documents, {took} s"
+        return MethodSpeed(of, seconds, source, "L40S", "NVIDIA L40S", tokens)
+
+    ours, theirs = speed(method, spread(1.3, 1.062), 83, 24.3), speed("autoregressive", exact(6.5), 9, 131)
+    options = EstimateOptions(instances=list(instances), head="none", nodes=8)
+    found = assemble(None, options, exact(documents), [ours], [theirs], 48.0, [])
+    about = {"fingerprint": "0123456789ab", "model": "Qwen/Qwen3-1.7B", "task": "extraction"}
+    tree = {**to_json(found), **about, "created": "2026-09-20T20:00:00+00:00", **keys}
+    root.mkdir(parents=True, exist_ok=True)
+    (root / ESTIMATE).write_text(json.dumps(tree, allow_nan=False))
+    return tree
+
+
+def compared(root: Path) -> tuple[str, str, dict[str, list[str]]]:
+    """What the section says of the bill; its table's note and rows."""
+    found = estimate_section.section(data.load(str(root))).comparison
+    return found.said, found.table.note, {row[0]: row[1:] for row in found.table.rows}
+
+
+def shown(root: Path) -> str:
+    return " ".join(Tags(page.render(data.load(str(root)))).text.split())
 
 
 def test_what_was_estimated_stands_on_the_page(tmp_path):
     root = build(tmp_path / "run", Plan(units=40))
-    tree = estimates.put(root)
-    shown = Tags(page.render(data.load(str(root)))).text
+    assert "No estimate stands in the folder of this run. raypd estimate with its configuration" in shown(root)
+    tree = put(root)
+    whole = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0]
+    found = shown(root)
     for part in (
         "Made 2026-09-20 20:00:00 UTC for 1,000 documents.",
         "hyper_parallel: measured on NVIDIA L40S, 64 documents, 83 s.",
-        "hyper_parallel on L40S is 5 times as fast as autoregressive decoding (95% interval: 4.71 to 5.31).",
-        "0.769", "0.724 to 0.817", "24.3", "GPU-hours", "8 nodes", "g6e.48xlarge", "$1.36", "$1.28 to $1.44", "$6.80",
-        "start-up is as measured here, 48 s",
+        "hyper_parallel on L40S is 5 [4.71-5.31] times as fast as autoregressive decoding.",
+        "0.769 [0.724-0.817]", "24.3", "GPU-hours", "8 nodes", "g6e.48xlarge", "1.360 [1.281-1.444]", "6.800",
+        "start-up is as measured here, 48 s", f"22 min 28 s ${whole['usd']['value']:.2f} [$",
     ):  # fmt: skip
-        assert part in shown, part
-    whole = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0]
-    assert f"22 min 28 s · ${whole['usd']['value']:.2f}" in shown
+        assert part in found, part
 
 
 def test_the_bill_is_held_against_the_estimate_for_its_kind_and_number_of_machines(tmp_path):
     root = build(tmp_path / "run", Plan(units=40, workers=4))
-    tree = estimates.put(root)
-    run = data.load(str(root))
-    assert run.bill is not None
+    tree = put(root)
+    billed = data.load(str(root)).bill.usd
     four = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][2]
     assert four["nodes"] == 4
-    found = _section(root)
-    off = f"{100 * (run.bill.usd / four['usd']['value'] - 1):+.1f}%"
-    rows = _rows(found)
+    said, note, rows = compared(root)
+    off = f"{100 * (billed / four['usd']['value'] - 1):+.1f}%"
     assert rows["documents"] == ["1,000", "1,000", "+0.0%", text.NONE]
-    assert rows["the whole bill"][0] == f"${four['usd']['value']:.2f}"
-    assert rows["the whole bill"][1:3] == [f"${run.bill.usd:.2f}", off]
+    assert rows["the whole bill"][:3] == [f"${four['usd']['value']:.2f}", f"${billed:.2f}", off]
     assert rows["1,000 documents, all costs"] == rows["the whole bill"]
     assert rows["time"][0] == "6 min 13 s"
-    assert found.comparison is not None
-    assert f"The bill is ${run.bill.usd:.2f}: {off[1:]} above the estimate" in found.comparison.said
-    assert "outside its 95% interval" in found.comparison.said
-    assert found.comparison.table is not None
-    assert "for 4 nodes of g6e.xlarge; the run had 4" in found.comparison.table.note
-    assert "taken to cost $1.86, and was billed at $2.25" in found.comparison.table.note
+    assert f"The bill is ${billed:.2f}: {off[1:]} above the estimate" in said
+    assert "outside its 95% interval" in said
+    assert "for 4 nodes of g6e.xlarge; the run had 4" in note
+    assert "taken to cost $1.86, and was billed at $2.25" in note
+    # An interval that is not known is not made up.
+    for bill in (bill for one in tree["machines"] for bill in one["bills"]):
+        bill["usd"] |= {"low": None, "high": None}
+    (root / ESTIMATE).write_text(json.dumps(tree))
+    said, _, rows = compared(root)
+    assert rows["the whole bill"][3] == "unknown"
+    assert "interval" not in said
 
 
-def test_machines_that_followed_one_another_are_not_counted_together(tmp_path):
-    root = build(tmp_path / "run", Plan(units=40, workers=2, sessions=3))
-    estimates.put(root)
-    found = _section(root).comparison
-    assert found is not None
-    assert found.table is not None
-    assert "for 2 nodes of g6e.xlarge; the run had 2" in found.table.note
-
-
-def test_a_run_that_goes_on_is_compared_by_the_document(tmp_path):
+def test_a_run_that_goes_on_or_has_other_documents_is_compared_by_the_document(tmp_path):
     root = build(tmp_path / "run", Plan(units=40, missing=10, how="interrupted"))
-    estimates.put(root)
-    found = _section(root)
-    rows = _rows(found)
+    put(root)
+    said, _, rows = compared(root)
     assert list(rows) == ["documents", "1,000 documents, all costs"]
     assert rows["documents"][1:3] == ["750", "75% of it"]
-    assert found.comparison is not None
-    assert found.comparison.said.startswith("So far, the bill of 1,000 documents is $")
-
-
-def test_an_estimate_for_another_number_of_documents_is_compared_by_the_document(tmp_path):
-    root = build(tmp_path / "run", Plan(units=40))
-    estimates.put(root, documents=500_000)
-    found = _section(root)
-    assert list(_rows(found)) == ["documents", "1,000 documents, all costs"]
-    assert found.comparison is not None
-    assert found.comparison.table is not None
-    assert "another number of documents" in found.comparison.table.note
+    assert said.startswith("So far, the bill of 1,000 documents is $")
+    # Machines that followed one another are not counted together.
+    root = build(tmp_path / "other", Plan(units=40, workers=2, sessions=3))
+    put(root)
+    assert "for 2 nodes of g6e.xlarge; the run had 2" in compared(root)[1]
+    put(root, documents=500_000)
+    _, note, rows = compared(root)
+    assert list(rows) == ["documents", "1,000 documents, all costs"]
+    assert "another number of documents" in note
 
 
 @pytest.mark.parametrize(
     ("keys", "plan", "said"),
     [
         ({"fingerprint": "ba9876543210"}, {}, "made for another configuration"),
-        ({"instances": ["g6e.48xlarge"]}, {}, "no figure for the machines that the run had"),
+        ({"instances": ("g6e.48xlarge",)}, {}, "no figure for the machines that the run had"),
         ({}, {"ledger": False}, "no bill yet"),
         ({}, {"usd_per_hour": 0.0}, "had no price"),
     ],
 )
 def test_what_cannot_be_compared_is_said_and_why(no_charts, tmp_path, keys, plan, said):
     root = build(tmp_path / "run", Plan(**{"units": 6, **plan}))
-    estimates.put(root, **keys)
-    found = _section(root).comparison
-    assert found is not None
+    put(root, **keys)
+    found = estimate_section.section(data.load(str(root))).comparison
     assert found.table is None
     assert said in found.said
-    assert said in Tags(page.render(data.load(str(root)))).text
+    assert said in shown(root)
 
 
 def test_an_estimate_without_a_run_has_a_page_of_its_own(tmp_path):
-    estimates.put(tmp_path / "run")
-    run = data.load(str(tmp_path / "run"))
+    root = tmp_path / "run"
+    put(root)
+    run = data.load(str(root))
     assert run.state == "estimated"
-    shown = Tags(page.render(run)).text
+    found = shown(root)
     for part in ("not begun: an estimate", "Qwen/Qwen3-1.7B", "1,000", "0.769", "$0.67", "22 min 28 s", "starts it"):
-        assert part in shown, part
-    for part in ("Sessions", "Against the bill", "No unit is committed", "None"):
-        assert part not in shown, part
-    assert Path(page.write(run)) == tmp_path / "run/report.html"
+        assert part in found, part
+    for part in ("Sessions", "Against the bill", "No unit is committed", "None", "Made-up figures."):
+        assert part not in found, part
+    assert Path(page.write(run)) == root / "report.html"
     with pytest.raises(ConfigError, match="only an estimate: start the run"):
-        Watch(str(tmp_path / "run"), []).look()
-
-
-def test_made_up_figures_are_called_so(no_charts, tmp_path):
-    estimates.put(tmp_path / "run", model="fake")
-    assert "Made-up figures." in Tags(page.render(data.load(str(tmp_path / "run")))).text
+        Watch(str(root), []).look()
+    put(root, model="fake")
+    assert "Made-up figures." in shown(root)
 
 
 @pytest.mark.parametrize("broken", ["{", "[]", '{"documents": 3}', json.dumps({"created": "?"})])
 def test_a_damaged_estimate_is_named_and_costs_no_report(no_charts, tmp_path, broken):
     root = build(tmp_path / "run", Plan(units=3))
-    (root / "estimate.json").write_text(broken)
-    shown = Tags(page.render(data.load(str(root)))).text
-    assert f"The estimate cannot be read: {root / 'estimate.json'}" in shown
+    (root / ESTIMATE).write_text(broken)
+    assert f"The estimate cannot be read: {root / ESTIMATE}" in shown(root)
     (tmp_path / "only").mkdir()
-    (tmp_path / "only/estimate.json").write_text(broken)
+    (tmp_path / "only" / ESTIMATE).write_text(broken)
     with pytest.raises(RunError, match="`raypd estimate` makes it anew"):
         data.load(str(tmp_path / "only"))
 
 
-def test_a_run_without_an_estimate_says_how_to_make_one(no_charts, tmp_path):
-    shown = Tags(page.render(data.load(str(build(tmp_path / "run", Plan(units=2)))))).text
-    assert "No estimate stands in the folder of this run. raypd estimate with its configuration" in shown
-
-
-def test_an_interval_that_is_not_known_is_not_made_up(no_charts, tmp_path):
-    root = build(tmp_path / "run", Plan(units=40))
-    tree = estimates.put(root)
-    for bill in (bill for one in tree["machines"] for bill in one["bills"]):
-        bill["usd"] |= {"low": None, "high": None}
-    (root / "estimate.json").write_text(json.dumps(tree))
-    found = _section(root)
-    assert _rows(found)["the whole bill"][3] == "unknown"
-    assert found.comparison is not None
-    assert "interval" not in found.comparison.said
-
-
-@pytest.mark.parametrize(
-    ("size", "only"),
-    [
-        (PHONE, False),
-        (DESKTOP, True),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((PHONE, True), (DESKTOP, False))),
-    ],
-)
-def test_hostile_words_run_nothing_and_it_fits(browser, tmp_path, size, only):
+@pytest.mark.parametrize("only", [False, True])
+def test_hostile_words_run_nothing_and_it_fits(browser, tmp_path, only):
     root = tmp_path / "run" if only else build(tmp_path / "run", Plan(units=6, workers=2))
     texts = hostile.TEXTS
-    tree = estimates.put(root, model=texts[1], task=texts[2], method=texts[3], notes=texts[:8])
+    tree = put(root, model=texts[1], task=texts[2], method=texts[3], notes=texts[:8])
     tree["speeds"][0] |= {"source": texts[2], "gpu": texts[4]}
     tree["machines"][1]["name"] = texts[5]
     tree["not_measured"] = {texts[6]: [texts[7], texts[18]]}
-    (root / "estimate.json").write_text(json.dumps(tree))
+    (root / ESTIMATE).write_text(json.dumps(tree))
     file = tmp_path / "report.html"
     file.write_text(page.render(data.load(str(root))))
-    tab, asked, errors = open_page(browser, file, viewport=size)
-    assert tab.evaluate(f"window.{hostile.MARK}") is None
-    assert asked == [file.as_uri()]
-    assert errors == []
-    assert tab.evaluate("document.scrollingElement.scrollWidth") <= size["width"]
+    for size in (PHONE, DESKTOP):
+        tab, asked, errors = open_page(browser, file, viewport=size)
+        assert tab.evaluate(f"window.{hostile.MARK}") is None
+        assert asked == [file.as_uri()]
+        assert errors == []
+        assert tab.evaluate("document.scrollingElement.scrollWidth") <= size["width"]

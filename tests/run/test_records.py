@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
+from raypd.billing import book
 from raypd.run.records import (
     Bill,
     Energy,
@@ -46,6 +48,14 @@ def test_a_record_comes_back_from_its_file(tmp_path, record):
     assert list(json.loads((tmp_path / "record.json").read_text())) == list(vars(record))
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("put", [write, lambda path, record: book.write(path, record)])
+def test_no_file_holds_a_number_that_json_does_not_have(tmp_path, number, put):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        put(str(tmp_path / "run"), Bill("s", 1.0, number))
+    assert not list(tmp_path.iterdir())
+
+
 def test_files_of_other_versions_are_read():
     tree = to_json(bill())
     del tree["shares"], tree["nodes"][0]["slots"]
@@ -55,15 +65,15 @@ def test_files_of_other_versions_are_read():
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"usd": "much"}, "s.json: cannot be read: usd: Input should be a valid number"),
         ({"nodes": [{"node": "n", "began": {}}]}, "s.json: cannot be read: nodes.0.began: "),
         ({"workers": [{"worker": "w"}]}, "s.json: cannot be read: workers.0.node: Field required"),
     ],
 )
-def test_a_wrong_value_is_named_with_file_and_key(changed, said):
-    with pytest.raises(RecordError, match=f"^{said}"):
+def test_a_wrong_value_is_named_with_file_and_key(changed, message):
+    with pytest.raises(RecordError, match=f"^{message}"):
         from_json(Bill, {**to_json(bill()), **changed}, "s.json")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -30,20 +31,13 @@ def live(rows: int, killers: set[int]) -> tuple[Attempt, int, list[int]]:
 
 
 @pytest.mark.parametrize(("rows", "most"), [(1, 3), (10, 3), (256, 3), (4096, 4)])
-@pytest.mark.parametrize("where", [0.0, 0.37, 1.0])
-def test_one_culprit(rows: int, most: int, where: float) -> None:
-    culprit = math.floor(where * (rows - 1))
-    attempt, deaths, answered = live(rows, {culprit})
-    assert attempt.quarantined == {culprit: deaths}
-    assert deaths <= most
-    assert sorted([*answered, culprit]) == list(range(rows))
-
-
-def test_several_culprits() -> None:
-    attempt, deaths, answered = live(256, {3, 4, 200})
-    assert set(attempt.quarantined) == {3, 4, 200}
-    assert sum(attempt.quarantined.values()) == deaths <= 9
-    assert sorted([*answered, 3, 4, 200]) == list(range(256))
+@pytest.mark.parametrize("where", [(0.0,), (0.37,), (1.0,), (0.01, 0.02, 0.8)])
+def test_the_culprits_are_found(rows: int, most: int, where: tuple[float, ...]) -> None:
+    culprits = {math.floor(part * (rows - 1)) for part in where}
+    attempt, deaths, answered = live(rows, culprits)
+    assert set(attempt.quarantined) == culprits
+    assert sum(attempt.quarantined.values()) == deaths <= most * len(culprits)
+    assert sorted([*answered, *culprits]) == list(range(rows))
 
 
 def test_a_process_that_is_killed_from_outside_blames_no_document() -> None:
@@ -55,19 +49,9 @@ def test_a_process_that_is_killed_from_outside_blames_no_document() -> None:
     assert attempt.quarantined == {}
 
 
-def test_a_unit_that_dies_before_the_first_checkpoint_is_given_up() -> None:
-    attempt: Attempt | None = Attempt(UNIT)
-    deaths = 0
+@pytest.mark.parametrize(("go_on", "most"), [(lambda own: own.after_death([]), 6), (lambda own: own.after_error(), 3)])
+def test_a_unit_that_leaves_no_checkpoint_or_that_storage_fails_is_given_up(go_on: Any, most: int) -> None:
+    attempt, tries = Attempt(UNIT), 0
     while attempt is not None:
-        attempt = attempt.after_death([])
-        deaths += 1
-    assert deaths == 6
-
-
-def test_storage_that_fails_is_tried_a_few_times() -> None:
-    attempt: Attempt | None = Attempt(UNIT)
-    numbers = []
-    while attempt is not None:
-        numbers.append(attempt.number)
-        attempt = attempt.after_error()
-    assert numbers == [1, 2, 3]
+        attempt, tries = go_on(attempt), tries + 1
+    assert tries == most

@@ -1,4 +1,4 @@
-"""A store that gives way is not taken for damage: nothing is left out for it, whatever input.on_damaged says."""
+"""An S3 error in each operation, against a real server: what the user sees; an outage is never called damage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from rich.console import Console
 
@@ -21,15 +20,16 @@ from raypd.cluster import driver
 from raypd.cluster.summary import print_summary
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import RunConfig
-from raypd.dataset import writer
+from raypd.dataset.plan import stored
 from raypd.dataset.planner import plan
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.run import load, manifest
 from raypd.run.retry_policy import Attempt
+from raypd.storage import local
 from raypd.verify.verification import verify
 from tests.cluster import fakes
 from tests.fault_proxy import Faults, Proxy
-from tests.runs import parquet
+from tests.runs import parquet, run_here
 
 OBJECTS = 15  # three units of five
 ERRNOS = ("EIO", "ESTALE", "EMFILE", "ENOSPC", "ETIMEDOUT")
@@ -68,31 +68,51 @@ def after(calls: int, text: str = "/in/") -> Callable[[str, str], bool]:
     return may_fail
 
 
+# What a user does with a run, some of it in a folder that holds a complete one.
+OPERATIONS: dict[str, Callable[[RunConfig], Any]] = {
+    "plan": plan,
+    "run": lambda run: driver.run_extract(run, build=fakes.build),
+    "load": lambda run: load.load_record(run.output.path, [f"storage.endpoint_url={run.storage.endpoint_url}"]),
+    "stored plan": lambda run: list(stored(run.output.path) or []),
+    "verify": lambda run: verify(run.output.path, run),
+}
+PLANNING_ENDED = r"/in/\d\d\.\w+: .*; planning ended there.*; the same command resumes$"
+NONE_READABLE = rf"(?s)forbidden: .*none of the {OBJECTS} objects can be read"
+
+
 @pytest.mark.parametrize(
-    ("kind", "on_damaged"), [*((kind, "skip") for kind in ("503", "500", "reset", "cut", "hang")), ("cut", "fail")]
+    ("operation", "kind", "path", "calls", "error", "words"),
+    [
+        *(("run", kind, "/in/", 10, RunError, PLANNING_ENDED) for kind in ("503", "500", "reset", "cut", "hang")),
+        ("plan", "503", "", None, RunError, r"overloaded.*planning ended there.*the same command resumes"),
+        ("plan", "403", "/in/", 0, InputError, NONE_READABLE),
+        ("run", "403", "/in/", 0, InputError, NONE_READABLE),
+        ("run", "403", "/out", 0, ConfigError, r"output.path: .*/out.*: forbidden: .*need s3:PutObject"),
+        ("run", "503", "/out", None, storage.Unavailable, "overloaded"),
+        ("load", "503", "/out", None, storage.Unavailable, "overloaded"),
+        ("stored plan", "503", "/000000.parquet", 0, storage.Unavailable, "overloaded"),
+        ("verify", "503", "/out/units/", 0, RunError, "overloaded"),
+        ("verify", "503", "/in/", 0, RunError, "overloaded"),
+    ],
 )
-def test_a_store_that_stops_answering_ends_planning_and_nothing_is_called_damaged(
-    proxy, corpus, kind, on_damaged
-) -> None:
-    run = corpus(on_damaged, read_timeout=1 if kind == "hang" else 60)
-    proxy.faults = Faults(share=1.0, kinds=(kind,), only=after(10))
-    said = r"/in/\d\d\.\w+: .*; planning ended there.*; the same command resumes$"
-    with pytest.raises(RunError, match=said) as caught:
-        driver.run_extract(run, build=fakes.build)
-    assert not isinstance(caught.value, InputError)
-    assert "\n" not in str(caught.value)
+def test_what_the_user_sees(proxy, corpus, bucket, operation, kind, path, calls, error, words) -> None:
+    """calls: that go well before, of those on objects; None: none does, nor a listing."""
+    on_damaged = "fail" if operation == "run" and kind in ("cut", "403") else "skip"
+    run = corpus(on_damaged, f"{bucket}/out", read_timeout=1 if kind == "hang" else 60)
+    if operation in ("load", "stored plan", "verify"):
+        planned = plan(run, run.output.path)
+        planned.keep(run.output.path)
+        run_here(run, planned=planned)
+    only = after(calls, path) if calls is not None else lambda method, place: path in place
+    proxy.faults = Faults(share=1.0, kinds=(kind,), only=only)
+    with pytest.raises(error, match=words) as caught:
+        OPERATIONS[operation](run)
+    assert isinstance(caught.value, InputError) == (error is InputError)
     assert proxy.failed[kind]
-    assert not Path(run.output.path).exists()
     proxy.faults = Faults()
     made = plan(corpus(on_damaged))
     assert (made.documents, made.totals.damaged) == (OBJECTS, 0)
-
-
-def test_a_listing_that_is_refused_for_overload_is_no_fault_of_the_input(proxy, corpus) -> None:
-    run = corpus()
-    proxy.faults = Faults(share=1.0, kinds=("503",))
-    with pytest.raises(RunError, match=r"overloaded.*planning ended there.*the same command resumes"):
-        plan(run)
+    assert storage.exists(f"{run.output.path}/run.json") == (operation in ("load", "stored plan", "verify"))
 
 
 def test_the_command_ends_with_one_line_and_exit_code_1(proxy, corpus, tmp_path) -> None:
@@ -126,19 +146,17 @@ def test_new_objects_during_an_outage_are_planned_by_the_next_command(proxy, cor
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
-def test_an_object_that_is_forbidden_is_left_out_and_listed(proxy, corpus) -> None:
+def test_an_object_that_is_forbidden_is_left_out_and_listed(proxy, corpus, bucket) -> None:
     proxy.faults = Faults(share=1.0, kinds=("403",), only=lambda method, path: "/in/07" in path or "/in/08" in path)
-    made = plan(corpus())
+    run = corpus(output=f"{bucket}/out")
+    made = plan(run)
     assert made.documents == OBJECTS - 2
     assert [unit.name for unit in made.damaged()] == ["07.parquet", "08.jsonl"]
     assert all("forbidden: " in str(unit.damaged) for unit in made.damaged())
-
-
-@pytest.mark.parametrize("on_damaged", ["skip", "fail"])
-def test_a_bucket_whose_every_object_is_forbidden_is_refused(proxy, corpus, on_damaged) -> None:
-    proxy.faults = Faults(share=1.0, kinds=("403",), only=after(0))
-    with pytest.raises(InputError, match=rf"(?s)forbidden: .*none of the {OBJECTS} objects can be read"):
-        driver.run_extract(corpus(on_damaged), build=fakes.build)
+    printed = io.StringIO()
+    print_summary(driver.finish(run, run.output.path, run_here(run, planned=made)), Console(file=printed, width=100))
+    assert "left out: 2 units of the input that cannot be read" in printed.getvalue()
+    assert f"rows:     {bucket}/out/units/*.parquet" in printed.getvalue()
 
 
 def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -> None:
@@ -149,34 +167,6 @@ def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -
         unreadable.add(unit, f"{unit.path}: cannot be read: gone")
     with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 3 units of it:\n  s3://.*on_damaged"):
         driver.finish(run, run.output.path, made, unreadable)
-
-
-def test_an_output_that_is_forbidden_is_refused_before_anything_starts(proxy, corpus, bucket) -> None:
-    run = corpus(output=f"{bucket}/out")
-    proxy.faults = Faults(
-        share=1.0, kinds=("403",), only=lambda method, path: "/out" in path and "list-type" not in path
-    )
-    with pytest.raises(ConfigError, match=rf"output.path: {bucket}/out.*: forbidden: .*need s3:PutObject"):
-        driver.run_extract(run, build=fakes.build)
-    proxy.faults = Faults(share=1.0, kinds=("503",), only=lambda method, path: "/out" in path)
-    with pytest.raises(storage.Unavailable, match="overloaded"):
-        driver.run_extract(run, build=fakes.build)
-    with pytest.raises(storage.Unavailable, match="overloaded"):
-        load.load_record(run.output.path, [f"storage.endpoint_url={proxy.url}", "storage.max_attempts=2"])
-
-
-def test_the_summary_says_what_was_left_out_and_where_the_rows_are(proxy, corpus, bucket) -> None:
-    proxy.faults = Faults(share=1.0, kinds=("403",), only=lambda method, path: "/in/08" in path)
-    run = corpus(output=f"{bucket}/out")
-    made = plan(run)
-    manifest.claim(run, run.output.path)
-    worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=fakes.build))
-    worker.run_unit(next(iter(made)))
-    worker.close()
-    said = io.StringIO()
-    print_summary(driver.finish(run, run.output.path, made), Console(file=said, width=100))
-    assert "left out: 1 unit of the input that cannot be read" in said.getvalue()
-    assert f"rows:     {bucket}/out/units/*.parquet" in said.getvalue()
 
 
 # ----------------------------------------------------------------------------------------------------------- in a run
@@ -190,38 +180,12 @@ def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket)
     try:
         for kind, where in (("503", "/in/"), ("reset", "/in/"), ("503", "/out/units/"), ("reset", "/out/units/")):
             proxy.faults = Faults(share=1.0, kinds=(kind,), only=lambda method, path, where=where: where in path)
-            said = worker.run(Attempt(unit))
-            assert (said.retry, said.unreadable, said.fatal) == (True, False, False), said
+            result = worker.run(Attempt(unit))
+            assert (result.retry, result.unreadable, result.fatal) == (True, False, False), result
         proxy.faults = Faults()
         assert worker.run(Attempt(unit)).ok == run.cluster.unit_documents
     finally:
         worker.close()
-
-
-def test_verify_does_not_call_damaged_what_it_cannot_reach(proxy, corpus, bucket) -> None:
-    run = corpus(output=f"{bucket}/out")
-    manifest.claim(run, run.output.path)
-    worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=fakes.build))
-    for unit in plan(run):
-        worker.run_unit(unit)
-    worker.close()
-    assert verify(run.output.path, run).well
-    for text in ("/out/units/", "/in/"):
-        proxy.faults = Faults(share=1.0, kinds=("503",), only=after(0 if text == "/out/units/" else OBJECTS, text))
-        with pytest.raises(RunError, match="overloaded"):
-            verify(run.output.path, run)
-        proxy.faults = Faults()
-    storage.put(next(writer.objects(run.output.path))[1], b"PAR1")
-    assert verify(run.output.path, run).damaged.units == 1
-
-
-def test_a_stored_plan_that_is_out_of_reach_is_not_to_be_deleted(proxy, corpus, bucket) -> None:
-    run = corpus(output=f"{bucket}/out")
-    plan(run).keep(run.output.path)
-    stored = plan(run, run.output.path)
-    proxy.faults = Faults(share=1.0, kinds=("503",), only=after(0, "/out/plan/"))
-    with pytest.raises(storage.Unavailable, match="overloaded"):
-        list(stored)
 
 
 # -------------------------------------------------------------------------------------------------------- local files
@@ -246,19 +210,12 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config) -> Callable[[
 
     def make(name: str, error: OSError) -> RunConfig:
         (tmp_path / name).write_bytes(b"x" * 1000)
-        real = {"open_read": storage.open_read, "open_file": storage.open_file}
+        real = local.open_read
 
-        def opened(which: str) -> Callable[..., Any]:
-            def open_it(path: str, *rest: Any, **keys: Any) -> Any:
-                if not path.endswith(name):
-                    return real[which](path, *rest, **keys)
-                failing = Failing(error)
-                return pa.PythonFile(failing, mode="r") if which == "open_file" else failing
+        def open_read(path: str, *rest: Any) -> Any:
+            return Failing(error) if path.endswith(name) else real(path, *rest)
 
-            return open_it
-
-        for which in real:
-            monkeypatch.setattr(storage, which, opened(which))
+        monkeypatch.setattr(local, "open_read", open_read)
         return config(str(tmp_path), on_damaged="skip")
 
     return make

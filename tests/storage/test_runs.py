@@ -9,11 +9,11 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 import ray
@@ -22,7 +22,7 @@ from raypd import storage
 from raypd.cluster import driver
 from raypd.config import RunConfig
 from raypd.dataset import writer
-from raypd.errors import ConfigError, RunError
+from raypd.errors import ConfigError
 from tests import s3
 from tests.cluster import fakes
 from tests.fault_proxy import Faults
@@ -30,18 +30,16 @@ from tests.processes import LONG, end_all, ended, start, wait_for
 from tests.runs import parquet as as_parquet
 
 
-def config(bucket: str, endpoint: str, unit_documents: int = 10, units_in_flight: int = 2, **output: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "input": {"path": f"{bucket}/in/*/*", "text_columns": ["title"], "category_column": None},
-            "output": {"path": f"{bucket}/runs/one", **output},
-            "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-            "engine": {"max_num_seqs": 4},
-            "cluster": {"address": "local", "unit_documents": unit_documents, "max_workers": 1,
-                        "units_in_flight": units_in_flight},
-            "storage": {"endpoint_url": endpoint, "read_timeout": 5},
-        }
-    )  # fmt: skip
+@pytest.fixture
+def make(config, bucket: str) -> Callable[..., RunConfig]:
+    """Makes configurations over `fill`'s input: make(endpoint, units_in_flight=1, partition={...})."""
+
+    def made(endpoint: str, partition: dict[str, str] | None = None, **keys: Any) -> RunConfig:
+        settings = {"endpoint_url": endpoint, "read_timeout": 5}
+        run = config(f"{bucket}/in/*/*", f"{bucket}/runs/one", settings, **keys)
+        return run.model_copy(update={"output": run.output.model_copy(update={"partition": partition or {}})})
+
+    return made
 
 
 def fill(bucket: str, jsonl: int = 40, gz: int = 25, parquet: int = 35, title: str = "a") -> int:
@@ -67,16 +65,16 @@ def exactly_once(output: str, count: int) -> bool:
     return ids(output) == Counter({str(i): 1 for i in range(count)})
 
 
-def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected, bucket, ray_here) -> None:
+def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected, bucket, make, ray_here) -> None:
     count = fill(bucket)
-    run = config(bucket, connected.url, partition={"date": "2026-11-20"})
+    run = make(connected.url, {"date": "2026-11-20"})
     made = driver.run_extract(run, build=fakes.build)
     assert (made.documents, made.ok, made.units, made.units_planned) == (count, count, 11, 11)
     assert exactly_once(run.output.path, count)
 
     line = json.dumps({"id": str(count), "title": "new"}).encode()
     storage.put(f"{bucket}/in/text/d.jsonl", line)
-    later = config(bucket, connected.url, partition={"date": "2026-11-21"})
+    later = make(connected.url, {"date": "2026-11-21"})
     assert driver.run_extract(later, build=fakes.build).units == 12
     assert exactly_once(run.output.path, count + 1)
     folder = f"{run.output.path}/units"
@@ -92,58 +90,7 @@ def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected,
     assert json.loads(storage.read(f"{run.output.path}/manifest.json"))["documents"] == again.documents == count + 1
     assert again.output == run.output.path
     with pytest.raises(ConfigError, match=r"one/?: holds the run of another configuration.*input\.id_column"):
-        driver.run_extract(RunConfig.model_validate(run.model_dump() | {
-            "input": run.input.model_dump() | {"id_column": None}}))  # fmt: skip
-
-    # As others read it: pyarrow through its own S3, with the partition as a column.
-    host = connected.url.removeprefix("http://")
-    files = pa.fs.S3FileSystem(
-        access_key=s3.KEY_ID, secret_key=s3.SECRET, endpoint_override=host, scheme="http", region="us-east-1"
-    )
-    table = ds.dataset(folder.removeprefix("s3://"), filesystem=files, format="parquet", partitioning="hive").to_table()
-    assert len(table) == count + 1
-    assert Counter(table["date"].to_pylist()) == {"2026-11-20": count, "2026-11-21": 1}
-
-
-@pytest.mark.slow
-def test_one_call_in_twenty_fails_and_bodies_are_cut(connected, bucket, proxy, ray_here) -> None:
-    count = fill(bucket)
-    proxy.faults = Faults(share=0.05, seed=11, latency=0.002)
-    run = config(bucket, proxy.url, unit_documents=3)
-    made = driver.run_extract(run, build=fakes.build)
-    proxy.faults = Faults()
-    assert (made.documents, made.failed) == (count, 0)
-    assert exactly_once(run.output.path, count)
-    assert proxy.failed.total() >= 3, proxy.failed
-    before = proxy.failed.total()
-    kinds = ("cut", "lost")
-    proxy.faults = Faults(share=0.5, kinds=kinds, seed=5, in_a_row=2, only=lambda method, path: "/in/" in path)
-    storage.put(
-        f"{bucket}/in/text/e.jsonl", b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, b"t" * 9000) for i in range(99))
-    )
-    made = driver.run_extract(run, build=fakes.build)
-    proxy.faults = Faults()
-    assert made.documents == count + 99
-    assert ids(run.output.path) == Counter({**{str(i): 1 for i in range(count)}, **{f"x{i}": 1 for i in range(99)}})
-    assert proxy.failed.total() > before
-
-
-def test_an_object_replaced_after_the_plan_fails_its_units_and_no_others(
-    connected, bucket, ray_here, monkeypatch
-) -> None:
-    fill(bucket)
-    run = config(bucket, connected.url)
-    plan = driver.planner.plan
-
-    def plan_then_replace(config: RunConfig, output: str) -> Any:
-        planned = plan(config, output)
-        storage.put(f"{bucket}/in/text/a.jsonl", json.dumps({"id": "other", "title": "other"}).encode() * 40)
-        return planned
-
-    monkeypatch.setattr(driver.planner, "plan", plan_then_replace)
-    with pytest.raises(RunError, match=r"(?s)4 units of the input cannot.*a.jsonl: has changed since it was planned"):
-        driver.run_extract(run, build=fakes.build)
-    assert ids(run.output.path) == Counter({str(i): 1 for i in range(40, 100)})
+        driver.run_extract(run.model_copy(update={"input": run.input.model_copy(update={"id_column": None})}))
 
 
 def begin(run: RunConfig, folder: Path, **environment: str) -> subprocess.Popen[str]:
@@ -154,14 +101,14 @@ def begin(run: RunConfig, folder: Path, **environment: str) -> subprocess.Popen[
 
 
 @pytest.mark.slow
-def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucket, proxy, tmp_path) -> None:
+def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucket, make, proxy, tmp_path) -> None:
     """All that a run prints, writes, logs and raises is searched for the secret that it signed its requests with."""
     count = fill(bucket, gz=10, parquet=10, title=f"until {tmp_path}/go")
     storage.put(f"{bucket}/in/first/a.jsonl", b'{"id": "60", "title": "a"}\n' * 10)
     proxy.faults = Faults(share=0.05, seed=2)
-    run = config(bucket, proxy.url, units_in_flight=1)
+    run = make(proxy.url, units_in_flight=1)
     logs = Path("/tmp") / f"r{os.getpid()}"  # Ray's sockets need a short path
-    said = ""
+    printed = ""
     try:
         ray.shutdown()  # that of other tests, whose logs are elsewhere
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=str(logs))
@@ -170,17 +117,17 @@ def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucke
         first = begin(run, tmp_path)
         wait_for(lambda: first.poll() is not None or writer.committed(run.output.path))
         first.send_signal(signal.SIGKILL)
-        said += "".join(first.communicate())
-        assert len(writer.committed(run.output.path)) == 1, said
+        printed += "".join(first.communicate())
+        assert len(writer.committed(run.output.path)) == 1, printed
         (tmp_path / "go").touch()
-        said += ended(begin(run, tmp_path))
-        assert f"documents={count + 10} ok={count + 10} failed=0" in said
+        printed += ended(begin(run, tmp_path))
+        assert f"documents={count + 10} ok={count + 10} failed=0" in printed
         refused = begin(run, tmp_path, AWS_SESSION_TOKEN="raypd-test-T0K3N-77")
-        said += "".join(refused.communicate(timeout=LONG))
+        printed += "".join(refused.communicate(timeout=LONG))
         proxy.faults = Faults()
         ray.shutdown()
         assert ids(run.output.path) == Counter({**{str(i): 1 for i in range(count)}, "60": 10})
-        texts = {"output of the processes": said.encode()}
+        texts = {"output of the processes": printed.encode()}
         texts |= {item.path: storage.read(item.path) for item in storage.walk(f"{bucket}/runs")}
         texts |= {str(path): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
         assert len(texts) > 20

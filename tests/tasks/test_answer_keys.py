@@ -104,7 +104,7 @@ def changed(config: RunConfig, key: str, folders: list[str]) -> RunConfig:
 def rows_of(parts: WorkerComponents, documents: list[Document]) -> list[Any]:
     """Every output row, in an order of its own."""
     records, _ = answer(parts.task, documents, parts.engine, sampling=parts.sampling)
-    rows = [(record.row, record.error, record.columns) for record in records]
+    rows = [(record.index, record.error, record.columns) for record in records]
     return sorted(rows, key=lambda row: (row[0], row[2].get("question_id", ""), row[2].get("turn", 0)))
 
 
@@ -143,12 +143,12 @@ def test_what_is_named_arrives(kind, method, isolate, temperature, folders, monk
         """All that a worker's engine and programs are told."""
         heard.clear()
         parts = build(config, None, lambda model: heard.append(model.name) or load(model))
-        works = list(parts.task.plan(DOCUMENTS[kind]))
+        requests = list(parts.task.plan(DOCUMENTS[kind]))
         return [
             *heard,
             getattr(parts.engine, "draft_tokens", None),
             plain(parts.sampling),
-            *(work.seed for work in works),
+            *(request.seed for request in requests),
         ]
 
     config = config_of(kind, folders, method=method, isolate=isolate, sampling={"temperature": temperature})

@@ -71,13 +71,10 @@ def test_what_is_not_surely_one_number_is_flagged(text):
     checked = check(NUMBER, json.dumps(text, ensure_ascii=False))
     assert (checked.status, checked.value) == ("ambiguous", None)
     assert json.loads(checked.raw) == text
-
-
-@pytest.mark.parametrize("text", ["7/8", "1-2", "<5", "½", "5 x 3", "12, 15"])
-def test_quotes_may_be_left_out(text):
-    checked = check(NUMBER, f" {text}}}")
-    assert (checked.status, checked.value) == ("ambiguous", None)
-    assert text in checked.raw
+    if text in ("7/8", "1-2", "<5", "½", "5 x 3", "12, 15"):  # quotes may be left out
+        checked = check(NUMBER, f" {text}}}")
+        assert (checked.status, checked.value) == ("ambiguous", None)
+        assert text in checked.raw
 
 
 @pytest.mark.parametrize(
@@ -85,17 +82,6 @@ def test_quotes_may_be_left_out(text):
 )
 def test_what_is_no_number_at_all_is_invalid(text):
     assert (check(NUMBER, text).status, check(NUMBER, text).value) == ("invalid", None)
-
-
-@pytest.mark.parametrize("text", [" 12", ' "1,0', ' "12 k', " 1,", " 7"])
-def test_a_number_that_was_cut_is_no_value(text):
-    checked = check(NUMBER, text, closed=False)
-    assert (checked.status, checked.value, checked.raw) == ("truncated", None, text)
-
-
-def test_a_text_attribute_keeps_a_number_as_it_is_written():
-    for text in ("7/8", "1,000", "1.50", "12 in"):
-        assert check(Attribute(name="a"), f" {text},\n").value == text
 
 
 # ------------------------------------------------------------------------------------------------------- the automaton
@@ -257,6 +243,7 @@ def says(program, text: str, heard: list[int]):
         return end.value
 
 
+SIZES = {"shoes": {"attributes": [{"name": "Size", "type": "number"}]}}
 SAID = [
     ("1,000,\n", "ok", 1000), ("1,000", "ok", 1000), ("7,\n", "ok", 7), ("1,000 mAh,\n", "ok", 1000),
     ("7/8,\n", "ambiguous", None), ("1-2\n", "ambiguous", None), ("<5,\n", "ambiguous", None), ("12 in\n", "ok", 12),
@@ -269,15 +256,14 @@ SAID = [
 @pytest.mark.parametrize("method", ["hyper_parallel", "guided", "autoregressive"])
 @pytest.mark.parametrize(("text", "status", "value"), SAID)
 def test_a_model_that_copies_is_let_and_read(method, text, status, value):
-    categories = {"shoes": {"attributes": [{"name": "Size", "type": "number"}]}}
     decoding = {"method": method, "max_value_tokens": 20, "max_new_tokens": 28}
-    task = make(task={"categories": categories}, decoding=decoding)
-    (work,) = task.plan([document(0)])
+    task = make(task={"categories": SIZES}, decoding=decoding)
+    (request,) = task.plan([document(0)])
     heard: list[int] = []
     written = '"Size": ' + text if method == "autoregressive" else " " + text
     engine = Engine(tiny_model("llama", max_position_embeddings=CONTEXT))
-    (answer,) = engine.run([says(work.program, written, heard)])
-    (record,) = work.finish(answer)
+    (answer,) = engine.run([says(request.program, written, heard)])
+    (record,) = request.finish(answer)
     (found,) = record.columns["values"]
     assert (found["status"], json.loads(record.columns["record"])["Size"]) == (status, value)
     if status in ("ambiguous", "truncated"):
@@ -298,9 +284,8 @@ def test_a_model_that_copies_is_let_and_read(method, text, status, value):
     ],
 )  # fmt: skip
 def test_an_answer_that_was_cut_cuts_no_number_short(text, stopped, status, value):
-    categories = {"shoes": {"attributes": [{"name": "Size", "type": "number"}]}}
-    (work,) = make(task={"categories": categories}, decoding={"method": "autoregressive"}).plan([document(0)])
+    (request,) = make(task={"categories": SIZES}, decoding={"method": "autoregressive"}).plan([document(0)])
     tokens = tiny_tokenizer().encode(text, add_special_tokens=False)
-    (record,) = work.finish(Continuation(tokens, [-0.1] * len(tokens), stopped))
+    (record,) = request.finish(Continuation(tokens, [-0.1] * len(tokens), stopped))
     (found,) = record.columns["values"]
     assert (found["status"], found["number"]) == (status, value)

@@ -23,6 +23,8 @@ ENUM = Attribute(name="a", type="enum", values=["red", "Red wine", "größe"])
         (TEXT, ' "null"', "null", None), (TEXT, ' ""', "null", None), (TEXT, ' "N/A"', "null", None),
         (TEXT, " 42", "ok", "42"), (TEXT, " true,", "ok", "true"), (TEXT, " oops", "invalid", None),
         (TEXT, ' ["a"]', "invalid", None), (TEXT, "", "invalid", None),
+        (TEXT, " 7/8,\n", "ok", "7/8"), (TEXT, " 1,000,\n", "ok", "1,000"), (TEXT, " 1.50,\n", "ok", "1.50"),
+        (TEXT, " 12 in,\n", "ok", "12 in"),
         (NUMBER, ' "7.5"', "ok", 7.5), (NUMBER, " true", "invalid", None), (NUMBER, " null", "null", None),
         (BOOLEAN, " false", "ok", False), (BOOLEAN, ' "Yes"', "ok", True), (BOOLEAN, ' "maybe"', "invalid", None),
         (ENUM, ' "RED"', "ok", "red"), (ENUM, ' "red wine"', "ok", "Red wine"), (ENUM, ' "größe"', "ok", "größe"),
@@ -35,9 +37,12 @@ def test_check(attribute, text, status, value):
     assert type(checked.value) is type(value)
 
 
-def test_a_value_that_was_cut_is_kept_and_says_so():
+def test_a_text_that_was_cut_is_kept_and_a_number_is_no_value():
     checked = check(TEXT, ' "a very long', closed=False)
     assert (checked.status, checked.value) == ("truncated", "a very long")
+    for text in (" 12", ' "1,0', ' "12 k', " 1,", " 7"):
+        checked = check(NUMBER, text, closed=False)
+        assert (checked.status, checked.value, checked.raw) == ("truncated", None, text)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from raypd.config import RunConfig
 from raypd.decoding.assisted import AssistedEngine
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.medusa import MedusaHeads
@@ -16,11 +15,10 @@ from raypd.decoding.program import Predictions
 from raypd.errors import ConfigError, ModelError
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.medusa_heads import save_heads
-from raypd.tasks import build_task
-from raypd.tasks.base import Document
 from raypd.tasks.prompting import end_tokens
 from tests.decoding.drivers import steered
 from tests.runs import answer
+from tests.tasks.test_generation import document, make, one
 from tests.tiny import tiny_model, tiny_tokenizer
 
 LOSSLESS = ["autoregressive", "space", "medusa", "speculative"]
@@ -43,19 +41,15 @@ def answers(parts, method: str, prompts=PROMPTS, **generation) -> dict[tuple[int
     model, tokenizer, heads = parts
     model = copy.deepcopy(model)
     decoding = {"method": method, "max_new_tokens": 14, "heads": str(heads), "draft_model": "x", "mask_tokens": 3}
-    kind = {"kind": "generation", **generation}
-    tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": kind, "decoding": decoding}
-    config = RunConfig.model_validate(tree)
-    task = build_task(config, tokenizer, 4096, model)
+    task = make(decoding=decoding, tokenizer=tokenizer, model=model, **generation)
     engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=40) if method != "speculative" else None
     if engine is None:
         ends = end_tokens(tokenizer)
         engine = AssistedEngine(model, copy.deepcopy(model), draft_tokens=5, max_new_tokens=14, ends=ends)
-    documents = [Document(i, f"id{i}", {"prompt": prompt}) for i, prompt in enumerate(prompts)]
-    records, ended = answer(task, documents, engine)
+    records, ended = answer(task, [document(prompt, i) for i, prompt in enumerate(prompts)], engine)
     if method == "speculative":
         assert all(done.counts.decode_tokens == len(done.answer.tokens) for done in ended)
-    found = {(record.row, record.columns["turn"]): record.columns for record in records}
+    found = {(record.index, record.columns["turn"]): record.columns for record in records}
     assert sorted(found) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
     return found
 
@@ -110,13 +104,13 @@ def test_outline_and_points_are_prompted_by_one_chat_template(thinking):
     """Together they are the conversation that the template renders with the same settings."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = THINKS
-    outline, request = OUTLINE_REQUEST.format(question="Hi"), POINT_REQUEST.format(index=1)
+    outline, point = OUTLINE_REQUEST.format(question="Hi"), POINT_REQUEST.format(index=1)
     prompt, points = skeleton_feeds(tokenizer, {"thinking": thinking})
     turns = [{"role": "user", "content": outline}]
     settings = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": thinking}
     assert prompt == tokenizer.apply_chat_template(turns, **settings)
     assert prompt.endswith("assistant\n" if thinking else "assistant\n<think>\n\n</think>\n\n")
-    turns += [{"role": "assistant", "content": "1. a"}, {"role": "user", "content": request}]
+    turns += [{"role": "assistant", "content": "1. a"}, {"role": "user", "content": point}]
     assert points == tokenizer.apply_chat_template(turns, **settings).partition("1. a")[2]
 
 
@@ -129,12 +123,10 @@ def test_points_have_no_chat_template_where_the_outline_has_none():
 def skeleton_feeds(tokenizer, task: dict) -> tuple[str, str]:
     """What skeleton of thought puts in before the outline "1. a", and behind it for its only point."""
     decoding = {"method": "skeleton_of_thought", "max_new_tokens": 20}
-    task = {"kind": "generation", **task}
-    tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": task, "decoding": decoding}
-    (work,) = build_task(RunConfig.model_validate(tree), tokenizer, 4096).plan([Document(0, "0", {"prompt": "Hi"})])
-    prompt = feed = next(work.program)
+    request = one(make(decoding=decoding, tokenizer=tokenizer, **task), "Hi")
+    prompt = feed = next(request.program)
     for token in tokenizer.encode("1. a<|im_end|>", add_special_tokens=False):
-        feed = work.program.send(Predictions([token], [-1.0]))
+        feed = request.program.send(Predictions([token], [-1.0]))
     return tokenizer.decode(list(prompt.tokens)), tokenizer.decode(list(feed.tokens))
 
 
@@ -165,14 +157,11 @@ def reason(parts, method: str, whole: bool, stop: str | None = None) -> tuple[st
             return end if whole and token == ord("x") else ord("x")
         return end if whole or method in SCRIPTS else ord("m")
 
-    task = {"kind": "generation", "chat_template": False, "stop": [stop] if stop else []}
     decoding = {"method": method, "max_new_tokens": 70, "max_async_tokens": 11, "heads": str(heads)}
-    tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": task, "decoding": decoding}
-    (work,) = build_task(RunConfig.model_validate(tree), tokenizer, 4096, model).plan(
-        [Document(0, "0", {"prompt": "Hi"})]
-    )
-    (answer,) = Engine(copy.deepcopy(model)).run([steered(work.program, rule)])
-    (record,) = work.finish(answer)
+    stops = [stop] if stop else []
+    request = one(make(decoding=decoding, tokenizer=tokenizer, model=model, chat_template=False, stop=stops), "Hi")
+    (answer,) = Engine(copy.deepcopy(model)).run([steered(request.program, rule)])
+    (record,) = request.finish(answer)
     return record.columns["text"], record.columns["finish_reason"]
 
 
@@ -217,6 +206,5 @@ def test_heads_of_another_model_are_refused(parts):
     ],
 )
 def test_what_a_method_needs_is_said_up_front(decoding, words):
-    tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": {"kind": "generation"}, "decoding": decoding}
     with pytest.raises((ConfigError, ValueError), match=words):
-        RunConfig.model_validate(tree)
+        make(decoding=decoding)

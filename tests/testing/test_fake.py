@@ -114,7 +114,7 @@ def test_questions_and_conversations() -> None:
         records, counts = answer(config, [Document(0, "1", row), Document(1, "2", {"context": "c", "questions": 3})])
         assert sorted(r.columns.get("question_id", "-") for r in records) == ["-", "0", "k"]
         assert all(set(r.columns) <= set(columns.QUESTION_ANSWERING.names) for r in records)
-        assert [r.error for r in records if r.row == 1] == ["column 'questions' holds no list of questions"]
+        assert [r.error for r in records if r.index == 1] == ["column 'questions' holds no list of questions"]
         assert len(counts) == (1 if method == "intra_prompt" else 2)
     tree["task"] = {"kind": "generation", "samples": 2}
     config = make_config(tree, [*FAST, "decoding.sampling.temperature=1"])

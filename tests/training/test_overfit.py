@@ -19,7 +19,13 @@ from raypd.training.trainer import make_trainable, make_trainer
 from tests.runs import answer
 from tests.tiny import tiny_model, tiny_tokenizer
 
-LIST = "Do:\n\n1. Rise: at seven every single day.\n2. Walk: for half an hour or so.\n3. Read: a good old paper book.\n\nBye."
+LIST = """Do:
+
+1. Rise: at seven every single day.
+2. Walk: for half an hour or so.
+3. Read: a good old paper book.
+
+Bye."""
 ANSWERS = {"How?": LIST, "Who?": "It was me, nobody else.", "Then?": "A. B.\n\nOne. " + LIST[:9]}
 
 
@@ -48,7 +54,7 @@ def trained(method, tmp_path, epochs, **decoding):
     trainer.train()
     task = build_task(config, tokenizer, 4096, model)
     records, _ = answer(task, documents, Engine(model.eval()))
-    return [record.columns for record in sorted(records, key=lambda record: record.row)], losses[-1]
+    return [record.columns for record in sorted(records, key=lambda record: record.index)], losses[-1]
 
 
 def test_autoregressive_writes_what_it_learned(tmp_path):

@@ -9,22 +9,22 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 from raypd import storage
+from raypd.cli.main import app
 from raypd.cluster import driver
 from raypd.cluster.worker import WorkerComponents
-from raypd.config import OutputConfig, RunConfig, StorageConfig
-from raypd.dataset import plan, planner
+from raypd.config import RunConfig, StorageConfig
 from raypd.dataset import writer as commit
-from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, RunError
 from raypd.run.lease import RunLease
-from raypd.verify import retry
+from raypd.run.load import load_run
+from raypd.verify import dead_letters, retry
 from raypd.verify.retry import merged, retry_errors
-from raypd.verify.table_object import with_values
 from raypd.verify.verification import verify
 from tests.cluster import fakes
-from tests.runs import write_jsonl
+from tests.runs import with_values, write_jsonl
 
 
 class Task(fakes.FakeTask):
@@ -37,7 +37,7 @@ class Task(fakes.FakeTask):
         for document in documents:
             Task.asked.append(document.id)
             if document.error is None and document.fields["title"] == "program" and not Task.mended:
-                yield fakes.Record(document.row, error="ValueError: the program failed")
+                yield fakes.Record(document.index, error="ValueError: the program failed")
             else:
                 yield from super().plan([document])
 
@@ -100,19 +100,17 @@ def test_failed_documents_alone_are_asked_again_and_their_rows_replaced(run) -> 
     assert again(run).tried == 0
 
 
-def test_what_fails_again_counts_its_attempts(run) -> None:
+def test_of_two_at_once_one_says_so_and_what_fails_again_counts_its_attempts(run) -> None:
+    first = RunLease(storage.join(run.output.path, "retries"))
+    with pytest.raises(RunError, match=f"session {first.id} has been at work"):
+        again(run)
+    first.end("complete")
     assert again(run).failed == 3
     made = again(run)
     assert (made.number, made.failed) == (2, 3)
     found = rows(run)
     assert [found[id]["attempts"] for id in ("4", "12", "3", "5")] == [3, 3, 1, 1]
     assert verify(run.output.path, run).well
-
-
-def test_what_the_input_itself_makes_fail_is_tried_on_request(run) -> None:
-    made = again(run, everything=True)
-    assert (made.tried, made.left_out) == (4, 0)
-    assert rows(run)["3"]["attempts"] == 2
 
 
 def test_units_that_are_not_done_are_left_to_a_plain_run(run) -> None:
@@ -125,9 +123,11 @@ def test_units_that_are_not_done_are_left_to_a_plain_run(run) -> None:
     assert len(rows(run)) == 20
 
 
-def test_nothing_to_retry_and_no_run(run, tmp_path, config) -> None:
+def test_what_the_input_itself_makes_fail_is_tried_on_request(run, tmp_path, config) -> None:
     Task.mended = True
-    again(run, everything=True)
+    made = again(run, everything=True)
+    assert (made.tried, made.left_out) == (4, 0)
+    assert rows(run)["3"]["attempts"] == 2
     assert "cannot be read as they stand" in again(run).describe()
     with pytest.raises(ConfigError, match="no run here"):
         again(config(str(tmp_path / "a.jsonl"), "nowhere"))
@@ -193,14 +193,6 @@ def test_what_somebody_else_changes_at_the_same_moment_is_kept(run, monkeypatch)
     assert [found[id]["answer"] for id in ("4", "12", "13")] == ["MENDED"] * 3
 
 
-def test_started_twice_one_says_so(run) -> None:
-    first = RunLease(storage.join(run.output.path, "retries"))
-    with pytest.raises(RunError, match=f"session {first.id} has been at work"):
-        again(run)
-    first.end("complete")
-    assert again(run).tried == 3
-
-
 def test_readers_see_every_document_exactly_once_at_each_instant(run) -> None:
     Task.mended = True
     seen: list[int] = []
@@ -232,28 +224,21 @@ def test_documents_of_several_rows_are_replaced_whole_unless_more_of_them_failed
     assert found["attempts"].to_pylist() == [1, 3, 3, 3, 2, 2, 1]
 
 
-def test_a_subset_of_a_unit_is_a_unit(run, tmp_path) -> None:
-    unit = next(iter(planner.plan(run)))
-    some = unit.subset([1, 4])
-    assert some.id != unit.id
-    assert some.whole == unit.id
-    assert (some.rows, some.expected, unit.whole) == (2, 2, unit.id)
-    assert some != unit.subset([1, 5])
-    assert [(d.row, d.id) for d in read_unit(some, run)] == [(1, "1"), (4, "4")]
-    writer = plan.PlanWriter()
-    writer.add(some)
-    made = writer.finish(0, "", 0, {})
-    made.keep(str(tmp_path / "kept"))
-    assert list(plan.stored(str(tmp_path / "kept"))) == [some]
-
-
 def test_on_s3(bucket, config, connected) -> None:
-    lines = "".join(json.dumps({"id": str(i), "title": "program" if i == 7 else "a"}) + "\n" for i in range(25))
-    storage.put(f"{bucket}/in/a.jsonl", lines.encode())
-    places = {"output": OutputConfig(path=f"{bucket}/out"), "storage": StorageConfig(endpoint_url=connected.url)}
-    made = config(f"{bucket}/in", unit_documents=10).model_copy(update=places)
+    titles = ["program" if i == 7 else "a" for i in range(25)]
+    storage.put(
+        f"{bucket}/in/a.jsonl", "".join(f'{{"id": "{i}", "title": "{t}"}}\n' for i, t in enumerate(titles)).encode()
+    )
+    made = config(f"{bucket}/in", f"{bucket}/out", {"endpoint_url": connected.url})
     driver.run_extract(made, build=build)
+    assert dead_letters.summarize(made.output.path).documents == 1
     Task.mended = True
     assert again(made).ok == 1
-    assert verify(made.output.path, made).well
     assert rows(made)["7"]["answer"] == "MENDED"
+    storage.configure(StorageConfig())
+    given = [f"storage.endpoint_url={connected.url}"]
+    assert verify(made.output.path, load_run(made.output.path, given)).well
+    storage.delete(f"{bucket}/out/units/{sorted(commit.committed(made.output.path))[0]}.parquet")
+    done = CliRunner().invoke(app, ["verify", made.output.path, *given])
+    assert done.exit_code == 1
+    assert "missing: 10 documents" in done.output

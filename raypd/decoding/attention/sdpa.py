@@ -23,16 +23,22 @@ def attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     step: Step | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers calls in every layer; returns [1, tokens, heads, head_dim].
 
     Raises:
-        RuntimeError: the model was called otherwise than by its engine.
+        RuntimeError: the model was called otherwise than by its engine, or has attention sinks.
     """
     if step is None:
-        raise RuntimeError("this model belongs to a raypd engine: call it through the engine")
+        raise RuntimeError(
+            "a model of a raypd engine is called through the engine alone, and its layers must hand unknown keyword "
+            "arguments on to the attention function"
+        )
+    if s_aux is not None:
+        raise RuntimeError("its attention has sinks, which raypd's attention does not know")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     step.cache.write(layer, step.slots, key[0], value[0])
     keys, values = step.cache.keys[layer], step.cache.values[layer]

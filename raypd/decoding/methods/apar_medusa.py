@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from raypd.decoding.methods.apar import AparAnswer, AparGroup, AparSequence
-from raypd.decoding.methods.medusa import MedusaHeads, Tree, check_depth, draft_feed
-from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.methods.medusa import MedusaHeads, Tree
+from raypd.decoding.program import DraftRequest, Feed, Predictions, Program
 from raypd.decoding.text import Prompt, Stops, TextMethod
 from raypd.decoding.visibility import Reach
 
@@ -183,8 +183,7 @@ def apar_medusa(
     Raises:
         ValueError: the tree is deeper than there are heads.
     """
-    tree = tree or heads.tree
-    check_depth(tree, heads)
+    tree = heads.suited(tree)
     group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost
     state = Decode(group, tree)
@@ -198,7 +197,7 @@ def apar_medusa(
         going_on, states = state.accept(decoding, predictions)
         state.fed += len(feed.tokens)
         if going_on and group.used + 1 < max_new_tokens:
-            drafted = yield draft_feed(heads, states, tree)
+            drafted = yield Feed((), (), draft=DraftRequest(heads, states, tree))
             for drafts, guesses in zip(going_on, drafted.drafts, strict=True):
                 drafts.guesses = guesses
     if state.decoded:

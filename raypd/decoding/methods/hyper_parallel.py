@@ -79,12 +79,11 @@ def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values:
     if isolate_values:
         for n in live:
             reach[n + 1, 0] = reach[n + 1, n + 1] = Reach.CAUSAL
-    allowed_token_ids = [slot.grammar.allowed(0, k_max) for slot in slots]
     predictions = yield Feed(
         prompt.tokens,
         positions,
         sample_at=[slot.end for slot in slots],
-        allowed_token_ids=allowed_token_ids,
+        allowed_token_ids=[slot.grammar.allowed(0, k_max) for slot in slots],
         shared=prompt.shared,
         reach=reach,
     )

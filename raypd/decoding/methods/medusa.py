@@ -11,7 +11,6 @@ the distribution, is not built.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -75,25 +74,6 @@ def cartesian_tree(*widths: int) -> Tree:
     return Tree([path for d in range(len(widths)) for path in itertools.product(*map(range, widths[: d + 1]))])
 
 
-def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> Tree:
-    """The tree of at most `nodes` guesses that is expected to have the most accepted.
-
-    Args:
-        accuracies: [heads][ranks] how often the guess of that rank is right on text; a path's chance is the product
-            along it.
-    """
-    paths: list[tuple[int, ...]] = []
-    heap: list[tuple[float, tuple[int, ...]]] = [(-chance, (rank,)) for rank, chance in enumerate(accuracies[0])]
-    heapq.heapify(heap)
-    while heap and len(paths) < nodes:
-        chance, path = heapq.heappop(heap)
-        paths.append(path)
-        if len(path) < len(accuracies):
-            for rank, right in enumerate(accuracies[len(path)]):
-                heapq.heappush(heap, (chance * right, (*path, rank)))
-    return Tree(paths)
-
-
 class ResidualBlock(torch.nn.Module):
     """x + SiLU(W x + b), W and b zero at first: the identity."""
 
@@ -128,13 +108,7 @@ class MedusaHeads(torch.nn.Module):
     """
 
     def __init__(
-        self,
-        count: int,
-        layers: int,
-        hidden_size: int,
-        vocabulary: int,
-        base_model: str = "",
-        tree: Tree | None = None,
+        self, count: int, layers: int, hidden_size: int, vocabulary: int, base_model: str = "", tree: Tree | None = None
     ) -> None:
         super().__init__()
         self.count, self.layers, self.hidden_size, self.vocabulary = count, layers, hidden_size, vocabulary
@@ -155,14 +129,12 @@ class MedusaHeads(torch.nn.Module):
                 head.out.weight.copy_(own)
         return heads
 
-    def check(self, model: PreTrainedModel) -> None:
-        """Raises ValueError where hidden size or vocabulary of `model` are others."""
-        own = model.get_output_embeddings().weight.shape
-        if (self.vocabulary, self.hidden_size) != tuple(own):
-            raise ValueError(
-                f"these Medusa heads were made for {self.base_model or 'another model'}: they have hidden size "
-                f"{self.hidden_size} and vocabulary {self.vocabulary}, the model has {own[1]} and {own[0]}"
-            )
+    def suited(self, tree: Tree | None) -> Tree:
+        """`tree`, or that of the heads. Raises ValueError where it is deeper than there are heads."""
+        tree = tree or self.tree
+        if max(tree.depths, default=0) > self.count:
+            raise ValueError(f"the tree is {max(tree.depths)} deep and there are {self.count} Medusa heads")
+        return tree
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [heads, ..., vocabulary] of last hidden states [..., hidden size]."""
@@ -185,18 +157,15 @@ def medusa(
     tree: Tree | None = None,
     stops: Stops = lambda tokens: False,
 ) -> Program[DraftedContinuation]:
-    """Decodes what `autoregressive` decodes, in fewer passes.
+    """Decodes what `autoregressive` decodes with the same arguments, in fewer passes.
 
     Args:
-        max_new_tokens: most tokens that are decoded.
         tree: which guesses are tried together; None: the heads' own.
-        stops: whether the text, as the tokens decoded so far, is complete.
 
     Raises:
         ValueError: the tree is deeper than there are heads.
     """
-    tree = tree or heads.tree
-    check_depth(tree, heads)
+    tree = heads.suited(tree)
     answer = DraftedContinuation()
     reach = {(1 + run, 1 + seen): Reach.CAUSAL for run, above in enumerate(tree.above) for seen in above}
     reach |= {(1 + run, 0): Reach.CAUSAL for run in range(len(tree.above))}
@@ -237,19 +206,8 @@ def medusa(
         wanted = tree.size(max_new_tokens - len(answer.tokens) - 1)  # deeper guesses could not be taken any more
         guesses = []
         if wanted:
-            drafted = yield draft_feed(heads, [predictions.hidden[asks[-1]]], tree)
+            drafted = yield Feed((), (), draft=DraftRequest(heads, [predictions.hidden[asks[-1]]], tree))
             guesses = drafted.drafts[0][:wanted]
-
-
-def draft_feed(heads: MedusaHeads, hidden: Sequence[torch.Tensor], tree: Tree) -> Feed:
-    """The feed that asks the heads for the guesses of a tree behind each hidden state."""
-    return Feed((), (), draft=DraftRequest(heads, hidden, tree))
-
-
-def check_depth(tree: Tree, heads: MedusaHeads) -> None:
-    """Raises ValueError for a tree that is deeper than there are heads."""
-    if max(tree.depths, default=0) > heads.count:
-        raise ValueError(f"the tree is {max(tree.depths)} deep and there are {heads.count} Medusa heads")
 
 
 class MedusaText(TextMethod):

@@ -66,14 +66,12 @@ def space(
     seed: int = 0,
     stops: Stops = lambda tokens: False,
 ) -> Program[SpaceAnswer]:
-    """Algorithm 1.
+    """Algorithm 1; prompt, max_new_tokens and stops as those of `autoregressive`.
 
     Args:
-        max_new_tokens: most tokens that are decoded.
         k: mask tokens a group; 0 is autoregressive decoding.
         sampling: greedy takes the tokens that the engine picked. With a temperature all draws are the program's own,
             from `seed`, and the engine's sampling does not matter.
-        stops: whether the text, as the tokens decoded so far, is complete.
 
     Raises:
         ValueError: k is negative.

@@ -1,23 +1,13 @@
-"""PASTA against threads that are read again from scratch at each step, by the stock model."""
+"""PASTA by its definition: threads that are read again from scratch at each step, by the stock model."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 
-import pytest
 import torch
 
-from raypd.decoding.engine import Engine
-from raypd.decoding.methods.apar import apar
-from raypd.decoding.methods.autoregressive import Prompt
-from raypd.decoding.methods.pasta import PastaAnswer, pasta
 from tests.decoding import reference
-from tests.decoding.drivers import prompts_of, steered
-from tests.decoding.pasta_script import BYTES, ENDS, EOS
-from tests.decoding.reference import Replay
-from tests.decoding.test_exactness import FEW_FAMILIES, beside_others, pair
-from tests.tiny import in_float64
+from tests.decoding.pasta_script import BYTES, EOS
 
 A, B, SYNC, CLOSE, OPEN, BEHIND, LT, WORD, GT = range(240, 249)
 TEXTS = [*BYTES[:240], b'<promise topic="a" tokens="10"/>', b'<promise topic="b" tokens="3"/>', b"<sync/>", b"</async>",
@@ -76,7 +66,7 @@ def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[V
         mask = torch.zeros(len(text), len(text), dtype=torch.bool)
         for q, (_, _, seen) in enumerate(text):
             mask[q, seen] = True
-        logits = reference.dense_logits(stock, [t for t, _, _ in text], [p for _, p, _ in text], mask)
+        logits = reference.dense_output(stock, [t for t, _, _ in text], [p for _, p, _ in text], mask)[0]
         for view in live:
             used += 1
             predicted, logprob, _ = reference.greedy(logits[view.last], None)
@@ -108,54 +98,3 @@ def from_scratch(stock, prompt: list[int], most: int, most_async: int) -> list[V
             read(main, wait)
             main.live, wait, children = True, None, []
     return threads
-
-
-def compare(answer: PastaAnswer, threads: list[View], atol: float = 1e-3) -> None:
-    assert len(answer.threads) == len(threads)
-    for ours, theirs in zip(answer.threads, threads, strict=True):
-        assert ours.tokens == [t for t, _ in theirs.picked]
-        assert ours.logprobs == pytest.approx([p for _, p in theirs.picked], abs=atol)
-
-
-MOST, MOST_ASYNC = 56, 12
-
-
-def program(prompt: Prompt):
-    return steered(pasta(prompt, MOST, TEXTS, encode, ENDS, max_async_tokens=MOST_ASYNC), steer)
-
-
-@pytest.mark.parametrize("kind", FEW_FAMILIES)
-def test_threads_equal_threads_read_from_scratch_beside_other_programs(kind):
-    model, stock = pair(kind)
-    prompts = prompts_of(3, 4, 15, 3)
-    engine = Engine(model, max_num_seqs=4, max_num_batched_tokens=24)
-    forking = apar(prompts[1], 20, 3, 4, ENDS)
-    *answers, _ = beside_others(engine, stock, [*map(program, prompts), forking], prompts[0])
-    for answer, prompt in zip(answers, prompts, strict=True):
-        compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC))
-    assert sum(len(answer.threads) for answer in answers) > 8
-    assert "<sync/>" in "".join(a.raw.partition("</async>")[2] for a in answers), "a wait for a child"
-
-
-def test_float64_and_the_independent_interpreter_of_feeds():
-    model, stock = pair("qwen3")
-    model, stock = in_float64(model), in_float64(stock)
-    prompts = prompts_of(4, 2, 15, 3)
-    for prompt, answer in zip(prompts, Engine(model, max_num_seqs=3).run(map(program, prompts)), strict=True):
-        compare(answer, from_scratch(stock, prompt.tokens, MOST, MOST_ASYNC), atol=1e-9)
-        replayed = Replay(stock).run(program(prompt))
-        assert replayed.raw == answer.raw
-        assert replayed.steps == answer.steps
-        for a, b in zip(replayed.threads, answer.threads, strict=True):
-            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-9)
-
-
-def test_rows_fed_again_after_losing_their_cache_and_any_batch_give_the_same():
-    model, stock = pair("llama")
-    other = copy.deepcopy(stock)
-    prompts = prompts_of(5, 5, 15, 3)
-    squeezed = Engine(model, max_num_seqs=5, max_num_batched_tokens=40, cache_tokens=320).run(map(program, prompts))
-    alone = [Engine(other, max_num_seqs=1).run([program(p)])[0] for p in prompts]
-    for a, b in zip(squeezed, alone, strict=True):
-        assert a.raw == b.raw
-        assert [t.tokens for t in a.threads] == [t.tokens for t in b.threads]

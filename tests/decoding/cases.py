@@ -1,0 +1,522 @@
+"""Every method on prompts of its own, and what the unmodified model says to each alone: what the tests of all methods
+run over."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from raypd.decoding.engine import Engine
+from raypd.decoding.methods.apar import AparAnswer, Paragraph, apar, restore
+from raypd.decoding.methods.apar_medusa import apar_medusa
+from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.guided import guided
+from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
+from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
+from raypd.decoding.methods.medusa import MedusaHeads, Tree, cartesian_tree, medusa
+from raypd.decoding.methods.pasta import pasta
+from raypd.decoding.methods.skeleton_of_thought import POINT_REQUEST, OutlinePoint, skeleton_of_thought
+from raypd.decoding.methods.space import space
+from raypd.decoding.program import Program
+from tests.decoding import pasta_reference, reference
+from tests.decoding.drivers import INSTRUCTION, changed, prompts_of, steered, tokens_of
+from tests.tiny import tiny_model
+
+FAMILIES = ["llama", "qwen3", "phi3", "mistral", "gemma2", "gemma3_text", "olmo2"]
+WINDOWED = {"mistral", "gemma2", "gemma3_text"}
+EOS, FORK, CHILD = 2, 3, 4
+MASK = 3
+ENDS = frozenset([EOS])
+TREES = [cartesian_tree(1, 1, 1), cartesian_tree(3, 2), Tree([(0,), (1,), (2,), (1, 0), (1, 1), (1, 0, 0)])]
+
+
+@dataclass
+class Case:
+    """Programs, made anew at each call, and the check of their answers: equal tokens, and log-probabilities within a
+    tolerance."""
+
+    programs: Callable[[], list[Program[Any]]]
+    check: Callable[[list[Any], float], None]
+
+
+def pair(kind: str, **overrides: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A tiny model twice: for the engine, and unmodified for the reference."""
+    if kind in WINDOWED:
+        overrides.setdefault("sliding_window", 9)
+    model = tiny_model(kind, **overrides)
+    stock = copy.deepcopy(model)
+    stock.set_attn_implementation("eager")
+    return model, stock
+
+
+def agree(expected, tokens, logprobs, atol=1e-3) -> None:
+    """Equal tokens and log-probabilities; a first divergence is excused only at a gap below `atol`."""
+    for i, (token, logprob, gap) in enumerate(expected):
+        if i >= len(tokens) or tokens[i] != token:
+            assert gap < atol, f"token {i}: {tokens[i : i + 1]} for {token}, gap {gap}"
+            return
+        assert abs(logprobs[i] - logprob) < atol
+    assert len(tokens) == len(expected)
+
+
+def compared(expected: list[list], ended: Callable[[list[int]], bool]) -> Callable[[list[Any], float], None]:
+    """The check that every answer has the expected parts, each complete where its tokens say so."""
+
+    def check(answers: list[Any], atol: float) -> None:
+        for wanted, answer in zip(expected, answers, strict=True):
+            found = answer if isinstance(answer, list) else getattr(answer, "points", [answer])
+            for want, part in zip(wanted, found, strict=True):
+                agree(want, part.tokens, part.logprobs, atol)
+                assert (part.closed if isinstance(part, Value) else part.stopped) == ended(part.tokens)
+        lengths = {len(want) for wanted in expected for want in wanted}
+        assert len(lengths) > 1 or max(map(len, expected)) == 1, "parts of an answer should end at different steps"
+
+    return check
+
+
+def run_all(engine: Engine, cases: dict[str, Case], atol: float) -> None:
+    """Decodes and checks the programs of all cases in one engine."""
+    programs = {name: case.programs() for name, case in cases.items()}
+    answers = iter(engine.run(program for members in programs.values() for program in members))
+    for name, members in programs.items():
+        cases[name].check(list(islice(answers, len(members))), atol)
+
+
+# ------------------------------------------------------------------------------------ autoregressive, slots, questions
+
+
+def eleventh(tokens) -> bool:
+    return tokens[-1] % 11 == 0
+
+
+def twenty_third(tokens) -> bool:
+    return tokens[-1] % 23 == 0
+
+
+def seventh(tokens) -> bool:
+    return tokens[-1] % 7 == 0
+
+
+def _autoregressive(stock: PreTrainedModel) -> Case:
+    prompts = prompts_of(2, 5, 20)
+    expected = [[reference.autoregressive(stock, prompt.tokens, 12, eleventh)] for prompt in prompts]
+    return Case(lambda: [autoregressive(prompt, 12, eleventh) for prompt in prompts], compared(expected, eleventh))
+
+
+class EverySeventh:
+    """A slot's rules for random models: done at a multiple of 7; optionally even tokens alone at first."""
+
+    def __init__(self, limited: bool = False) -> None:
+        self.limited = limited
+
+    def advance(self, state: int, token: int) -> int:
+        return token
+
+    def allowed(self, state: int, left: int) -> np.ndarray | None:
+        return np.arange(4, 256, 2) if self.limited and state == 0 else None
+
+    def done(self, state: int) -> bool:
+        return state % 7 == 0
+
+    def completion(self, state: int) -> str | None:
+        return None
+
+
+def slotted(rng: random.Random, documents: int, shared: bool) -> SlottedPrompt:
+    """A prompt of `documents` stacked documents with ragged skeletons."""
+    tokens = list(INSTRUCTION)
+    for _ in range(documents):
+        tokens += tokens_of(rng, 2, 14)
+    slots = []
+    for _ in range(documents):
+        for _ in range(rng.randint(1, 4)):
+            tokens += tokens_of(rng, 1, 4)
+            slots.append(Slot(len(tokens) - 1, EverySeventh(limited=rng.random() < 0.5)))
+    tokens += tokens_of(rng, 0, 2)  # a closing brace behind the last slot
+    return SlottedPrompt(tokens, slots, shared=len(INSTRUCTION) if shared else 0)
+
+
+def _stacked(stacks: tuple[int, ...], isolate_values: bool) -> Callable[[PreTrainedModel], Case]:
+    """Stacks of documents, of which every other one shares its instruction."""
+    rng = random.Random(3)
+    prompts = [slotted(rng, documents, shared=bool(i % 2)) for i, documents in enumerate(stacks)]
+
+    def values(stock: PreTrainedModel, prompt: SlottedPrompt) -> list:
+        def allowed(n: int, tokens: list[int]) -> list[int] | None:
+            ids = prompt.slots[n].grammar.allowed(tokens[-1] if tokens else 0, 9)
+            return None if ids is None else ids.tolist()
+
+        ends = [slot.end for slot in prompt.slots]
+        closed = lambda n, tokens: seventh(tokens)  # noqa: E731
+        return reference.hyper_parallel(stock, prompt.tokens, ends, 6, isolate_values, allowed, closed)
+
+    def case(stock: PreTrainedModel) -> Case:
+        expected = [values(stock, prompt) for prompt in prompts]
+        return Case(lambda: [hyper_parallel(p, 6, isolate_values) for p in prompts], compared(expected, seventh))
+
+    return case
+
+
+def _guided(stock: PreTrainedModel) -> Case:
+    """Every value behind all of the answer before it; what `rest` puts behind a value is seen by the next."""
+    rng = random.Random(5)
+    prompts = [slotted(rng, 1, shared=bool(i % 2)) for i in range(5)]
+
+    def rest(slot: Slot, value: Value) -> list[int]:
+        return [*value.tokens[-1:], 3 + len(value.tokens)]
+
+    def values(prompt: SlottedPrompt) -> Iterator[list]:
+        text, begin = [], 0
+        for slot in prompt.slots:
+            text += prompt.tokens[begin : slot.end + 1]
+            begin = slot.end + 1
+            limit = slot.grammar.allowed
+            allowed = lambda tokens, limit=limit: limit(tokens[-1] if tokens else 0, 9)  # noqa: E731
+            value = reference.autoregressive(stock, text, 6, seventh, allowed)
+            tokens = [token for token, _, _ in value]
+            text += [*tokens[:-1], *rest(slot, Value(tokens))]
+            yield value
+
+    expected = [list(values(prompt)) for prompt in prompts]
+    return Case(lambda: [guided(prompt, 6, rest) for prompt in prompts], compared(expected, seventh))
+
+
+def tree_of(rng: random.Random, contexts: int, instruction=INSTRUCTION) -> PromptTree:
+    """A ragged tree: 0 to 5 questions a context, but some in the first; of some the first token is limited."""
+
+    def question() -> Question:
+        letters = lambda tokens: None if tokens else np.arange(65, 69)  # noqa: E731
+        return Question(tokens_of(rng, 1, 6), seventh, letters if rng.random() < 0.3 else None)
+
+    counts = [rng.randint(2, 5), *(rng.randint(0, 5) for _ in range(contexts - 1))]
+    return PromptTree(instruction, [Context(tokens_of(rng, 1, 15), [question() for _ in range(n)]) for n in counts])
+
+
+def _intra_prompt(stock: PreTrainedModel) -> Case:
+    """Against one prompt a question. Without an instruction nothing is shared, and a context begins at position 0."""
+    rng = random.Random(4)
+    trees = [tree_of(rng, 1 + n % 4, [] if n == 2 else INSTRUCTION) for n in range(4)]
+
+    def alone(tree: PromptTree) -> Iterator[list]:
+        for context in tree.contexts:
+            for question in context.questions:
+                tokens = [*tree.instruction, *context.tokens, *question.tokens]
+                yield reference.autoregressive(stock, tokens, 7, seventh, question.allowed_token_ids)
+
+    expected = [list(alone(tree)) for tree in trees]
+    return Case(lambda: [intra_prompt(tree, 7) for tree in trees], compared(expected, seventh))
+
+
+# ------------------------------------------------------------------------------------------------------- drafted texts
+
+
+def drafting(program, prompt, text, k, right, seed=0):
+    """SPACE whose drafts are `text`, what will be decoded, each with the probability `right`."""
+    rng = random.Random(seed)
+
+    def draft(feed, predictions) -> None:
+        for number, index in enumerate(feed.sample_at):
+            ahead = feed.positions[index] + 1 - len(prompt.tokens)
+            if feed.segments[index] > k and ahead < len(text) and rng.random() < right:
+                predictions.tokens[number] = text[ahead]
+
+    return changed(program, draft)
+
+
+class Knowing(MedusaHeads):
+    """Heads that know the texts: they find where they are by the hidden state, which must be one of the stock model's,
+    and guess right, at a random rank of each depth, with the probability `right`.
+
+    texts: (tokens, from which place on) of which each token is what is said behind the one before it.
+    """
+
+    def __init__(self, stock, texts, right, seed=0):
+        width = stock.get_output_embeddings().weight.shape
+        super().__init__(3, 1, width[1], width[0])
+        self.right, self.rng = right, random.Random(seed)
+        states, self.behind = [], []  # what is said behind each state, from there on
+        for tokens, begin in texts:
+            states.append(reference.plain_output(stock, tokens)[1][begin - 1 :])
+            self.behind += [tokens[place:] for place in range(begin, len(tokens) + 1)]
+        self.states = torch.cat(states)
+
+    def draft(self, hidden, tree):
+        return [self.guess_one(state, tree) for state in hidden]
+
+    def guess_one(self, hidden, tree):
+        gaps = (self.states - hidden).abs().amax(-1)
+        place = int(gaps.argmin())
+        assert gaps[place] < 1e-3
+        text = self.behind[place]
+        guesses, lucky = [], {}
+        for d, rank in zip(tree.depths, tree.ranks, strict=True):
+            if d not in lucky:
+                ranks = {r for depth, r in zip(tree.depths, tree.ranks, strict=True) if depth == d}
+                lucky[d] = self.rng.choice(sorted(ranks)) if self.rng.random() < self.right else None
+            known = text[d] if d < len(text) else 5
+            guesses.append(known if rank == lucky[d] else (known + 1 + rank) % 200)
+        return guesses
+
+
+def _drafted(program: Callable[..., Program[Any]]) -> Callable[[PreTrainedModel], Case]:
+    """`program(stock, prompt, the text that comes, its number)` on prompts, against what the model says alone."""
+
+    def case(stock: PreTrainedModel) -> Case:
+        prompts = prompts_of(2, 5)
+        expected = [[reference.autoregressive(stock, prompt.tokens, 14, twenty_third)] for prompt in prompts]
+        texts = [[token for token, _, _ in want] for (want,) in expected]
+        same = compared(expected, twenty_third)
+
+        def check(answers: list[Any], atol: float) -> None:
+            same(answers, atol)
+            assert sum(answer.accepted for answer in answers) > 5
+            assert max(answer.average_accepted_tokens for answer in answers) > 1.3
+
+        def programs() -> list[Program[Any]]:
+            return [program(stock, p, text, i) for i, (p, text) in enumerate(zip(prompts, texts, strict=True))]
+
+        return Case(programs, check)
+
+    return case
+
+
+def _space(stock, prompt, text, number):
+    if number == 4:  # drafts of its own, and a mask token that the model also says
+        return space(prompt, 14, 4, text[-1], stops=twenty_third)
+    k = (1, 2, 3, 5)[number]
+    return drafting(space(prompt, 14, k, MASK, stops=twenty_third), prompt, text, k, 0.7, number)
+
+
+def _medusa(stock, prompt, text, number):
+    heads = Knowing(stock, [([*prompt.tokens, *text], len(prompt.tokens))], 0.75, number)
+    return medusa(prompt, 14, heads, TREES[number % 3], twenty_third)
+
+
+# ------------------------------------------------------------------------------------------------------------- threads
+
+
+def forks(token: int, position: int, predicted: int) -> int:
+    """What a trained model would do now and then, as a function of what the model sees last: forks and ends."""
+    draw = (predicted * 31 + position * 17 + token * 7) % 19
+    if draw < 3 and token != CHILD:
+        return FORK
+    if draw == 3 or (draw < 7 and position > 70):
+        return EOS
+    return predicted if predicted not in (FORK, CHILD, EOS) else 40 + draw
+
+
+def few_forks(token: int, position: int, predicted: int) -> int:
+    """Some forks at first, then ends: trees of a few threads, all of which come to their end."""
+    draw = (predicted * 31 + position * 17 + token * 7) % 23
+    if draw < 4 and token != CHILD and position < 46:
+        return FORK
+    if draw > 20 or (draw > 15 and position > 55):
+        return EOS
+    return predicted if predicted not in (FORK, CHILD, EOS) else 40 + draw
+
+
+def threads_of(prompt, root: Paragraph) -> list[tuple[list[int], list[float], int]]:
+    """(tokens on its path, their log-probabilities, where its own begin) of every thread of a paragraph tree."""
+    found, stack = [], [(list(prompt), [0.0] * len(prompt), len(prompt), root)]
+    while stack:
+        path, logprobs, begin, node = stack.pop()
+        while node is not None:
+            path, logprobs = [*path, *node.tokens], [*logprobs, *node.logprobs]
+            if node.first_child is not None and node.first_child.tokens:  # its [Child] is given
+                stack.append((path, logprobs, len(path) + 1, node.first_child))
+            node = node.next_sibling
+        found.append((path, logprobs, begin))
+    return found
+
+
+def in_order(node: Paragraph | None) -> list[Paragraph]:
+    return [] if node is None else [node, *in_order(node.first_child), *in_order(node.next_sibling)]
+
+
+def check_threads(stock, prompt: Prompt, answer: AparAnswer, rule, atol: float) -> None:
+    """Every thread is what the model, and the rule that steers it, say behind the thread's own path alone."""
+    found, seen = threads_of(prompt.tokens, answer.root), []
+    for path, logprobs, begin in found:
+        logits = reference.plain_output(stock, path)[0]
+        for at in range(begin, len(path)):
+            token, logprob, _ = reference.greedy(logits[at - 1], None)
+            assert path[at] == rule(path[at - 1], at - 1, token)
+            assert abs(logprobs[at] - logprob) < atol
+            seen.append(at)
+        assert begin == len(prompt.tokens) or path[begin - 1] == CHILD
+    paragraphs = in_order(answer.root)
+    for paragraph in paragraphs:
+        assert FORK not in paragraph.tokens[:-1]
+        assert (paragraph.first_child is None) == (paragraph.next_sibling is None)
+        assert paragraph.first_child is None or paragraph.tokens[-1] == FORK
+    assert answer.tokens == [t for p in paragraphs for t in p.tokens if t not in (FORK, CHILD, EOS)]
+    assert answer.threads == len(found)
+    unstarted = sum(p.first_child is not None and not p.first_child.tokens for p in paragraphs)
+    assert answer.unstarted_threads == unstarted
+    ended = all(path[-1] == EOS for path, _, _ in found)
+    assert answer.stopped == (ended and not unstarted)
+    assert answer.cost.attended_tokens == pytest.approx(sum(seen) / len(seen))
+
+
+def _apar(stock: PreTrainedModel) -> Case:
+    """Threads in any number and few; all of them were cut at 40 tokens, or came to their end."""
+    prompts, limits = prompts_of(2, 4, 15, 3), [64, 64, 2, 1]
+
+    def check(answers: list[AparAnswer], atol: float) -> None:
+        for prompt, answer, limit in zip(prompts, answers, limits, strict=True):
+            check_threads(stock, prompt, answer, forks, atol)
+            if limit == 64:  # a pass decodes a token of every thread
+                longest = max(len(path) for path, _, _ in threads_of(prompt.tokens, answer.root))
+                assert answer.cost.steps == longest - len(prompt.tokens)
+        assert sum(answer.threads for answer in answers) > 6
+        assert any(p.first_child and p.first_child.first_child for a in answers for p in restore(a.root)), (
+            "nested forks"
+        )
+
+    def programs() -> list[Program[Any]]:
+        pairs = zip(prompts, limits, strict=True)
+        return [steered(apar(p, 40, FORK, CHILD, ENDS, limit), forks) for p, limit in pairs]
+
+    return Case(programs, check)
+
+
+MOST = 400  # more than any tree of `few_forks` has: where it cuts, threads are cut in another order
+
+
+def _apar_medusa(stock: PreTrainedModel) -> Case:
+    """The threads of `apar`, in fewer passes."""
+    prompts = prompts_of(21, 3)
+    plain = [reference.Replay(stock).run(steered(apar(p, MOST, FORK, CHILD, ENDS), few_forks)) for p in prompts]
+    texts = [
+        [(path, begin) for path, _, begin in threads_of(p.tokens, answer.root)]
+        for p, answer in zip(prompts, plain, strict=True)
+    ]
+
+    def check(answers: list[Any], atol: float) -> None:
+        for prompt, answer, want in zip(prompts, answers, plain, strict=True):
+            check_threads(stock, prompt, answer, few_forks, atol)
+            assert [p.tokens for p in restore(answer.root)] == [p.tokens for p in restore(want.root)]
+            assert answer.stopped
+            assert answer.flattened == want.flattened
+            assert answer.cost.steps <= want.cost.steps
+        assert sum(answer.cost.steps for answer in answers) < 0.8 * sum(want.cost.steps for want in plain)
+        assert sum(answer.accepted for answer in answers) > 10
+        assert sum(answer.threads for answer in answers) > 4
+
+    def programs() -> list[Program[Any]]:
+        heads = [Knowing(stock, known, 0.75, number) for number, known in enumerate(texts)]
+        return [
+            steered(apar_medusa(prompt, MOST, FORK, CHILD, ENDS, heads[i], TREES[i % 3]), few_forks)
+            for i, prompt in enumerate(prompts)
+        ]
+
+    return Case(programs, check)
+
+
+def _pasta(stock: PreTrainedModel) -> Case:
+    prompts, most, most_async = prompts_of(3, 4, 15, 3), 56, 12
+    expected = [pasta_reference.from_scratch(stock, prompt.tokens, most, most_async) for prompt in prompts]
+
+    def check(answers: list[Any], atol: float) -> None:
+        for answer, threads in zip(answers, expected, strict=True):
+            for ours, theirs in zip(answer.threads, threads, strict=True):
+                assert ours.tokens == [token for token, _ in theirs.picked]
+                assert ours.logprobs == pytest.approx([p for _, p in theirs.picked], abs=atol)
+        assert sum(len(answer.threads) for answer in answers) > 8
+        assert "<sync/>" in "".join(a.raw.partition("</async>")[2] for a in answers), "a wait for a child"
+
+    def programs() -> list[Program[Any]]:
+        texts, encode = pasta_reference.TEXTS, pasta_reference.encode
+        made = [pasta(prompt, most, texts, encode, ENDS, max_async_tokens=most_async) for prompt in prompts]
+        return [steered(program, pasta_reference.steer) for program in made]
+
+    return Case(programs, check)
+
+
+OUTLINE = list(b"1. Sleep\n2) Eat well \nno point\n 10. Move")
+POINTS = [(1, "Sleep"), (2, "Eat well"), (10, "Move")]
+
+
+def decode(tokens) -> str:
+    return bytes(t for t in tokens if t < 128).decode()
+
+
+def expand(point) -> list[int]:
+    request = POINT_REQUEST.format(index=point.number)[:21]
+    return list(f"{request}{point.number}. {point.heading}".encode())
+
+
+def outlined(program, outline=(*OUTLINE, EOS), ending=True):
+    """The outline is what a model that follows instructions writes; a point ends at a multiple of 7, or never."""
+    left = list(outline)
+
+    def write(feed, predictions) -> None:
+        if left:
+            predictions.tokens[0] = left.pop(0)
+        else:
+            predictions.tokens[:] = [(EOS if t % 7 == 0 else t) if ending else 65 for t in predictions.tokens]
+
+    return changed(program, write)
+
+
+def points_alone(stock, prompt: Prompt, outline, points, most) -> list[list]:
+    """Every point in a prompt of its own behind the outline."""
+    found = []
+    for point in points:
+        alone = reference.autoregressive(stock, [*prompt.tokens, *outline, *expand(point)], most, seventh)
+        found.append([(EOS if token % 7 == 0 else token, p, gap) for token, p, gap in alone])
+    return found
+
+
+def _skeleton_of_thought(stock: PreTrainedModel) -> Case:
+    """The first outline comes to its end, the second is cut within its third line ("10. Mo" is no point)."""
+    prompts, cuts = prompts_of(4, 2), [len(OUTLINE) + 1, len(OUTLINE) - 2]
+    points = [[OutlinePoint(*point) for point in POINTS[:count]] for count in (3, 2)]
+    expected = [
+        points_alone(stock, prompt, OUTLINE[:cut], of, 6) for prompt, cut, of in zip(prompts, cuts, points, strict=True)
+    ]
+    same = compared(expected, lambda tokens: tokens[-1] == EOS)
+
+    def check(answers: list[Any], atol: float) -> None:
+        same(answers, atol)
+        assert [answer.outline for answer in answers] == [[*OUTLINE, EOS], OUTLINE[:-2]]
+        assert [[(p.number, p.heading) for p in answer.points] for answer in answers] == [POINTS, POINTS[:2]]
+        for answer in answers:
+            assert (
+                answer.steps == answer.longest_path == len(answer.outline) + max(len(p.tokens) for p in answer.points)
+            )
+        assert answers[0].stopped == all(point.stopped for point in answers[0].points)
+        assert not answers[1].stopped
+
+    def programs() -> list[Program[Any]]:
+        made = [
+            skeleton_of_thought(p, 120, expand, decode, ENDS, max_outline_tokens=cut, max_point_tokens=6)
+            for p, cut in zip(prompts, cuts, strict=True)
+        ]
+        return [outlined(program, [*OUTLINE, EOS][:cut]) for program, cut in zip(made, cuts, strict=True)]
+
+    return Case(programs, check)
+
+
+CASES: dict[str, Callable[[PreTrainedModel], Case]] = {
+    "autoregressive": _autoregressive,
+    "hyper_parallel": _stacked((1, 6, 2, 3), isolate_values=False),
+    "hyper_parallel, values": _stacked((1, 1, 1, 1, 1), isolate_values=True),
+    "guided": _guided,
+    "intra_prompt": _intra_prompt,
+    "apar": _apar,
+    "pasta": _pasta,
+    "space": _drafted(_space),
+    "medusa": _drafted(_medusa),
+    "apar_medusa": _apar_medusa,
+    "skeleton_of_thought": _skeleton_of_thought,
+}

@@ -1,0 +1,41 @@
+"""Whether sampled texts have the distribution that the stock model gives them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from raypd.decoding.sampling import probabilities
+from tests.decoding import reference
+
+
+def chance_of_texts(stock, prompt, length, sampling):
+    """{text: probability} of every continuation of `length` tokens, one token at a time by the stock model."""
+    texts = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for text, chance in texts.items():
+            logits = reference.plain_output(stock, [*prompt, *text])[0][-1]
+            for token, p in enumerate(probabilities(logits, sampling).tolist()):
+                if p > 0:
+                    longer[*text, token] = chance * p
+        texts = longer
+    return texts
+
+
+def chi_square(counts, chances, runs):
+    """(statistic, degrees of freedom), cells that expect fewer than 5 put together."""
+    assert set(counts) <= set(chances), "a text that one token at a time never says"
+    cells = [(counts.get(text, 0), runs * chance) for text, chance in chances.items()]
+    small = [cell for cell in cells if cell[1] < 5]
+    cells = [cell for cell in cells if cell[1] >= 5]
+    if small:
+        cells.append((sum(c for c, _ in small), sum(e for _, e in small)))
+    return sum((c - e) ** 2 / e for c, e in cells if e > 0), len(cells) - 1
+
+
+def check_distribution(answers, chances, least_freedom):
+    """Within 4 standard deviations of what chi-square gives (Wilson and Hilferty's cube root is close to normal)."""
+    statistic, freedom = chi_square(Counter(tuple(answer.tokens) for answer in answers), chances, len(answers))
+    assert freedom > least_freedom
+    spread = 2 / (9 * freedom)
+    assert ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5 < 4, (statistic, freedom)
