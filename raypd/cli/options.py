@@ -35,6 +35,7 @@ Labels = Annotated[str, typer.Argument(help="JSON lines of {id, target | questio
 Against = Annotated[
     str | None, typer.Option(metavar="RUN", help="Also the difference to this run, document by document")
 ]
+Tolerance = Annotated[float, typer.Option(min=0, help="Share by which a number may differ from a label that is one")]
 
 # ------------------------------------------------------------------------------------------------------ verify, errors
 Threads = Annotated[int, typer.Option(min=1, help="Units that are compared at the same time")]

@@ -21,8 +21,8 @@ RENAMED = {  # keys with another name now, dotted -> the name: refused here, und
     "engine.token_budget": "max_num_batched_tokens",
 }
 PATHS = (
-    "input.path", "training.validation", "task.categories_file", "task.template", "task.few_shot", "model.name",
-    "model.adapter",
+    "input.path", "task.categories_file", "task.template", "task.few_shot", "model.name", "model.adapter",
+    "training.labels", "training.validation",
 )  # fmt: skip
 
 

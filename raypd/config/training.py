@@ -13,6 +13,11 @@ class TrainingConfig(Section):
     """What `raypd train` needs beside the run's own keys; other commands do not look at it."""
 
     labels_column: str = Field("target", description="Column with a document's labels, {attribute: value or null}")
+    labels: str | None = Field(
+        None,
+        description="Output folder of a run over the same input whose answers are the labels, in place of that column: "
+        "of a larger model (distillation), or of the model itself, decoded autoregressively (self-supervision)",
+    )
     validation: str | None = Field(
         None,
         description="File, folder or glob of documents that are not trained on; null: validation_share of the input",
@@ -38,13 +43,13 @@ class TrainingConfig(Section):
     )
     patience: int | None = Field(None, ge=1, description="Ends after so many evaluations without a lower loss")
     gradient_checkpointing: bool = Field(False, description="Less memory, a third more time")
-    sharding: Literal["none", "fsdp", "zero3"] = Field(
-        "none", description="Splits the weights over the workers where a GPU cannot hold them (zero3 needs DeepSpeed)"
+    sharding: Literal["none", "fsdp"] = Field(
+        "none", description="fsdp: splits weights and optimizer over the workers, where one GPU cannot hold them"
     )
     max_skipped_share: float = Field(0.1, ge=0, le=1, description="Nothing is trained if more examples cannot be used")
     seed: int = Field(0, ge=0)
 
-    @field_validator("validation")
+    @field_validator("validation", "labels")
     @classmethod
     def _no_credentials(cls, path: str | None) -> str | None:
         return None if path is None else without_credentials(path)

@@ -56,20 +56,21 @@ class Evaluation:
     failed: int = 0  # documents that the run could not answer: counted as without any value
 
 
-def evaluate(run: str, labels: str, other: str | None = None) -> Evaluation:
+def evaluate(run: str, labels: str, other: str | None = None, tolerance: float = 0.0) -> Evaluation:
     """Scores a run against labels.
 
     Args:
         run: its output folder.
         labels: JSON lines of {id, target | questions, scored?, accepted?}.
         other: a run over the same documents; differences are run - other.
+        tolerance: by what share a number may differ from a label that is one, as units are converted.
 
     Raises:
         InputError: a file cannot be read, or no document stands in both.
     """
     gold = {record["id"]: record for record in _lines(labels)}
     answers = _answers(run)
-    scores = _score(answers, gold)
+    scores = _score(answers, gold, tolerance)
     if not scores:
         raise InputError(f"{labels}: no document of {run} has labels there; ids are compared as text")
     made = Evaluation(
@@ -79,7 +80,7 @@ def evaluate(run: str, labels: str, other: str | None = None) -> Evaluation:
         failed=sum(not rows for key, rows in answers.items() if key in gold),
     )
     if other is not None:
-        theirs = _score(_answers(other), gold)
+        theirs = _score(_answers(other), gold, tolerance)
         both = sorted(scores.keys() & theirs.keys())
         if not both:
             raise InputError(f"{other}: no document of {run} stands there, too")
@@ -131,36 +132,44 @@ class Score:
     parts: dict[str, list[float]]
 
 
-def _score(answers: dict[str, list[dict[str, Any]]], gold: dict[str, dict[str, Any]]) -> dict[str, Score]:
+def _score(
+    answers: dict[str, list[dict[str, Any]]], gold: dict[str, dict[str, Any]], tolerance: float
+) -> dict[str, Score]:
     scores = {}
     for key in sorted(answers.keys() & gold.keys()):
         labels, rows = gold[key], answers[key]
         if "target" in labels:
             record = json.loads(rows[0]["record"]) if rows else {}
-            scores[key] = Score(str(labels.get("category", "")), _of_record(record, labels))
+            category = labels.get("category") or (rows[0]["category"] if rows else "")
+            scores[key] = Score(str(category or ""), _of_record(record, labels, tolerance))
         elif "questions" in labels:
             scores[key] = Score(str(labels.get("category", "")), _of_questions(rows, labels["questions"]))
     return scores
 
 
-def _of_record(record: dict[str, Any], labels: dict[str, Any]) -> dict[str, list[float]]:
+def _of_record(record: dict[str, Any], labels: dict[str, Any], tolerance: float) -> dict[str, list[float]]:
     target = labels["target"]
     scored = labels.get("scored")
     accepted = labels.get("accepted") or {}
     strict, loose = [0.0] * 5, [0.0] * 5
     for name, value in target.items():
-        strict[_outcome(record.get(name), [value])] += 1
+        strict[_outcome(record.get(name), [value], tolerance)] += 1
         if scored is None or name in scored:
-            loose[_outcome(record.get(name), accepted.get(name) or [value])] += 1
+            loose[_outcome(record.get(name), accepted.get(name) or [value], tolerance)] += 1
     return {"strict": strict, "scored": loose}
 
 
-def _outcome(given: Any, forms: Sequence[Any]) -> int:
+def _outcome(given: Any, forms: Sequence[Any], tolerance: float = 0.0) -> int:
     wanted = {_plain(form) for form in forms} - {""}
     value = _plain(given)
     if not wanted:
         return NV if value else NN
-    return VN if not value else VC if value in wanted else VW
+    near = any(_is_number(form) and _is_number(given) and abs(given - form) <= tolerance * abs(form) for form in forms)
+    return VN if not value else VC if near or value in wanted else VW
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> str:

@@ -7,7 +7,7 @@ the one that fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from raypd.report.series import RunningTime
 from raypd.report.svg import ROLES, inline
 from raypd.run import text
+from raypd.run.training import Curve
 
 KINDS = {"busy": "busy", "startup": "starting up", "idle": "idle", "lost": "work that was lost"}  # of a worker's time
 HALF, FULL, NARROW = 520, 940, 360  # widths in CSS pixels
@@ -201,3 +202,29 @@ def confidence(values: Sequence[float]) -> Chart:
 
     summary = f"Half of {text.count(len(values))} sampled answers have a confidence above {middle:.2f}."
     return _draw("confidence", "Confidence of the answers", summary, HALF, 250, draw)
+
+
+def losses(curves: Mapping[str, Curve], best: str) -> Chart:
+    """Losses over steps by learning rate: lines, and dots for validations.
+
+    best: the learning rate whose weights were kept.
+    """
+    held_out = {rate: [(step, loss) for step, _, loss in curve if loss is not None] for rate, curve in curves.items()}
+    most = max((loss for found in held_out.values() for _, loss in found), default=1.0)
+
+    def draw(axes: Axes, width: int) -> None:
+        for rate, curve in sorted(curves.items(), key=lambda item: item[0] == best):  # the best on top
+            color = ROLES["accent" if rate == best else "muted"]
+            trained = [(step, loss) for step, loss, _ in curve if loss is not None]
+            if trained:
+                axes.plot(*zip(*trained, strict=True), color=color, linewidth=1)
+            if held_out[rate]:
+                axes.plot(*zip(*held_out[rate], strict=True), color=color, linewidth=2, marker="o", markersize=5)
+                _write(axes, rate, held_out[rate][-1], (-4, 6), "accent" if rate == best else "muted", ha="right")
+        axes.set_xlim(left=0)
+        axes.set_xlabel("steps")
+        _value_axis(axes, 2 * most, "loss")
+
+    lowest = min((loss for _, loss in held_out.get(best, [])), default=0.0)
+    summary = f"The lowest validation loss is {lowest:.4f}, at learning rate {best}."
+    return _draw("losses", "Losses over steps", summary, FULL, 280, draw)

@@ -21,6 +21,7 @@ from raypd.run import layout, records
 from raypd.run.load import NoRun, load_record
 from raypd.run.records import Estimate, Manifest, PlanTotals, RecordError, Session
 from raypd.run.text import clean
+from raypd.run.training import TrainingRecord
 
 R = TypeVar("R")
 ALIVE_SECONDS = 120.0  # a session without a heartbeat for longer is taken for dead
@@ -48,7 +49,8 @@ class ReportSession:
 class RunReport:
     """Everything a report shows.
 
-    state: complete, running, interrupted, failed, killed, empty, or estimated: only the estimate of a run is there.
+    state: complete, running, interrupted, failed, killed, empty; estimated: only the estimate of a run is there;
+    trained: it is no run but a training.
     forecast: None where no estimate was made, or where it is damaged: then its file is in `torn`. failures: (unit, the
     last line of why its worker died).
     """
@@ -66,6 +68,7 @@ class RunReport:
     failures: list[tuple[str, str]] = field(default_factory=list)
     read_at: float = field(default_factory=time.time)
     forecast: Estimate | None = None
+    training: TrainingRecord | None = None
     torn: list[str] = field(default_factory=list)  # files beside the bill that cannot be read
 
     @property
@@ -97,8 +100,8 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
         try:
             record = load_record(root, overrides)
         except NoRun:
-            if estimated := _only_estimated(root):
-                return estimated
+            if found := _only_trained(root) or _only_estimated(root):
+                return found
             raise
         units, bill, plan, now = read_units(root), read_bill(root), read_plan(root), time.time()
         sessions = read_sessions(root, units.read, bill, now, units.scale)
@@ -122,6 +125,17 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
         )
     except OSError as error:
         raise RunError(f"{root}: cannot be read: {error}") from None
+
+
+def _only_trained(root: str) -> RunReport | None:
+    """The folder of a training; None where it is none. Raises RunError when its record is damaged."""
+    try:
+        found = records.read(TrainingRecord, storage.join(root, layout.TRAINING))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except RecordError as error:
+        raise RunError(str(error)) from None
+    return RunReport(root, "", redact(found.config), "trained", found.versions, bill=read_bill(root), training=found)
 
 
 def _only_estimated(root: str) -> RunReport | None:

@@ -21,10 +21,10 @@ from markupsafe import Markup
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.report import charts, estimate_section, sections, series
+from raypd.report import charts, estimate_section, sections, series, training_section
 from raypd.report.charts import Chart
 from raypd.report.data import RunReport
-from raypd.report.sections import Table
+from raypd.report.sections import Table, Tile
 from raypd.report.series import RunningTime
 from raypd.run import layout, text
 
@@ -41,6 +41,7 @@ STATES = {
     "budget": "unfinished: stopped at the budget",
     "empty": "nothing done yet",
     "estimated": "not begun: an estimate",
+    "trained": "complete",
 }
 
 
@@ -104,12 +105,14 @@ def _content(run: RunReport) -> dict[str, Any]:
     """What the template shows, made ready: figures are figures and nothing is computed in HTML."""
     clock, bill = RunningTime(run.sessions), run.bill
     named = [(run.config.get(key) or {}).get(name) for key, name in _SUBTITLE]
-    estimated = run.state == "estimated" and run.forecast
+    trained = run.training
     return {
         "state": STATES.get(run.state, f"unfinished: {run.state}"),
         "subtitle": [text.clean(part, 120) for part in named if part],
         "warnings": _warnings(run),
-        "tiles": estimate_section.tiles(estimated) if estimated else sections.tiles(run),
+        "tiles": _tiles(run),
+        "training": training_section.tables(trained) if trained else [],
+        "losses": Drawn(training_section.losses(trained)) if trained else None,
         "estimate": estimate_section.section(run),
         "money": _money(run, clock),
         "money_tables": sections.money_tables(bill) if bill and bill.sessions else [],
@@ -126,8 +129,16 @@ def _content(run: RunReport) -> dict[str, Any]:
     }
 
 
+def _tiles(run: RunReport) -> list[Tile]:
+    if run.training is not None:
+        return training_section.tiles(run.training)
+    if run.state == "estimated" and run.forecast is not None:
+        return estimate_section.tiles(run.forecast)
+    return sections.tiles(run)
+
+
 def _warnings(run: RunReport) -> list[str]:
-    if run.state == "estimated":
+    if run.state in ("estimated", "trained"):
         return []
     found = [
         f"The estimate cannot be read: {text.clean(path, 300)}. `raypd estimate` makes it anew." for path in run.torn

@@ -16,6 +16,8 @@ RETRIED = "done.json"  # in that folder: what it brought
 LEDGER = "ledger"  # <session>.json: the bill
 MANIFEST = "manifest.json"  # totals, written at the end
 ESTIMATE = "estimate.json"  # what `raypd estimate` found, before the run
+TRAINING = "training.json"  # what `raypd train` did
+CHECKPOINTS = "checkpoints"  # of a training, by learning rate
 REPORT = "report.html"  # the page that `raypd report` makes
 
 STATE = "state.json"  # of nightly runs: the last good night

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,7 +12,9 @@ from raypd.config import ExtractionConfig, InputConfig, RunConfig
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError
+from raypd.run.training import TrainingData
 from raypd.tasks.base import Document
+from raypd.training import teacher
 from raypd.training.example import Example
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.generation import GenerationExamples
@@ -23,19 +24,6 @@ METHODS = {  # that can be trained
     "extraction": ("hyper_parallel", "autoregressive"),
     "generation": ("autoregressive", "apar", "pasta", "space"),
 }
-
-
-@dataclass
-class Facts:
-    """What is known of the data. tokens, targets: of one epoch, instructions counted once a pass. skipped: how often
-    something was left out, by its reason. digest: of the documents and their labels."""
-
-    documents: int
-    validation_documents: int
-    tokens: int
-    targets: int
-    skipped: dict[str, int]
-    digest: str
 
 
 def check(config: RunConfig) -> None:
@@ -48,7 +36,7 @@ def check(config: RunConfig) -> None:
 
 def prepare(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
-) -> tuple[Facts, list[list[Example]], list[list[Example]]]:
+) -> tuple[TrainingData, list[list[Example]], list[list[Example]]]:
     """Reads all documents and makes examples of them.
 
     Returns:
@@ -61,7 +49,8 @@ def prepare(
     training = config.training
     documents = _documents(config)
     if training.validation is not None:
-        held_out = _documents(config.model_copy(update={"input": _at(config, training.validation)}))
+        gold = {"input": _at(config, training.validation), "training": training.model_copy(update={"labels": None})}
+        held_out = _documents(config.model_copy(update=gold))
     else:
         drawn = [_drawn(document, training.validation_share, training.seed) for document in documents]
         held_out = [document for document, out in zip(documents, drawn, strict=True) if out]
@@ -74,7 +63,7 @@ def prepare(
         if not found:
             raise InputError(f"{key}: no document that can be used{_most_common(make.skipped)}")
     groups = list(batches(examples, training.batch_size, training.batch_tokens, training.seed))
-    facts = Facts(
+    facts = TrainingData(
         len(documents),
         len(held_out),
         sum(map(count_tokens, groups)),
@@ -86,11 +75,15 @@ def prepare(
 
 
 def _documents(config: RunConfig) -> list[Document]:
+    training = config.training
+    columns = [training.labels_column] if training.labels is None else []
     found: list[Document] = []
     for unit in plan(config):
-        for document in read_unit(unit, config, [config.training.labels_column]):
+        for document in read_unit(unit, config, columns):
             document.index = len(found)
             found.append(document)
+    if training.labels is not None:
+        teacher.label(found, training.labels, training.labels_column)
     return found
 
 

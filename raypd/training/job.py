@@ -17,7 +17,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,51 +28,14 @@ from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
 from raypd.models.load import check_model_config
 from raypd.models.source import find_source, read_config
+from raypd.run import layout, manifest, records
+from raypd.run.training import Attempt, Curve, TrainingData, TrainingRecord
 from raypd.tasks.card import make_card
-from raypd.training.data import Facts, check
+from raypd.training.data import check
 from raypd.training.trainer import Progress
 
-RECORD, CHECKPOINTS = "training.json", "checkpoints"
 _LOOK_SECONDS = 1.0
 _KINDS = {kind.__name__: kind for kind in (ConfigError, InputError, ModelError)}
-
-
-@dataclass
-class Attempt:
-    """One learning rate. curve: (step, loss, validation loss), None where it was not measured."""
-
-    learning_rate: float
-    validation_loss: float
-    steps: int
-    tokens: int
-    curve: list[tuple[int, float | None, float | None]]
-
-
-@dataclass
-class Training:
-    """What a training did, as training.json has it. seconds, usd: of all sessions so far."""
-
-    method: str
-    facts: Facts
-    attempts: list[Attempt]
-    best: Attempt
-    weights: str
-    seconds: float
-    usd: float
-
-    def describe(self) -> str:
-        """In words, for the user."""
-        facts, best = self.facts, self.best
-        lines = [
-            f"{facts.documents:,} documents, {facts.targets:,} targets an epoch; {best.steps:,} steps at "
-            f"{best.learning_rate:g}: validation loss {best.validation_loss:.4f} on {facts.validation_documents:,} "
-            "documents"
-        ]
-        lines += [f"left out: {count:,} x {reason}" for reason, count in facts.skipped.items()]
-        tokens = sum(attempt.tokens for attempt in self.attempts)
-        lines.append(f"{tokens:,} tokens in {self.seconds:,.0f} s, ${self.usd:.4f}")
-        key = "model.adapter" if self.weights.endswith("adapter") else "model.name"
-        return "\n".join([*lines, f"to decode with it: {key}={self.weights}"])
 
 
 class _Board:
@@ -81,17 +43,19 @@ class _Board:
 
     def __init__(self) -> None:
         self.latest: Progress | None = None
-        self.curve: list[tuple[int, float | None, float | None]] = []
+        self.curve: Curve = []
 
     def put(self, progress: Progress) -> None:
         self.latest = progress
         self.curve.append((progress.step, progress.loss, progress.validation_loss))
 
-    def get(self) -> tuple[Progress | None, list[tuple[int, float | None, float | None]]]:
+    def get(self) -> tuple[Progress | None, Curve]:
         return self.latest, self.curve
 
 
-def run_training(config: RunConfig, *, verbose: bool = False, say: Callable[[str], None] = driver.say) -> Training:
+def run_training(
+    config: RunConfig, *, verbose: bool = False, say: Callable[[str], None] = driver.say
+) -> TrainingRecord:
     """Trains with every learning rate, or goes on where the same command was cut off.
 
     Args:
@@ -133,7 +97,7 @@ def run_training(config: RunConfig, *, verbose: bool = False, say: Callable[[str
 
 def _fit(
     config: RunConfig, output: str, rate: float, resources: ray_session.WorkerResources, say: Callable[[str], None]
-) -> tuple[Attempt, Facts, Any]:
+) -> tuple[Attempt, TrainingData, Any]:
     """One learning rate through Ray Train: (what came of it, the data, the best checkpoint)."""
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
@@ -141,7 +105,7 @@ def _fit(
     from ray.train.torch import TorchTrainer
 
     board = ray.remote(_Board).options(num_cpus=0).remote()
-    filesystem, folder = _filesystem(config, storage.join(output, CHECKPOINTS))
+    filesystem, folder = _filesystem(config, storage.join(output, layout.CHECKPOINTS))
     per_worker = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}
     trainer = TorchTrainer(
         _train_on_worker,
@@ -164,10 +128,12 @@ def _fit(
             result = trainer.fit()
     except ray.train.TrainingFailedError as error:
         raise _explained(error) from None
+    except SystemExit:  # Ray Train's own way to end at SIGINT
+        raise KeyboardInterrupt from None
     checkpoint, metrics = min(result.best_checkpoints, key=lambda kept: kept[1]["eval_loss"])
-    facts, steps, tokens = result.return_value
+    data, steps, tokens = result.return_value
     _, curve = ray.get(board.get.remote())
-    return Attempt(rate, metrics["eval_loss"], steps, tokens, curve), facts, checkpoint
+    return Attempt(rate, metrics["eval_loss"], steps, tokens, curve), data, checkpoint
 
 
 def _name(config: RunConfig, rate: float) -> str:
@@ -177,7 +143,7 @@ def _name(config: RunConfig, rate: float) -> str:
     return f"{rate:g}-{digest[:12]}"
 
 
-def _train_on_worker(given: dict[str, Any]) -> tuple[Facts, int, int]:
+def _train_on_worker(given: dict[str, Any]) -> tuple[TrainingData, int, int]:
     """What every worker of Ray Train does: (the data, steps, tokens that went through the model)."""
     import ray.train
     import torch
@@ -191,7 +157,7 @@ def _train_on_worker(given: dict[str, Any]) -> tuple[Facts, int, int]:
     torch.set_num_threads(given["threads"])
     try:
         loaded = load_for_training(config)
-        facts, train, validation = prepare(config, loaded.tokenizer, loaded.context_length)
+        data, train, validation = prepare(config, loaded.tokenizer, loaded.context_length)
     except UserError as error:
         raise RuntimeError(json.dumps([type(error).__name__, str(error)])) from None  # Ray Train hands on text alone
     first = ray.train.get_context().get_world_rank() == 0
@@ -204,7 +170,7 @@ def _train_on_worker(given: dict[str, Any]) -> tuple[Facts, int, int]:
         with contextlib.nullcontext() if checkpoint is None else checkpoint.as_directory() as folder:
             latest = None if folder is None else str(Path(folder, RayTrainReportCallback.CHECKPOINT_NAME))
             trainer.train(resume_from_checkpoint=latest)
-    return facts, trainer.state.global_step, int(trainer.state.num_input_tokens_seen)
+    return data, trainer.state.global_step, int(trainer.state.num_input_tokens_seen)
 
 
 def _explained(error: Exception) -> UserError:
@@ -252,30 +218,29 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
     return fs.S3FileSystem(region=own.region, endpoint_override=own.endpoint_url), path.removeprefix("s3://")
 
 
-def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, Facts, Any]]) -> Training:
+def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, TrainingData, Any]]) -> TrainingRecord:
     """Copies the best weights, writes their card and training.json."""
-    best, facts, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)
+    best, data, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)
     weights = storage.join(output, "adapter" if config.training.weights == "lora" else "model")
     with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch, checkpoint.as_directory() as folder:
         made = Path(scratch, "weights")
         _export(config, Path(folder, "checkpoint"), made)
-        make_card(config, facts.digest, facts.documents, best.learning_rate, best.validation_loss).write(made)
+        make_card(config, data.digest, data.documents, best.learning_rate, best.validation_loss).write(made)
         for file in sorted(made.iterdir()):
             storage.put(storage.join(weights, file.name), file.read_bytes())
     bills = book.bills(output)
-    seconds = sum(bill.until - bill.began for bill in bills)
-    training = Training(
-        config.decoding.method,
-        facts,
-        [attempt for attempt, *_ in outcomes],
-        best,
-        weights,
-        seconds,
-        sum(bill.usd for bill in bills),
+    record = TrainingRecord(
+        method=config.decoding.method,
+        data=data,
+        attempts=[attempt for attempt, *_ in outcomes],
+        weights=weights,
+        seconds=sum(bill.until - bill.began for bill in bills),
+        usd=sum(bill.usd for bill in bills),
+        config=manifest.recorded(config),
+        versions=manifest.versions(),
     )
-    record = json.dumps(asdict(training), indent=1, ensure_ascii=False)
-    storage.put(storage.join(output, RECORD), record.encode())
-    return training
+    records.write(storage.join(output, layout.TRAINING), record)
+    return record
 
 
 def _export(config: RunConfig, checkpoint: Path, made: Path) -> None:

@@ -60,7 +60,7 @@ def pack(examples: Sequence[Example]) -> Batch:
     """One pass over examples with the same instruction, as tensors.
 
     Returns:
-        input_ids, position_ids: [1, tokens]. label_index, labels: [targets] where the model predicts, and what.
+        input_ids, position_ids: [1, tokens]. label_index, shift_labels: [targets] where the model predicts, and what.
         shared: [] and own, there, seen: as in Layout.
     """
     examples = [example.drawn() for example in examples]
@@ -88,7 +88,7 @@ def pack(examples: Sequence[Example]) -> Batch:
         "input_ids": ids,
         "position_ids": positions,
         "label_index": torch.tensor(index),
-        "labels": torch.tensor(labels),
+        "shift_labels": torch.tensor(labels),
         "shared": torch.tensor(shared),
         "own": torch.from_numpy(own),
         "there": torch.from_numpy(np.flatnonzero(np.arange(longest) < np.array(lengths)[:, None])),

@@ -15,15 +15,18 @@ from transformers import (
     AttentionInterface,
     EarlyStoppingCallback,
     PreTrainedModel,
+    PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
+    set_seed,
 )
 
 from raypd.config import RunConfig
 from raypd.errors import ModelError
+from raypd.models.control_tokens import CONTROL_TOKENS
 from raypd.models.load import LoadedModel, load_model, resolve_device, resolve_dtype
 from raypd.training import attention
 from raypd.training.example import Example
@@ -57,6 +60,7 @@ def load_for_training(config: RunConfig) -> LoadedModel:
     Raises:
         ModelError: as `load_model`, and for models whose attention the training pass does not have.
     """
+    set_seed(config.training.seed)  # LoRA matrices are drawn
     full = config.training.weights == "full"
     if full and config.model.quantization != "none":
         raise ModelError("training.weights full: quantized weights cannot be trained; use lora, or quantization none")
@@ -75,25 +79,31 @@ def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
     if config.training.weights == "full":
         loaded.model.requires_grad_(True)
     else:
-        loaded.model = _with_lora(loaded.model, config)
+        loaded.model = _with_lora(loaded, config)
     if config.training.gradient_checkpointing:
         loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
         loaded.model.enable_input_require_grads()
 
 
-def _with_lora(model: PreTrainedModel, config: RunConfig) -> Any:
+def _with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
+    """LoRA matrices on all linear layers, and whole rows for the method's control tokens, which nothing else trains."""
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
+    training, model = config.training, loaded.model
     if config.model.quantization != "none":
-        model = prepare_model_for_kbit_training(
-            model, use_gradient_checkpointing=config.training.gradient_checkpointing
-        )
-    training = config.training
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=training.gradient_checkpointing)
+        for module in model.modules():  # what bitsandbytes packs for a CPU, in evaluation, has no gradients
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
+                module.state_dict()  # which unpacks the weight
+    vocabulary = loaded.tokenizer.get_vocab()
+    control = [vocabulary[name] for name in CONTROL_TOKENS.get(config.decoding.method, ()) if name in vocabulary]
     lora = LoraConfig(
         r=training.lora_rank,
         lora_alpha=training.lora_alpha,
         lora_dropout=training.lora_dropout,
         target_modules="all-linear",
+        trainable_token_indices=control or None,
         task_type="CAUSAL_LM",
         base_model_name_or_path=config.model.name,
     )
@@ -131,8 +141,12 @@ class PackedTrainer(Trainer):
             layout=layout,
         )
         logits = output.logits[0].float()  # [targets, vocabulary]
-        total = cross_entropy(logits, inputs["labels"], reduction="sum")
-        loss = total / (num_items_in_batch if num_items_in_batch is not None else len(inputs["labels"]))
+        labels = inputs["shift_labels"]  # the name by which Trainer counts each of them as one item
+        loss = cross_entropy(logits, labels, reduction="sum")
+        if num_items_in_batch is None:
+            loss = loss / len(labels)
+        else:  # of all workers, over which gradients are then averaged
+            loss = loss * self.accelerator.num_processes / num_items_in_batch
         return (loss, output) if return_outputs else loss
 
     def prediction_step(
@@ -198,7 +212,7 @@ def make_trainer(
         logging_steps=max(1, min(10, steps // 50)),
         include_num_input_tokens_seen="all",
         remove_unused_columns=False,
-        label_names=["labels"],
+        label_names=["shift_labels"],
         prediction_loss_only=True,
         dataloader_pin_memory=False,
         report_to=[],
@@ -214,6 +228,7 @@ def make_trainer(
         data_collator=lambda groups: pack(groups[0]),
         callbacks=[_Report(tell)],
     )
+    trainer.remove_callback(PrinterCallback)
     trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the targets of the whole step
     if training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(training.patience))

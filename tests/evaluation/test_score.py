@@ -26,6 +26,11 @@ def test_outcome_of_a_value(given, forms, outcome):
     assert score._outcome(given, forms) == outcome
 
 
+def test_a_number_may_be_off_by_what_a_unit_rounds():
+    assert [score._outcome(given, [204], 0.02) for given in (205, 200.0, 209, "204", None)] == [VC, VC, VW, VC, VN]
+    assert score._outcome(True, [1], 0.02) == VW
+
+
 def test_f1_is_scikit_learns():
     """Micro F1 over (document, attribute, value) pairs as sets, which is how it is defined for extraction."""
     draw = np.random.default_rng(0)

@@ -111,7 +111,7 @@ def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate):
     layout = Layout(int(batch["shared"]), batch["own"], batch["there"], batch["seen"])
     logits = ours(batch["input_ids"], position_ids=batch["position_ids"], logits_to_keep=batch["label_index"],
                   use_cache=False, layout=layout).logits[0]  # fmt: skip
-    torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="sum").backward()
+    torch.nn.functional.cross_entropy(logits, batch["shift_labels"], reduction="sum").backward()
     begin = 0
     for example in group:
         n = len(example)
@@ -123,7 +123,7 @@ def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate):
         alone = out[list(example.targets)]
         here = slice(begin, begin + len(alone))
         torch.testing.assert_close(logits[here], alone, atol=1e-6, rtol=1e-6)
-        torch.nn.functional.cross_entropy(alone, batch["labels"][here], reduction="sum").backward()
+        torch.nn.functional.cross_entropy(alone, batch["shift_labels"][here], reduction="sum").backward()
         begin += len(alone)
     for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-5, msg=name)

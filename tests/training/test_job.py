@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import json
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from raypd.cluster.driver import run_extract
+from raypd.cluster.driver import Interrupted, run_extract
 from raypd.config.load import make_config
 from raypd.errors import ModelError
 from raypd.training.job import run_training
@@ -46,3 +51,68 @@ def test_trained_values_are_decoded_in_parallel(tmp_path, base):
     with pytest.raises(ModelError, match="max_value_tokens 12"):
         run_extract(make_config(tree(corpus, tmp_path / "other", str(tmp_path / "trained" / "model"),
                                      decoding={"max_value_tokens": 20})))  # fmt: skip
+
+
+SHORT = {"weights": "lora", "lora_rank": 4, "learning_rates": [1e-2], "epochs": 8, "batch_size": 8, "evaluations": 4}
+
+
+def short(tmp_path, base, name, **sections):
+    """The configuration of a training of 24 steps, which keeps a checkpoint every six."""
+    corpus = tmp_path / "corpus.jsonl"
+    if not corpus.exists():
+        write_corpus(corpus, 24)
+    training = {**SHORT, "validation": str(corpus), **sections.pop("training", {})}
+    return make_config(tree(corpus, tmp_path / name, base, training=training, **sections))
+
+
+def weights(config):
+    return load_file(Path(config.output.path, "adapter", "adapter_model.safetensors"))
+
+
+@pytest.mark.slow
+def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
+    whole, cut = short(tmp_path, base, "whole"), short(tmp_path, base, "cut")
+    run_training(whole, say=lambda _: None)
+    lines = []
+
+    def interrupt(line):
+        lines.append(line)
+        if any((Path(cut.output.path) / "checkpoints").rglob("trainer_state.json")):
+            _thread.interrupt_main()
+
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        run_training(cut, say=interrupt)
+    assert not Path(cut.output.path, "adapter").exists()
+    done = run_training(cut, say=lines.append)
+    assert done.best.steps == 24
+    assert int(lines[-1].split("step ")[1].split(" ")[0]) == 24
+    one, other = weights(whole), weights(cut)
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_the_lowest_validation_loss_wins_and_patience_ends_a_training_that_gets_worse(tmp_path, base):
+    config = short(
+        tmp_path, base, "out", training={"learning_rates": [10.0, 1e-2], "patience": 1, "schedule": "constant"}
+    )
+    done = run_training(config, say=lambda _: None)
+    worse, better = done.attempts
+    assert done.best is better
+    assert worse.steps < better.steps == 24
+    losses = [loss for *_, loss in better.curve if loss is not None]
+    assert losses[-1] < losses[0]
+    assert all(a[0] <= b[0] for a, b in pairwise(better.curve))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_two_workers_do_what_one_does(tmp_path, base, sharding):
+    """Passes of four in two workers are passes of eight in one, as the loss is over all targets of a step."""
+    training = {"weights": "full", "epochs": 2, "learning_rates": [1e-3], "max_grad_norm": 1e9}
+    one = short(tmp_path, base, "one", training={**training, "accumulate": 2, "batch_size": 4})
+    two = short(tmp_path, base, "two", training={**training, "batch_size": 4, "sharding": sharding},
+                cluster={"max_workers": 2, "min_workers": 2})  # fmt: skip
+    found = [run_training(config, say=lambda _: None).best.validation_loss for config in (one, two)]
+    assert found[0] == pytest.approx(found[1], rel=1e-3)

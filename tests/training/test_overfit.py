@@ -10,12 +10,12 @@ import torch
 from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
 from raypd.models.control_tokens import add_control_tokens
-from raypd.models.load import LoadedModel
+from raypd.models.load import LoadedModel, load_model
 from raypd.tasks import build_task
 from raypd.tasks.base import Document
 from raypd.training.generation import GenerationExamples
 from raypd.training.packing import batches
-from raypd.training.trainer import make_trainable, make_trainer
+from raypd.training.trainer import load_for_training, make_trainable, make_trainer
 from tests.runs import answer
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -29,41 +29,51 @@ Bye."""
 ANSWERS = {"How?": LIST, "Who?": "It was me, nobody else.", "Then?": "A. B.\n\nOne. " + LIST[:9]}
 
 
-def trained(method, tmp_path, epochs, **decoding):
-    """(what was decoded for every prompt, as rows; the trainer's last loss)"""
-    tokenizer, model = tiny_tokenizer(), tiny_model("llama")
-    if method in ("apar", "space"):
-        add_control_tokens(model, tokenizer, method)
-    config = RunConfig.model_validate(
+def conversation(method, model, training, quantization="none", **decoding):
+    """A configuration for the answers above."""
+    return RunConfig.model_validate(
         {
             "input": {"path": "none"},
             "output": {"path": "none"},
             "task": {"kind": "generation", "prompt_column": "turns"},
-            "model": {"dtype": "float32", "device": "cpu"},
+            "model": {"name": model, "dtype": "float32", "device": "cpu", "quantization": quantization},
             "decoding": {"method": method, "max_new_tokens": 200, **decoding},
-            "training": {"labels_column": "responses", "weights": "full", "epochs": epochs, "evaluations": 1},
+            "training": {"labels_column": "responses", "evaluations": 1, **training},
         }
     )
+
+
+def documents():
+    return [Document(i, str(i), {"turns": [q], "responses": [a]}) for i, (q, a) in enumerate(ANSWERS.items())]
+
+
+def trainer_of(loaded, config, tmp_path, rate, repeat=1):
+    """A trainer of the answers above, each a pass of its own."""
+    make = GenerationExamples(config, loaded.tokenizer, 4096)
+    passes = list(batches(list(make(documents())), 1, 9999, 0))
+    return make_trainer(loaded, config, repeat * passes, passes, tmp_path, rate, lambda _: None)
+
+
+def trained(method, tmp_path, epochs, rate=2e-3, **decoding):
+    """What was decoded for every prompt, as rows."""
+    tokenizer, model = tiny_tokenizer(), tiny_model("llama")
+    if method in ("apar", "space"):
+        add_control_tokens(model, tokenizer, method)
+    config = conversation(method, "tiny", {"weights": "full", "epochs": epochs}, **decoding)
     loaded = LoadedModel(model, tokenizer, "tiny", torch.float32, torch.device("cpu"), 4096)
     make_trainable(loaded, config)
-    documents = [Document(i, str(i), {"turns": [q], "responses": [a]}) for i, (q, a) in enumerate(ANSWERS.items())]
-    make = GenerationExamples(config, tokenizer, 4096)
-    passes = 8 * list(batches(list(make(documents)), 1, 9999, 0))
-    losses = []
-    trainer = make_trainer(loaded, config, passes, passes[:3], tmp_path, 2e-3, lambda p: losses.append(p.loss))
-    trainer.train()
-    task = build_task(config, tokenizer, 4096, model)
-    records, _ = answer(task, documents, Engine(model.eval()))
-    return [record.columns for record in sorted(records, key=lambda record: record.index)], losses[-1]
+    trainer_of(loaded, config, tmp_path, rate, 8).train()
+    records, _ = answer(build_task(config, tokenizer, 4096, model), documents(), Engine(model.eval()))
+    return [record.columns for record in sorted(records, key=lambda record: record.index)]
 
 
 def test_autoregressive_writes_what_it_learned(tmp_path):
-    rows, _ = trained("autoregressive", tmp_path, 5)
+    rows = trained("autoregressive", tmp_path, 5)
     assert [row["text"] for row in rows] == list(ANSWERS.values())
 
 
 def test_apar_forks_where_the_data_forks(tmp_path):
-    rows, _ = trained("apar", tmp_path, 16)
+    rows = trained("apar", tmp_path, 16)
     assert rows[0]["text"] == LIST
     counters = json.loads(rows[0]["counters"])
     assert counters["threads"] == 4
@@ -72,7 +82,7 @@ def test_apar_forks_where_the_data_forks(tmp_path):
 
 
 def test_pasta_keeps_its_promises(tmp_path):
-    rows, _ = trained("pasta", tmp_path, 16, max_new_tokens=500)
+    rows = trained("pasta", tmp_path, 16, max_new_tokens=500)
     assert rows[0]["text"] == LIST
     assert rows[0]["raw"].count("<promise ") == rows[0]["raw"].count("</async>") == 3
     assert rows[0]["warnings"] == []
@@ -80,7 +90,7 @@ def test_pasta_keeps_its_promises(tmp_path):
 
 
 def test_space_accepts_what_it_drafts(tmp_path):
-    rows, _ = trained("space", tmp_path, 40, mask_tokens=3)
+    rows = trained("space", tmp_path, 40, 4e-3, mask_tokens=3)
     assert [row["text"] for row in rows] == list(ANSWERS.values())
     for row in rows:
         counters = json.loads(row["counters"])
@@ -95,3 +105,30 @@ def test_a_model_that_cannot_be_trained_is_refused(kind):
     model = tiny_model(kind, sliding_window=8)
     with pytest.raises(ModelError, match="cannot train it yet"):
         _check_attention(model, kind)
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_an_adapter_is_all_that_was_trained(tmp_path, quantization):
+    """LoRA and QLoRA: linear layers, and the rows of [Fork] and [Child]; loaded as `model.adapter` it decodes alike."""
+    tokenizer, model = tiny_tokenizer(), tiny_model("llama", hidden_size=64)
+    fork, _ = add_control_tokens(model, tokenizer, "apar")
+    for part in (tokenizer, model):
+        part.save_pretrained(tmp_path / "base")
+    config = conversation("apar", str(tmp_path / "base"), {"weights": "lora", "epochs": 2}, quantization)
+    loaded = load_for_training(config)
+    trainer_of(loaded, config, tmp_path / "out", 1e-2).train()
+    loaded.model.save_pretrained(tmp_path / "adapter")
+    decoded = load_model(config.model.model_copy(update={"adapter": str(tmp_path / "adapter")})).model
+    untrained = load_model(config.model).model
+    ids = torch.tensor([[5, fork, 9, 8]])
+    loaded.model.eval().set_attn_implementation("sdpa")
+    for module in (*decoded.modules(), *untrained.modules()):
+        module.support_avx512bf16_for_cpu = False  # bitsandbytes' packed weights compute in bfloat16
+        module.state_dict()  # which unpacks them
+    found, want, before = (one(ids).logits for one in (decoded, loaded.model, untrained))
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+    assert (want - before).abs().max() > 1e-2
+    rows = [one.get_input_embeddings().weight for one in (decoded, untrained)]
+    if quantization == "none":
+        assert not torch.equal(rows[0][fork], rows[1][fork])
+        torch.testing.assert_close(rows[0][:fork], rows[1][:fork], rtol=0, atol=0)

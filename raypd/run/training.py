@@ -1,0 +1,73 @@
+"""training.json: what a training did, for who writes it and for who shows it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+Curve = list[tuple[int, float | None, float | None]]  # (step, loss of the latest steps, validation loss)
+
+
+@dataclass
+class TrainingData:
+    """What was trained on. tokens, targets: of one epoch, an instruction counted once a pass. skipped: how often
+    something was left out, by its reason. digest: of the documents and their labels."""
+
+    documents: int
+    validation_documents: int
+    tokens: int
+    targets: int
+    skipped: dict[str, int]
+    digest: str
+
+
+@dataclass
+class Attempt:
+    """One learning rate. curve: None where a loss was not measured.
+
+    tokens: that went through the model; validation_loss: the lowest, of the weights that were kept.
+    """
+
+    learning_rate: float
+    validation_loss: float
+    steps: int
+    tokens: int
+    curve: Curve
+
+
+@dataclass
+class TrainingRecord:
+    """weights: their folder, an adapter or a model. seconds, usd: of all sessions so far."""
+
+    method: str
+    data: TrainingData
+    attempts: list[Attempt]
+    weights: str
+    seconds: float
+    usd: float
+    config: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    ended: float = field(default_factory=time.time)
+
+    @property
+    def best(self) -> Attempt:
+        """The learning rate whose weights were kept."""
+        return min(self.attempts, key=lambda attempt: attempt.validation_loss)
+
+    @property
+    def tokens(self) -> int:
+        return sum(attempt.tokens for attempt in self.attempts)
+
+    def describe(self) -> str:
+        """In words, for the user."""
+        data, best = self.data, self.best
+        lines = [
+            f"{data.documents:,} documents, {data.targets:,} targets an epoch; {best.steps:,} steps at "
+            f"{best.learning_rate:g}: validation loss {best.validation_loss:.4f} on {data.validation_documents:,} "
+            "documents"
+        ]
+        lines += [f"left out: {count:,} x {reason}" for reason, count in data.skipped.items()]
+        lines.append(f"{self.tokens:,} tokens in {self.seconds:,.0f} s, ${self.usd:.4f}")
+        key = "model.adapter" if self.weights.endswith("adapter") else "model.name"
+        return "\n".join([*lines, f"to decode with it: {key}={self.weights}"])

@@ -1,0 +1,53 @@
+"""Labels that are the answers of a run: of a larger model (distillation, HPD section 4.4), or of the model itself,
+decoded autoregressively (self-supervision)."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from raypd import storage
+from raypd.dataset import writer
+from raypd.errors import InputError
+from raypd.tasks.base import Document
+
+_WHOLE = ("ok", "null")  # statuses of values
+
+
+def label(documents: Sequence[Document], run: str, column: str) -> None:
+    """Puts the answers of a run into `column` of the documents that it answered; the others get an error.
+
+    A document is found by its source and place, so the run must have read the same input. An answer that was cut or has
+    a value that is not valid teaches nothing right, and is left out.
+
+    Raises:
+        InputError: the folder holds no answers.
+    """
+    folder = storage.absolute(run)
+    rows: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for unit, path in writer.objects(folder):
+        for row in writer.read_table(folder, unit, None, path)[1].to_pylist():
+            rows[row["source"], row["row"]].append(row)
+    if not rows:
+        raise InputError(f"training.labels {run}: holds no answers; give the output folder of a run")
+    for document in documents:
+        found = rows.get((document.source, document.place))
+        answer = _answer(found) if found else None
+        if answer is not None:
+            document.fields[column] = answer
+        elif document.error is None:
+            what = "an answer that failed, was cut or is not valid" if found else "no answer"
+            document.error = f"training.labels: {what} in the run that labels"
+
+
+def _answer(rows: Sequence[dict[str, Any]]) -> Any:
+    """The label that a document's rows make; None where one of them is not whole."""
+    if any(row["status"] != "ok" for row in rows):
+        return None
+    if "record" in rows[0]:
+        whole = all(value["status"] in _WHOLE for value in rows[0]["values"])
+        return json.loads(rows[0]["record"]) if whole else None
+    turns = sorted((row for row in rows if row["sample"] == 0), key=lambda row: row["turn"])
+    return [row["text"] for row in turns] if all(row["finish_reason"] == "stop" for row in turns) else None

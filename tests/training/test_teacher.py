@@ -1,0 +1,54 @@
+"""The answers of a run as labels."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from raypd.dataset import writer
+from raypd.errors import InputError
+from raypd.run.records import UnitSummary
+from raypd.tasks import columns
+from raypd.tasks.base import Document, Record
+from raypd.training import teacher
+
+
+def documents(count):
+    return [Document(i, "the same id", {}, source="a.jsonl", place=i) for i in range(count)]
+
+
+def commit(output, records, schema):
+    table = writer.make_table(documents(4), records, schema, 1)
+    ok, failed = writer.count_documents(table)
+    assert writer.commit(str(output), table, UnitSummary("u", "f", "s", "a.jsonl", 0, 4, ok, failed, 0.1), {})
+
+
+def test_whole_answers_of_an_extraction_are_labels(tmp_path):
+    def answer(index, status):
+        record = {"Brand": f"b{index}"}
+        value = {"name": "Brand", "value": f"b{index}", "status": status}
+        return Record(index, {"category": "c", "record": json.dumps(record), "values": [value], "truncated": False})
+
+    with pytest.raises(InputError, match="holds no answers"):
+        teacher.label(documents(1), str(tmp_path), "target")
+    records = [answer(0, "ok"), answer(1, "null"), answer(2, "truncated"), Record(3, error="it failed")]
+    commit(tmp_path, records, columns.EXTRACTION)
+    found = documents(5)
+    teacher.label(found, str(tmp_path), "target")
+    assert [document.fields.get("target") for document in found] == [{"Brand": "b0"}, {"Brand": "b1"}, None, None, None]
+    assert [(document.error or "").partition(": ")[2] for document in found[2:]] == [
+        *["an answer that failed, was cut or is not valid in the run that labels"] * 2,
+        "no answer in the run that labels",
+    ]
+
+
+def test_whole_conversations_are_labels(tmp_path):
+    def turn(index, number, reason="stop", sample=0):
+        return Record(index, {"sample": sample, "turn": number, "text": f"{index}.{number}", "finish_reason": reason})
+
+    records = [turn(0, 1), turn(0, 0), turn(0, 0, sample=1), turn(1, 0, "length"), turn(2, 0), turn(3, 0, "length")]
+    commit(tmp_path, records, columns.GENERATION)
+    found = documents(4)
+    teacher.label(found, str(tmp_path), "responses")
+    assert [document.fields.get("responses") for document in found] == [["0.0", "0.1"], None, ["2.0"], None]
