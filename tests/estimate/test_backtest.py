@@ -8,7 +8,7 @@ import pytest
 
 from raypd.cluster import driver
 from raypd.estimate.estimate import estimate
-from raypd.estimate.options import EstimateOptions
+from raypd.estimate.machines import EstimateOptions
 from tests.estimate.test_estimate import COSTS as FAST
 from tests.estimate.test_estimate import corpus
 
