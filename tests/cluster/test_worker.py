@@ -11,6 +11,7 @@ import pytest
 from raypd.cluster.worker import DecodeWorker, EngineBroken, WorkerSpec
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
+from raypd.decoding.counts import Finished
 from raypd.run import manifest
 from raypd.run.retry_policy import Attempt, checkpointed
 from tests.cluster import fakes
@@ -39,7 +40,7 @@ def test_units_overlap_so_that_the_engine_does_not_drain(tmp_path: Path, config)
         all_begun = request_queue._numbers == len(units) and not any(own.more or own.begun is None for own in states)
         return len(request_queue._queue) >= request_queue.batch or all_begun
 
-    def patient() -> list[fakes.Finished]:
+    def patient() -> list[Finished]:
         wait_for(planned)  # however slow the machine is, the engine is slower
         return step()
 
