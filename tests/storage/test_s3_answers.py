@@ -16,8 +16,8 @@ from raypd import storage
 from raypd.config import StorageConfig
 from raypd.errors import InputError
 from raypd.storage import s3
+from tests.s3 import SECRET, environment
 
-SECRET = "raypd-distinctive-s3cr3t"
 Answer = tuple[int, dict[str, str], bytes]
 
 
@@ -56,15 +56,8 @@ class Store:
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Store]:
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", "id"),
-        ("AWS_SECRET_ACCESS_KEY", SECRET),
-        ("AWS_REGION", "us-east-1"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-        ("AWS_EC2_METADATA_DISABLED", "true"),
-        ("AWS_CONFIG_FILE", str(tmp_path / "none")),
-        ("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none")),
-    ):
+    nowhere = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none"))
+    for name, value in {**environment(), **nowhere, "AWS_DEFAULT_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0)
     monkeypatch.setattr("raypd.storage.s3.time.sleep", lambda seconds: None)
@@ -83,14 +76,6 @@ def refusal(code: str, message: str = "", status: int = 403, **headers: str) -> 
 # ----------------------------------------------------------------------------------------------------- what is asked
 
 
-def everything() -> None:
-    storage.put_new("s3://bkt/a", b"x")
-    storage.put("s3://bkt/a", b"x" * (s3.MULTIPART_BYTES + 1))
-    storage.version("s3://bkt/a")
-    storage.read("s3://bkt/a")
-    list(storage.walk("s3://bkt/f"))
-
-
 def parts_and_lists(request: AWSPreparedRequest) -> Answer:
     if request.method == "POST" and "uploads" in request.url:
         return 200, {}, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
@@ -104,7 +89,11 @@ def parts_and_lists(request: AWSPreparedRequest) -> Answer:
 def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: Store) -> None:
     store.answer = parts_and_lists
     store.use(sse="aws:kms", kms_key_id="arn:key", requester_pays=True)
-    everything()
+    storage.put_new("s3://bkt/a", b"x")
+    storage.put("s3://bkt/a", b"x" * (s3.MULTIPART_BYTES + 1))
+    storage.version("s3://bkt/a")
+    storage.read("s3://bkt/a")
+    list(storage.walk("s3://bkt/f"))
     assert store.header("x-amz-request-payer") == ["requester"] * len(store.requests)
     writes = [r for r in store.requests if (r.method == "PUT" and "partNumber" not in r.url) or "?uploads" in r.url]
     assert len(writes) == 2
