@@ -134,9 +134,6 @@ def test_new_objects_during_an_outage_are_planned_by_the_next_command(proxy, cor
     assert {u.id for u in before} <= {u.id for u in made}
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
-
-
 def test_an_object_that_is_forbidden_is_left_out_and_listed(proxy, corpus, bucket) -> None:
     proxy.faults = Faults(share=1.0, kinds=("403",), only=lambda method, path: "/in/07" in path or "/in/08" in path)
     run = corpus(output=f"{bucket}/out")
@@ -160,9 +157,6 @@ def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -
         driver.finish(run, run.output.path, made, unreadable)
 
 
-# ----------------------------------------------------------------------------------------------------------- in a run
-
-
 def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket) -> None:
     run = corpus(output=f"{bucket}/out")
     unit = next(iter(plan(run)))
@@ -177,9 +171,6 @@ def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket)
         assert worker.run(Attempt(unit)).ok == run.cluster.unit_documents
     finally:
         worker.close()
-
-
-# -------------------------------------------------------------------------------------------------------- local files
 
 
 @pytest.fixture

@@ -73,9 +73,6 @@ def refusal(code: str, message: str = "", status: int = 403, **headers: str) -> 
     return lambda request: (status, headers, text)
 
 
-# ----------------------------------------------------------------------------------------------------- what is asked
-
-
 def parts_and_lists(request: AWSPreparedRequest) -> Answer:
     if request.method == "POST" and "uploads" in request.url:
         return 200, {}, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
@@ -124,9 +121,6 @@ def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
         with pytest.raises(InputError):
             list(storage.find(f"s3://bkt/{glob}"))
         assert re.search(r"[?&]prefix=([^&]*)", store.requests[-1].url)[1] == prefix
-
-
-# ------------------------------------------------------------------------------------------------ what is made of it
 
 
 @pytest.mark.parametrize(
@@ -219,9 +213,6 @@ def test_no_credentials_and_no_such_profile(store: Store, monkeypatch: pytest.Mo
         list(storage.find("s3://bkt/a"))
 
 
-# -------------------------------------------------------------------------------------------------- conditional writes
-
-
 def test_a_conflict_with_a_write_in_progress_is_tried_again(store: Store) -> None:
     answers = [refusal("ConditionalRequestConflict", "", 409)] * 2 + [lambda request: (200, {"ETag": '"e"'}, b"")]
     store.answer = lambda request: answers.pop(0)(request)
@@ -259,9 +250,6 @@ def test_a_store_without_conditional_writes_is_told_once(store: Store, kind: str
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------- listing
-
-
 def test_a_long_listing_is_asked_for_page_by_page(store: Store) -> None:
     """No page is asked for before the one before it is read, so that one is held at a time."""
 
@@ -280,9 +268,6 @@ def test_a_long_listing_is_asked_for_page_by_page(store: Store) -> None:
     for i, item in enumerate(itertools.islice(found, 3500)):
         assert (item.name, item.size, item.stamp) == (f"{i:09d}.jsonl", i, f"{i:x}")
         assert len(store.requests) == 2 + i // 1000
-
-
-# ------------------------------------------------------------------------------------------------------------- reading
 
 
 def test_a_store_that_does_not_know_if_match_is_not_believed(store: Store) -> None:
