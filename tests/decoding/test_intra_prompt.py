@@ -1,14 +1,21 @@
-"""IPPD's positions against the paper's equations. test_exactness.py has its answers, and with them its mask."""
+"""IPPD's mask and positions against the paper's equations. test_exactness.py has its answers."""
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, header, intra_prompt
 from raypd.decoding.program import Predictions
-from tests.decoding.cases import pair, seventh
+from raypd.decoding.visibility import grown, one_segment, visible
+from tests.decoding.cases import pair, seventh, tree_of
+from tests.decoding.drivers import INSTRUCTION
 
 
 def test_header_is_that_of_equations_1_to_5():
@@ -20,6 +27,27 @@ def test_header_is_that_of_equations_1_to_5():
     assert head.positions == [0, 1, 2, 3, 4, 5, 6, 5, 2, 3, 4]
     assert head.segments == [0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 5]
     assert (head.ends, head.owns) == ([6, 7, 10], [2, 3, 5])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4))
+def test_mask_is_that_of_equations_6_to_9(seed, contexts):
+    prompt = tree_of(random.Random(seed), contexts, INSTRUCTION[: seed % 5])
+    head = header(prompt)
+    context_of, question_of = [0] * len(prompt.instruction), [0] * len(prompt.instruction)
+    for j, context in enumerate((c for c in prompt.contexts if c.questions), 1):
+        context_of += [j] * len(context.tokens)
+        question_of += [0] * len(context.tokens)
+        for k, q in enumerate(context.questions, 1):
+            context_of += [j] * len(q.tokens)
+            question_of += [k] * len(q.tokens)
+    position, context, asked = np.array(head.positions), np.array(context_of), np.array(question_of)
+    causal = position[:, None] >= position[None, :]
+    same_context = (context[:, None] == context[None, :]) | (context[None, :] == 0)
+    same_question = (asked[:, None] == asked[None, :]) | (asked[None, :] == 0)
+    segments = np.array(head.segments)
+    seen = visible(grown(one_segment(), head.reach), segments, position, segments, position)
+    assert (seen == (causal & same_context & same_question)).all()
 
 
 def test_steps_positions_and_segments():
