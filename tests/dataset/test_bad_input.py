@@ -20,8 +20,13 @@ from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, RunError
 from tests.cluster import fakes
-from tests.cluster.test_driver import ids
 from tests.runs import parquet, read_all, run_here, write_jsonl
+
+
+def ids(run: RunConfig) -> Counter[str]:
+    """How often each id stands in the output."""
+    return Counter(pq.read_table(f"{run.output.path}/units")["id"].to_pylist())
+
 
 LINES = b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, os.urandom(60).hex().encode()) for i in range(400))
 WHOLE = parquet({"id": ["p"] * 50, "title": [os.urandom(30).hex() for _ in range(50)]})
