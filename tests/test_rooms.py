@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.processes import ROOT, ended, start
+
 PACKAGE = ROOT / "raypd"
 ROOMS = (  # from the bottom: each may import those before it
     "__init__",
@@ -80,8 +80,6 @@ for missing in ["ray", "pydantic", "pyarrow", "boto3", "typer", "rich", "jinja2"
 import importlib
 for module in {modules!r}:
     importlib.import_module(module)
-print(len({modules!r}))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 15
+    assert len(modules) > 15
+    ended(start("-c", code))

@@ -74,7 +74,7 @@ class Meter:
         self._last = (0, 0)  # the same and those of running ones, after the last step
         self._tokens = (0, 0)  # that went through the model, of prompts and of answers
         self._ratio = 1.0  # share of prefill in the last step that fed anything
-        self._work: dict[str, int] = {}  # programs by unit in the step that runs or ran last
+        self._programs: dict[str, int] = {}  # programs by unit in the step that runs or ran last
 
     def ready(self) -> None:
         """The model is loaded: from here on the worker is idle or busy."""
@@ -130,17 +130,17 @@ class Meter:
     def _unit(self, unit: str) -> UnitUsage:
         return self._units.setdefault(unit, UnitUsage())
 
-    def step(self, engine: Any, work: Mapping[str, int]) -> list[Any]:
-        """Runs one step of the engine and returns what it does. work: programs in it by unit."""
+    def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
+        """Runs one step of the engine and returns what it does. programs: how many are in it, by unit."""
         with self._lock:
             now = self._clock()
             if now - self._at > _JOIN_SECONDS:
                 self._go_on(now, None)
-            self._state, self._work = "busy", dict(work)
+            self._state, self._programs = "busy", dict(programs)
         finished: list[Any] = engine.step()
         with self._lock:
             self._count(finished, engine.sequences)
-            spent = self._go_on(self._clock(), next(iter(work), None))
+            spent = self._go_on(self._clock(), next(iter(programs), None))
             self._state = "idle"
             for unit, (prefill, decode) in self._shares(spent).items():
                 self._units[unit].prefill += prefill
@@ -154,20 +154,20 @@ class Meter:
 
     def _shares(self, spent: float) -> dict[str, tuple[float, float]]:
         """Seconds of a step, (prefill, decode), by unit: as many as each had programs in it."""
-        programs = sum(self._work.values()) or 1
+        whole = sum(self._programs.values()) or 1
         return {
-            unit: (spent * self._ratio * count / programs, spent * (1 - self._ratio) * count / programs)
-            for unit, count in self._work.items()
+            unit: (spent * self._ratio * count / whole, spent * (1 - self._ratio) * count / whole)
+            for unit, count in self._programs.items()
             if unit in self._units
         }
 
-    def _count(self, finished: Sequence[Any], rows: Sequence[Any]) -> None:
+    def _count(self, finished: Sequence[Any], sequences: Sequence[Any]) -> None:
         """Splits the step's time by the tokens that it put in: those of prompts and those of answers."""
         for done in finished:
             self._fed = _plus(self._fed, done.counts)
         now = self._fed
-        for row in rows:
-            now = _plus(now, row.counts)
+        for sequence in sequences:
+            now = _plus(now, sequence.counts)
         prefill, decode = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
         self._last = now
         self._tokens = self._tokens[0] + prefill, self._tokens[1] + decode
@@ -202,7 +202,7 @@ class Meter:
                 seconds.decode += running * (1 - self._ratio)
                 for name, (prefill, decode) in self._shares(running).items():
                     held[name] = held[name][0] + prefill, held[name][1] + decode
-                spans = joined(spans, (self._at, now, "busy", next(iter(self._work), None)))
+                spans = joined(spans, (self._at, now, "busy", next(iter(self._programs), None)))
             return WorkerTime(
                 worker=self.id,
                 node=self._node,

@@ -201,7 +201,7 @@ def estimate(
 ) -> None:
     """Say what a run will take and cost, from a sample that is decoded, an earlier run, or given throughputs."""
     from raypd.estimate import estimate as estimates
-    from raypd.estimate.options import EstimateOptions
+    from raypd.estimate.machines import EstimateOptions
 
     made = load_config(config, overrides or []) if config is not None else None
     options = EstimateOptions(

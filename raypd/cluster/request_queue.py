@@ -48,8 +48,13 @@ class UnitState:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(writer.COUNTS, 0))
     categories: dict[int, str] = field(default_factory=dict)  # of every row
 
+    @property
+    def answered(self) -> set[int]:
+        """Rows of which nothing is queued or in the engine any more."""
+        return {record.index for record in self.records} - self.open.keys()
+
     def progress(self) -> Progress:
-        answered = len({record.index for record in self.records} - self.open.keys())
+        answered = len(self.answered)
         failed = len({record.index for record in self.records if record.error is not None})
         if self.begun is None or not answered:
             return Progress(answered, failed, self.begun is not None)

@@ -15,8 +15,7 @@ from raypd.config.load import with_new_names
 from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.estimate import estimator, sampling
-from raypd.estimate.machines import TOKENS, MethodSpeed, assemble, gpu_kind
-from raypd.estimate.options import EstimateOptions
+from raypd.estimate.machines import TOKENS, EstimateOptions, MethodSpeed, assemble, gpu_kind
 from raypd.run import layout, records
 from raypd.run.records import Bill, Estimate, RecordError, RunRecord
 

@@ -21,8 +21,7 @@ from raypd.config.load import set_key
 from raypd.errors import ConfigError, RunError
 from raypd.estimate import earlier, estimator, profile, sampling
 from raypd.estimate.estimator import Array
-from raypd.estimate.machines import GIVEN, TOKENS, MethodSpeed, assemble, gpu_kind, instance_gpu
-from raypd.estimate.options import EstimateOptions
+from raypd.estimate.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, assemble, gpu_kind, instance_gpu
 from raypd.estimate.profile import DocumentCost, Profile
 from raypd.estimate.sampling import CorpusSample, ScannedDocument
 from raypd.run import layout, records

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,13 +18,36 @@ from raypd.errors import ConfigError, did_you_mean
 from raypd.estimate.estimator import Array, figure
 from raypd.run.records import BillEstimate, Estimate, MachineEstimate, SpeedEstimate
 
-if TYPE_CHECKING:
-    from raypd.estimate.options import EstimateOptions
-
 # of a document, as the meter counts them -> as tables call them
 TOKENS = {"prefill_tokens": "prefilled", "shared_tokens": "shared", "decode_tokens": "decoded"}
 GIVEN = "as given"  # the source of a speed that the user states
 HEAD = "m7i.2xlarge"  # as infra/cluster.yaml has it
+
+
+@dataclass
+class EstimateOptions:
+    """Options of `raypd estimate`. sample: documents that are decoded; minutes: most time for that.
+
+    throughput, baseline_throughput: `[GPU=]RATE`, documents a second of one GPU. instances: the only types of the
+    table. nodes: its last column. head: instance type of the head node, "none" for no head. Raises ConfigError at an
+    unknown instance type.
+    """
+
+    sample: int = 64
+    minutes: float | None = None
+    baseline: bool = True
+    run: str | None = None
+    throughput: list[str] | None = None
+    baseline_throughput: list[str] | None = None
+    documents: float | None = None
+    instances: list[str] | None = None
+    nodes: int = 8
+    head: str = HEAD
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in [*(self.instances or []), *([self.head] if self.head != "none" else [])]:
+            known_type(name)
 
 
 @dataclass

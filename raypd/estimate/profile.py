@@ -15,6 +15,7 @@ import math
 import platform
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from raypd.config import RunConfig
 from raypd.estimate import sampling
 from raypd.estimate.estimator import Array
 from raypd.estimate.machines import TOKENS
-from raypd.tasks.base import Document
+from raypd.tasks.base import Document, Record
 
 _SAMPLES = 8  # parts of the window whose speeds are compared
 _UNIT = "sample"
@@ -95,8 +96,8 @@ class SteppedMeter(Meter):
         self.answered: Callable[[], int] = lambda: 0
         self.readings: list[tuple[float, ...]] = []  # (answered, prefill s, decode s, prefill tokens, decode tokens)
 
-    def step(self, engine: Any, work: Mapping[str, int]) -> list[Any]:
-        finished = super().step(engine, work)
+    def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
+        finished = super().step(engine, programs)
         self.read()
         return finished
 
@@ -198,12 +199,12 @@ class Profiler:
         try:
             with queue.unit(_UNIT) as unit, ThreadPoolExecutor(1) as pool:
                 unit.documents, unit.categories = len(stream), {one.index: str(one.index) for one in stream}
-                meter.answered = lambda: len(_answered(unit))
+                meter.answered = lambda: len(unit.answered)
                 answering = pool.submit(queue.answer, unit, stream)
                 while not answering.done() and time.monotonic() < ends:
-                    rows = _answered(unit)
-                    self._done = (min(len(rows), lead + count), lead + count)
-                    if len(rows) >= lead + count and first <= rows:
+                    answered = unit.answered
+                    self._done = (min(len(answered), lead + count), lead + count)
+                    if len(answered) >= lead + count and first <= answered:
                         break
                     wait([answering], timeout=_POLL_SECONDS)
                 queue.cancel(_UNIT, only_waiting=False)
@@ -241,28 +242,26 @@ def _window(readings: Array, lead: int, count: int) -> tuple[Array, bool]:
     return np.diff(window[edges], axis=0) if len(window) > 1 else np.zeros((0, 4)), bool(end < len(readings))
 
 
-def _answered(unit: UnitState) -> set[int]:
-    """Rows of which nothing is queued or in the engine any more."""
-    return {record.index for record in unit.records} - set(unit.open)
-
-
 def _costs(
     unit: UnitState, tokens: Mapping[str, Mapping[str, float]], rates: Array, count: int
 ) -> list[DocumentCost | None]:
     """What each document of the sample took, on average over its rounds. tokens: by row."""
-    rows = sorted(_answered(unit))
+    answered = sorted(unit.answered)
+    records: dict[int, list[Record]] = defaultdict(list)
+    for record in unit.records:
+        records[record.index].append(record)
     costs: list[DocumentCost | None] = []
     for number in range(count):
-        own = [row for row in rows if row % count == number]
+        own = [row for row in answered if row % count == number]
         if not own:
             costs.append(None)
             continue
         fed = {name: float(np.mean([tokens.get(str(row), {}).get(name, 0.0) for row in own])) for name in TOKENS}
         seconds = fed["prefill_tokens"] * float(rates[0]) + fed["decode_tokens"] * float(rates[1])
-        records = [record for record in unit.records if record.index == own[0]]
-        answered = [record.columns for record in records if record.error is None]
-        error = next((record.error for record in records if record.error is not None), None)
-        costs.append(DocumentCost(seconds, **fed, rows=answered, error=error))
+        first = records[own[0]]
+        error = next((record.error for record in first if record.error is not None), None)
+        rows = [record.columns for record in first if record.error is None]
+        costs.append(DocumentCost(seconds, **fed, rows=rows, error=error))
     return costs
 
 

@@ -68,10 +68,6 @@ def test_an_hour_by_hand(node: NodeTime, workers: list[WorkerTime], expected: di
     assert {name: billing.usd(value) for name, value in bill.parts.items() if value} == expected
 
 
-def test_what_is_in_flight_at_the_end_is_lost() -> None:
-    assert make([node()], [worker(heard=HOUR - 5, **OPEN)], 0.0, HOUR, final=True).parts["lost"] == 166_667
-
-
 def test_two_runs_on_one_cluster_pay_it_together() -> None:
     assert shared_seconds(0, 100, []) == 100
     assert shared_seconds(0, 100, [(40, 2), (60, 1)]) == 40 + 10 + 40

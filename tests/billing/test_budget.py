@@ -121,12 +121,6 @@ def test_units_are_begun_while_their_end_can_be_paid(session) -> None:
         own.look(2)
 
 
-def test_without_a_budget_everything_is_begun(session) -> None:
-    own, _, _ = session(1e9, 1e6, 0, 0.0, 0.0)
-    assert own.admit(unit("a"), 5)
-    assert own.look(1) is None
-
-
 def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
     own, clock, lines = session(0.0, 0.0, 50, 50.0, 5.0, deadline="300s")  # one document a second and worker
     assert own.look(1) is None  # no unit has ended

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from raypd.billing.meter import Meter, coarser, joined
+from raypd.decoding.counts import TokenCounts
 from raypd.run.records import Spans
 
 
@@ -30,7 +31,7 @@ class Engine:
     """Steps that take the seconds and feed the tokens that it is reports."""
 
     def __init__(self, clock: SimpleNamespace, steps: list[tuple[float, int, int]]) -> None:
-        self.clock, self.steps, self.sequences = clock, steps, [SimpleNamespace(counts=counts())]
+        self.clock, self.steps, self.sequences = clock, steps, [SimpleNamespace(counts=TokenCounts())]
 
     def step(self) -> list[Any]:
         seconds, prefill, decode = self.steps.pop(0)
@@ -39,10 +40,6 @@ class Engine:
         row.prefill_tokens += prefill
         row.decode_tokens += decode
         return []
-
-
-def counts(prefill: int = 0, decode: int = 0) -> SimpleNamespace:
-    return SimpleNamespace(prefill_tokens=prefill, shared_tokens=0, decode_tokens=decode)
 
 
 def test_a_worker_s_time_is_startup_busy_and_idle_without_a_gap(meter: Meter, clock: SimpleNamespace) -> None:
@@ -82,7 +79,7 @@ def test_a_step_that_runs_is_reported_as_far_as_it_is(meter: Meter, clock: Simpl
 
 
 def test_the_documents_of_one_prompt_share_its_tokens(meter: Meter) -> None:
-    meter.tokens("u", ["a", "b", "b"], counts(7, 1))
+    meter.tokens("u", ["a", "b", "b"], TokenCounts(7, 0, 1))
     found = meter.end("u").categories
     assert [found[name]["prefill_tokens"] for name in "ab"] == [2, 5]
     assert [found[name]["decode_tokens"] for name in "ab"] == [0, 1]
@@ -99,8 +96,8 @@ def test_an_attempt_that_is_not_committed_is_lost(meter: Meter, clock: SimpleNam
 def test_a_unit_s_seconds_go_to_its_categories_by_tokens(meter: Meter, clock: SimpleNamespace) -> None:
     meter.documents("u", ["a", "a", "b"])
     meter.step(Engine(clock, [(4.0, 100, 100)]), {"u": 3})
-    meter.tokens("u", ["a"], counts(75, 10))
-    meter.tokens("u", ["b"], counts(25, 90))
+    meter.tokens("u", ["a"], TokenCounts(75, 0, 10))
+    meter.tokens("u", ["b"], TokenCounts(25, 0, 90))
     done = meter.end("u")
     assert done.categories["a"]["seconds"] == pytest.approx(2 * 0.75 + 2 * 0.1)
     assert done.categories["b"]["seconds"] == pytest.approx(2 * 0.25 + 2 * 0.9)

@@ -12,32 +12,17 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from raypd import storage
 from raypd.cluster.worker import WorkerComponents
 from raypd.config import RunConfig
+from raypd.decoding.counts import Finished, TokenCounts
 from raypd.tasks.base import Document, Record, Request
 from tests.processes import wait_for
-
-
-@dataclass
-class Counts:
-    prefill_tokens: int = 10
-    shared_tokens: int = 4
-    decode_tokens: int = 3
-    steps: int = 2
-
-
-@dataclass
-class Finished:
-    tag: Any
-    answer: Any
-    error: Exception | None
-    counts: Counts
 
 
 class FakeEngine:
@@ -73,22 +58,14 @@ class FakeEngine:
                     wait_for(file.exists, f"nobody made {file}")
                 if title == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
-                if title == "kill once" and self.folder is not None and _first(self.folder / "killed"):
+                if title == "kill once" and storage.put_new(f"{self.folder}/killed", b""):
                     os.kill(os.getpid(), signal.SIGKILL)
                 if title == "engine":
                     raise RuntimeError("the device is gone")
                 if title == "program":
                     error = ValueError("the program failed")
-            ended.append(Finished(tag, [t.upper() for t in titles], error, Counts()))
+            ended.append(Finished(tag, [t.upper() for t in titles], error, TokenCounts(10, 4, 3, 2)))
         return ended
-
-
-def _first(mark: Path) -> bool:
-    try:
-        mark.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 class FakeTask:

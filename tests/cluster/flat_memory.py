@@ -5,10 +5,10 @@ Makes the corpus, runs it, and prints what driver and workers held while it went
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -68,7 +68,7 @@ def course(held: list[float]) -> dict[str, float]:
     return {name: round(mb, 1) for name, mb in found.items()}
 
 
-def measure(folder: Path, documents: int, unit_documents: int, workers: int) -> dict[str, Any]:
+def measure(folder: Path, documents: int, unit_documents: int = 256, workers: int = 2) -> dict[str, Any]:
     """Runs so many documents; what it took."""
     from raypd.cluster.driver import run_extract
 
@@ -92,10 +92,5 @@ def measure(folder: Path, documents: int, unit_documents: int, workers: int) -> 
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("documents", type=int)
-    options.add_argument("unit_documents", type=int, nargs="?", default=256)
-    options.add_argument("--workers", type=int, default=2)
-    given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="raypd-flat-") as folder:
-        print(json.dumps(measure(Path(folder), given.documents, given.unit_documents, given.workers)))
+        print(json.dumps(measure(Path(folder), *map(int, sys.argv[1:]))))

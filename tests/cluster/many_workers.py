@@ -5,34 +5,24 @@ Every worker's programs take their time by the clock (the fake engine), so that 
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from raypd.config import RunConfig
+from tests.faults.trial import Trial
 
 
-def configuration(folder: Path, workers: int, units: int, unit_documents: int, seconds: float) -> RunConfig:
+def trial(folder: Path, workers: int, units: int, unit_documents: int, seconds: float) -> Trial:
     """A run of so many units, each of which takes about so many seconds."""
-    corpus = folder / "corpus.jsonl"
-    with open(corpus, "w") as file:
-        for i in range(units * unit_documents):
-            file.write(json.dumps({"id": i, "title": "t" * (20 + 37 * (i % 11))}) + "\n")
+    titles = ["t" * (20 + 37 * (i % 11)) for i in range(units * unit_documents)]
     # One step a batch of 8 and 4 lanes of about 4 tokens: the step's time is what makes the unit's.
-    steps = unit_documents / 8 * 7
-    costs = {"load_seconds": 1, "step_seconds": seconds / steps, "prefill_tokens_per_second": 1e9}
-    return RunConfig.model_validate(
-        {
-            "input": {"path": str(corpus), "text_columns": ["title"], "category_column": None},
-            "output": {"path": str(folder / "out")},
-            "task": {"categories": {"c": {"attributes": [{"name": n} for n in "abcd"]}}},
-            "model": {"name": "fake", "fake": {**costs, "decode_tokens_per_second": 1e9}},
-            "engine": {"max_num_seqs": 8},
-            "cluster": {"max_workers": workers, "gpus_per_worker": 1, "unit_documents": unit_documents},
-        }
-    )
+    costs = {"load_seconds": 1, "step_seconds": seconds / (unit_documents / 8 * 7)}
+    costs |= {"prefill_tokens_per_second": 1e9, "decode_tokens_per_second": 1e9}
+    task = {"categories": {"c": {"attributes": [{"name": n} for n in "abcd"]}}}
+    cluster = {"max_workers": workers, "gpus_per_worker": 1, "units_in_flight": 2}
+    model, engine = {"name": "fake", "fake": costs}, {"max_num_seqs": 8}
+    return Trial(folder, titles, unit_documents, task=task, model=model, engine=engine, cluster=cluster)
 
 
 def idle_at_the_end(bill: dict[str, Any]) -> float:
@@ -52,7 +42,7 @@ def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds
     from raypd.cluster.driver import run_extract
     from raypd.run.records import to_json
 
-    config = configuration(folder, workers, units, unit_documents, seconds)
+    config = trial(folder, workers, units, unit_documents, seconds).config
     ray.init(address="local", num_cpus=8, num_gpus=workers, include_dashboard=False, log_to_driver=False)
     try:
         made = run_extract(config)
@@ -64,11 +54,5 @@ def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--workers", type=int, default=64)
-    options.add_argument("--units", type=int, default=640)
-    options.add_argument("--unit-documents", type=int, default=64)
-    options.add_argument("--seconds", type=float, default=12)
-    given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="raypd-many-") as folder:
-        print(json.dumps(measure(Path(folder), given.workers, given.units, given.unit_documents, given.seconds)))
+        print(json.dumps(measure(Path(folder), workers=64, units=640, unit_documents=64, seconds=12)))

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-from collections import Counter
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,38 +13,20 @@ import ray
 
 from raypd.cluster import driver
 from raypd.config import RunConfig
-from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
 from tests.cluster import fakes
-from tests.processes import LONG, ended, wait_for
-from tests.runs import run_process, write_jsonl
+from tests.faults.trial import Trial, kill
+from tests.processes import LONG, ended
+from tests.runs import write_jsonl
 
 
-def ids(run: RunConfig) -> Counter[str]:
-    """How often each id stands in the output."""
-    found: Counter[str] = Counter()
-    for path in Path(run.output.path).glob("units/*.parquet"):
-        found.update(pq.read_table(path)["id"].to_pylist())
-    return found
-
-
-def exactly_once(run: RunConfig, count: int) -> bool:
-    return ids(run) == Counter({str(i): 1 for i in range(count)})
-
-
-def committed(run: RunConfig) -> int:
-    return len(writer.committed(run.output.path))
-
-
-def worker_pid(run: RunConfig) -> int:
-    return max(int(p.name.split("-")[1]) for p in Path(run.output.path).glob("worker-*"))
-
-
-def test_a_run_and_its_manifest_and_nothing_to_do_the_second_time(tmp_path, config, ray_here) -> None:
-    titles = ["a"] * 23 + ["finish", ""]
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=10)
+def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configuration(tmp_path, config, ray_here) -> None:
+    write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 23 + ["finish", ""])
+    path = str(tmp_path / "in")
+    run, other = config(path), config(path, id_column=None)
     made = driver.run_extract(run, build=fakes.build)
-    assert exactly_once(run, 25)
+    ids = pq.read_table(tmp_path / "out/units")["id"].to_pylist()
+    assert sorted(map(int, ids)) == [*range(25)]
     assert (made.documents, made.ok, made.failed, made.units) == (25, 22, 3, 3)
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert tree["fingerprint"] == run.fingerprint()
@@ -61,30 +41,20 @@ def test_a_run_and_its_manifest_and_nothing_to_do_the_second_time(tmp_path, conf
     assert driver.run_extract(run, build=never).documents == 25
     assert len(list((tmp_path / "out/sessions").iterdir())) == 1
 
-
-def test_what_is_new_in_the_input_is_added(tmp_path, config, ray_here) -> None:
-    write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 5)
-    run = config(str(tmp_path / "in"))
-    driver.run_extract(run, build=fakes.build)
     write_jsonl(tmp_path / "in/b.jsonl", ["a"] * 3)
     made = driver.run_extract(run, build=fakes.build)
-    assert (made.documents, made.units) == (8, 2)
-    assert [s.documents for s in made.sessions] == [5, 3]
+    assert (made.documents, made.units) == (28, 4)
+    assert [s.documents for s in made.sessions] == [25, 3]
 
-
-def test_an_output_folder_belongs_to_one_configuration(tmp_path, config, ray_here) -> None:
-    path = str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 5))
-    run, other = config(path), config(path, id_column=None)
-    driver.run_extract(run, build=fakes.build)
     with pytest.raises(ConfigError) as caught:
-        driver.run_extract(other, build=fakes.build)
+        driver.run_extract(other, build=never)
     for part in (run.fingerprint(), other.fingerprint(), "input.id_column", "new output.path"):
         assert part in str(caught.value)
     with pytest.raises(ConfigError, match=r"cluster\.unit_documents or cluster\.unit_bytes has changed"):
-        driver.run_extract(config(path, unit_documents=2), build=fakes.build)
-    write_jsonl(tmp_path / "a.jsonl", ["b"] * 5)
+        driver.run_extract(config(path, unit_documents=2), build=never)
+    write_jsonl(tmp_path / "in/a.jsonl", ["b"] * 5)
     with pytest.raises(ConfigError, match=r"a\.jsonl was replaced"):
-        driver.run_extract(run, build=fakes.build)
+        driver.run_extract(run, build=never)
 
 
 def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(tmp_path, config, ray_here, monkeypatch) -> None:
@@ -101,7 +71,7 @@ def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(tmp_path, con
     monkeypatch.setattr(driver.planner, "plan", plan_then_lose)
     with pytest.raises(RunError, match=r"(?s)1 units of the input cannot be read.*b.jsonl: is gone since"):
         driver.run_extract(run, build=fakes.build)
-    assert sum(ids(run).values()) == 6
+    assert pq.read_table(tmp_path / "out/units").num_rows == 6
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert (tree["units_unreadable"], tree["unreadable"][0]["source"]) == (1, "b.jsonl")
     monkeypatch.undo()
@@ -119,31 +89,25 @@ def test_a_worker_that_cannot_start_ends_the_run(tmp_path, config, ray_here) -> 
         driver.run_extract(run, build=build)
 
 
-def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, config, ray_here) -> None:
+def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, ray_here) -> None:
     """Each unit from the third on waits for a file before it begins, so that no session is done before its end.
 
     Drivers that come and go on a cluster that stays; tests/storage/test_runs.py has them with a Ray of their own.
     """
     titles = [["a"] * 2, ["until one"] * 3, ["until two"] * 3, ["until three"] * 4]
     lines = [title for part in titles for first in part for title in (first, *["a"] * 9)]
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", lines)), unit_documents=10, units_in_flight=1)
-    cluster = run.cluster.model_copy(update={"address": ray.get_runtime_context().gcs_address})
-    run = run.model_copy(update={"cluster": cluster})
+    run = Trial(tmp_path, lines, cluster={"address": ray.get_runtime_context().gcs_address})
 
-    def go(name: str) -> None:
-        (tmp_path / "out" / name).touch()
+    first = run.start()
+    run.wait(2)
+    os.kill(run.worker(), signal.SIGKILL)
+    run.go("one")
+    run.wait(5)  # another worker goes on
+    kill(first)
 
-    first = run_process(run, tmp_path)
-    wait_for(lambda: committed(run) == 2)
-    os.kill(worker_pid(run), signal.SIGKILL)
-    go("one")
-    wait_for(lambda: committed(run) == 5)  # another worker goes on
-    os.kill(first.pid, signal.SIGKILL)
-    first.communicate()
-
-    second = run_process(run, tmp_path)
-    go("two")
-    wait_for(lambda: committed(run) == 8)
+    second = run.start()
+    run.go("two")
+    run.wait(8)
     second.send_signal(signal.SIGINT)
     out, err = second.communicate(timeout=LONG)
     assert second.returncode == 130
@@ -152,10 +116,11 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, 
     assert int(state[1]) in (7, 8)  # it may not have heard of the last one yet
     assert "Traceback" not in err + out
 
-    third = run_process(run, tmp_path)
-    go("three")
+    third = run.start()
+    run.go("three")
     assert "documents=120 ok=120 failed=0" in ended(third)
-    assert exactly_once(run, 120)
+    found = run.outcome("")
+    assert (found.rows, found.lost, found.doubled) == (120, 0, 0)
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert [s["how"] for s in tree["sessions"]] == ["killed", "interrupted", "complete"]
     # A worker lives on for a moment after its driver was killed.
@@ -175,9 +140,6 @@ def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, 
     assert driver.output_folder(run) == str(tmp_path / "raypd/runs/x")
 
 
-def test_ray_that_does_not_answer_is_named(tmp_path, config) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"])))
-    tree = run.model_dump()
-    tree["cluster"]["address"] = "127.0.0.1:1"
-    err = ended(run_process(RunConfig.model_validate(tree), tmp_path), 1)
+def test_ray_that_does_not_answer_is_named(tmp_path) -> None:
+    err = ended(Trial(tmp_path, ["a"], cluster={"address": "127.0.0.1:1"}).start(), 1)
     assert "cluster.address 127.0.0.1:1: no Ray cluster answers" in err

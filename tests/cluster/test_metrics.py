@@ -1,7 +1,6 @@
 """Metrics against what Ray really exports: scraped over HTTP, parsed by Prometheus' own client."""
 
 import json
-import socket
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ import pytest
 
 from raypd.cluster.metrics import COUNTERS, GAUGES
 from tests.processes import LONG
+from tests.s3 import free_ports
 
 pytestmark = pytest.mark.slow  # a Ray with metrics
 
@@ -64,9 +64,7 @@ def test_what_prometheus_scrapes_after_two_bills():
 
     bills = [bill(3, 1.0, [[0, 1, "startup", None]]), bill(5, 2.5, [[0, 1, "startup", None], [1, 2, "busy", "u"]], 9.0)]
     lines = "".join(json.dumps(b) + "\n" for b in bills)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     command = [sys.executable, "-c", SCRIPT, "ray_raypd_budget_usd", str(port)]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, done.stderr

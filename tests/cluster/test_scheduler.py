@@ -60,13 +60,6 @@ def calls(*workers: WorkerHandle) -> list[list[tuple[Any, ...]]]:
     return [[call if call[0] == "cancel" else call[1].unit.id for call in own.actor.calls] for own in workers]
 
 
-def test_a_second_unit_only_when_every_worker_has_its_first() -> None:
-    workers = worker(), worker(), worker()
-    workers[2].leaving = True
-    assigning(*workers, units=3)
-    assert calls(*workers) == [["new0", "new2"], ["new1"], []]
-
-
 def test_a_unit_whose_worker_died_is_alone_in_a_worker() -> None:
     waiting = [(0.0, Attempt(Unit("bad", ()), deaths=1))]
     busy, idle = worker(BEGUN), worker()

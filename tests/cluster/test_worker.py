@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from raypd.cluster.worker import DecodeWorker, EngineBroken, WorkerSpec
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
+from raypd.decoding.counts import Finished
 from raypd.run import manifest
 from raypd.run.retry_policy import Attempt, checkpointed
 from tests.cluster import fakes
@@ -39,22 +40,13 @@ def test_units_overlap_so_that_the_engine_does_not_drain(tmp_path: Path, config)
         all_begun = request_queue._numbers == len(units) and not any(own.more or own.begun is None for own in states)
         return len(request_queue._queue) >= request_queue.batch or all_begun
 
-    def patient() -> list[fakes.Finished]:
+    def patient() -> list[Finished]:
         wait_for(planned)  # however slow the machine is, the engine is slower
         return step()
 
     made.parts.engine.step = patient  # type: ignore[method-assign]
-    free = threading.Semaphore(2)  # units in flight
-
-    def one(unit) -> None:
-        with free:
-            made.run_unit(unit)
-
-    threads = [threading.Thread(target=one, args=(unit,)) for unit in units]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
+    with ThreadPoolExecutor(2) as in_flight:
+        list(in_flight.map(made.run_unit, units))
     assert writer.committed(run.output.path) == {u.id for u in units}
     fill = made.parts.engine.fill
     # 200 works in batches of 4: every step but the first and the last two is full, across the borders of units too.
@@ -151,24 +143,17 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) ->
     run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), unit_documents=100)
     made = worker(run)
     first, second = plan(run)
-    results = {}
-
-    def go(unit) -> None:
-        results[unit.id] = made.run(Attempt(unit))
-
-    threads = [threading.Thread(target=go, args=(unit,)) for unit in (first, second)]
-    threads[0].start()
-    wait_for(lambda: made.progress().get(first.id, (0, 0))[0])
-    threads[1].start()
-    wait_for(lambda: second.id in made.progress())
-    made.cancel(first.id, True)  # it was begun: it stays
-    made.cancel(second.id, True)
-    threads[1].join(LONG)
-    assert results[second.id].handed_back
-    assert first.id not in results
-    made.cancel(first.id, False)
-    threads[0].join(LONG)
-    assert results[first.id].handed_back
+    with ThreadPoolExecutor(2) as pool:
+        begun = pool.submit(made.run, Attempt(first))
+        wait_for(lambda: made.progress().get(first.id, (0, 0))[0])
+        behind = pool.submit(made.run, Attempt(second))
+        wait_for(lambda: second.id in made.progress())
+        made.cancel(first.id, True)  # it was begun: it stays
+        made.cancel(second.id, True)
+        assert behind.result(LONG).handed_back
+        assert not begun.done()
+        made.cancel(first.id, False)
+        assert begun.result(LONG).handed_back
     assert writer.committed(run.output.path) == set()
     assert made.meter.report().open == made.meter.report().categories == {}
     (tmp_path / "out/go").touch()

@@ -31,19 +31,15 @@ def keys(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, str]]:
 
 
 def notes(shown: str) -> dict[str, str]:
-    """Key, dotted -> what stands behind it; of several tasks, all keys."""
+    """Key, dotted -> what it takes; of several tasks, all keys."""
     found: dict[str, str] = {}
     above: list[str] = []
     for line in shown.splitlines():
         match = re.match(r"( *)(\w+):.*?  # (.*)", line.removeprefix("# "))
         if match:
             above = [*above[: len(match[1]) // 2], match[2]]
-            found[".".join(above)] = match[3]
+            found[".".join(above)] = match[3].partition(". ")[0]
     return found
-
-
-def type_of(note: str) -> str:
-    return note.partition(". ")[0]
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
@@ -54,7 +50,7 @@ def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> Non
     for key, written in [*keys(RunConfig), *tasks]:
         choices = set(re.findall(r"'([^']+)'", written)) if "Literal" in written else set()
         choices = set(KINDS) if key == "task.kind" else choices
-        parts = set(re.split(r" \| | of | to ", type_of(found[key])))
+        parts = set(re.split(r" \| | of | to ", found[key]))
         assert choices <= parts <= choices | WORDS, f"{key}: {found[key]}"
 
 
@@ -73,7 +69,7 @@ def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> Non
 )
 def test_some_of_them(key: str, takes: str) -> None:
     config = RunConfig.model_validate({**TREE, "task": TASKS["extraction"]})
-    assert type_of(notes(render(config))[key]) == takes
+    assert notes(render(config))[key] == takes
 
 
 def test_what_is_shown_reads_back() -> None:

@@ -20,12 +20,15 @@ from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, RunError
 from tests.cluster import fakes
-from tests.cluster.test_driver import ids
 from tests.runs import parquet, read_all, run_here, write_jsonl
 
+
+def ids(run: RunConfig) -> Counter[str]:
+    """How often each id stands in the output."""
+    return Counter(pq.read_table(f"{run.output.path}/units")["id"].to_pylist())
+
+
 LINES = b"".join(b'{"id": "x%d", "title": "%s"}\n' % (i, os.urandom(60).hex().encode()) for i in range(400))
-
-
 WHOLE = parquet({"id": ["p"] * 50, "title": [os.urandom(30).hex() for _ in range(50)]})
 DAMAGED = {
     "m.jsonl.gz": (gzip.compress(LINES)[:-500], "m.jsonl.gz: cannot be read as gz after line "),
@@ -67,29 +70,28 @@ def test_a_damaged_object_is_listed_and_nothing_else_is_lost(tmp_path, corpus, n
 
 
 def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_path, corpus, ray_here) -> None:
-    run = corpus
     (tmp_path / "in/m.jsonl.gz").write_bytes(gzip.compress(LINES)[:-500])
     (tmp_path / "in/m.parquet").write_bytes(b"PAR1")
     with pytest.raises(RunError) as caught:
-        driver.run_extract(run, build=fakes.build)
+        driver.run_extract(corpus, build=fakes.build)
     for part in ("2 units of the input cannot be read", "m.jsonl.gz: ", "m.parquet: ", "manifest.json", "same command"):
         assert part in str(caught.value)
     assert getattr(caught.value, "exit_code", 1) == 1
-    assert ids(run) == Counter(map(str, range(30)))
+    assert ids(corpus) == Counter(map(str, range(30)))
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert (tree["documents"], tree["units_unreadable"]) == (30, 2)
     assert [entry["source"] for entry in tree["unreadable"]] == ["m.jsonl.gz", "m.parquet"]
     assert all(entry["error"] and entry["bytes"] for entry in tree["unreadable"])
 
-    skip = run.model_copy(update={"input": run.input.model_copy(update={"on_damaged": "skip"})})
-    assert skip.fingerprint() == run.fingerprint()
+    skip = corpus.model_copy(update={"input": corpus.input.model_copy(update={"on_damaged": "skip"})})
+    assert skip.fingerprint() == corpus.fingerprint()
     assert driver.run_extract(skip, build=fakes.build).units_unreadable == 2  # and it ends well
 
     (tmp_path / "in/m.jsonl.gz").write_bytes(gzip.compress(LINES))
     (tmp_path / "in/m.parquet").unlink()
-    made = driver.run_extract(run, build=fakes.build)
+    made = driver.run_extract(corpus, build=fakes.build)
     assert (made.documents, made.units_unreadable) == (430, 0)
-    assert ids(run) == Counter([*map(str, range(30)), *(f"x{i}" for i in range(400))])
+    assert ids(corpus) == Counter([*map(str, range(30)), *(f"x{i}" for i in range(400))])
 
 
 def test_many_units_that_cannot_be_read_do_not_end_a_run(tmp_path, config, ray_here, monkeypatch) -> None:

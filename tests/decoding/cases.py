@@ -190,7 +190,7 @@ def _guided(stock: PreTrainedModel) -> Case:
     return Case(lambda: [guided(prompt, 6, rest) for prompt in prompts], compared(expected, seventh))
 
 
-def tree_of(rng: random.Random, contexts: int, instruction=INSTRUCTION) -> PromptTree:
+def tree_of(rng: random.Random, contexts: int, instruction: list[int]) -> PromptTree:
     """A ragged tree: 0 to 5 questions a context, but some in the first; of some the first token is limited."""
 
     def question() -> Question:
@@ -338,10 +338,6 @@ def threads_of(prompt, root: Paragraph) -> list[tuple[list[int], list[float], in
     return found
 
 
-def in_order(node: Paragraph | None) -> list[Paragraph]:
-    return [] if node is None else [node, *in_order(node.first_child), *in_order(node.next_sibling)]
-
-
 def check_threads(stock, prompt: Prompt, answer: AparAnswer, rule, atol: float) -> None:
     """Every thread is what the model, and the rule that steers it, say behind the thread's own path alone."""
     found, seen = threads_of(prompt.tokens, answer.root), []
@@ -353,7 +349,7 @@ def check_threads(stock, prompt: Prompt, answer: AparAnswer, rule, atol: float) 
             assert abs(logprobs[at] - logprob) < atol
             seen.append(at)
         assert begin == len(prompt.tokens) or path[begin - 1] == CHILD
-    paragraphs = in_order(answer.root)
+    paragraphs = list(restore(answer.root))
     for paragraph in paragraphs:
         assert FORK not in paragraph.tokens[:-1]
         assert (paragraph.first_child is None) == (paragraph.next_sibling is None)

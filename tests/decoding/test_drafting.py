@@ -115,11 +115,7 @@ def test_the_cache_holds_the_text_and_one_draft(method, segments):
 
 @pytest.mark.parametrize(
     ("method", "sampling"),
-    [
-        ("space", Sampling(1.5, top_k=3)),
-        ("space", Sampling(2.0, top_p=0.65)),
-        ("medusa", Sampling(1.5, top_k=3)),
-    ],
+    [("space", Sampling(1.5, top_k=3)), ("space", Sampling(2.0, top_p=0.65)), ("medusa", Sampling(1.5, top_k=3))],
 )
 def test_sampled_texts_have_the_distribution_of_autoregressive_ones(method, sampling):
     model, stock = pair("llama", seed=4, vocab_size=16)
@@ -253,14 +249,7 @@ def test_heads_run_once_a_step_for_all_programs_that_share_them():
 
 def test_trees():
     assert cartesian_tree(2, 2).paths == [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
-    assert cartesian_tree(2, 2).parents == [-1, -1, 0, 0, 1, 1]
-    chain = cartesian_tree(1, 1, 1)
-    assert (chain.runs, chain.above, chain.depths) == ([0, 0, 0], [[0]], [1, 2, 3])
     assert [cartesian_tree(2, 2).size(d) for d in range(4)] == [0, 2, 6, 6]
-    tree = TREES[2]
-    assert tree.accepted([40, 41, 42, 50, 51, 60], [41, 0, 51, 0, 9, 9, 9]) == [1, 4]
-    assert tree.accepted([40, 41, 42, 50, 51, 60], [41, 0, 50, 0, 60, 9, 9]) == [1, 3, 5]
-    assert tree.accepted([40, 41], [43, 0, 0]) == []
     with pytest.raises(ValueError, match="no path"):
         Tree([(0,), (1, 0)])
     with pytest.raises(ValueError, match="deep"):

@@ -38,19 +38,12 @@ REGISTRY["echo"] = MethodSpec({"generation": ("max_new_tokens",)}, text_method="
 if __name__ == "__main__":
     import json
 
-    from raypd.config import RunConfig
     from raypd.decoding.engine import Engine
-    from raypd.tasks import build_task
-    from raypd.tasks.base import Document, Record, Request
-    from tests.tiny import tiny_model, tiny_tokenizer
+    from tests.tasks.test_generation import make, one
+    from tests.tiny import tiny_model
 
-    decoding = {"method": "echo", "max_new_tokens": 6}
-    tree = {"input": {"path": "x"}, "output": {"path": "o"}, "task": {"kind": "generation"}, "decoding": decoding}
     model = tiny_model("llama")
-    task = build_task(RunConfig.model_validate(tree), tiny_tokenizer(), 4096, model)
-    (request,) = task.plan([Document(0, "0", {"prompt": "Hi"})])
-    assert isinstance(request, Request)
+    request = one(make(decoding={"method": "echo", "max_new_tokens": 6}, model=model), "Hi")
     (answer,) = Engine(model).run([request.program])
     (record,) = request.finish(answer)
-    assert isinstance(record, Record)
     print(json.dumps(record.columns))

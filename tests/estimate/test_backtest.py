@@ -8,7 +8,7 @@ import pytest
 
 from raypd.cluster import driver
 from raypd.estimate.estimate import estimate
-from raypd.estimate.options import EstimateOptions
+from raypd.estimate.machines import EstimateOptions
 from tests.estimate.test_estimate import COSTS as FAST
 from tests.estimate.test_estimate import corpus
 
@@ -18,6 +18,7 @@ CLUSTER = {"address": "local", "unit_documents": 50, "cpus_per_worker": 1}
 
 
 @pytest.mark.slow
+@pytest.mark.idle
 def test_from_a_twentieth_of_a_run_its_bill_within_5_percent(tmp_path) -> None:
     config = corpus(tmp_path, 1600, model={"name": "fake", "fake": COSTS}, cluster=CLUSTER)
     result = estimate(config, EstimateOptions(sample=80, baseline=False))

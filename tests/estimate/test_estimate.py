@@ -26,8 +26,7 @@ from raypd.estimate import estimate as estimates
 from raypd.estimate import estimator, machines, profile, sampling
 from raypd.estimate.estimate import estimate
 from raypd.estimate.estimator import Array, exact, figure
-from raypd.estimate.machines import NodeKind
-from raypd.estimate.options import EstimateOptions
+from raypd.estimate.machines import EstimateOptions, NodeKind
 from raypd.estimate.profile import DocumentCost, Profile, Profiler, WorkerFacts, in_flight
 from raypd.run import records
 from raypd.run.records import Estimate, Figure

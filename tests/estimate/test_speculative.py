@@ -13,7 +13,7 @@ from raypd.decoding.assisted import AssistedEngine
 from raypd.errors import ModelError
 from raypd.estimate import profile, sampling
 from raypd.estimate.estimate import estimate, with_changes
-from raypd.estimate.options import EstimateOptions
+from raypd.estimate.machines import EstimateOptions
 from raypd.estimate.profile import Profiler, in_flight
 from raypd.estimate.tune import TuneOptions, tune
 from raypd.models.check_method import check_method

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -258,11 +259,6 @@ class StubProfiler:
         self.small, self.before = small, before
         self.measured: list[dict[str, Any]] = []
 
-    def __enter__(self) -> StubProfiler:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
     def facts(self, config: RunConfig) -> WorkerFacts:
         return WorkerFacts(None, 0.0, "a test")
 
@@ -301,7 +297,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
         *overrides: str, output: str | None = None, small: bool = False, before: Before = lambda _: None, **options: Any
     ) -> list[dict[str, Any]]:
         made = StubProfiler(small, before)
-        monkeypatch.setattr(tune, "RemoteProfiler", lambda *_: made)
+        monkeypatch.setattr(tune, "RemoteProfiler", lambda *_: contextlib.nullcontext(made))
         tune_command.run("run.yaml", [*overrides], output, tune.TuneOptions(**{"sample": 50, **options}), verbose=False)
         return made.measured
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from tests.processes import ended, start, wait_for
+from tests.runs import write_jsonl
 
 
 @dataclass
@@ -40,8 +40,7 @@ class Trial:
     def __init__(self, folder: Path, titles: Sequence[str], unit_documents: int = 10, **keys: dict[str, Any]) -> None:
         self.folder, self.count = folder, len(titles)
         self.output = str(folder / "out")
-        corpus = folder / "corpus.jsonl"
-        corpus.write_text("".join(json.dumps({"id": i, "title": t}) + "\n" for i, t in enumerate(titles)))
+        corpus = write_jsonl(folder / "corpus.jsonl", titles)
         tree: dict[str, Any] = {
             "input": {"path": str(corpus), "text_columns": ["title"], "category_column": None},
             "output": {"path": self.output},

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import importlib.util
 import json
+import runpy
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import ROOT
+
 INFRA = ROOT / "infra"
 
 
-def load_module(path: Path) -> ModuleType:
-    """A script of infra/ as a module; infra is no package."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def load_module(path: Path) -> SimpleNamespace:
+    """The functions of a script of infra/, which is no package."""
+    return SimpleNamespace(**runpy.run_path(str(path)))
 
 
 FILL = load_module(INFRA / "fill.py")

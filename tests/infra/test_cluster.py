@@ -2,6 +2,7 @@
 
 import copy
 import subprocess
+from unittest import mock
 
 import jsonschema
 import pytest
@@ -65,13 +66,6 @@ def _asked_for(cluster, actors, **availability):
     from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
     from ray.autoscaler.v2.utils import ResourceRequestUtil
 
-    class Silent(AutoscalerEventLogger):
-        def __init__(self):
-            pass
-
-        def log_cluster_scheduling_update(self, *_, **__):
-            pass
-
     config = AutoscalingConfig(cluster, skip_content_hash=True)
     one = ResourceRequestUtil.make({"CPU": 1.0, "GPU": 1.0})
     request = SchedulingRequest(
@@ -81,7 +75,7 @@ def _asked_for(cluster, actors, **availability):
         resource_requests=ResourceRequestUtil.group_by_count([one] * actors),
         **availability,
     )
-    reply = ResourceDemandScheduler(Silent()).schedule(request)
+    reply = ResourceDemandScheduler(mock.Mock(AutoscalerEventLogger)).schedule(request)
     return {launch.instance_type: launch.count for launch in reply.to_launch}
 
 

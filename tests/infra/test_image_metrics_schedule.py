@@ -112,13 +112,12 @@ def test_systemd_accepts_the_units(tmp_path):
     program = shutil.which("systemd-analyze")
     if not program:
         pytest.skip("needs systemd-analyze: it comes with systemd")
-    for name in ("raypd-nightly.service", "raypd-nightly.timer"):
+    units = [tmp_path / "raypd-nightly.service", tmp_path / "raypd-nightly.timer"]
+    for unit in units:
         # docker.service is not a unit of every machine that runs the tests.
-        text = (INFRA / "schedule" / name).read_text().replace("Requires=docker.service\n", "")
-        (tmp_path / name).write_text(text)
+        unit.write_text((INFRA / "schedule" / unit.name).read_text().replace("Requires=docker.service\n", ""))
     calendar = subprocess.run([program, "calendar", "*-*-* 01:30:00 UTC"], capture_output=True, text=True)
     assert calendar.returncode == 0, calendar.stderr
-    units = [str(tmp_path / n) for n in ("raypd-nightly.service", "raypd-nightly.timer")]
     done = subprocess.run([program, "verify", *units], capture_output=True, text=True, timeout=60)
     problems = [line for line in done.stderr.splitlines() if "raypd-nightly" in line]
     assert problems == []

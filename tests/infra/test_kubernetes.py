@@ -153,9 +153,6 @@ def test_no_pod_runs_as_root(job):
         assert template["spec"]["restartPolicy"] == "Never"
 
 
-# ----------------------------------------------------------------------------------------------------- the nightly job
-
-
 def template():
     kept = FILL.fill((INFRA / "kuberay/rayjob.yaml").read_text(), SETTINGS, frozenset({"RAYPD_RUN"}))
     assert "${RAYPD_RUN}" in kept

@@ -28,13 +28,7 @@ def hub_handler(folder: Path) -> type[BaseHTTPRequestHandler]:
     class Hub(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_HEAD(self) -> None:
-            self.answer(body=False)
-
         def do_GET(self) -> None:
-            self.answer(body=True)
-
-        def answer(self, body: bool) -> None:
             repository, _, rest = self.path.lstrip("/").partition("/resolve/")
             revision, _, file = rest.partition("/")
             if self.path.startswith("/api/models/owner/tiny"):  # lists a folder of chat templates, which is not there
@@ -53,8 +47,10 @@ def hub_handler(folder: Path) -> type[BaseHTTPRequestHandler]:
             self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            if body:
+            if self.command == "GET":
                 self.wfile.write(data)
+
+        do_HEAD = do_GET
 
         def refuse(self, status: int, code: str) -> None:
             self.send_response(status)

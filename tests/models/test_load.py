@@ -173,10 +173,7 @@ def test_a_damaged_folder(tmp_path: Path, damage: Callable[[Path], object], reas
 def test_models_that_cannot_be_decoded_are_refused_before_their_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("weights were loaded")
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", never)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
     assert "AttentionInterface" in refused(name=str(save_tiny(tmp_path / "falcon", "falcon")))
     assert "linear_attention" in refused(name=str(save_tiny(tmp_path / "mamba", "mamba")))
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}

@@ -60,13 +60,7 @@ class Plan:
     config: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class _Done:
-    """A unit and its rows."""
-
-    summary: UnitSummary
-    number: int  # of its worker
-    rows: list[dict[str, Any]]
+_Done = tuple[UnitSummary, list[dict[str, Any]]]  # a unit and its rows
 
 
 def document(number: int, draw: random.Random, categories: dict[str, list[str]] = CATEGORIES) -> dict[str, Any]:
@@ -100,25 +94,25 @@ def _value(name: str, draw: random.Random) -> dict[str, Any]:
 def build(root: Path, plan: Plan) -> Path:
     """Writes the folder; its path."""
     done = _schedule(plan, random.Random(7))
-    shift = 0.0 if plan.now is None else plan.now - max((d.summary.committed_at for d in done), default=START)
-    for unit in done:
-        unit.summary.began += shift
-        unit.summary.committed_at += shift
-        table = pa.Table.from_pylist(unit.rows, writer.output_schema(EXTRACTION))
-        storage.put(writer.unit_path(str(root), unit.summary.unit), writer._encoded(table, unit.summary))
+    shift = 0.0 if plan.now is None else plan.now - max((unit.committed_at for unit, _ in done), default=START)
+    for unit, rows in done:
+        unit.began += shift
+        unit.committed_at += shift
+        table = pa.Table.from_pylist(rows, writer.output_schema(EXTRACTION))
+        storage.put(writer.unit_path(str(root), unit.unit), writer._encoded(table, unit))
     write(f"{root}/run.json", RunRecord(FINGERPRINT, _config(plan), "2026-09-21T11:11:00+00:00", VERSIONS))
     for number in range(plan.sessions):
         id = f"20260921T1111{number:02d}-a1b2c{number}"
-        own = [d for d in done if d.summary.session == id]
-        began = min((d.summary.began for d in own), default=START + 48 + shift) - 48
-        ended = max((d.summary.committed_at for d in own), default=began) + 2
+        own = [(unit, rows) for unit, rows in done if unit.session == id]
+        began = min((unit.began for unit, _ in own), default=START + 48 + shift) - 48
+        ended = max((unit.committed_at for unit, _ in own), default=began) + 2
         how = plan.how if number == plan.sessions - 1 else "interrupted"
         session = Session(began, id, ended, ended, ended - began, how)
         write(f"{root}/sessions/{id}.json", Session(began, id, ended) if how == "running" else session)
         if plan.ledger:
             write(f"{root}/ledger/{id}.json", _bill(plan, id, began, ended, own))
     if plan.how == "complete" and not plan.missing:
-        documents = sum(d.summary.documents for d in done)
+        documents = sum(unit.documents for unit, _ in done)
         write(f"{root}/manifest.json", Manifest(documents=documents, units=len(done), units_planned=plan.units))
     return root
 
@@ -163,7 +157,7 @@ def _schedule(plan: Plan, draw: random.Random) -> list[_Done]:
                 f"products-1-{number:05d}", FINGERPRINT, f"20260921T1111{session:02d}-a1b2c{session}", "products.jsonl",
                 row, n, n - failed, failed, seconds, start + seconds, counts, f"worker-{worker}", start, seconds,
             )  # fmt: skip
-            done.append(_Done(summary, worker, rows))
+            done.append((summary, rows))
             row += n
         began = max(free) + 9 * 3600  # the next session is the next night's
     return done
@@ -191,10 +185,10 @@ def _bill(plan: Plan, session: str, began: float, ended: float, done: Sequence[_
     nodes = [node(f"n{w}", "g6e.xlarge", "spot" if w % 2 else "on-demand", price, 1) for w in range(plan.workers)]
     book.see([*nodes, node("head", "m7i.large", "on-demand", price / 10, 0)], 1, began)
     workers = [_Worker(number, began + 2) for number in range(plan.workers)]
-    for i, unit in enumerate(sorted(done, key=lambda d: d.summary.committed_at)):
-        book.take(workers[unit.number].do(unit))
+    for i, (unit, rows) in enumerate(sorted(done, key=lambda pair: pair[0].committed_at)):
+        book.take(workers[int(unit.worker.removeprefix("worker-"))].do(unit, rows))
         if i % max(1, len(done) // 100) == 0:
-            book.bill(unit.summary.committed_at)
+            book.bill(unit.committed_at)
     for worker in workers:
         worker.now = ended
         book.take(worker.meter.report())
@@ -211,10 +205,10 @@ class _Worker:
         self.meter = Meter(f"n{number}", "hyper_parallel", 1.0, lambda: self.now, lambda: 310.0 * (self.now - began))
         self.meter.id = f"worker-{number}"
 
-    def do(self, done: _Done) -> WorkerTime:
+    def do(self, unit: UnitSummary, rows: list[dict[str, Any]]) -> WorkerTime:
         """Does a unit in one step; the report of it."""
-        unit, counts = done.summary, SimpleNamespace(**done.summary.counts)
-        categories = [row["category"] or "" for row in done.rows]
+        counts = SimpleNamespace(**unit.counts)
+        categories = [row["category"] or "" for row in rows]
 
         def step() -> list[Any]:
             self.now = unit.committed_at

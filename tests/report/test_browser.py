@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import re
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raypd.report import data, page
+from tests.processes import LONG, wait_for
 from tests.report import hostile
 from tests.report.browser import DESKTOP, PHONE, open_page
 from tests.report.builder import Plan, build, value
@@ -29,6 +35,25 @@ def hostile_plan() -> Plan:
     return Plan(units=8, documents=12, workers=3, sessions=2, model=texts[1], categories={texts[0]: [texts[2]]},
                 rows=lambda first, count: [row(n) for n in range(first, first + count)],
                 config={"input": {"path": texts[4], texts[5]: texts[6]}})  # fmt: skip
+
+
+@contextlib.contextmanager
+def listener() -> Iterator[tuple[int, list[str]]]:
+    """A web server on loopback: its port, and the paths that it was asked for."""
+    heard: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1], heard
+        server.shutdown()
 
 
 _pages: dict[str, str] = {}  # by the plan, since some are looked at in several ways
@@ -62,6 +87,25 @@ def test_hostile_documents_run_nothing_and_load_nothing(browser, tmp_path):
         tab.evaluate("document.querySelectorAll('article a, article img, article script, iframe, base, link').length")
         == 0
     )
+
+
+def test_the_policy_holds_where_escaping_would_fail(browser, tmp_path):
+    """Shown by a page whose escaping was broken on purpose: nothing in it runs all the same."""
+    file = _page(tmp_path, Plan(units=3))
+    with listener() as (port, heard):
+        evil = "".join(hostile.TEXTS[1:10]).replace("127.0.0.1:9", f"127.0.0.1:{port}")
+        whole = file.read_text()
+        file.write_text(whole.replace('<div id="documents">', f'{evil}<div id="documents">', 1))
+        tab, _, errors = open_page(browser, file)
+        tab.wait_for_load_state("networkidle")
+        assert tab.evaluate(f"window.{hostile.MARK}") is None
+        assert heard == []
+        without = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", file.read_text())
+        file.write_text(without)
+        tab, *_ = open_page(browser, file)  # the same without the policy: so this test could fail
+        tab.wait_for_function(f"window.{hostile.MARK} !== undefined", timeout=1000 * LONG)
+        wait_for(lambda: heard, "nothing was asked for")
+    assert any("Content Security Policy" in error for error in errors)
 
 
 SMALL, TABLET = {"width": 320, "height": 640}, {"width": 768, "height": 1024}

@@ -12,8 +12,7 @@ import pytest
 
 from raypd.errors import ConfigError, RunError
 from raypd.estimate.estimator import Array, exact
-from raypd.estimate.machines import MethodSpeed, assemble
-from raypd.estimate.options import EstimateOptions
+from raypd.estimate.machines import EstimateOptions, MethodSpeed, assemble
 from raypd.report import data, estimate_section, page
 from raypd.report.status import Watch
 from raypd.run import text

@@ -11,6 +11,7 @@ import pytest
 
 from raypd import storage
 from raypd.errors import InputError
+from tests.processes import ended, start
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -168,3 +169,28 @@ def test_nothing_is_no_folder_to_walk() -> None:
         storage.absolute("gs://b")
     with pytest.raises(InputError, match=r"is not the name of a bucket"):
         storage.absolute("s3://a b/x")
+
+
+# The system refuses a write in its middle, as on a full disk, and needs no right to mount one.
+FULL_DISK = """
+import errno, os, resource, sys
+from raypd import storage
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+folder = sys.argv[1] + "/units"
+assert storage.put_new(folder + "/a", b"a" * 40_000)
+for write in (storage.put_new, storage.put):
+    try:
+        write(folder + "/b", os.urandom(100_000))
+    except OSError as error:
+        assert error.errno == errno.EFBIG, error
+        assert str(error).endswith("File too large: '" + folder + "/b'"), error
+    else:
+        raise AssertionError("it fitted")
+assert os.listdir(folder) == ["a"], os.listdir(folder)
+assert storage.put_new(folder + "/c", b"c" * 40_000)
+"""
+
+
+def test_a_write_that_the_disk_refuses_in_its_middle_leaves_nothing(tmp_path: Path) -> None:
+    ended(start("-c", FULL_DISK, str(tmp_path)))
+    assert storage.names(str(tmp_path / "units")) == ["a", "c"]

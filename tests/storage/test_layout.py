@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
@@ -19,6 +20,7 @@ from raypd.errors import ConfigError
 from raypd.run.records import UnitSummary
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record
+from tests import s3
 
 VALUE: dict[str, Any] = {"name": "Color", "value": "red"}
 FULL: dict[str, dict[str, Any]] = {
@@ -78,6 +80,27 @@ def test_pyarrow_pandas_and_duckdb_read_a_run_as_it_is(tmp_path: Path, kind: str
     if kind == "extraction":
         query = f"select v.value from (select unnest(values) as v from read_parquet('{folder}/**/*.parquet'))"
         assert duckdb.sql(query).fetchall() == [("red",)] * 4
+
+
+def test_a_run_on_s3_is_read_by_pyarrow_pandas_and_duckdb(connected: s3.Server, bucket: str) -> None:
+    """DuckDB through pyarrow's dataset: its own extension for S3 is a download at run time."""
+    import duckdb
+    import pandas as pd
+
+    fill(f"{bucket}/run", "extraction")
+    files = pyarrow.fs.S3FileSystem(
+        access_key=s3.KEY_ID,
+        secret_key=s3.SECRET,
+        endpoint_override=connected.url.removeprefix("http://"),
+        scheme="http",
+        region="us-east-1",
+    )
+    folder = f"{bucket.removeprefix('s3://')}/run/units"
+    dataset = ds.dataset(folder, filesystem=files, format="parquet")
+    assert len(dataset.to_table()) == 12
+    query = "SELECT status, count(*) FROM run GROUP BY ALL ORDER BY ALL"
+    assert duckdb.from_arrow(dataset).query("run", query).fetchall() == [("error", 4), ("ok", 8)]
+    assert pd.read_parquet(folder, filesystem=files)["status"].tolist().count("error") == 4
 
 
 def test_units_in_partitions_are_found_without_knowing_which(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,17 +55,8 @@ def corpus(proxy: Proxy, bucket: str, config) -> Callable[..., RunConfig]:
 
 def after(calls: int, text: str = "/in/") -> Callable[[str, str], bool]:
     """Says of a proxy's call whether so many on objects were before it; listings go on."""
-    lock, seen = threading.Lock(), 0
-
-    def may_fail(method: str, path: str) -> bool:
-        nonlocal seen
-        if text not in path or "list-type" in path:
-            return False
-        with lock:
-            seen += 1
-            return seen > calls
-
-    return may_fail
+    seen = itertools.count(1)
+    return lambda method, path: text in path and "list-type" not in path and next(seen) > calls
 
 
 # What a user does with a run, some of it in a folder that holds a complete one.
@@ -143,9 +134,6 @@ def test_new_objects_during_an_outage_are_planned_by_the_next_command(proxy, cor
     assert {u.id for u in before} <= {u.id for u in made}
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
-
-
 def test_an_object_that_is_forbidden_is_left_out_and_listed(proxy, corpus, bucket) -> None:
     proxy.faults = Faults(share=1.0, kinds=("403",), only=lambda method, path: "/in/07" in path or "/in/08" in path)
     run = corpus(output=f"{bucket}/out")
@@ -169,9 +157,6 @@ def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -
         driver.finish(run, run.output.path, made, unreadable)
 
 
-# ----------------------------------------------------------------------------------------------------------- in a run
-
-
 def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket) -> None:
     run = corpus(output=f"{bucket}/out")
     unit = next(iter(plan(run)))
@@ -188,20 +173,6 @@ def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket)
         worker.close()
 
 
-# -------------------------------------------------------------------------------------------------------- local files
-
-
-class Failing(io.BytesIO):
-    """A file that opens, and fails when it is read."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(b"x" * 1000)
-        self._error = error
-
-    def read(self, size: int | None = -1) -> bytes:
-        raise self._error
-
-
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config) -> Callable[[str, OSError], RunConfig]:
     """Three files, one of which raises an error when it is read."""
@@ -212,8 +183,12 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config) -> Callable[[
         (tmp_path / name).write_bytes(b"x" * 1000)
         real = local.open_read
 
+        class Failing(io.BytesIO):
+            def read(self, size: int | None = -1) -> bytes:
+                raise error
+
         def open_read(path: str, *rest: Any) -> Any:
-            return Failing(error) if path.endswith(name) else real(path, *rest)
+            return Failing(b"x" * 1000) if path.endswith(name) else real(path, *rest)
 
         monkeypatch.setattr(local, "open_read", open_read)
         return config(str(tmp_path), on_damaged="skip")

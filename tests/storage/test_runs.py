@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +25,9 @@ from raypd.errors import ConfigError
 from tests import s3
 from tests.cluster import fakes
 from tests.fault_proxy import Faults
-from tests.processes import LONG, end_all, ended, start, wait_for
+from tests.processes import LONG, end_all, ended, wait_for
 from tests.runs import parquet as as_parquet
+from tests.runs import run_process
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def make(config, bucket: str) -> Callable[..., RunConfig]:
 
 def fill(bucket: str, jsonl: int = 40, gz: int = 25, parquet: int = 35, title: str = "a") -> int:
     """Input of three kinds in two folders, ids 0, 1, 2, ...; how many documents."""
-    rows = [{"id": str(i), "title": f"{title}"} for i in range(jsonl + gz + parquet)]
+    rows = [{"id": str(i), "title": title} for i in range(jsonl + gz + parquet)]
     text = ["".join(json.dumps(r) + "\n" for r in part).encode() for part in (rows[:jsonl], rows[jsonl : jsonl + gz])]
     storage.put(f"{bucket}/in/text/a.jsonl", text[0])
     storage.put(f"{bucket}/in/text/b.jsonl.gz", gzip.compress(text[1]))
@@ -61,22 +61,18 @@ def ids(output: str) -> Counter[str]:
     return found
 
 
-def exactly_once(output: str, count: int) -> bool:
-    return ids(output) == Counter({str(i): 1 for i in range(count)})
-
-
 def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected, bucket, make, ray_here) -> None:
     count = fill(bucket)
     run = make(connected.url, {"date": "2026-11-20"})
     made = driver.run_extract(run, build=fakes.build)
     assert (made.documents, made.ok, made.units, made.units_planned) == (count, count, 11, 11)
-    assert exactly_once(run.output.path, count)
+    assert ids(run.output.path) == Counter(map(str, range(count)))
 
     line = json.dumps({"id": str(count), "title": "new"}).encode()
     storage.put(f"{bucket}/in/text/d.jsonl", line)
     later = make(connected.url, {"date": "2026-11-21"})
     assert driver.run_extract(later, build=fakes.build).units == 12
-    assert exactly_once(run.output.path, count + 1)
+    assert ids(run.output.path) == Counter(map(str, range(count + 1)))
     folder = f"{run.output.path}/units"
     assert storage.folders(folder) == ["date=2026-11-20", "date=2026-11-21"]
     assert len(storage.names(f"{folder}/date=2026-11-21")) == 1
@@ -93,13 +89,6 @@ def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected,
         driver.run_extract(run.model_copy(update={"input": run.input.model_copy(update={"id_column": None})}))
 
 
-def begin(run: RunConfig, folder: Path, **environment: str) -> subprocess.Popen[str]:
-    """A run with the fake engine in a process of its own."""
-    file = folder / "run.yaml"
-    file.write_text(run.model_dump_json())
-    return start("-m", "tests.faults.run", str(file), **environment)
-
-
 @pytest.mark.slow
 def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucket, make, proxy, tmp_path) -> None:
     """All that a run prints, writes, logs and raises is searched for the secret that it signed its requests with."""
@@ -114,15 +103,17 @@ def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucke
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=str(logs))
         cluster = run.cluster.model_copy(update={"address": ray.get_runtime_context().gcs_address})
         run = run.model_copy(update={"cluster": cluster})
-        first = begin(run, tmp_path)
+        first = run_process(run, tmp_path)
         wait_for(lambda: first.poll() is not None or writer.committed(run.output.path))
         first.send_signal(signal.SIGKILL)
         printed += "".join(first.communicate())
         assert len(writer.committed(run.output.path)) == 1, printed
         (tmp_path / "go").touch()
-        printed += ended(begin(run, tmp_path))
+        printed += ended(run_process(run, tmp_path))
         assert f"documents={count + 10} ok={count + 10} failed=0" in printed
-        refused = begin(run, tmp_path, AWS_SESSION_TOKEN="raypd-test-T0K3N-77")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_SESSION_TOKEN", "raypd-test-T0K3N-77")
+            refused = run_process(run, tmp_path)
         printed += "".join(refused.communicate(timeout=LONG))
         proxy.faults = Faults()
         ray.shutdown()

@@ -16,8 +16,8 @@ from raypd import storage
 from raypd.config import StorageConfig
 from raypd.errors import InputError
 from raypd.storage import s3
+from tests.s3 import SECRET, environment
 
-SECRET = "raypd-distinctive-s3cr3t"
 Answer = tuple[int, dict[str, str], bytes]
 
 
@@ -56,15 +56,8 @@ class Store:
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Store]:
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", "id"),
-        ("AWS_SECRET_ACCESS_KEY", SECRET),
-        ("AWS_REGION", "us-east-1"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-        ("AWS_EC2_METADATA_DISABLED", "true"),
-        ("AWS_CONFIG_FILE", str(tmp_path / "none")),
-        ("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none")),
-    ):
+    nowhere = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), str(tmp_path / "none"))
+    for name, value in {**environment(), **nowhere, "AWS_DEFAULT_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0)
     monkeypatch.setattr("raypd.storage.s3.time.sleep", lambda seconds: None)
@@ -80,17 +73,6 @@ def refusal(code: str, message: str = "", status: int = 403, **headers: str) -> 
     return lambda request: (status, headers, text)
 
 
-# ----------------------------------------------------------------------------------------------------- what is asked
-
-
-def everything() -> None:
-    storage.put_new("s3://bkt/a", b"x")
-    storage.put("s3://bkt/a", b"x" * (s3.MULTIPART_BYTES + 1))
-    storage.version("s3://bkt/a")
-    storage.read("s3://bkt/a")
-    list(storage.walk("s3://bkt/f"))
-
-
 def parts_and_lists(request: AWSPreparedRequest) -> Answer:
     if request.method == "POST" and "uploads" in request.url:
         return 200, {}, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
@@ -104,7 +86,11 @@ def parts_and_lists(request: AWSPreparedRequest) -> Answer:
 def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: Store) -> None:
     store.answer = parts_and_lists
     store.use(sse="aws:kms", kms_key_id="arn:key", requester_pays=True)
-    everything()
+    storage.put_new("s3://bkt/a", b"x")
+    storage.put("s3://bkt/a", b"x" * (s3.MULTIPART_BYTES + 1))
+    storage.version("s3://bkt/a")
+    storage.read("s3://bkt/a")
+    list(storage.walk("s3://bkt/f"))
     assert store.header("x-amz-request-payer") == ["requester"] * len(store.requests)
     writes = [r for r in store.requests if (r.method == "PUT" and "partNumber" not in r.url) or "?uploads" in r.url]
     assert len(writes) == 2
@@ -135,9 +121,6 @@ def test_the_start_of_a_glob_narrows_the_listing(store: Store) -> None:
         with pytest.raises(InputError):
             list(storage.find(f"s3://bkt/{glob}"))
         assert re.search(r"[?&]prefix=([^&]*)", store.requests[-1].url)[1] == prefix
-
-
-# ------------------------------------------------------------------------------------------------ what is made of it
 
 
 @pytest.mark.parametrize(
@@ -230,9 +213,6 @@ def test_no_credentials_and_no_such_profile(store: Store, monkeypatch: pytest.Mo
         list(storage.find("s3://bkt/a"))
 
 
-# -------------------------------------------------------------------------------------------------- conditional writes
-
-
 def test_a_conflict_with_a_write_in_progress_is_tried_again(store: Store) -> None:
     answers = [refusal("ConditionalRequestConflict", "", 409)] * 2 + [lambda request: (200, {"ETag": '"e"'}, b"")]
     store.answer = lambda request: answers.pop(0)(request)
@@ -270,9 +250,6 @@ def test_a_store_without_conditional_writes_is_told_once(store: Store, kind: str
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------- listing
-
-
 def test_a_long_listing_is_asked_for_page_by_page(store: Store) -> None:
     """No page is asked for before the one before it is read, so that one is held at a time."""
 
@@ -291,9 +268,6 @@ def test_a_long_listing_is_asked_for_page_by_page(store: Store) -> None:
     for i, item in enumerate(itertools.islice(found, 3500)):
         assert (item.name, item.size, item.stamp) == (f"{i:09d}.jsonl", i, f"{i:x}")
         assert len(store.requests) == 2 + i // 1000
-
-
-# ------------------------------------------------------------------------------------------------------------- reading
 
 
 def test_a_store_that_does_not_know_if_match_is_not_believed(store: Store) -> None:

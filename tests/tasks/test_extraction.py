@@ -18,6 +18,7 @@ from raypd.tasks import build_task
 from raypd.tasks.base import Document, Request
 from raypd.tasks.prompting import end_tokens
 from raypd.tasks.values import check
+from tests.decoding.drivers import changed
 from tests.runs import answer
 from tests.tiny import nearly, tiny_model, tiny_tokenizer
 
@@ -122,49 +123,40 @@ def test_guided_values_stand_in_one_json_text(k_max):
     """
     task = make(decoding={"method": "guided", "max_value_tokens": k_max})
     runner = Engine(tiny_model("llama", max_position_embeddings=CONTEXT), max_num_seqs=3)
-    fed: dict[int, list[int]] = {}
+    requests = list(task.plan([document(i, f"title {i} " * (i + 1)) for i in range(12)]))
+    fed: list[list[int]] = [[] for _ in requests]
 
-    def heard(row, program):
-        feed = next(program)
-        try:
-            while True:
-                fed.setdefault(row, [])
-                for index in feed.drop:  # a comma that showed the end of a number
-                    assert (fed[row][index], index) == (ord(","), len(fed[row]) - 1)
-                    fed[row][index] = None
-                fed[row] += feed.tokens
-                feed = program.send((yield feed))
-        except StopIteration as end:
-            return end.value
+    def heard(row, feed) -> None:
+        for index in feed.drop:  # a comma that showed the end of a number
+            assert (fed[row][index], index) == (ord(","), len(fed[row]) - 1)
+            fed[row][index] = None
+        fed[row] += feed.tokens
 
+    programs = (changed(r.program, lambda feed, _, row=row: heard(row, feed)) for row, r in enumerate(requests))
     slot = Slot(0, task._categories["shoes"].grammars[-1])
-    for request in task.plan([document(i, f"title {i} " * (i + 1)) for i in range(12)]):
-        runner.submit(heard(request.documents[0], request.program), tag=request)
     statuses = set()
-    while runner.pending:
-        for done in runner.step():
-            assert done.error is None
-            (record,) = done.tag.finish(done.answer)
-            text = task.tokenizer.decode([*fed[record.index], *task._rest(slot, done.answer[-1])])
-            before, copied, behind = re.fullmatch(
-                r'(.*"Größe":)([^\n]*)(,\n"Waterproof":.*)', text[text.rindex('{\n"Brand"') :], re.DOTALL
-            ).groups()
-            size = record.columns["values"][1]
-            found = check(Attribute(name="Größe", type="number"), copied, closed=size["status"] != "truncated")
-            assert found.status == size["status"]
-            if size["raw"] and "\ufffd" not in size["raw"]:
-                assert size["raw"].rstrip(",}\n") == copied
-            read = json.loads(before + json.dumps(found.value) + behind + "}", strict=False)
-            assert list(read) == ["Brand", "Größe", "Waterproof", "Color"]
-            typed = json.loads(record.columns["record"])
-            for value in record.columns["values"]:
-                statuses.add(value["status"])
-                name = value["name"]
-                assert value["status"] in ("ok", "null", "truncated", *["ambiguous"] * (name == "Größe"))
-                if name != "Brand":
-                    assert read[name] == typed[name]
-                elif value["status"] != "null" and "\ufffd" not in typed[name]:
-                    assert read[name].strip() == typed[name]
+    for request, values in zip(requests, runner.run(programs), strict=True):
+        (record,) = request.finish(values)
+        text = task.tokenizer.decode([*fed[record.index], *task._rest(slot, values[-1])])
+        before, copied, behind = re.fullmatch(
+            r'(.*"Größe":)([^\n]*)(,\n"Waterproof":.*)', text[text.rindex('{\n"Brand"') :], re.DOTALL
+        ).groups()
+        size = record.columns["values"][1]
+        found = check(Attribute(name="Größe", type="number"), copied, closed=size["status"] != "truncated")
+        assert found.status == size["status"]
+        if size["raw"] and "\ufffd" not in size["raw"]:
+            assert size["raw"].rstrip(",}\n") == copied
+        read = json.loads(before + json.dumps(found.value) + behind + "}", strict=False)
+        assert list(read) == ["Brand", "Größe", "Waterproof", "Color"]
+        typed = json.loads(record.columns["record"])
+        for value in record.columns["values"]:
+            statuses.add(value["status"])
+            name = value["name"]
+            assert value["status"] in ("ok", "null", "truncated", *["ambiguous"] * (name == "Größe"))
+            if name != "Brand":
+                assert read[name] == typed[name]
+            elif value["status"] != "null" and "\ufffd" not in typed[name]:
+                assert read[name].strip() == typed[name]
     assert len(statuses) > 1
 
 

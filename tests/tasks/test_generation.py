@@ -8,15 +8,13 @@ from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.sampling import Sampling
-from raypd.errors import ModelError
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.generation import StopStrings
 from tests.runs import answer
+from tests.tasks.test_extraction import CONTEXT, prompt_text
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
-
-CONTEXT = 4096
 
 
 def make(context_length: int = CONTEXT, decoding: dict | None = None, tokenizer=None, model=None, **task):
@@ -36,10 +34,6 @@ def document(prompt: object, row: int = 0) -> Document:
 def one(task, prompt: object) -> Request | Record:
     (item,) = task.plan([document(prompt)])
     return item
-
-
-def prompt_text(request: Request) -> str:
-    return tiny_tokenizer().decode(list(next(request.program).tokens))
 
 
 def say(text: str, stopped: bool = True) -> Continuation:
@@ -128,9 +122,3 @@ def test_a_bad_prompt_is_an_error_record(prompt, words):
 def test_a_long_prompt_may_lose_its_beginning():
     request = one(make(context_length=100, too_long="truncate"), "x" * 500)
     assert len(next(request.program).tokens) == 100 - 12
-
-
-@pytest.mark.parametrize(("method", "token"), [("apar", r"\[Fork\]"), ("space", r"\[Mask\]")])
-def test_a_model_without_control_tokens_is_refused(method, token):
-    with pytest.raises(ModelError, match=token + ".*raypd model add-tokens"):
-        make(decoding={"method": method})

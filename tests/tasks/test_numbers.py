@@ -18,6 +18,7 @@ from raypd.errors import ModelError
 from raypd.models.load import load_tokenizer
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks.values import check
+from tests.decoding.drivers import changed
 from tests.tasks.test_extraction import CONTEXT, document, make
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
@@ -163,6 +164,8 @@ def test_before_its_first_digit_a_number_is_held_to_its_beginning():
     starts = {chr(i) for i in grammar.allowed(0, 30)}
     assert starts == {chr(i) for i in grammar.allowed(0, 2)} == set("0123456789+-.<>=~$n \xc2\xe2")
     assert {chr(i) for i in grammar.allowed(0, 1)} == set("0123456789n")
+    assert {chr(i) for i in grammar.allowed(grammar.advance(0, ord("-")), 1)} == set("0123456789")
+    assert {chr(i) for i in grammar.allowed(grammar.advance(0, ord(" ")), 30)} == starts - {" "}  # one at the most
     assert not grammar.automaton.accepting(grammar.advance(0, ord("<")))
     assert grammar.allowed(grammar.advance(0, ord("7")), 1) is None
     assert grammar.needed() == 2  # a digit and what ends it
@@ -174,7 +177,7 @@ def test_before_its_first_digit_a_number_is_held_to_its_beginning():
     [
         (["7", ",\n"], 0, ""), (["7", ",", "\n"], 1, ""), (["1", ",", "0", ",", '"'], 1, ""), (["7,", '"'], 1, "7"),
         (["7", " in", ","], 0, ""), (["7", "/", "8"], 0, "8"), (["7", ""], 0, ""), (["n"], 0, "null"),
-        ([" ", "n"], 0, "null"),
+        ([" ", "n"], 0, "null"), (["7", " in"], 0, " in"), ([" 7", ".", "25", "\n"], 0, ""),
     ],
 )  # fmt: skip
 def test_what_is_left_of_a_number_for_the_text_behind_it(tokens, behind, rest):
@@ -228,19 +231,16 @@ def test_no_digit_is_dropped_of_what_the_automaton_reads(pieces):
 def says(program, text: str, heard: list[int]):
     """The program of one slot behind a model that wants to write `text` and then an end token, where it is let."""
     wanted = [*tiny_tokenizer().encode(text, add_special_tokens=False), EOS]
-    feed = next(program)
-    try:
-        while True:
-            predictions = yield feed
-            assert len(feed.sample_at) == 1
-            (ids,) = feed.allowed_token_ids or [None]
-            token = wanted[min(len(heard), len(wanted) - 1)]
-            if ids is None or token in ids:
-                predictions.tokens[0] = token
-            heard += predictions.tokens
-            feed = program.send(predictions)
-    except StopIteration as end:
-        return end.value
+
+    def say(feed, predictions) -> None:
+        assert len(feed.sample_at) == 1
+        (ids,) = feed.allowed_token_ids or [None]
+        token = wanted[min(len(heard), len(wanted) - 1)]
+        if ids is None or token in ids:
+            predictions.tokens[0] = token
+        heard.extend(predictions.tokens)
+
+    return changed(program, say)
 
 
 SIZES = {"shoes": {"attributes": [{"name": "Size", "type": "number"}]}}

@@ -24,6 +24,7 @@ from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.prompting import end_tokens
 from tests.decoding.cases import agree
+from tests.decoding.drivers import drive
 from tests.decoding.reference import greedy
 from tests.runs import answer
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
@@ -66,12 +67,8 @@ def say(task, text: str, questions: object = ("Who?",)) -> dict:
     """The columns of the one record when the model writes `text`."""
     (request,) = task.plan([document(0, list(questions))])
     ids = iter(tiny_tokenizer()(text, add_special_tokens=False)["input_ids"])
-    try:
-        next(request.program)
-        while True:
-            request.program.send(Predictions([next(ids)], [np.log(0.5)]))
-    except StopIteration as end:
-        (record,) = request.finish(end.value)
+    written, _ = drive(request.program, lambda feed: Predictions([next(ids)], [np.log(0.5)]))
+    (record,) = request.finish(written)
     pa.Table.from_pylist([record.columns], task.columns())
     return record.columns
 

@@ -70,8 +70,6 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    perf_counter = monotonic
-
     def sleep(self, seconds: float) -> None:
         self.now += seconds + 0.001
 

@@ -16,10 +16,14 @@ from raypd.cli.main import app
 from raypd.cluster import driver
 from raypd.cluster.worker import WorkerComponents
 from raypd.config import RunConfig, StorageConfig
+from raypd.dataset import planner
 from raypd.dataset import writer as commit
+from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, RunError
 from raypd.run.lease import RunLease
 from raypd.run.load import load_run
+from raypd.run.records import from_json, to_json
+from raypd.run.unit import Unit
 from raypd.verify import dead_letters, retry
 from raypd.verify.retry import merged, retry_errors
 from raypd.verify.verification import verify
@@ -222,6 +226,15 @@ def test_documents_of_several_rows_are_replaced_whole_unless_more_of_them_failed
     assert found["row"].to_pylist() == [1, 2, 2, 2, 3, 3, 4]
     assert found["answer"].to_pylist()[1:6] == ["2/ok/2"] * 3 + ["3/error/1", "3/ok/1"]
     assert found["attempts"].to_pylist() == [1, 3, 3, 3, 2, 2, 1]
+
+
+def test_a_subset_of_a_unit_is_a_unit_with_an_id_of_its_own(run) -> None:
+    unit = next(iter(planner.plan(run)))
+    some = unit.subset([1, 4])
+    assert len({unit.id, some.id, unit.subset([1, 5]).id}) == 3
+    assert (some.whole, unit.whole, some.rows) == (unit.id, unit.id, 2)
+    assert from_json(Unit, to_json(some), "x") == some
+    assert [document.id for document in read_unit(some, run)] == ["1", "4"]
 
 
 def test_on_s3(bucket, config, connected) -> None:
