@@ -38,7 +38,7 @@ class Attempt:
 
 @dataclass
 class TrainingRecord:
-    """weights: their folder, an adapter or a model. seconds, usd: of all sessions so far."""
+    """weights: their folder: adapter, heads or model. seconds, usd: of all sessions so far."""
 
     method: str
     data: TrainingData
@@ -69,5 +69,5 @@ class TrainingRecord:
         ]
         lines += [f"left out: {count:,} x {reason}" for reason, count in data.skipped.items()]
         lines.append(f"{self.tokens:,} tokens in {self.seconds:,.0f} s, ${self.usd:.4f}")
-        key = "model.adapter" if self.weights.endswith("adapter") else "model.name"
+        key = {"adapter": "model.adapter", "heads": "decoding.heads"}.get(self.weights.rpartition("/")[2], "model.name")
         return "\n".join([*lines, f"to decode with it: {key}={self.weights}"])

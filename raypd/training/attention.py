@@ -25,23 +25,13 @@ def attention(
     """The attention function that transformers calls in every layer; returns [1, tokens, heads, head_dim]."""
     assert layout is not None
     repeat = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
-    shared = layout.shared
-    q, k, v = (_own(x, layout) for x in (query, key, value))
-    if shared:
-        k, v = (_behind(whole[:, :, :shared], own) for whole, own in ((key, k), (value, v)))
-    out = sdpa(q, k, v, attn_mask=layout.seen[:, None], scale=scaling)  # [examples, heads, longest, head_dim]
-    out = out.transpose(1, 2).flatten(0, 1)[layout.there][None]  # [1, own tokens, heads, head_dim]
-    if shared:
-        q, k, v = (x[:, :, :shared] for x in (query, key, value))
-        out = torch.cat([sdpa(q, k, v, is_causal=True, scale=scaling).transpose(1, 2), out], dim=1)
-    return out, None
-
-
-def _own(x: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """[1, heads, tokens, head_dim] -> [examples, heads, longest, head_dim]."""
-    return x[0][:, layout.own].transpose(0, 1)
-
-
-def _behind(shared: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    return torch.cat([shared.expand(own.shape[0], -1, -1, -1), own], dim=2)
+    sizes = [layout.shared, *layout.lengths]
+    # Split once: the gradients of the parts are then joined once, too.
+    (q0, *q), (k0, *k), (v0, *v) = (
+        x.split(sizes, dim=2) for x in (query, key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1))
+    )
+    out = [sdpa(q0, k0, v0, is_causal=True, scale=scaling)] if layout.shared else []
+    for own, own_key, own_value, seen in zip(q, k, v, layout.seen, strict=True):
+        keys, values = torch.cat([k0, own_key], dim=2), torch.cat([v0, own_value], dim=2)
+        out.append(sdpa(own, keys, values, attn_mask=seen, scale=scaling))
+    return torch.cat(out, dim=2).transpose(1, 2), None

@@ -22,7 +22,7 @@ from raypd.training.packing import batches, count_tokens
 
 METHODS = {  # that can be trained
     "extraction": ("hyper_parallel", "autoregressive"),
-    "generation": ("autoregressive", "apar", "pasta", "space"),
+    "generation": ("autoregressive", "apar", "pasta", "space", "medusa", "apar_medusa"),
 }
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.visibility import grown, one_segment, visible
 
+IGNORED = -100  # a label that is none, for torch
 Teacher = Callable[[Feed], list[int]]
 
 
@@ -63,6 +64,22 @@ class Example:
         for key, step in self.until.items():
             seen[self.steps[own] >= step, key] = False
         return seen
+
+    def ahead(self, further: int) -> list[int]:
+        """For each target the one so many tokens further along its path; IGNORED where the path ends before."""
+        seen = self.seen()
+        following = {}  # index of a target -> that of the next one: the fed token that it predicted
+        for index, token in self.targets.items():
+            fed = (self.tokens == token) & (self.positions == self.positions[index] + 1)
+            own = [i for i in np.flatnonzero(fed) if i >= self.shared and seen[i - self.shared, index]]
+            following[index] = int(own[0]) if own else None
+        found = []
+        for index in self.targets:
+            at: int | None = index
+            for _ in range(further):
+                at = None if at is None else following.get(at)
+            found.append(IGNORED if at is None or at not in self.targets else self.targets[at])
+        return found
 
 
 def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:

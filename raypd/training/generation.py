@@ -1,7 +1,7 @@
 """Training examples of conversations: every answer of the assistant is one, behind the turns before it.
 
 `autoregressive` learns to write it token by token, `space` also to draft (SAR-SFT, section 3.1), `apar` to fork where
-its structure can be told by rules (appendix B), `pasta` to promise the same parts.
+its structure can be told by rules (appendix B), `pasta` to promise the same parts. Medusa heads learn the same texts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class GenerationExamples:
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
         self.config, self.tokenizer, self.context_length = config, tokenizer, context_length
-        self.method, self.column = config.decoding.method, config.training.labels_column
+        method, self.column = config.decoding.method, config.training.labels_column
+        self.method = {"medusa": "autoregressive", "apar_medusa": "apar"}.get(method, method)  # whose text heads learn
         self.task = GenerationTask(config, tokenizer, context_length)
         self.random = np.random.default_rng(config.training.seed)
         self.skipped: Counter[str] = Counter()

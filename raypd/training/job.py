@@ -25,6 +25,7 @@ from raypd.billing import book
 from raypd.cluster import driver, ledger_actor, ray_session
 from raypd.cluster.driver import Interrupted
 from raypd.config import RunConfig
+from raypd.decoding.methods.registry import REGISTRY
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
 from raypd.models.load import check_model_config
 from raypd.models.source import find_source, read_config
@@ -221,7 +222,7 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
 def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, TrainingData, Any]]) -> TrainingRecord:
     """Copies the best weights, writes their card and training.json."""
     best, data, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)
-    weights = storage.join(output, "adapter" if config.training.weights == "lora" else "model")
+    weights = storage.join(output, _kind(config))
     with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch, checkpoint.as_directory() as folder:
         made = Path(scratch, "weights")
         _export(config, Path(folder, "checkpoint"), made)
@@ -243,19 +244,37 @@ def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, Traini
     return record
 
 
+def _kind(config: RunConfig) -> str:
+    """What is trained, as its folder is called."""
+    if REGISTRY[config.decoding.method].heads:
+        return "heads"
+    return "adapter" if config.training.weights == "lora" else "model"
+
+
 def _export(config: RunConfig, checkpoint: Path, made: Path) -> None:
-    """The weights of a checkpoint as they are used: an adapter's two files, or a model in its own dtype."""
-    if config.training.weights == "lora":
+    """The weights of a checkpoint as they are used, in the dtype of the base model: adapter, heads or a whole model."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from raypd.models.medusa_heads import load_heads, save_heads
+
+    dtype = getattr(read_config(find_source(config.model)), "dtype", None) or torch.float32
+    if _kind(config) == "heads":
+        heads = load_heads(str(config.decoding.heads))
+        heads.load_state_dict(load_file(checkpoint / "model.safetensors"))
+        save_heads(heads.to(dtype), made)
+        return
+    if _kind(config) == "adapter":
         made.mkdir()
-        for name in ("adapter_config.json", "adapter_model.safetensors"):
-            shutil.copy(checkpoint / name, made)
+        shutil.copy(checkpoint / "adapter_config.json", made)
+        tensors = load_file(checkpoint / "adapter_model.safetensors")
+        save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, made / "adapter_model.safetensors")
         return
     from transformers import AutoModelForCausalLM
 
     from raypd.models.embedded import quiet
     from raypd.models.load import load_tokenizer
 
-    dtype = getattr(read_config(find_source(config.model)), "dtype", None)
     with quiet():
         AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).save_pretrained(made)
     load_tokenizer(config.model).save_pretrained(made)

@@ -22,15 +22,13 @@ Batch = dict[str, torch.Tensor]
 class Layout:
     """Which tokens of a pass belong together; handed to every attention layer.
 
-    shared: tokens of the instruction, at the start. own: [examples, longest] index of each own token in the pass, 0
-    behind an example's last. there: [own tokens] which of the flattened `own` are tokens.
-    seen: bool [examples, longest, shared + longest] of whether an own token sees a key.
+    shared: tokens of the instruction, at the start. lengths: own tokens of each example, in their order.
+    seen: of each example bool [length, shared + length], whether an own token sees a key.
     """
 
     shared: int
-    own: torch.Tensor
-    there: torch.Tensor
-    seen: torch.Tensor
+    lengths: list[int]
+    seen: list[torch.Tensor]
 
 
 def batches(examples: Sequence[Example], most_examples: int, most_tokens: int, seed: int) -> Iterator[list[Example]]:
@@ -56,44 +54,46 @@ def batches(examples: Sequence[Example], most_examples: int, most_tokens: int, s
     yield from (groups[i] for i in random.permutation(len(groups)))
 
 
-def pack(examples: Sequence[Example]) -> Batch:
+def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
     """One pass over examples with the same instruction, as tensors.
 
     Returns:
-        input_ids, position_ids: [1, tokens]. label_index, shift_labels: [targets] where the model predicts, and what.
-        shared: [] and own, there, seen: as in Layout.
+        input_ids, position_ids: [1, tokens]. label_index: [targets], where the model predicts, and shift_labels what;
+        with Medusa heads [heads * targets], what each head predicts there.
+        shared: [], lengths: [examples], seen: all masks in one row: as in Layout (see `layout`).
     """
     examples = [example.drawn() for example in examples]
     shared = examples[0].shared
-    lengths = [len(example) - shared for example in examples]
-    columns = [[np.array(getattr(examples[0], name)[:shared])] for name in ("tokens", "positions")]
-    longest = max(lengths)
-    own = np.zeros((len(examples), longest), dtype=np.int64)
-    seen = np.zeros((len(examples), longest, shared + longest), dtype=bool)
-    seen[:, :, 0] = True  # a query that is none must see something, or its softmax is not a number
+    columns = [
+        np.concatenate([getattr(examples[0], name)[:shared], *(getattr(one, name)[shared:] for one in examples)])
+        for name in ("tokens", "positions")
+    ]
     index: list[int] = []
     labels: list[int] = []
-    at = shared
-    for number, (example, length) in enumerate(zip(examples, lengths, strict=True)):
-        for column, name in zip(columns, ("tokens", "positions"), strict=True):
-            column.append(getattr(example, name)[shared:])
-        own[number, :length] = np.arange(at, at + length)
-        seen[number, :length, : shared + length] = example.seen()
-        for place, token in example.targets.items():
-            index.append(at + place - shared)
-            labels.append(token)
-        at += length
-    ids, positions = (torch.from_numpy(np.concatenate(column))[None] for column in columns)
+    if heads:
+        labels = [label for d in range(heads) for example in examples for label in example.ahead(d + 1)]
+    at = 0  # own tokens of the examples before
+    for example in examples:
+        index += [at + place for place in example.targets]
+        labels += [] if heads else example.targets.values()
+        at += len(example) - shared
+    ids, positions = (torch.from_numpy(column)[None] for column in columns)
     return {
         "input_ids": ids,
         "position_ids": positions,
         "label_index": torch.tensor(index),
         "shift_labels": torch.tensor(labels),
         "shared": torch.tensor(shared),
-        "own": torch.from_numpy(own),
-        "there": torch.from_numpy(np.flatnonzero(np.arange(longest) < np.array(lengths)[:, None])),
-        "seen": torch.from_numpy(seen),
+        "lengths": torch.tensor([len(example) - shared for example in examples]),
+        "seen": torch.from_numpy(np.concatenate([example.seen().ravel() for example in examples])),
     }
+
+
+def layout(batch: Batch) -> Layout:
+    """The layout of a pass that `pack` made."""
+    shared, lengths = int(batch["shared"]), batch["lengths"].tolist()
+    parts = batch["seen"].split([length * (shared + length) for length in lengths])
+    return Layout(shared, lengths, [part.view(n, shared + n) for part, n in zip(parts, lengths, strict=True)])
 
 
 def count_tokens(examples: Iterable[Example]) -> int:

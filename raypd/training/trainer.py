@@ -25,12 +25,15 @@ from transformers import (
 )
 
 from raypd.config import RunConfig
+from raypd.decoding.methods.registry import REGISTRY
 from raypd.errors import ModelError
 from raypd.models.control_tokens import CONTROL_TOKENS
 from raypd.models.load import LoadedModel, load_model, resolve_device, resolve_dtype
+from raypd.models.medusa_heads import load_heads
 from raypd.training import attention
 from raypd.training.example import Example
-from raypd.training.packing import Batch, Layout, pack
+from raypd.training.heads import HeadsOnModel
+from raypd.training.packing import Batch, layout, pack
 
 
 @dataclass
@@ -61,7 +64,7 @@ def load_for_training(config: RunConfig) -> LoadedModel:
         ModelError: as `load_model`, and for models whose attention the training pass does not have.
     """
     set_seed(config.training.seed)  # LoRA matrices are drawn
-    full = config.training.weights == "full"
+    full = config.training.weights == "full" and not REGISTRY[config.decoding.method].heads
     if full and config.model.quantization != "none":
         raise ModelError("training.weights full: quantized weights cannot be trained; use lora, or quantization none")
     device = resolve_device(config.model.device)
@@ -76,6 +79,9 @@ def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
     """Gives a loaded model the attention of training passes, in place, and the weights that are trained gradients."""
     AttentionInterface.register(attention.NAME, attention.attention)
     loaded.model.set_attn_implementation(attention.NAME)
+    if REGISTRY[config.decoding.method].heads:
+        loaded.model = HeadsOnModel(loaded.model, load_heads(str(config.decoding.heads), loaded.model))
+        return
     if config.training.weights == "full":
         loaded.model.requires_grad_(True)
     else:
@@ -132,13 +138,12 @@ class PackedTrainer(Trainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """Cross entropy (HPD: the targets of section 4.4) over all targets of the optimizer's step."""
-        layout = Layout(int(inputs["shared"]), inputs["own"], inputs["there"], inputs["seen"])
         output = model(
             input_ids=inputs["input_ids"],
             position_ids=inputs["position_ids"],
             use_cache=False,
             logits_to_keep=inputs["label_index"],
-            layout=layout,
+            layout=layout(inputs),
         )
         logits = output.logits[0].float()  # [targets, vocabulary]
         labels = inputs["shift_labels"]  # the name by which Trainer counts each of them as one item
@@ -225,7 +230,7 @@ def make_trainer(
         args=arguments,
         train_dataset=list(train),
         eval_dataset=list(validation),
-        data_collator=lambda groups: pack(groups[0]),
+        data_collator=lambda groups: pack(groups[0], getattr(getattr(loaded.model, "heads", None), "count", 0)),
         callbacks=[_Report(tell)],
     )
     trainer.remove_callback(PrinterCallback)
