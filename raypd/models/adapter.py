@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from raypd.config import ModelConfig
 from raypd.errors import ModelError
-from raypd.models.source import HUB_ID, Source, explained, looks_local, require
+from raypd.models.source import HUB_ID, Source, explained, looks_local
 
 SETTINGS = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -31,12 +31,11 @@ def find_adapter(config: ModelConfig) -> Adapter | None:
     """The files of `model.adapter`, fetched if it is a Hub id; None without one.
 
     Raises:
-        ModelError: peft is missing, or there is no adapter.
+        ModelError: there is no adapter.
     """
     name = config.adapter
     if name is None:
         return None
-    require("peft", "adapter", f"model.adapter {name!r}")
     if looks_local(name):
         folder = Path(name).expanduser().absolute()
         if not folder.is_dir():
