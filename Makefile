@@ -1,4 +1,4 @@
-# make demo: set everything up and run the main job on the quickstart corpus.
+# make demo: set everything up, run the main job on the quickstart corpus, trained and untrained, and compare the answers.
 # make test: set everything up and run the tests but the slow ones: about six minutes on two cores.
 # make test-slow: the slow ones, long scenarios on a real Ray: a quarter of an hour more.
 # make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
@@ -30,6 +30,8 @@ $(READY): pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/raypd extract configs/quickstart/extract.yaml
+	$(BIN)/raypd extract configs/quickstart/extract.yaml model.adapter=null output.path=runs/quickstart-untrained
+	$(BIN)/raypd evaluate runs/quickstart configs/quickstart/expected.jsonl --tolerance 0.02 --against runs/quickstart-untrained
 
 test: setup
 	$(BIN)/python -m pytest -m 'not slow' $(SIDE)

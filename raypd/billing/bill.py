@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from raypd.run.records import Counts, NodeTime, Seconds, WorkerTime
 
 MICRO = 1_000_000
-PARTS = ("decode", "prefill", "startup", "idle", "lost", "head", "other")
+PARTS = ("decode", "prefill", "startup", "idle", "lost", "head", "other", "endpoint")
 GONE_SECONDS = 20.0  # a worker that was not heard of for so long has died
 
 

@@ -30,11 +30,18 @@ def path(output: str, session: str) -> str:
 class Book:
     """What one session's bill is made of; goes on from `last`, the bill as it was last made. Safe in threads.
 
-    watts_per_gpu, co2e_grams_per_kwh: as the section `cost` has them.
+    watts_per_gpu, co2e_grams_per_kwh: as the section `cost` has them. token_usd: for a million tokens of prompts and of
+    answers, where a server behind `model.endpoint` takes them.
     """
 
-    def __init__(self, last: Bill, watts_per_gpu: float | None = None, co2e_grams_per_kwh: float | None = None) -> None:
-        self.last = last
+    def __init__(
+        self,
+        last: Bill,
+        watts_per_gpu: float | None = None,
+        co2e_grams_per_kwh: float | None = None,
+        token_usd: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        self.last, self._token_usd = last, token_usd
         self._watts_per_gpu, self._co2e_grams_per_kwh = watts_per_gpu, co2e_grams_per_kwh
         self._lock = threading.RLock()
         self.nodes = {own.node: replace(own, began=own.began if own.came is None else own.came) for own in last.nodes}
@@ -80,7 +87,11 @@ class Book:
         """What is to be paid up to a time, in micro-dollars."""
         with self._lock:
             nodes, workers = list(self.nodes.values()), list(self.workers.values())
-            return billing.make(nodes, workers, self.last.began, until, shares=self.last.shares, final=self.last.final)
+            made = billing.make(nodes, workers, self.last.began, until, shares=self.last.shares, final=self.last.final)
+        totals = self.totals()
+        prompt, answer = totals["prefill_tokens"] + totals["shared_tokens"], totals["decode_tokens"]
+        tokens = round(prompt * self._token_usd[0] + answer * self._token_usd[1])
+        return replace(made, parts={**made.parts, "endpoint": tokens}, total=made.total + tokens)
 
     def close(self, now: float) -> None:
         """No report counts after this, and open units are lost."""

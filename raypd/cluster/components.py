@@ -53,6 +53,13 @@ def build(
         from raypd.testing import fake
 
         return WorkerComponents(*fake.make(config), None)
+    if config.model.endpoint is not None:
+        from raypd.models import endpoint
+        from raypd.tasks import build_task
+
+        tokenizer = endpoint.byte_tokenizer()
+        task = build_task(config, tokenizer, endpoint.CONTEXT)
+        return WorkerComponents(endpoint.EndpointEngine(config, tokenizer), task, None)
     import torch
 
     from raypd.decoding import engine as decoding

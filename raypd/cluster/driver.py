@@ -80,7 +80,11 @@ def run_extract(
         from raypd.cluster import worker
 
         build = worker.build
-        if not config.model.is_fake:
+        if config.model.endpoint is not None:
+            from raypd.models.endpoint import check_endpoint
+
+            check_endpoint(config)
+        if config.model.has_weights:
             from raypd.models.check_method import check_method
             from raypd.models.load import check_model_config
             from raypd.tasks.card import check_card

@@ -73,7 +73,9 @@ class Ledger:
         cost = spec.config.cost
         new = Bill(spec.session, spec.began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
         kept = book.read(spec.output, spec.session) or new
-        self.book = Book(kept, cost.watts_per_gpu, cost.co2e_grams_per_kwh)
+        server = spec.config.model.endpoint
+        tokens = (server.usd_per_million_prompt_tokens, server.usd_per_million_answer_tokens) if server else (0.0, 0.0)
+        self.book = Book(kept, cost.watts_per_gpu, cost.co2e_grams_per_kwh, tokens)
         self._metrics: Metrics | None = None
         self._writing, self._ended = threading.Lock(), threading.Event()
         self._durable = {worker.worker: worker.sequence for worker in self.book.workers.values()}

@@ -45,6 +45,20 @@ class FakeConfig(Section):
     answer_tokens: int = Field(128, ge=1, description="Mean tokens of a generated text")
 
 
+class EndpointConfig(Section):
+    """A server with an OpenAI-compatible API that answers in place of weights here."""
+
+    url: str = Field(description="Its base, such as https://api.openai.com/v1; model.name is the name of a model there")
+    key_variable: str | None = Field(
+        "OPENAI_API_KEY", description="Environment variable that holds the key; null: the server needs none"
+    )
+    requests_per_minute: float | None = Field(None, gt=0, description="Of each worker; null: as many as it takes")
+    retries: int = Field(6, ge=0, description="Of a request that failed, or was refused for now")
+    timeout_seconds: float = Field(120.0, gt=0)
+    usd_per_million_prompt_tokens: float = Field(0.0, ge=0, description="For the bill")
+    usd_per_million_answer_tokens: float = Field(0.0, ge=0, description="For the bill")
+
+
 class ModelConfig(Section):
     """Which weights, and how they are held. `model: NAME` is short for `model: {name: NAME}`."""
 
@@ -62,6 +76,10 @@ class ModelConfig(Section):
     quantization: Literal["none", "nf4", "int8"] = Field("none", description="bitsandbytes (extra `quantize`)")
     trust_remote_code: bool = Field(False, description="Run model code that comes with the weights")
     fake: FakeConfig = FakeConfig()
+    endpoint: EndpointConfig | None = Field(
+        None,
+        description="A server answers (decoding.method: autoregressive), such as a teacher whose answers are labels",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -72,6 +90,11 @@ class ModelConfig(Section):
     def is_fake(self) -> bool:
         """Whether there are no weights, and no answer is real."""
         return self.name == "fake"
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the workers load weights."""
+        return not self.is_fake and self.endpoint is None
 
 
 class SamplingConfig(Section):

@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
-from raypd.config.model import METHODS, DecodingConfig, EngineConfig, ModelConfig
+from raypd.config.model import METHODS, DecodingConfig, EndpointConfig, EngineConfig, ModelConfig
 from raypd.config.section import Section
 from raypd.config.tasks import ExtractionConfig, GenerationConfig, QuestionAnsweringConfig, TaskConfig
 from raypd.config.training import TrainingConfig
@@ -111,6 +111,7 @@ class RunConfig(Section):
             "input.on_damaged",
         }
         idle |= {"model.device", "model.fake", "task.categories_file"}
+        idle |= {f"model.endpoint.{key}" for key in EndpointConfig.model_fields if key != "url"}
         if not isinstance(self.task, ExtractionConfig):
             idle |= {"input.text_columns", "input.category"}
         return idle | {f"decoding.{key}" for key in self.decoding.idle_keys(self.task.kind)}

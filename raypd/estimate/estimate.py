@@ -130,7 +130,7 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool, build:
 
 def check_model(config: RunConfig) -> None:
     """Raises ModelError for what can be known before any weights are loaded."""
-    if not config.model.is_fake:
+    if config.model.has_weights:
         from raypd.models.check_method import check_method
         from raypd.models.load import check_model_config
 

@@ -124,6 +124,8 @@ class Profiler:
         """What this machine is. Raises ModelError where it has not the device of the configuration."""
         if config.model.is_fake:
             return WorkerFacts(None, 0.0, "fake engine")
+        if config.model.endpoint is not None:
+            return WorkerFacts(None, 0.0, config.model.endpoint.url)
         from raypd.models.load import resolve_device, resolve_dtype
 
         model, device = config.model, resolve_device(config.model.device)
@@ -289,7 +291,7 @@ class RemoteProfiler(OneWorker):
     """A `Profiler` in the place of a decode worker."""
 
     def __init__(self, config: RunConfig, verbose: bool = False, make: Build | None = None) -> None:
-        weights = make is None and not config.model.is_fake
+        weights = make is None and config.model.has_weights
         super().__init__(config, verbose, lambda share: (Profiler, (share.threads, make, weights)))
 
     def facts(self, config: RunConfig) -> WorkerFacts:

@@ -4,7 +4,7 @@ Attribute value extraction, micro-averaged over (document, attribute):
 
     strict   all attributes of the labels, the gold value alone (white space and case folded)
     scored   as the OA-Mine and AE-110k benchmarks are scored in the literature (ExtractGPT): the attributes that a
-             document lists as `scored`, any of its `accepted` forms; without such a list as strict
+             document lists as `scored`, any of its `accepted` forms; left out where labels have neither
 
 A value is right (VC), wrong (VW), given where there is none (NV), missing (VN) or rightly null (NN). Then
 precision = VC / (VC + VW + NV), recall = VC / (VC + VW + VN), and F1 is their harmonic mean.
@@ -46,11 +46,23 @@ class Measure:
 
 
 @dataclass
+class Difference:
+    """A figure of two runs over the same documents, and the 95% interval of ours - theirs."""
+
+    name: str
+    ours: float
+    theirs: float
+    low: float
+    high: float
+    documents: int
+
+
+@dataclass
 class Evaluation:
     """Measures of a run; of the difference to another one where there is one."""
 
     measures: list[Measure]
-    differences: list[Measure] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
     unlabelled: int = 0  # documents of the run without labels
     missing: int = 0  # labelled documents that the run does not hold
     failed: int = 0  # documents that the run could not answer: counted as without any value
@@ -126,10 +138,14 @@ def _answers(run: str) -> dict[str, list[dict[str, Any]]]:
 
 @dataclass
 class Score:
-    """One document: its category, and for each metric the numbers that add up over documents."""
+    """One document: its category, and for each metric the numbers that add up over documents.
+
+    lists: its labels have `scored` or `accepted`.
+    """
 
     category: str
     parts: dict[str, list[float]]
+    lists: bool = False
 
 
 def _score(
@@ -141,7 +157,8 @@ def _score(
         if "target" in labels:
             record = json.loads(rows[0]["record"]) if rows else {}
             category = labels.get("category") or (rows[0]["category"] if rows else "")
-            scores[key] = Score(str(category or ""), _of_record(record, labels, tolerance))
+            lists = "scored" in labels or bool(labels.get("accepted"))
+            scores[key] = Score(str(category or ""), _of_record(record, labels, tolerance), lists)
         elif "questions" in labels:
             scores[key] = Score(str(labels.get("category", "")), _of_questions(rows, labels["questions"]))
     return scores
@@ -271,7 +288,7 @@ def _measure(name: str, scores: list[Score], category: str = "") -> Measure | No
     return Measure(name, float(metric(table.sum(0))), float(low), float(high), len(scores), category)
 
 
-def _differences(ours: list[Score], theirs: list[Score]) -> list[Measure]:
+def _differences(ours: list[Score], theirs: list[Score]) -> list[Difference]:
     made = []
     for name in _METRICS:
         a, b = _table(name, ours), _table(name, theirs)
@@ -279,15 +296,15 @@ def _differences(ours: list[Score], theirs: list[Score]) -> list[Measure]:
             continue
         metric, weights = _METRICS[name][1], _weights(len(ours))
         low, high = np.quantile(metric(weights @ a) - metric(weights @ b), [0.025, 0.975])
-        value = float(metric(a.sum(0)) - metric(b.sum(0)))
-        made.append(Measure(name, value, float(low), float(high), len(ours)))
+        one, other = (float(metric(table.sum(0))) for table in (a, b))
+        made.append(Difference(name, one, other, float(low), float(high), len(ours)))
     return made
 
 
 def _table(name: str, scores: list[Score]) -> np.ndarray | None:
     """[documents, parts] of a metric; None where no document has any."""
     parts = [score.parts.get(_METRICS[name][0]) for score in scores]
-    if any(part is None for part in parts):
+    if any(part is None for part in parts) or (name.startswith("scored") and not any(one.lists for one in scores)):
         return None
     table = np.array(parts, dtype=float)
     return table if table.any() else None
@@ -303,8 +320,13 @@ def describe(evaluation: Evaluation) -> str:
     lines = [f"{'':<24}{'':<18}{'value':>8}  95% interval    documents"]
     lines += [_row(measure) for measure in evaluation.measures]
     if evaluation.differences:
-        lines += ["", "difference to the other run, over documents of both"]
-        lines += [_row(measure, "+") for measure in evaluation.differences]
+        count = evaluation.differences[0].documents
+        lines += ["", f"{f'over the {count:,} documents of both runs':<42}{'value':>8}   other  difference [95%]"]
+        lines += [
+            f"{'':<24}{one.name:<18}{one.ours:8.3f}{one.theirs:8.3f}  {one.ours - one.theirs:+.3f} "
+            f"[{one.low:+.3f} to {one.high:+.3f}]"
+            for one in evaluation.differences
+        ]
     for count, what in (
         (evaluation.failed, "failed: each counts as without any value"),
         (evaluation.unlabelled, "have no labels: left out"),
@@ -315,6 +337,6 @@ def describe(evaluation: Evaluation) -> str:
     return "\n".join(lines)
 
 
-def _row(measure: Measure, sign: str = "") -> str:
-    interval = f"{measure.low:{sign}.3f} to {measure.high:{sign}.3f}"
-    return f"{measure.of:<24.23}{measure.name:<18}{measure.value:{sign}8.3f}  {interval:<16}{measure.documents:>9,}"
+def _row(measure: Measure) -> str:
+    interval = f"{measure.low:.3f} to {measure.high:.3f}"
+    return f"{measure.of:<24.23}{measure.name:<18}{measure.value:8.3f}  {interval:<16}{measure.documents:>9,}"

@@ -24,6 +24,7 @@ PART_NAMES = {
     "lost": "work that was lost",
     "head": "the head machine",
     "other": "everything else",
+    "endpoint": "tokens of the model's server",
     "retry": "trying failed documents again",
 }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 import threading
@@ -29,7 +30,7 @@ from raypd.decoding.methods.registry import REGISTRY
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
 from raypd.models.load import check_model_config
 from raypd.models.source import find_source, read_config
-from raypd.run import layout, manifest, records
+from raypd.run import layout, manifest, records, text
 from raypd.run.training import Attempt, Curve, TrainingData, TrainingRecord
 from raypd.tasks.card import make_card
 from raypd.training.data import check
@@ -105,6 +106,7 @@ def _fit(
     from ray.train import RunConfig as TrainRun
     from ray.train.torch import TorchTrainer
 
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # relative paths mean on a worker what they mean here
     board = ray.remote(_Board).options(num_cpus=0).remote()
     filesystem, folder = _filesystem(config, storage.join(output, layout.CHECKPOINTS))
     per_worker = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}
@@ -124,6 +126,7 @@ def _fit(
             failure_config=FailureConfig(max_failures=2),
         ),
     )
+    say(f"learning rate {rate:g}: {text.counted(config.cluster.max_workers, 'worker')} starting")
     try:
         with _shown(board, rate, say):
             result = trainer.fit()

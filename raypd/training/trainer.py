@@ -38,12 +38,14 @@ from raypd.training.packing import Batch, layout, pack
 
 @dataclass
 class Progress:
-    """What a callback is told after a step. tokens: that went through the model; loss: of the latest steps."""
+    """What a callback is told after a step. loss: of the latest steps. done, tokens: steps of this session, and what
+    went through the model in `seconds`."""
 
     step: int
     steps: int
     loss: float | None
     validation_loss: float | None
+    done: int
     tokens: int
     seconds: float
 
@@ -52,7 +54,7 @@ class Progress:
         parts = [f"step {self.step:,} of {self.steps:,}"]
         parts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
         parts += [f"validation loss {self.validation_loss:.4f}"] if self.validation_loss is not None else []
-        left = self.seconds / self.step * (self.steps - self.step) if self.step else 0.0
+        left = self.seconds / self.done * (self.steps - self.step) if self.done else 0.0
         rate = self.tokens / self.seconds if self.seconds else 0.0
         return ", ".join([*parts, f"{rate:,.0f} tokens/s", f"{int(left) // 60}:{int(left) % 60:02d} left"])
 
@@ -168,6 +170,10 @@ class _Report(TrainerCallback):
         self.tell, self.began = tell, time.monotonic()
         self.loss: float | None = None
         self.validation_loss: float | None = None
+        self.before = (0, 0)  # steps and tokens of earlier sessions
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.before = state.global_step, int(state.num_input_tokens_seen)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: Any
@@ -175,8 +181,9 @@ class _Report(TrainerCallback):
         self.loss = logs.get("loss", self.loss)
         self.validation_loss = logs.get("eval_loss", self.validation_loss)
         seconds = time.monotonic() - self.began
-        tokens = int(state.num_input_tokens_seen)
-        self.tell(Progress(state.global_step, state.max_steps, self.loss, self.validation_loss, tokens, seconds))
+        step, steps = state.global_step, state.max_steps
+        tokens = int(state.num_input_tokens_seen) - self.before[1]
+        self.tell(Progress(step, steps, self.loss, self.validation_loss, step - self.before[0], tokens, seconds))
 
 
 def make_trainer(

@@ -89,7 +89,7 @@ def test_intervals_are_scipys_and_pairs_are_narrower():
     known = stats.bootstrap((right.astype(float),), np.mean, method="percentile", rng=0).confidence_interval
     assert (measure.low, measure.high) == pytest.approx((known.low, known.high), abs=0.01)
     (difference,) = score._differences(ours, theirs)
-    assert difference.value == pytest.approx(right.mean() - flipped.mean())
+    assert difference.ours - difference.theirs == pytest.approx(right.mean() - flipped.mean())
     assert difference.high - difference.low < (measure.high - measure.low) / 2
 
 
@@ -102,7 +102,7 @@ def test_a_run_against_its_labels(config, tmp_path):
     result = score.evaluate(made.output.path, str(labels), made.output.path)
     assert result.unlabelled == 4
     assert result.missing == 1
-    assert all(d.value == d.low == d.high == 0 for d in result.differences)
+    assert all(d.ours == d.theirs and d.low == d.high == 0 for d in result.differences)
     assert "values right" in score.describe(result)
     with pytest.raises(InputError, match="no such file"):
         score.evaluate(made.output.path, str(tmp_path / "none.jsonl"))

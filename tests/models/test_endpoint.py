@@ -1,0 +1,140 @@
+"""A server with an OpenAI-compatible API in place of weights: a whole run against one that answers over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from raypd.billing import book
+from raypd.cluster.driver import run_extract
+from raypd.config.load import make_config
+from raypd.errors import ConfigError
+from raypd.models.endpoint import EndpointEngine, byte_tokenizer
+from raypd.tasks.base import Document
+from raypd.tasks.prompting import rendered
+from raypd.training import teacher
+
+KEY = os.environ["PATH"]  # a variable that Ray's workers have
+
+
+@contextlib.contextmanager
+def server(reply):
+    """One that answers with `reply(body, how many came before)`: (status, tree). Its URL, and what it was asked."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.path, self.headers["Authorization"], body))
+            status, tree = reply(body, len(asked) - 1)
+            data = json.dumps(tree).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{made.server_address[1]}/v1", asked
+        made.shutdown()
+
+
+def completion(text, reason="stop"):
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 40}}
+    return 200, {"choices": [{"message": {"content": text}, "finish_reason": reason}], "usage": usage}
+
+
+def configuration(tmp_path, url, **endpoint):
+    documents = [{"id": str(i), "title": f"Acme shoe {i} <|end|>"} for i in range(6)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
+    return make_config(
+        {
+            "input": {"path": str(tmp_path / "in.jsonl"), "text_columns": ["title"], "category_column": None},
+            "output": {"path": str(tmp_path / "out")},
+            "task": {"categories": {"shoes": {"attributes": [{"name": "Brand"}, {"name": "Size", "type": "number"}]}}},
+            "model": {"name": "gpt", "endpoint": {"url": url, "usd_per_million_answer_tokens": 5e4, **endpoint}},
+            "decoding": {"method": "autoregressive"},
+            "cluster": {"address": "local"},
+            "cost": {"prices": {"local": 0.0}},
+        }
+    )
+
+
+def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
+    """The first request is refused for now; one answer is cut, one document is refused."""
+
+    def reply(body, before):
+        text = body["messages"][-1]["content"]
+        if before == 0:
+            return 429, {}
+        if "shoe 3" in text:
+            return 400, {"error": "not that one"}
+        return completion('{"Brand": "Acme", "Size"' if "shoe 4" in text else '{"Brand": "Acme", "Size": 7}',
+                          "length" if "shoe 4" in text else "stop")  # fmt: skip
+
+    with server(reply) as (url, asked):
+        config = configuration(tmp_path, url, key_variable="PATH")
+        made = run_extract(config)
+    assert (made.ok, made.failed) == (5, 1)
+    path, key, body = asked[1]
+    assert (path, key, body["model"], body["temperature"]) == ("/v1/chat/completions", f"Bearer {KEY}", "gpt", 0.0)
+    (message,) = body["messages"]
+    assert message["role"] == "user"
+    assert "<product>\nAcme shoe" in message["content"]
+    assert "<|end|>" in message["content"]  # text of a document, and no end of a message
+    rows = {row["id"]: row for row in ds.dataset(tmp_path / "out/units", format="parquet").to_table().to_pylist()}
+    assert json.loads(rows["0"]["record"]) == {"Brand": "Acme", "Size": 7}
+    assert "400" in rows["3"]["error"]
+    assert KEY not in "".join(file.read_text(errors="replace") for file in (tmp_path / "out").rglob("*.json"))
+    (bill,) = book.bills(str(tmp_path / "out"))
+    assert bill.parts["endpoint"] == pytest.approx(bill.totals["decode_tokens"] * 5e4 / 1e6)
+    assert bill.totals["shared_tokens"] > 0
+    documents = [Document(i, str(i), {}, source=rows[str(i)]["source"], place=rows[str(i)]["row"]) for i in range(6)]
+    teacher.label(documents, str(tmp_path / "out"), "target")
+    assert [document.id for document in documents if "target" in document.fields] == ["0", "1", "2", "5"]
+
+
+def test_conversations_and_a_limit_of_requests(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    slept = []
+    monkeypatch.setattr("raypd.models.endpoint.time.sleep", slept.append)
+    with server(lambda body, before: completion("Well.")) as (url, asked):
+        config = configuration(tmp_path, url, requests_per_minute=60)
+        tokenizer = byte_tokenizer()
+        engine = EndpointEngine(config, tokenizer)
+        said = [("system", "Be brief."), ("user", "ü?"), ("assistant", "ä"), ("user", "So?")]
+        turns = [{"role": role, "content": content} for role, content in said]
+        prompt = tokenizer(rendered(tokenizer, turns))["input_ids"]
+
+        def program():
+            yield type("Feed", (), {"tokens": prompt})
+
+        for n in range(3):
+            engine.submit(program(), tag=n, sampling=None, seed=n)
+        found = []
+        while engine.pending:
+            found += engine.step()
+    assert [body["messages"] for _, _, body in asked] == [turns] * 3
+    assert {tokenizer.decode(done.answer.tokens, skip_special_tokens=True) for done in found} == {"Well."}
+    assert sum(slept) == pytest.approx(1 + 2, abs=0.3)
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    config = configuration(tmp_path, "http://127.0.0.1:9/v1")
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY holds no key"):
+        run_extract(config)
+    config = config.model_copy(update={"decoding": config.decoding.model_copy(update={"method": "hyper_parallel"})})
+    with pytest.raises(ConfigError, match=r"decoding\.method: autoregressive"):
+        run_extract(config)
+    assert not Path(config.output.path).exists()
