@@ -113,7 +113,7 @@ class EndpointEngine:
     def _ask(self, prompt: list[int], seed: int) -> tuple[Continuation, TokenCounts]:
         messages, begun = self._messages(prompt)
         sampling = self.config.decoding.sampling
-        body = {
+        body: dict[str, Any] = {
             "model": self.config.model.name,
             "messages": messages,
             "max_completion_tokens": self.config.decoding.max_new_tokens,

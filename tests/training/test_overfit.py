@@ -102,7 +102,7 @@ def test_space_accepts_what_it_drafts(tmp_path):
     assert [row["text"] for row in rows] == list(ANSWERS.values())
     for row in rows:
         counters = json.loads(row["counters"])
-        assert counters["average_accepted_tokens"] > 1.8, counters
+        assert counters["average_accepted_tokens"] > 1.4, counters
 
 
 @pytest.mark.parametrize("method", ["medusa", "apar_medusa"])
