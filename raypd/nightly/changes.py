@@ -139,7 +139,10 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8
     extra = [config.nightly.hash_column] if config.nightly.hash_column is not None else []
     for name, schema in {"planned": _PLANNED, "read": _READ, "damaged": DAMAGED}.items():
         scratch.create(name, schema)
-    found = Input(hashlib.sha256("".join(map(unit_key, plan)).encode()).hexdigest()[:16])
+    digest = hashlib.sha256()
+    for unit in plan:  # a plan may have millions
+        digest.update(unit_key(unit).encode())
+    found = Input(digest.hexdigest()[:16])
 
     def take(ordinal: int, unit: Unit) -> None:
         key = unit_key(unit)

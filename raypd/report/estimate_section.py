@@ -22,9 +22,9 @@ _SAME = 0.01  # an estimate and a run whose documents differ by more are of diff
 
 @dataclass
 class BillComparison:
-    """The estimate beside the bill. said: the answer in a sentence; table: None where nothing can be compared."""
+    """The estimate beside the bill. sentence: the answer; table: None where nothing can be compared."""
 
-    said: str
+    sentence: str
     table: Table | None = None
 
 
@@ -32,7 +32,7 @@ class BillComparison:
 class EstimateSection:
     """All that the section shows. comparison: None while no run has begun. tables: (title, table)."""
 
-    said: list[str]
+    lines: list[str]
     tables: list[tuple[str, Table]] = field(default_factory=list)
     comparison: BillComparison | None = None
     notes: list[str] = field(default_factory=list)
@@ -43,8 +43,8 @@ def section(run: RunReport) -> EstimateSection | None:
     found = run.forecast
     if found is None:
         return None
-    said = [f"Made {text.when(found.created_at)} for {_about(found.documents)} documents."]
-    said += [f"{text.clean(line, 300)}." for line in tables.sentences(found)]
+    lines = [f"Made {text.when(found.created_at)} for {_about(found.documents)} documents."]
+    lines += [f"{text.clean(line, 300)}." for line in tables.sentences(found)]
     shown = [("One worker", _table(tables.speeds(found), _TOKENS))]
     if found.machines:
         shown.append(("Price of decoding", _table(tables.prices(found), _DECODING)))
@@ -52,7 +52,7 @@ def section(run: RunReport) -> EstimateSection | None:
     notes = [text.clean(note, 300) for note in found.notes]
     if missing := tables.not_measured(found):
         notes.append(text.clean(missing, 600))
-    return EstimateSection(said, shown, None if run.state == "estimated" else _compare(run, found), notes)
+    return EstimateSection(lines, shown, None if run.state == "estimated" else _compare(run, found), notes)
 
 
 def _table(cells: tables.Cells, note: str) -> Table:
@@ -107,22 +107,22 @@ def _compare(run: RunReport, found: Estimate) -> BillComparison:
     notes = [f"Estimated for {nodes} of {text.clean(match.machine.title, 80)}; the run had {match.nodes}."]
     if run.state != "complete":
         rows[0][3] = f"{text.share(documents, planned.value)} of it"
-        said = _sentence("So far, the bill of 1,000 documents", each, billed)
+        sentence = _sentence("So far, the bill of 1,000 documents", each, billed)
         notes.append("While a run is not finished, its start-up weighs more than it will in the end.")
     elif abs(documents / planned.value - 1) > _SAME:
-        said = _sentence("The bill of 1,000 documents", each, billed)
+        sentence = _sentence("The bill of 1,000 documents", each, billed)
         notes.append("The estimate is for another number of documents, so only the price of one is compared.")
     else:
         rows.append(["time", *_row(match.bill.hours.times(3600), run.seconds, text.duration)])
         rows.append(["the whole bill", *_row(usd, bill.usd, text.usd)])
-        said = _sentence("The bill", usd, bill.usd)
+        sentence = _sentence("The bill", usd, bill.usd)
     rows.append(["1,000 documents, all costs", *_row(each, billed, text.usd)])
     prices = sorted({node.usd_per_hour for node in bill.nodes if node.instance_type == match.machine.instance_type})
     if any(abs(one / price - 1) > _SAME for one in prices):
         hour = " and ".join(text.usd(one) for one in prices)
         notes.append(f"An hour was taken to cost {text.usd(price)}, and was billed at {hour}.")
     return BillComparison(
-        said, Table(["", "estimated", "in the run", "difference", "95% interval"], rows, " ".join(notes))
+        sentence, Table(["", "estimated", "in the run", "difference", "95% interval"], rows, " ".join(notes))
     )
 
 

@@ -19,8 +19,6 @@ from raypd import storage
 R = TypeVar("R")
 Spans = list[tuple[float, float, str, str | None]]  # (began, ended, startup | busy | idle | lost, first unit in it)
 Counts = dict[str, int | float]  # documents, prefill_tokens, shared_tokens, decode_tokens, seconds; on a bill also usd
-
-
 _adapter = cache(TypeAdapter)
 
 

@@ -92,7 +92,7 @@ class ExtractionTask:
                 yield self._request(category, [body])
                 continue
             stack = stacks.setdefault(category.name, [])
-            if stack and sum(len(b.tokens) for b in (*stack, body)) > self._room(category, len(stack) + 1):
+            if stack and sum(len(b.tokens) for b in (*stack, body)) > self._remaining_tokens(category, len(stack) + 1):
                 yield self._request(category, stack)
                 stack = stacks[category.name] = []
             stack.append(body)
@@ -113,7 +113,7 @@ class ExtractionTask:
         grammars = [self._grammar(name, attribute) for attribute in category.attributes]
         before, behind = instruction(self.tokenizer, self._template, category=shown)
         ready = CategoryPrompt(name, category.attributes, before, behind, keys, grammars)
-        if self._room(ready) < 16:
+        if self._remaining_tokens(ready) < 16:
             raise ConfigError(
                 f"task.categories.{name}: instruction, {len(keys)} attributes and their answers leave no room for a "
                 f"document in the model's context of {self.context_length} tokens; lower decoding.max_value_tokens "
@@ -138,14 +138,14 @@ class ExtractionTask:
     def _body(self, document: Document, category: CategoryPrompt) -> _Body:
         """The document's text as ids, cut to what fits. Raises ValueError where it cannot be used."""
         tokens = self._encode(text_of(document, list(self.input.text_columns)))
-        most = self._room(category)
+        most = self._remaining_tokens(category)
         if self.task.max_document_tokens is not None:
             most = min(most, self.task.max_document_tokens)
         if len(tokens) > most and self.task.too_long == "refuse":
             raise ValueError(f"too long: {len(tokens)} tokens, at most {most} fit (task.too_long is refuse)")
         return _Body(document, tokens[:most], len(tokens) > most)
 
-    def _room(self, category: CategoryPrompt, documents: int = 1) -> int:
+    def _remaining_tokens(self, category: CategoryPrompt, documents: int = 1) -> int:
         """Tokens that are left for the text of `documents` documents (all together) in one context."""
         fixed = len(category.before) + len(category.behind)
         frame = len(self._open) + len(self._close) + 4  # 4: an id in <product id="12">, a key in the answer

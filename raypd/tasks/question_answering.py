@@ -78,7 +78,7 @@ class QuestionAnsweringTask:
         self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
         self._letters: dict[int, Bounded] = {}
         self._instruction, self._between, self._behind = self._prompt()
-        if self._room([]) < _LEAST_CONTEXT:
+        if self._remaining_tokens([]) < _LEAST_CONTEXT:
             raise ConfigError(
                 f"task: instruction and examples ({len(self._instruction)} tokens) and an answer leave no room for a "
                 f"context in the model's {self.context_length} tokens; show fewer examples (task.few_shot) or lower "
@@ -131,7 +131,7 @@ class QuestionAnsweringTask:
             raise ValueError(f"empty: no questions in {questions}")
         asked = [self._asked(number, question) for number, question in enumerate(given)]
         tokens = self._encode(context.strip())
-        most = self._room([a for a in asked if a.error is None])
+        most = self._remaining_tokens([a for a in asked if a.error is None])
         if len(tokens) > most and self.task.too_long == "refuse":
             beside = f"at most {most} fit beside its questions (task.too_long is refuse)"
             raise ValueError(f"too long: {len(tokens)} tokens, {beside}")
@@ -170,7 +170,7 @@ class QuestionAnsweringTask:
         if asked.choices is not None and not given.get("multi_select"):
             asked.rules = self._rules(len(asked.choices))
             asked.question = Question(piece, asked.rules.stops, asked.rules.allowed_token_ids)
-        if self._room([asked]) < _LEAST_CONTEXT:
+        if self._remaining_tokens([asked]) < _LEAST_CONTEXT:
             raise ValueError(f"is too long: {len(piece)} tokens leave no room for a context")
 
     def _rules(self, choices: int) -> Bounded:
@@ -180,7 +180,7 @@ class QuestionAnsweringTask:
             self._letters[choices] = Bounded(grammar, max(1, grammar.distance()))
         return self._letters[choices]
 
-    def _room(self, asked: Sequence[_Asked]) -> int:
+    def _remaining_tokens(self, asked: Sequence[_Asked]) -> int:
         """Tokens left for a context under which each of the questions fits the model's context."""
         longest = max((len(a.question.tokens) for a in asked), default=0)
         fixed = len(self._instruction) + len(self._between) + self.task.max_answer_tokens

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from raypd.cluster.request_queue import UnitState
 from raypd.cluster.worker import DecodeWorker, EngineBroken, WorkerSpec
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.decoding.counts import Finished
 from raypd.run import manifest
 from raypd.run.retry_policy import Attempt, checkpointed
+from raypd.tasks.base import Record
 from tests.cluster import fakes
 from tests.processes import LONG, wait_for
 from tests.runs import write_jsonl
@@ -158,3 +161,9 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) ->
     assert made.meter.report().open == made.meter.report().categories == {}
     (tmp_path / "out/go").touch()
     assert made.run(Attempt(second)).ok == 100  # and what is left of them in the engine spoils nothing
+
+
+def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:
+    state = UnitState(1, "u", documents=2, begun=0.0, records=[Record(0), Record(1)], open=Counter({1: 1}))
+    assert state.answered == {0}
+    assert state.progress().answered == 1

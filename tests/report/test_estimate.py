@@ -62,7 +62,7 @@ def put(
 def compared(root: Path) -> tuple[str, str, dict[str, list[str]]]:
     """What the section says of the bill; its table's note and rows."""
     found = estimate_section.section(data.load(str(root))).comparison
-    return found.said, found.table.note, {row[0]: row[1:] for row in found.table.rows}
+    return found.sentence, found.table.note, {row[0]: row[1:] for row in found.table.rows}
 
 
 def shown(root: Path) -> str:
@@ -141,7 +141,7 @@ def test_what_cannot_be_compared_is_said_and_why(no_charts, tmp_path, keys, plan
     put(root, **keys)
     found = estimate_section.section(data.load(str(root))).comparison
     assert found.table is None
-    assert said in found.said
+    assert said in found.sentence
     assert said in shown(root)
 
 
