@@ -26,27 +26,45 @@ def attention(
     assert layout is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attend = products if query.device.type == "cpu" else fused
+    query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast the rotation leaves them in float32
+    return attend(query[0], key[0], value[0], layout, scale).transpose(0, 1)[None], None
+
+
+def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
+    """[heads, tokens, head_dim] by torch's kernels: a call for the instruction, one for all examples as padded rows."""
+    repeat, shared = q.shape[0] // k.shape[0], layout.shared
+    k, v = k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
+    index, own, seen = layout.padded
+    rows = [x[:, index].transpose(0, 1) for x in (q, k, v)]  # [examples, heads, longest, head_dim]
+    first = [x[None, :, :shared] for x in (q, k, v)]
+    keys, values = (
+        torch.cat([instruction.expand(len(own), -1, -1, -1), x], dim=2)
+        for instruction, x in zip(first[1:], rows[1:], strict=True)
+    )
+    out = scaled_dot_product_attention(rows[0], keys, values, attn_mask=seen, scale=scale)
+    out = out.transpose(0, 1)[:, own]  # [heads, own tokens, head_dim]
+    if not shared:
+        return out
+    instruction = scaled_dot_product_attention(*first, is_causal=True, scale=scale)
+    return torch.cat([instruction[0], out], dim=1)
+
+
+def products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
+    """The same as matrix products of each example: on a CPU the fused kernel takes four times as long to go back."""
     sizes = [layout.shared, *layout.lengths]
     # Split once: the gradients of the parts are then joined once, too.
-    (q0, *q), (k0, *k), (v0, *v) = (x[0].split(sizes, dim=1) for x in (query, key, value))
+    (q0, *qs), (k0, *ks), (v0, *vs) = (x.split(sizes, dim=1) for x in (q, k, v))
     out = []
     if layout.shared:
-        causal = torch.ones(layout.shared, layout.shared, dtype=torch.bool, device=query.device).tril()
-        out.append(attend(q0, k0, v0, causal, scale))
-    for own, own_key, own_value, seen in zip(q, k, v, layout.seen, strict=True):
-        out.append(attend(own, torch.cat([k0, own_key], dim=1), torch.cat([v0, own_value], dim=1), seen, scale))
-    return torch.cat(out, dim=1).transpose(0, 1)[None], None
+        causal = torch.ones(layout.shared, layout.shared, dtype=torch.bool).tril()
+        out.append(_products(q0, k0, v0, causal, scale))
+    for own, own_key, own_value, seen in zip(qs, ks, vs, layout.seen, strict=True):
+        out.append(_products(own, torch.cat([k0, own_key], dim=1), torch.cat([v0, own_value], dim=1), seen, scale))
+    return torch.cat(out, dim=1)
 
 
-def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float) -> torch.Tensor:
-    """[heads, queries, head_dim] by torch's kernels. seen: bool [queries, keys]."""
-    repeat = q.shape[0] // k.shape[0]
-    k, v = k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
-    return scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, scale=scale)[0]
-
-
-def products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float) -> torch.Tensor:
-    """The same as two matrix products: on a CPU the fused kernel takes four times as long to go back."""
+def _products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float) -> torch.Tensor:
+    """[heads, queries, head_dim]. k, v: [kv_heads, keys, head_dim]. seen: bool [queries, keys]."""
     heads, queries, dim = q.shape
     groups = q.reshape(k.shape[0], -1, dim) * scale  # [kv_heads, heads of it * queries, head_dim]
     hidden = torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -torch.inf)

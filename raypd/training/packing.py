@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -29,6 +30,25 @@ class Layout:
     shared: int
     lengths: list[int]
     seen: list[torch.Tensor]
+
+    @cached_property
+    def padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The examples as rows of one length, for kernels that take all of them at once.
+
+        Returns:
+            Index of each own token in the pass, [examples, longest], 0 where a row is padded; which of these places are
+            own tokens, bool, the same shape; and what each sees, bool [examples, 1, longest, shared + longest].
+        """
+        device, longest = self.seen[0].device, max(self.lengths)
+        place = torch.arange(longest, device=device)
+        lengths = torch.tensor(self.lengths, device=device)
+        own = place < lengths[:, None]
+        first = self.shared + lengths.cumsum(0) - lengths
+        seen = torch.zeros(len(self.lengths), 1, longest, self.shared + longest, dtype=torch.bool, device=device)
+        seen[..., 0] = True  # a padded row sees something: softmax over nothing is NaN
+        for row, one in zip(seen, self.seen, strict=True):
+            row[0, : one.shape[0], : one.shape[1]] = one
+        return (first[:, None] + place).where(own, 0), own, seen
 
 
 def batches(examples: Sequence[Example], most_examples: int, most_tokens: int, seed: int) -> Iterator[list[Example]]:

@@ -97,9 +97,11 @@ def test_training_sees_what_decoding_sees(tmp_path_factory, targets, isolate):
         assert recorded(request.program, example) == allowed(example)
 
 
+@pytest.mark.parametrize("kernel", ["products", "fused"])
 @pytest.mark.parametrize("isolate", ["none", "documents", "values"])
-def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate):
+def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate, kernel, monkeypatch):
     """Loss and gradients of a packed pass against an unmodified model that gets each example with a dense mask."""
+    monkeypatch.setattr(attention, "products", getattr(attention, kernel))  # what a CPU takes
     examples = list(make(decoding={"isolate": isolate, "stacked_documents": 2})(documents(tmp_path)))
     (group,) = batches(examples, 100, 100_000, 0)
     assert group[0].shared > 0
