@@ -10,7 +10,7 @@ from typing import Any
 
 FORK, CHILD = "[Fork]", "[Child]"  # APAR, section 2.2
 MASK = "[Mask]"  # SPACE, section 3.1
-PROMISE, OPEN, CLOSE, SYNC = "<promise", "<async>", "</async>", "<sync/>"  # PASTA, section 3; a promise goes on in text
+_PROMISE, OPEN, CLOSE, SYNC = "<promise", "<async>", "</async>", "<sync/>"  # PASTA, section 3 (a promise goes on)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ REGISTRY = {
         # A promise that says no number takes fixed_length under `promised_length: predicted`, too.
         {"generation": ("max_new_tokens", "promised_length", "fixed_length", "max_async_tokens", "max_threads")},
         text_method="raypd.decoding.methods.pasta:PastaText",
-        control_tokens=(PROMISE, OPEN, CLOSE, SYNC),  # a tokenizer without them spells the tags
+        control_tokens=(_PROMISE, OPEN, CLOSE, SYNC),  # a tokenizer without them spells the tags
         markup=True,
     ),
     "space": MethodSpec(
