@@ -10,16 +10,15 @@ a worker is startup before the node's first worker and idle after it. A node wit
 `other`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from raypd.run.records import Counts, NodeTime, Seconds, WorkerTime
 
 MICRO = 1_000_000
 PARTS = ("decode", "prefill", "startup", "idle", "lost", "head", "other", "endpoint")
-GONE_SECONDS = 20.0  # a worker that was not heard of for so long has died
+_GONE_SECONDS = 20.0  # a worker that was not heard of for so long has died
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,19 @@ def ended(worker: WorkerTime, until: float, final: bool) -> float | None:
     """When a worker ended, as far as is known at `until`; None while it works."""
     if worker.ended is not None:
         return worker.ended
-    if until - worker.heard > GONE_SECONDS:
+    if until - worker.heard > _GONE_SECONDS:
         return worker.heard
     return max(worker.heard, until) if final else None
 
 
 def settled(worker: WorkerTime, until: float, final: bool) -> Seconds:
-    """A worker's seconds; those of open units are lost when it has ended."""
+    """A worker's seconds; those of open units are lost when it has ended.
+
+    Args:
+        worker: its last report.
+        until: unix second up to which is asked.
+        final: whether no worker goes on after that.
+    """
     seconds = replace(worker.seconds)
     if ended(worker, until, final) is not None:
         for prefill, decode in worker.open.values():
@@ -70,11 +75,11 @@ def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
 def shared_seconds(began: float, ended: float, shares: Sequence[tuple[float, int]]) -> float:
     """Seconds of [began, ended) that this run pays: a time with n runs on the cluster counts 1/n.
 
-    shares: (from when on, how many runs), in order; one run before the first.
+    Args:
+        shares: (from when on, how many runs), in order; one run before the first.
     """
-    marks = [(float("-inf"), 1), *shares]
     seconds = 0.0
-    for (start, runs), (end, _) in zip(marks, [*marks[1:], (float("inf"), 1)], strict=True):
+    for (start, runs), (end, _) in pairwise([(float("-inf"), 1), *shares, (float("inf"), 1)]):
         seconds += max(0.0, min(end, ended) - max(start, began)) / max(1, runs)
     return seconds
 
@@ -94,7 +99,13 @@ def make(
     shares: Sequence[tuple[float, int]] = (),
     final: bool = False,
 ) -> Charges:
-    """The bill of a session that began at `began`, as it stands at `until`. final: no worker goes on after that."""
+    """The bill of a session.
+
+    Args:
+        began, until: unix seconds; the bill is as it stands at `until`.
+        shares: (from when on, how many runs), in order.
+        final: whether no worker goes on after `until`.
+    """
     usd: dict[str, int] = {}
     parts = dict.fromkeys(PARTS, 0)
     seconds = dict.fromkeys(PARTS, 0.0)
@@ -119,6 +130,8 @@ def _node_seconds(
     length = end - start
     if not workers and (node.head or not node.slots):
         return {"head" if node.head else "other": length}
+    if not workers:
+        return {"idle": length * node.slots}
     spent = dict.fromkeys(PARTS, 0.0)
     alive = 0.0
     for worker in workers:
@@ -130,9 +143,6 @@ def _node_seconds(
         for name, value in vars(seconds).items():
             spent[name] += value * scale
         spent["idle"] += lived - seconds.total() * scale
-    if not workers:
-        spent["idle"] = length * node.slots
-        return spent
     before = max(0.0, min(min(worker.began for worker in workers), end) - start) * max(1, node.slots)
     spent["startup"] += before
     spent["idle"] += max(0.0, length * max(1, node.slots) - before - alive)

@@ -3,35 +3,36 @@
 The file holds all that the book knows, so that a ledger that died goes on from it. No Ray here.
 """
 
-from __future__ import annotations
-
+import contextlib
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from raypd import storage
 from raypd.billing import bill as billing
 from raypd.billing import energy
 from raypd.billing.meter import COUNTS, coarser, zero
 from raypd.run import layout, records
-from raypd.run.records import Bill, Counts, NodeTime, RecordError, RunCost, Spans, UnitSummary, WorkerTime
+from raypd.run.records import Bill, Counts, NodeTime, RecordError, RunCost, UnitSummary, WorkerTime
 
 _MOST_POINTS = 2000  # of the series
 _MOST_SPANS = 4000  # of all workers
 _STALE_SECONDS = 60.0  # a file that is not final and so old has lost its session
 
 
-def path(output: str, session: str) -> str:
+def _path(output: str, session: str) -> str:
     return storage.join(output, layout.LEDGER, f"{session}.json")
 
 
 class Book:
-    """What one session's bill is made of; goes on from `last`, the bill as it was last made. Safe in threads.
+    """What one session's bill is made of. Safe in threads.
 
-    watts_per_gpu, co2e_grams_per_kwh: as the section `cost` has them. token_usd: for a million tokens of prompts and of
-    answers, where a server behind `model.endpoint` takes them.
+    Args:
+        last: the bill as it was last made, from which the book goes on.
+        watts_per_gpu, co2e_grams_per_kwh: as the section `cost` has them.
+        token_usd: for a million tokens of prompts and of answers, where a server behind `model.endpoint` takes them.
     """
 
     def __init__(
@@ -57,24 +58,25 @@ class Book:
             return True
 
     def see(self, nodes: Iterable[NodeTime], runs: int, now: float) -> None:
-        """The nodes of the cluster as they are now, and how many runs are on it."""
+        """Takes down what the cluster is like.
+
+        Args:
+            nodes: all of it, with their prices.
+            runs: of raypd that are on it.
+            now: unix second of the look.
+        """
         with self._lock:
-            there = set()
-            for node in nodes:
-                there.add(node.node)
-                if node.node in self.nodes:  # a price holds from the first look on
-                    self.nodes[node.node].ended = node.ended
-                else:
-                    self.nodes[node.node] = node
-            for node in self.nodes.values():
-                if node.node not in there and node.ended is None:
+            there = {node.node: node for node in nodes}
+            for name, node in there.items():
+                self.nodes.setdefault(name, node).ended = node.ended  # a price holds from the first look on
+            for name, node in self.nodes.items():
+                if name not in there and node.ended is None:
                     node.ended = max(self.last.until, node.began)  # it went while nobody looked
             if self.runs != runs:
                 self.last = replace(self.last, shares=[*self.last.shares, (now, runs)])
 
     @property
     def runs(self) -> int:
-        """How many runs are on the cluster."""
         return self.last.shares[-1][1] if self.last.shares else 1
 
     def note(self, text: str) -> None:
@@ -139,8 +141,9 @@ class Book:
         while len(spans) > max(8, _MOST_SPANS // len(self.workers)):
             spans = coarser(spans)
         ended = billing.ended(worker, until, self.last.final)
-        if ended is not None:
-            spans = _lost(spans, worker.open)
+        if ended is not None:  # for the picture, what it was busy with in its open units is lost
+            lost = {("busy", unit) for unit in worker.open}
+            spans = [(a, b, "lost" if (kind, unit) in lost else kind, unit) for a, b, kind, unit in spans]
         seconds = records.Seconds(**{name: round(value, 6) for name, value in vars(worker.seconds).items()})
         spans = [(round(a, 3), round(b, 3), kind, unit) for a, b, kind, unit in spans]
         return replace(worker, ended=ended, seconds=seconds, spans=spans)
@@ -150,11 +153,6 @@ def _with_point(series: list[list[float]], point: list[float]) -> list[list[floa
     """With one more, in place of one of the same time; every second one where there are too many."""
     series = [*(series[:-1] if series and series[-1][0] >= point[0] else series), point]
     return series if len(series) <= _MOST_POINTS else [series[0], *series[1:-1:2], series[-1]]
-
-
-def _lost(spans: Spans, units: Mapping[str, Any]) -> Spans:
-    """Spans for the picture: the busy ones of units that a dead worker had open are lost."""
-    return [(a, b, "lost" if kind == "busy" and unit in units else kind, unit) for a, b, kind, unit in spans]
 
 
 def added(counts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Counts]:
@@ -168,23 +166,33 @@ def added(counts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Counts
 
 
 def _totals(of: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[Mapping[str, float]]) -> dict[str, int]:
-    """Documents and tokens together."""
     ok, failed = (sum(getattr(one, name) for one in of) for name in ("ok", "failed"))
     found = {name: int(sum(own.get(name, 0) for own in tokens)) for name in COUNTS[1:]}
     return {"documents": ok + failed, "ok": ok, "failed": failed, **found}
 
 
 def read(output: str, session: str) -> Bill | None:
-    """A session's bill as it stands in its file; None where there is none. Raises OSError, RecordError."""
-    try:
-        return records.read(Bill, path(output, session))
-    except FileNotFoundError:
-        return None
+    """A session's bill as it stands in its file; None where there is none.
+
+    Args:
+        output, session: the run's folder, and the session's id.
+
+    Raises:
+        OSError, RecordError: the file cannot be read, or is damaged.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return records.read(Bill, _path(output, session))
+    return None
 
 
 def write(output: str, bill: Bill) -> None:
-    """Puts a bill's file whole. Raises OSError."""
-    records.write(path(output, bill.session), bill, indent=None)
+    """Puts a bill's file whole. Raises OSError.
+
+    Args:
+        output: the run's folder.
+        bill: of one of its sessions.
+    """
+    records.write(_path(output, bill.session), bill, indent=None)
 
 
 def read_all(output: str) -> tuple[list[Bill], list[str]]:
@@ -192,7 +200,7 @@ def read_all(output: str) -> tuple[list[Bill], list[str]]:
     found, torn = [], []
     for name in storage.names(storage.join(output, layout.LEDGER)):
         if name.endswith(".json"):
-            file = path(output, name.removesuffix(".json"))
+            file = storage.join(output, layout.LEDGER, name)
             try:
                 found.append(records.read(Bill, file))
             except RecordError:
@@ -203,14 +211,16 @@ def read_all(output: str) -> tuple[list[Bill], list[str]]:
 def bills(output: str, now: float | None = None) -> list[Bill]:
     """The bills of all sessions, the oldest first; damaged files are left out.
 
-    now: a bill that is not final and has not moved for a minute before it is of a session that died; the open units of
-    its workers are then lost.
+    Args:
+        output: the run's folder.
+        now: unix second; a bill that is not final and has not moved for a minute before it is of a session that died,
+            and the open units of its workers are lost. None: all bills as they are.
     """
     found, _ = read_all(output)
-    return found if now is None else [settled(bill, now) for bill in found]
+    return found if now is None else [_settled(bill, now) for bill in found]
 
 
-def settled(bill: Bill, now: float) -> Bill:
+def _settled(bill: Bill, now: float) -> Bill:
     """A bill of a session that has died, closed at its last report; any other as it is."""
     if bill.final or now - bill.until < _STALE_SECONDS:
         return bill
@@ -219,13 +229,12 @@ def settled(bill: Bill, now: float) -> Bill:
     return replace(book.bill(bill.until), energy=bill.energy)
 
 
-def reconcile(bill: Bill, units: Iterable[UnitSummary]) -> bool:
+def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
     """Brings the documents and tokens of a closed bill up to those of the session's committed units; whether it had to.
 
     A worker that dies between a commit and its report leaves the bill without that unit's counts. Units of a raypd that
     did not count by category leave the bill as it is.
     """
-    units = list(units)
     if not all(unit.categories for unit in units if unit.documents):
         return False
     totals = _totals(units, [unit.counts for unit in units])
@@ -241,35 +250,39 @@ def reconcile(bill: Bill, units: Iterable[UnitSummary]) -> bool:
 
 
 def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
-    """The bills of all sessions, summed; their documents and tokens are those that the committed objects hold."""
-    own: dict[str, list[UnitSummary]] = {}
+    """The bills of all sessions, summed; None without any.
+
+    Args:
+        output: the run's folder.
+        units: all that are committed, whose documents and tokens are brought into the bills.
+    """
+    own = defaultdict(list)
     for unit in units:
-        own.setdefault(unit.session, []).append(unit)
+        own[unit.session].append(unit)
     found = bills(output, time.time())
     for bill in found:
-        if bill.final and reconcile(bill, own.get(bill.session, [])):
+        if bill.final and reconcile(bill, own[bill.session]):
             write(output, bill)
     return summed(found)
 
 
-def summed(bills: Iterable[Bill]) -> RunCost | None:
+def summed(bills: Sequence[Bill]) -> RunCost | None:
     """The run's bill: its sessions' together; None without any."""
-    found = list(bills)
-    if not found:
+    if not bills:
         return None
-    usd = round(sum(bill.usd for bill in found), 6)
-    documents = sum(bill.totals.get("documents", 0) for bill in found)
-    kwh = [bill.energy.kwh for bill in found if bill.energy.kwh is not None]
-    co2e = [bill.energy.co2e_kg for bill in found if bill.energy.co2e_kg is not None]
+    usd = round(sum(bill.usd for bill in bills), 6)
+    documents = sum(bill.totals.get("documents", 0) for bill in bills)
+    kwh = [bill.energy.kwh for bill in bills if bill.energy.kwh is not None]
+    co2e = [bill.energy.co2e_kg for bill in bills if bill.energy.co2e_kg is not None]
     return RunCost(
         usd=usd,
         usd_per_1000_documents=round(1000 * usd / documents, 6) if documents else None,
-        parts={name: round(sum(bill.parts.get(name, 0) for bill in found), 6) for name in billing.PARTS},
-        seconds={name: round(sum(bill.seconds.get(name, 0) for bill in found), 3) for name in billing.PARTS},
-        sessions=len(found),
+        parts={name: round(sum(bill.parts.get(name, 0) for bill in bills), 6) for name in billing.PARTS},
+        seconds={name: round(sum(bill.seconds.get(name, 0) for bill in bills), 3) for name in billing.PARTS},
+        sessions=len(bills),
         documents=documents,
         kwh=round(sum(kwh), 6) if kwh else None,
         co2e_kg=round(sum(co2e), 6) if co2e else None,
-        prices=sorted({node.price_source for bill in found for node in bill.nodes}),
-        notes=sorted({note for bill in found for note in bill.notes}),
+        prices=sorted({node.price_source for bill in bills for node in bill.nodes}),
+        notes=sorted({note for bill in bills for note in bill.notes}),
     )

@@ -6,21 +6,15 @@ knows; a unit of long documents; nodes that came later), the run is stopped when
 flight is lost, and done again by the session that goes on.
 """
 
-from __future__ import annotations
-
 import math
 import re
-import statistics
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from raypd.errors import ConfigError, RunError
 from raypd.run.text import count, usd
 
-_KEPT = 64  # units whose pace counts
-_CAUTION = 1.25  # a unit may take this much longer than the slowest of those
+_CAUTION = 1.25  # a unit may take this much longer than the slowest of the last ones
 NEVER = 1_000_000  # workers: no number is enough
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
@@ -31,46 +25,31 @@ class BudgetReached(RunError):
     exit_code = 3
 
 
-@dataclass
-class Pace:
-    """Seconds a document, from the begin of its unit to the commit, of the last units that ended."""
+def ends(now: float, units: Iterable[tuple[float, int]], paces: Sequence[float]) -> float:
+    """The unix second at which units are done, at the latest that is to be expected; now where nobody knows.
 
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-
-    def ended(self, seconds: float, documents: int) -> None:
-        if documents > 0:
-            self.seconds.append(seconds / documents)
-
-    def cautious(self, documents: int) -> float:
-        """Seconds that a unit may take, once one has ended."""
-        return _CAUTION * max(self.seconds) * documents
-
-    def mean(self) -> float | None:
-        return statistics.fmean(self.seconds) if self.seconds else None
-
-
-@dataclass
-class InFlight:
-    """A unit that was begun (unix seconds) and has not ended, and its documents."""
-
-    began: float
-    documents: int
-
-
-def ends(now: float, units: Iterable[InFlight], pace: Pace) -> float:
-    """When all units in flight are done, at the latest that is to be expected; now where nobody knows."""
-    if pace.mean() is None:
+    Args:
+        now: unix second.
+        units: those in flight, each with the unix second of its begin and its documents.
+        paces: seconds a document of the last units that ended.
+    """
+    if not paces:
         return now
-    return max([now, *(unit.began + pace.cautious(unit.documents) for unit in units)])
+    slowest = _CAUTION * max(paces)
+    return max([now, *(began + slowest * documents for began, documents in units)])
 
 
 def reached(budget: float, spent: float, done: int, documents: int, exact: bool = True) -> str:
-    """The message at the end of the money. spent: USD of all sessions; done: documents of the run's."""
-    about = "" if exact else "about "
-    now = (
-        f"cost.budget_usd {usd(budget)} is reached: {count(done)} of {about}{count(documents)} documents are done for "
-    )
-    now += usd(spent)
+    """The message at the end of the money.
+
+    Args:
+        budget: USD.
+        spent: USD of all sessions.
+        done, documents: those that are committed, and all of the run.
+        exact: whether all were counted, not estimated.
+    """
+    of = ("" if exact else "about ") + count(documents)
+    now = f"cost.budget_usd {usd(budget)} is reached: {count(done)} of {of} documents are done for {usd(spent)}"
     if done <= 0:
         return f"{now}; the start of the workers alone may take more than that: raise cost.budget_usd"
     rest = spent / done * max(0, documents - done)
@@ -82,15 +61,18 @@ def reached(budget: float, spent: float, done: int, documents: int, exact: bool 
 
 
 def parse_deadline(given: str, now: float) -> float:
-    """Unix seconds of a time (2026-11-30T18:00, local where it names no zone) or of a duration from now (8h, 1h30m).
+    """The unix second that cost.deadline stands for.
 
-    Raises ConfigError.
+    Args:
+        given: a time (2026-11-30T18:00, local where it names no zone) or a duration (8h, 1h30m).
+        now: unix second from which a duration counts.
+
+    Raises:
+        ConfigError: it is neither.
     """
     given = given.strip()
-    match = _DURATION.fullmatch(given)
-    if match and given:
-        parts = [float(part or 0) for part in match.groups()]
-        return now + sum(part * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=True))
+    if given and (match := _DURATION.fullmatch(given)):
+        return now + sum(float(part or 0) * s for part, s in zip(match.groups(), (86400, 3600, 60, 1), strict=True))
     try:
         return datetime.fromisoformat(given).timestamp()
     except ValueError:
@@ -99,22 +81,21 @@ def parse_deadline(given: str, now: float) -> float:
         ) from None
 
 
-@dataclass(frozen=True)
-class Need:
-    """What it takes to be done in time. late: seconds after the deadline with the most workers, 0 when in time."""
-
-    workers: int
-    done_at: float
-    late: float
-
-
 def need(
-    documents: int, seconds_left: float, per_worker: float, startup: float, running: int, most: int, now: float
-) -> Need:
-    """Workers for `documents` in `seconds_left`.
+    documents: int, seconds_left: float, per_worker: float, startup: float, running: int, most: int
+) -> tuple[int, float]:
+    """What it takes to be done in time.
 
-    per_worker: documents a second of one; startup: seconds that a new one loads, which those that run have behind
-    them; most: cluster.max_workers.
+    Args:
+        documents: that are left.
+        seconds_left: until the deadline.
+        per_worker: documents a second.
+        startup: seconds that a new worker loads, which those that run have behind them.
+        running: workers.
+        most: cluster.max_workers.
+
+    Returns:
+        Workers (`NEVER`: no number is enough), and the seconds until all is done by them, or by the most there may be.
     """
 
     def seconds(workers: int) -> float:
@@ -129,8 +110,7 @@ def need(
             wanted = NEVER
             break
         wanted = max(wanted + 1, math.ceil(wanted * 1.02))
-    done_at = now + seconds(min(wanted, most))
-    return Need(wanted, done_at, max(0.0, done_at - now - seconds_left))
+    return wanted, seconds(min(wanted, most))
 
 
 def clock(seconds: float) -> str:

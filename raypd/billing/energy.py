@@ -3,8 +3,6 @@
 Only the GPUs count; the rest of the machine (processors, memory, fans, the building) is not in the figure.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +15,8 @@ _JOULES_PER_KWH = 3.6e6
 def meter(gpus: float) -> Callable[[], float | None]:
     """A counter of the energy of this process's GPUs: joules since now, None where they are not measured.
 
-    gpus: how many of them are this worker's; of a GPU that several workers share it takes that fraction.
+    Args:
+        gpus: how many of them are this worker's; of a GPU that several workers share it takes that fraction.
     """
     if not gpus:
         return lambda: None

@@ -4,13 +4,13 @@ A report holds all that the worker did since it began, not what came since the l
 So a report that is lost, comes twice or comes late does no harm: the one with the highest number is the truth.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,9 +46,12 @@ class UnitUsage:
 
 
 class Meter:
-    """One worker's time, as a row of spans without gaps: startup, busy, idle, lost.
+    """One worker's time, as a row of spans without gaps: startup, busy, idle, lost. Safe in threads.
 
-    Safe in threads. clock: unix seconds. power: joules that its GPUs took since it began, None where nobody knows.
+    Args:
+        node, method, gpus: as they stand in its reports.
+        clock: unix seconds.
+        power: joules that its GPUs took since it began, None where nobody knows.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Meter:
         self._state = "startup"
         self._seconds = Seconds()
         self._spans: Spans = []
-        self._units: dict[str, UnitUsage] = {}
+        self._units: defaultdict[str, UnitUsage] = defaultdict(UnitUsage)
         self._categories: dict[str, Counts] = {}
         self._ok = self._failed = 0
         self._sequence = -1
@@ -87,16 +90,27 @@ class Meter:
             self._units[unit] = UnitUsage()
 
     def documents(self, unit: str, categories: Iterable[str]) -> None:
-        """The category of every document of a unit."""
+        """Counts the documents of a unit.
+
+        Args:
+            unit: its id.
+            categories: of each document.
+        """
         with self._lock:
             for name in categories:
-                self._unit(unit).categories.setdefault(name, zero())["documents"] += 1
+                self._units[unit].categories.setdefault(name, zero())["documents"] += 1
 
     def tokens(self, unit: str, categories: Sequence[str], counts: Any) -> None:
-        """What a program of a unit has counted, in whole tokens over the categories of the documents it answers."""
+        """Shares what a program has cost over the documents that it answers, in whole tokens.
+
+        Args:
+            unit: the id of the program's unit.
+            categories: of each of the documents.
+            counts: of the program, as `raypd.decoding.counts.TokenCounts`.
+        """
         with self._lock:
             for i, category in enumerate(categories):
-                own = self._unit(unit).categories.setdefault(category, zero())
+                own = self._units[unit].categories.setdefault(category, zero())
                 for name in COUNTS[1:]:
                     all_of_it = getattr(counts, name, 0)
                     own[name] += (i + 1) * all_of_it // len(categories) - i * all_of_it // len(categories)
@@ -104,13 +118,18 @@ class Meter:
     def end(self, unit: str) -> UnitUsage:
         """An attempt's seconds and counts, shared by category; it stays open until `commit` or `lose`."""
         with self._lock:
-            own = self._unit(unit)
-            done = UnitUsage(own.prefill, own.decode, {name: dict(counts) for name, counts in own.categories.items()})
+            done = deepcopy(self._units[unit])
         done.share()
         return done
 
     def commit(self, unit: str, done: UnitUsage, ok: int, failed: int) -> None:
-        """The unit is in the output by this attempt."""
+        """The unit is in the output by this attempt.
+
+        Args:
+            unit: its id.
+            done: what `end` returned.
+            ok, failed: documents of it.
+        """
         with self._lock:
             self._units.pop(unit, None)
             self._ok += ok
@@ -127,11 +146,13 @@ class Meter:
             if own is not None:
                 self._seconds.lose(own.prefill, own.decode)
 
-    def _unit(self, unit: str) -> UnitUsage:
-        return self._units.setdefault(unit, UnitUsage())
-
     def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
-        """Runs one step of the engine and returns what it does. programs: how many are in it, by unit."""
+        """Runs one step of the engine and books its time; what it returns.
+
+        Args:
+            engine: as `raypd.cluster.components.Engine`.
+            programs: how many are in it, by the id of their unit.
+        """
         with self._lock:
             now = self._clock()
             if now - self._at > _JOIN_SECONDS:
@@ -163,11 +184,8 @@ class Meter:
 
     def _count(self, finished: Sequence[Any], sequences: Sequence[Any]) -> None:
         """Splits the step's time by the tokens that it put in: those of prompts and those of answers."""
-        for done in finished:
-            self._fed = _plus(self._fed, done.counts)
-        now = self._fed
-        for sequence in sequences:
-            now = _plus(now, sequence.counts)
+        self._fed = _plus(self._fed, finished)
+        now = _plus(self._fed, sequences)
         prefill, decode = (max(0, a - b) for a, b in zip(now, self._last, strict=True))
         self._last = now
         self._tokens = self._tokens[0] + prefill, self._tokens[1] + decode
@@ -222,8 +240,9 @@ class Meter:
             )
 
 
-def _plus(fed: tuple[int, int], counts: Any) -> tuple[int, int]:
-    return fed[0] + getattr(counts, "prefill_tokens", 0), fed[1] + getattr(counts, "decode_tokens", 0)
+def _plus(fed: tuple[int, int], programs: Sequence[Any]) -> tuple[int, int]:
+    prefill = sum(own.counts.prefill_tokens for own in programs)
+    return fed[0] + prefill, fed[1] + sum(own.counts.decode_tokens for own in programs)
 
 
 def joined(spans: Spans, span: tuple[float, float, str, str | None]) -> Spans:
@@ -237,10 +256,8 @@ def joined(spans: Spans, span: tuple[float, float, str, str | None]) -> Spans:
 def coarser(spans: Spans) -> Spans:
     """Half as many spans: two neighbours become one with the name of the longer."""
     halves = []
-    for first, second in zip(spans[::2], [*spans[1::2], None], strict=False):
-        if second is None:
-            halves.append(first)
-            continue
-        longer = max(first, second, key=lambda span: span[1] - span[0])
-        halves.append((first[0], second[1], longer[2], longer[3]))
+    for i in range(0, len(spans), 2):
+        pair = spans[i : i + 2]
+        longer = max(pair, key=lambda span: span[1] - span[0])
+        halves.append((pair[0][0], pair[-1][1], longer[2], longer[3]))
     return halves

@@ -8,8 +8,6 @@ Three places are asked, in this order:
 A price that stands in none of them is an error and never a guess.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json
@@ -20,8 +18,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from platformdirs import user_cache_path
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from raypd import storage
 from raypd.config import CostConfig
 from raypd.errors import ConfigError
 
@@ -87,8 +87,6 @@ def shipped() -> Table:
 
 def refreshed_path() -> Path:
     """The file of `raypd prices refresh`; the environment variable RAYPD_PRICES names another."""
-    from platformdirs import user_cache_path
-
     named = os.environ.get("RAYPD_PRICES")
     return Path(named) if named else user_cache_path("raypd") / "prices.json"
 
@@ -109,15 +107,11 @@ def refreshed() -> Table:
 
 def write_refreshed(table: Table) -> Path:
     """Adds prices to the refreshed file, in place of those it has for the same keys; the file. Raises ConfigError."""
-    from raypd import storage
-
-    try:
-        kept = refreshed()
-    except ConfigError:
-        kept = {}
+    with contextlib.suppress(ConfigError):  # a damaged file is written anew
+        table = refreshed() | table
     rows = [
         {"type": type, "region": region, "market": market, "price": asdict(price)}
-        for (type, region, market), price in sorted({**kept, **table}.items())
+        for (type, region, market), price in sorted(table.items())
     ]
     path = refreshed_path()
     try:
@@ -129,11 +123,9 @@ def write_refreshed(table: Table) -> Path:
 
 def table() -> Table:
     """Shipped and refreshed prices; of two for one key the newer. Raises ConfigError at a damaged refreshed file."""
-    merged = dict(shipped())
-    for key, price in refreshed().items():
-        if key not in merged or price.date >= merged[key].date:
-            merged[key] = price
-    return merged
+    known = shipped()
+    newer = {key: own for key, own in refreshed().items() if key not in known or own.date >= known[key].date}
+    return known | newer
 
 
 def price(
@@ -180,12 +172,16 @@ def price_or_bound(
 ) -> Price | None:
     """As `price`; for a spot machine without a known spot price the on-demand price, which it cannot pass.
 
-    None where neither is known.
+    Args:
+        instance_type, region, market, cost: as `price` takes them.
+        where: its `zone` and `known`.
+
+    Returns:
+        None where neither price is known.
     """
     with contextlib.suppress(PriceUnknown):
         return price(instance_type, region, market, cost, **where)
     if (market or cost.market) == "spot":
-        with contextlib.suppress(PriceUnknown):
-            bound = price(instance_type, region, "on-demand", cost, **where)
-            return replace(bound, source=f"on-demand price, as no spot price is known ({bound.source})")
+        bound = price_or_bound(instance_type, region, "on-demand", cost, **where)
+        return bound and replace(bound, source=f"on-demand price, as no spot price is known ({bound.source})")
     return None

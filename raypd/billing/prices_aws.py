@@ -4,8 +4,6 @@ Needs credentials that may call pricing:GetProducts and ec2:DescribeSpotPriceHis
 does, and nothing of them is printed or kept.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -126,11 +124,16 @@ def _spot(region: str) -> Table:
     return found
 
 
-def show(
-    region: str = pricing.DEFAULT_REGION, instance_type: str | None = None, console: Console | None = None
-) -> None:
-    """Prints what is known of a region. Raises ConfigError where that is nothing."""
-    console = console or Console(highlight=False)
+def show(region: str, instance_type: str | None = None) -> None:
+    """Prints what is known of a region.
+
+    Args:
+        region: of AWS.
+        instance_type: that is shown alone; None: all.
+
+    Raises:
+        ConfigError: nothing is known.
+    """
     table = pricing.table()
     types = [t for t in INSTANCES if instance_type is None or t == instance_type]
     if not types:
@@ -150,4 +153,4 @@ def show(
         gpus = f"{own.gpus} x {own.gpu} {own.gpu_memory_gib:g} GiB" if own.gpus else "none"
         source = next((f"{price.date} {price.source}" for price in found if price is not None), "")
         grid.add_row(name, gpus, *(f"{p.usd_per_hour:.4f}" if p is not None else "unknown" for p in found), source)
-    console.print(grid)
+    Console(highlight=False).print(grid)

@@ -22,18 +22,19 @@ from raypd.config.load import load_config
 from raypd.errors import RunError, UserError
 
 app = typer.Typer(
-    help="Structured answers out of very large document collections.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
-app.add_typer(config_app, name="config")
-model_app = typer.Typer(help="Make a model ready for a decoding method; it must then be trained.", no_args_is_help=True)
-app.add_typer(model_app, name="model")
-prices_app = typer.Typer(help="What machines cost an hour.", no_args_is_help=True)
-app.add_typer(prices_app, name="prices")
+_config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
+app.add_typer(_config_app, name="config")
+_model_app = typer.Typer(
+    help="Make a model ready for a decoding method; it must then be trained.", no_args_is_help=True
+)
+app.add_typer(_model_app, name="model")
+_prices_app = typer.Typer(help="What machines cost an hour.", no_args_is_help=True)
+app.add_typer(_prices_app, name="prices")
 
 
 def _version(wanted: bool) -> None:
@@ -152,7 +153,7 @@ def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as
     check = table_check.verify_table if load.is_nightly(run) else verification.verify
     result = check(run, config, threads)
     print(result.to_json() if as_json else findings.describe(result))
-    if not result.well:
+    if not result.passed:
         raise typer.Exit(1)
 
 
@@ -255,7 +256,7 @@ def status(
     terminal.show(shown, again=every if watch else None, as_json=as_json)
 
 
-@config_app.command()
+@_config_app.command()
 def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
     """Print the whole configuration with its defaults; every key with what it means."""
     from raypd.config.render import render
@@ -268,7 +269,7 @@ def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
     print(render(load_config(config, overrides or [])), end="")
 
 
-@model_app.command("add-tokens")
+@_model_app.command("add-tokens")
 def add_tokens(model: o.BaseModel, output: o.NewModel, method: o.ForMethods, seed: o.Seed = 0) -> None:
     """Write a copy of a model that has the control tokens of a decoding method."""
     from raypd.models import prepare
@@ -278,7 +279,7 @@ def add_tokens(model: o.BaseModel, output: o.NewModel, method: o.ForMethods, see
     print("Train it before you decode with it: it has not learnt to write them.")
 
 
-@model_app.command("add-heads")
+@_model_app.command("add-heads")
 def add_heads(model: o.BaseModel, output: o.NewHeads, heads: o.Heads = 2, layers: o.Layers = 2) -> None:
     """Write untrained Medusa heads for a model: 2 heads of 2 layers, as APAR's (table 6), unless told otherwise."""
     from raypd.models import prepare
@@ -289,7 +290,7 @@ def add_heads(model: o.BaseModel, output: o.NewHeads, heads: o.Heads = 2, layers
     print("Train them before you decode with them: the text is right with any heads, and faster with trained ones.")
 
 
-@prices_app.command("refresh")
+@_prices_app.command("refresh")
 def prices_refresh(region: o.Regions = None) -> None:
     """Ask AWS for today's on-demand and spot prices (needs credentials) and keep them for the next runs."""
     from raypd.billing import prices_aws
@@ -297,7 +298,7 @@ def prices_refresh(region: o.Regions = None) -> None:
     print(f"written: {prices_aws.refresh(region or prices_aws.SHIPPED_REGIONS)}")
 
 
-@prices_app.command("show")
+@_prices_app.command("show")
 def prices_show(instance_type: o.InstanceType = None, region: o.Region = "us-east-1") -> None:
     """Print the prices that a bill would be made with, and where each is from."""
     from raypd.billing import prices_aws

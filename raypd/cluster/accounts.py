@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import ray
 
 from raypd.billing import book, budget
-from raypd.billing.budget import BudgetReached, InFlight, Pace
+from raypd.billing.budget import BudgetReached
 from raypd.cluster import ledger_actor
 from raypd.cluster.ledger_actor import Standing
+from raypd.cluster.ray_session import WorkerResources
 from raypd.config import RunConfig
 from raypd.run.text import count, duration, number
 from raypd.run.unit import Unit
 
-if TYPE_CHECKING:
-    from raypd.cluster.ray_session import WorkerResources
-
 _ASK_SECONDS = 1.0
+_PACES = 64  # units whose pace counts
 _SLACK = 0.9  # of the time to the deadline that is planned with: workers also read, write and wait
 _RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
 
@@ -61,8 +63,8 @@ class Accounts:
             self.deadline = None
         self.ledger = ledger_actor.start(config, output, session, began, share.cpus, share.gpus)
         self.held = False
-        self._in_flight: dict[str, InFlight] = {}
-        self._pace = Pace()
+        self._in_flight: dict[str, tuple[float, int]] = {}  # unix second of a unit's begin, and its documents
+        self._paces: deque[float] = deque(maxlen=_PACES)  # seconds a document, from a unit's begin to its commit
         self._asked = 0.0
         self._answer: Any = None
         self._thought = 0.0
@@ -71,12 +73,12 @@ class Accounts:
     def admit(self, unit: Unit, beside: int) -> bool:
         """Whether a unit may be begun, on a worker that has `beside` others in flight; once not, never again."""
         now = time.time()
-        own = InFlight(now, unit.expected)
+        own = (now, unit.expected)
         if self.config.cost.budget_usd is not None:
             others = [other for name, other in self._in_flight.items() if name != unit.id]
-            if self._pace.mean() is None and beside and others:
+            if not self._paces and beside and others:
                 return False  # nobody knows yet how long one takes: a second one can wait
-            seconds = budget.ends(now, [*others, own], self._pace) - now + self.config.cost.reserve_seconds
+            seconds = budget.ends(now, [*others, own], self._paces) - now + self.config.cost.reserve_seconds
             if not self._holds(seconds):
                 self.held = True
                 return False
@@ -88,8 +90,8 @@ class Accounts:
         own = self._in_flight.pop(unit.id, None)
         if documents is not None:
             self.done += documents
-            if own is not None:
-                self._pace.ended(time.time() - own.began, documents)
+            if own is not None and documents:
+                self._paces.append((time.time() - own[0]) / documents)
 
     def _spent(self) -> float:
         """USD of this session until now."""
@@ -122,14 +124,10 @@ class Accounts:
 
     def _ask(self) -> None:
         """Takes the ledger's answer when there is one, and asks again every second."""
-        import ray
-
-        if self._answer is not None:
-            there, _ = ray.wait([self._answer], timeout=0)
-            if there:
-                self._answer = None
-                with contextlib.suppress(ray.exceptions.RayError):  # restarting: the last standing goes on by the clock
-                    self._standing = ray.get(there[0])
+        if self._answer is not None and ray.wait([self._answer], timeout=0)[0]:
+            with contextlib.suppress(ray.exceptions.RayError):  # restarting: the last standing goes on by the clock
+                self._standing = ray.get(self._answer)
+            self._answer = None
         if self._answer is None and time.monotonic() - self._asked >= _ASK_SECONDS:
             self._asked = time.monotonic()
             self._answer = self.ledger.standing.remote()
@@ -137,30 +135,28 @@ class Accounts:
     def _towards_deadline(self, running: int) -> int | None:
         own, now = self._standing, time.time()
         most = self.config.cluster.max_workers
-        if self.deadline is None or self._pace.mean() is None or not own.documents or not own.busy_seconds:
+        if self.deadline is None or not self._paces or not own.documents or not own.busy_seconds:
             return None
         if self._thought and now - self._thought < _RETHINK_SECONDS:
             return None
         self._thought = now
         left = max(0, self.documents - self.done)
         seconds, per_worker = _SLACK * (self.deadline - now), own.documents / own.busy_seconds
-        need = budget.need(left, seconds, per_worker, own.startup_seconds, running, most, now)
-        late = need.done_at - self.deadline
-        if need.workers > most and late > 0:
-            would = f"{count(need.workers)} workers" if need.workers < budget.NEVER else "no number of workers"
+        workers, takes = budget.need(left, seconds, per_worker, own.startup_seconds, running, most)
+        late = now + takes - self.deadline
+        if workers > most and late > 0:
+            would = f"{count(workers)} workers" if workers < budget.NEVER else "no number of workers"
             self._say_once(
                 "late",
                 f"the deadline, {budget.clock(self.deadline)}, cannot be met: {count(left)} documents are left, and "
                 f"{most} workers (cluster.max_workers) do {number(per_worker * most)} documents/s, so it is done at "
-                f"about {budget.clock(need.done_at)}, {duration(late)} late; {would} would do",
+                f"about {budget.clock(now + takes)}, {duration(late)} late; {would} would do",
             )
-        return min(max(need.workers, self.config.cluster.min_workers, 1), most)
+        return min(max(workers, self.config.cluster.min_workers, 1), most)
 
     def reached(self) -> BudgetReached:
-        """What to raise at the end of the money."""
         cap = self.config.cost.budget_usd or 0.0
         return BudgetReached(budget.reached(cap, self.earlier + self._spent(), self.done, self.documents, self.exact))
 
     def close(self) -> None:
-        """Ends the bill."""
         ledger_actor.close(self.ledger)

@@ -46,8 +46,13 @@ def build(
 ) -> WorkerComponents:
     """Loads the model and makes engine and task.
 
-    threads: CPU threads of the worker. load: in place of `load_model`, for a caller that keeps models.
-    Raises ModelError, ConfigError.
+    Args:
+        config: of the run.
+        threads: CPU threads of the worker; None: as torch has them.
+        load: in place of `load_model`, for a caller that keeps models.
+
+    Raises:
+        ModelError, ConfigError: the model cannot be loaded, or cannot do what the configuration wants.
     """
     if config.model.is_fake:
         from raypd.testing import fake

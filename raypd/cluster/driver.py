@@ -119,9 +119,16 @@ def run_extract(
 def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> Manifest:
     """Writes the manifest.
 
-    Raises RunError when an object is damaged or of another configuration, where units could not be read and
-    input.on_damaged is fail, and where nothing at all could be read: what stands in the way then is more than damage
-    (a right that was taken away, a mount that is empty).
+    Args:
+        config: of the run.
+        output: its folder.
+        planned: all of its units.
+        unreadable: units that the session could not read, beside those that the plan knows of.
+
+    Raises:
+        RunError: an object is damaged or of another configuration; units could not be read and input.on_damaged is
+            fail; or nothing at all could be read: what stands in the way then is more than damage (a right that was
+            taken away, a mount that is empty).
     """
     unreadable = unreadable or Unreadable()
     for unit in planned.damaged():
@@ -242,28 +249,18 @@ class DriverSession:
         from raypd.cluster.scheduler import Scheduler
         from raypd.cluster.worker import WorkerSpec
 
-        config, say = self.config, self._display.say
+        config, planned, own, say = self.config, self.planned, self.own, self._display.say
         ray_session.silence_ray_logs(say, self.verbose)
-        resources = ray_session.worker_resources(config)
+        share = ray_session.worker_resources(config)
         accounts = self._accounts = Accounts(
-            config,
-            self.output,
-            self.own.id,
-            self.own.began,
-            resources,
-            self.planned.documents,
-            self.done_documents,
-            say,
-            self.planned.exact,
+            config, self.output, own.id, own.began, share, planned.documents, self.done_documents, say, planned.exact
         )
-        spec = WorkerSpec(
-            config, self.output, self.own.id, resources.threads, self.build, accounts.ledger, resources.gpus
-        )
-        scheduler = self._scheduler = Scheduler(spec, resources, config.cluster, say)
+        spec = WorkerSpec(config, self.output, own.id, share.threads, self.build, accounts.ledger, share.gpus)
+        scheduler = self._scheduler = Scheduler(spec, share, config.cluster, say)
         scheduler.admit = accounts.admit
         if accounts.deadline is not None:  # how many it takes is known after the first unit
             scheduler.wanted = max(1, config.cluster.min_workers)
-        self._run(scheduler, accounts, self.planned.left(self.done), self.units - self.done_units)
+        self._run(scheduler, accounts, planned.left(self.done), self.units - self.done_units)
         if self._apart and not accounts.held:
             singles = take_apart(self.output, self._apart, config.fingerprint())
             self.units += len(singles) - len(self._apart)
@@ -273,7 +270,6 @@ class DriverSession:
             raise accounts.reached()
 
     def _run(self, scheduler: Scheduler, accounts: Accounts, left: Iterator[Unit], count: int) -> None:
-        """Runs units until none is left."""
         from raypd.cluster.scheduler import Tick
 
         for event in scheduler.run(left, count):
@@ -293,7 +289,6 @@ class DriverSession:
         return RunError(f"{what}\n{self.state()}; the same command resumes")
 
     def _take(self, unit: Unit, result: UnitResult) -> None:
-        """A unit has ended."""
         if result.error is None:
             self.done_units += 1
             self.done_documents += result.ok + result.failed

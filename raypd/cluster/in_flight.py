@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass, field
@@ -13,16 +14,12 @@ _CANCEL_AGAIN_SECONDS = 2.0
 
 
 class Progress(NamedTuple):
-    """How far a worker is with a unit.
+    """How far a worker is with a unit."""
 
-    answered, failed: documents. begun: whether its first document was planned. seconds_left: until all of it is
-    answered, at its pace so far; None where there is no pace yet.
-    """
-
-    answered: int = 0
-    failed: int = 0
-    begun: bool = False
-    seconds_left: float | None = None
+    answered: int = 0  # documents
+    failed: int = 0  # of these
+    begun: bool = False  # whether its first document was planned
+    seconds_left: float | None = None  # until all of it is answered, at its pace so far, where there is one
 
 
 @dataclass(eq=False)
@@ -80,12 +77,10 @@ class WorkerHandle:
         if self._report is not None:
             if not ray.wait([self._report], timeout=0)[0]:
                 return
-            try:
+            with contextlib.suppress(ray.exceptions.RayError):  # it died: its units show it
                 progress: dict[str, Progress] = ray.get(self._report)
-            except ray.exceptions.RayError:
-                progress = {}  # it died: its units show it
-            for assignment in self.assignments.values():
-                if assignment.attempt.unit.id in progress:
-                    assignment.progress = progress[assignment.attempt.unit.id]
-                    assignment.reported = time.monotonic()
+                for assignment in self.assignments.values():
+                    if assignment.attempt.unit.id in progress:
+                        assignment.progress = progress[assignment.attempt.unit.id]
+                        assignment.reported = time.monotonic()
         self._report = self.actor.progress.remote() if self.assignments else None

@@ -12,8 +12,12 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import ray
 
 from raypd import storage
 from raypd.billing import bill as billing
@@ -30,50 +34,34 @@ _ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the 
 _ANSWER_SECONDS = 30.0  # a ledger that is away that long (a restart takes one) does not answer
 
 
-@dataclass
-class LedgerSpec:
-    """What a session's ledger is made from. cpus, gpus: of one worker."""
-
-    config: RunConfig
-    output: str
-    session: str
-    began: float
-    cpus: float
-    gpus: float
-    prices: pricing.Table = field(default_factory=dict)
-
-    def nodes(self, worked: set[str]) -> list[NodeTime]:
-        """Those of the cluster, with their prices. worked: where a worker was."""
-        return machines.look(self.config.cost, self.prices, self.cpus, self.gpus, worked)
-
-
 @dataclass(frozen=True)
 class Standing:
-    """Where a session stands, at a unix second.
+    """Where a session stands."""
 
-    usd: of this session. busy_seconds: of all workers; startup_seconds: that one took on average; unpriced: why a node
-    stands on the bill with $0.
-    """
-
-    at: float
-    usd: float
+    at: float  # unix second
+    usd: float  # of this session
     usd_per_second: float
     documents: int
-    busy_seconds: float
-    startup_seconds: float
-    unpriced: str | None
+    busy_seconds: float  # of all workers
+    startup_seconds: float  # that one took on average
+    unpriced: str | None  # why a node stands on the bill with $0
 
 
 class Ledger:
-    """The actor. Its methods are quick; a thread looks at the nodes and writes the file."""
+    """The actor. Its methods are quick; a thread looks at the nodes and writes the file.
 
-    def __init__(self, spec: LedgerSpec) -> None:
-        storage.configure(spec.config.storage)
-        self.spec = spec
-        cost = spec.config.cost
-        new = Bill(spec.session, spec.began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
-        kept = book.read(spec.output, spec.session) or new
-        server = spec.config.model.endpoint
+    Args:
+        nodes: those of the cluster with their prices, from the ids of the nodes where a worker was.
+    """
+
+    def __init__(
+        self, config: RunConfig, output: str, session: str, began: float, nodes: Callable[[set[str]], list[NodeTime]]
+    ) -> None:
+        storage.configure(config.storage)
+        self._output, self._nodes = output, nodes
+        cost, server = config.cost, config.model.endpoint
+        new = Bill(session, began, 0.0, budget_usd=cost.budget_usd, deadline=cost.deadline)
+        kept = book.read(output, session) or new
         tokens = (server.usd_per_million_prompt_tokens, server.usd_per_million_answer_tokens) if server else (0.0, 0.0)
         self.book = Book(kept, cost.watts_per_gpu, cost.co2e_grams_per_kwh, tokens)
         self._metrics: Metrics | None = None
@@ -92,7 +80,6 @@ class Ledger:
         workers, nodes = list(self.book.workers.values()), list(self.book.nodes.values())
         loaded = [own.seconds for own in workers if own.seconds.total() > own.seconds.startup]
         live = [node for node in nodes if node.ended is None or node.ended > now]
-        unpriced = [node.price_source for node in nodes if node.price_source.startswith(machines.UNKNOWN)]
         return Standing(
             at=now,
             usd=billing.usd(self.book.charges(now).total),
@@ -100,11 +87,10 @@ class Ledger:
             documents=self.book.totals()["documents"],
             busy_seconds=sum(billing.settled(own, now, final=False).busy for own in workers),
             startup_seconds=sum(own.startup for own in loaded) / len(loaded) if loaded else 0.0,
-            unpriced=unpriced[0] if unpriced else None,
+            unpriced=next((n.price_source for n in nodes if n.price_source.startswith(machines.UNKNOWN)), None),
         )
 
     def close(self) -> None:
-        """Ends the bill, now, and writes it."""
         with contextlib.suppress(Exception):  # the nodes as they were last seen do
             self._look()
         self._ended.set()
@@ -121,7 +107,7 @@ class Ledger:
                     print("raypd: the ledger goes on", file=sys.stderr, flush=True)
 
     def _look(self) -> None:
-        found = self.spec.nodes({worker.node for worker in list(self.book.workers.values())})
+        found = self._nodes({worker.node for worker in list(self.book.workers.values())})
         runs = machines.runs()
         if runs > 1:
             self.book.note("other runs used the cluster at the same time; each pays its share of that time")
@@ -133,11 +119,11 @@ class Ledger:
     def _flush(self) -> None:
         with self._writing:
             bill = self.book.bill(time.time())
-            book.write(self.spec.output, bill)
+            book.write(self._output, bill)
             self._durable = {own.worker: own.sequence for own in bill.workers}
         try:
             if self._metrics is None:
-                self._metrics = Metrics(self.spec.output.rstrip("/").rpartition("/")[2])
+                self._metrics = Metrics(self._output.rstrip("/").rpartition("/")[2])
             self._metrics.show(bill)
         except Exception:  # the bill does not need them
             traceback.print_exc()
@@ -146,12 +132,15 @@ class Ledger:
 def start(config: RunConfig, output: str, session: str, began: float, cpus: float, gpus: float) -> Any:
     """Starts the session's ledger on the head of the connected cluster; its handle.
 
-    Raises ConfigError where a budget is to be held on machines without a price.
-    """
-    import ray
+    Args:
+        began: unix second of the session's begin.
+        cpus, gpus: of one worker.
 
-    spec = LedgerSpec(config, output, session, began, cpus, gpus, pricing.table())
-    for node in spec.nodes(set()) if config.cost.budget_usd is not None else ():
+    Raises:
+        ConfigError: a budget is to be held on machines without a price.
+    """
+    nodes = partial(machines.look, config.cost, pricing.table(), cpus, gpus)
+    for node in nodes(set()) if config.cost.budget_usd is not None else ():
         kind = node.instance_type or pricing.LOCAL
         if node.ended is None and node.usd_per_hour == 0 and kind not in config.cost.prices:
             raise ConfigError(  # machines at $0 would run for ever
@@ -166,13 +155,11 @@ def start(config: RunConfig, output: str, session: str, began: float, cpus: floa
         max_task_retries=-1,  # all that it is asked can be asked again
         resources={"node:__internal_head__": 0.001},
     )
-    return actor.remote(spec)
+    return actor.remote(config, output, session, began, nodes)
 
 
 def close(handle: Any) -> None:
     """Ends a session's bill; of a ledger that is gone the file stays as it is."""
-    import ray
-
     with contextlib.suppress(Exception):  # whatever Ray has come to
         ray.get(handle.close.remote(), timeout=_ANSWER_SECONDS)
         ray.kill(handle)

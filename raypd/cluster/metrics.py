@@ -33,10 +33,8 @@ class Metrics:
         self._run = run
         self._shown: dict[tuple[str, str], float] = {}
         tags = {name: ("run", tag) if tag else ("run",) for name, (_, tag) in (COUNTERS | GAUGES).items()}
-        self._counters = {
-            n: metrics.Counter(n, description=text, tag_keys=tags[n]) for n, (text, _) in COUNTERS.items()
-        }
-        self._gauges = {n: metrics.Gauge(n, description=text, tag_keys=tags[n]) for n, (text, _) in GAUGES.items()}
+        self._counters = {name: metrics.Counter(name, text, tags[name]) for name, (text, _) in COUNTERS.items()}
+        self._gauges = {name: metrics.Gauge(name, text, tags[name]) for name, (text, _) in GAUGES.items()}
 
     def show(self, bill: Bill) -> None:
         """Brings the metrics up to a session's bill."""

@@ -21,17 +21,13 @@ class NodeWatch:
         self._ends: dict[str, float] = {}  # draining node -> when it goes away, by this process's monotonic clock
 
     def look(self) -> None:
-        """Asks the cluster, when the last time is long enough ago."""
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        draining = ray_private.draining_nodes()
-        for node, deadline in draining.items():
-            if node not in self._ends:
-                # Once, at the notice: from then on a clock that is set does not move the end.
-                left = deadline / 1000 - time.time() if deadline else math.inf
-                self._ends[node] = time.monotonic() + left
-        self._ends = {node: end for node, end in self._ends.items() if node in draining}
+        self._ends = {  # reckoned once, at the notice: from then on a clock that is set does not move the end
+            node: self._ends.get(node, time.monotonic() + (deadline / 1000 - time.time() if deadline else math.inf))
+            for node, deadline in ray_private.draining_nodes().items()
+        }
 
     def seconds_left(self, node: str) -> float | None:
         """Until a node that was given notice goes away (infinite without a deadline); None for all others."""

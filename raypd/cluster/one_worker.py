@@ -22,22 +22,24 @@ _WAIT_SECONDS = 1800.0  # for a worker on a cluster that may have to start a nod
 class OneWorker:
     """An object in a process of its own, for the length of a `with`: it connects to Ray and disconnects.
 
-    make: the object's class, which has `ready()`, and the arguments that it is made with.
-    share: what a worker takes of the cluster. startup_seconds: from the connection until the object is ready.
+    Args:
+        config: whose cluster it is.
+        verbose: let Ray print what it has to say.
+        make: the object's class, which has `ready()`, and the arguments that it is made with.
     """
 
     def __init__(
         self, config: RunConfig, verbose: bool, make: Callable[[ray_session.WorkerResources], tuple[type, Any]]
     ) -> None:
         self.config, self.verbose, self._make = config, verbose, make
-        self.startup_seconds = 0.0
+        self.startup_seconds = 0.0  # from the connection until the object is ready
         self._actor: Any = None
 
     def __enter__(self) -> Self:
         self._own = ray_session.connect(self.config.cluster, self.verbose)
         began = time.monotonic()  # a bill begins with its nodes, and Ray on a machine of its own makes that one first
         try:
-            self.share = ray_session.worker_resources(self.config)
+            self.share = ray_session.worker_resources(self.config)  # what it takes of the cluster
             self._start()
         except BaseException:
             self.__exit__()
@@ -64,18 +66,24 @@ class OneWorker:
             raise RunError(f"the worker to measure on does not start: {error}") from None
 
     def call(self, label: str, method: str, *arguments: Any, progress: Callable[[tuple[int, int]], None]) -> Any:
-        """What a method returns. progress: gets what the object's `progress()` returns, every half second.
+        """What a method of the object returns.
 
-        Raises the UserError that the method raises; RunError where it fails otherwise, or the process dies (another is
-        then started by the next call).
+        Args:
+            label: what is done, for messages.
+            method: its name.
+            arguments: of the method.
+            progress: gets what the object's `progress()` returns, every half second.
+
+        Raises:
+            UserError: that the method raises.
+            RunError: it fails otherwise, or the process dies (another is then started by the next call).
         """
         if self._actor is None:
             self._start()
         answer = getattr(self._actor, method).remote(*arguments)
         while True:
             try:
-                found, _ = ray.wait([answer], timeout=0.5)
-                if found:
+                if ray.wait([answer], timeout=0.5)[0]:
                     return ray.get(answer)
                 progress(ray.get(self._actor.progress.remote(), timeout=30))
             except ray.exceptions.GetTimeoutError:

@@ -26,7 +26,7 @@ class RunDisplay:
         self._begun = False
         self._bar: Progress | None = None
 
-    def __enter__(self) -> RunDisplay:
+    def __enter__(self) -> None:
         if self._console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}"),
@@ -39,7 +39,6 @@ class RunDisplay:
             )
             self._row = self._bar.add_task("extract", total=self.total, completed=self._done, failed=0, rate="0")
             self._bar.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
@@ -50,7 +49,7 @@ class RunDisplay:
         if not self._begun:
             self._begun, self._started = True, time.monotonic()
 
-    def rate(self) -> float:
+    def _rate(self) -> float:
         """Documents a second since `begin`."""
         return (self._done - self._before) / max(time.monotonic() - self._started, 1e-6)
 
@@ -58,15 +57,15 @@ class RunDisplay:
         """Shows how many documents are answered and failed, those of units in flight among them."""
         self._done = max(done, self._before)
         if self._bar is not None:
-            self._bar.update(self._row, completed=self._done, failed=failed, rate=number(self.rate()))
+            self._bar.update(self._row, completed=self._done, failed=failed, rate=number(self._rate()))
         elif time.monotonic() - self._printed >= _LINE_SECONDS:
             self._printed = time.monotonic()
             if not self._begun:
                 self.say(f"{self._done}/{self.total} documents, workers are starting")
                 return
-            left = (self.total - self._done) / self.rate() if self.rate() > 0 else None
+            left = (self.total - self._done) / self._rate() if self._rate() > 0 else None
             ends = f", {duration(left)} left" if left is not None else ""
-            self.say(f"{self._done}/{self.total} documents, {number(self.rate())}/s{ends}, {failed} failed")
+            self.say(f"{self._done}/{self.total} documents, {number(self._rate())}/s{ends}, {failed} failed")
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""

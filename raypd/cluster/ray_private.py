@@ -12,20 +12,19 @@ def local_address() -> str | None:
     """The address of the cluster that `ray start` has written down on this machine."""
     from ray._private.utils import read_ray_address
 
-    address: str | None = read_ray_address()
-    return address
+    return read_ray_address()
 
 
 def draining_nodes() -> dict[str, int]:
     """Nodes that were given notice: id -> when they go away in unix milliseconds, 0 where that is not known."""
     from ray._private.state import state
 
-    found: dict[str, int] = state.get_draining_nodes()
-    return found
+    return state.get_draining_nodes()
 
 
 def node_infos() -> list[dict[str, Any]]:
     """Every node, the dead ones too: node, labels, type, head, resources, and in unix seconds began and ended."""
+    import ray
     from ray._private.worker import global_worker
 
     try:
@@ -42,8 +41,6 @@ def node_infos() -> list[dict[str, Any]]:
             for info in global_worker.gcs_client.get_all_node_info().values()
         ]
     except (AttributeError, TypeError, ValueError):  # another Ray: its public list says less
-        import ray
-
         return [
             {
                 "node": own["NodeID"],

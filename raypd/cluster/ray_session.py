@@ -72,24 +72,19 @@ def _answers(address: str) -> bool:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return True  # a name that Ray resolves itself
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=10):
-            return True
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=10):
+        return True
+    return False
 
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
     """Ray puts its own handler on SIGTERM in this process; ours comes back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if before is not None:
+        if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
 
 
@@ -133,18 +128,16 @@ def worker_resources(config: RunConfig) -> WorkerResources:
     gpus = cluster.gpus_per_worker
     if gpus is None:
         gpus = 1.0 if most_gpus >= 1 and config.model.device != "cpu" else 0.0
-    cores = sum(n.get("CPU", 0.0) for n in nodes)
     most_cores = max((n.get("CPU", 0.0) for n in nodes), default=1.0)
     cpus = cluster.cpus_per_worker
     if cpus is None and gpus:
         # A GPU worker also takes CPU: never so much that a GPU stays without a worker.
         cpus = min(1.0, min((n.get("CPU", 0.0) / n["GPU"] * gpus for n in nodes if n.get("GPU")), default=1.0))
     elif cpus is None:
-        cpus = min(cores / cluster.max_workers, most_cores)
+        cpus = min(sum(n.get("CPU", 0.0) for n in nodes) / cluster.max_workers, most_cores)
         cpus = float(int(cpus)) if cpus >= 1 else cpus or 1.0  # no CPU yet: those to come have one at least
     cpus = round(cpus, 3)
-    fits = any(n.get("CPU", 0.0) >= cpus and n.get("GPU", 0.0) >= gpus for n in nodes)
-    if not fits and not ray_private.autoscales():
+    if not any(n.get("CPU", 0.0) >= cpus and n.get("GPU", 0.0) >= gpus for n in nodes) and not ray_private.autoscales():
         raise ConfigError(
             f"a worker needs {cpus:g} CPUs and {gpus:g} GPUs, and no node of the cluster has both "
             f"(most: {most_cores:g} CPUs, {most_gpus:g} GPUs): lower cluster.cpus_per_worker or cluster.gpus_per_worker"

@@ -90,7 +90,12 @@ class RequestQueue:
             return {unit: state.progress() for unit, state in self._units.items()}
 
     def cancel(self, unit: str, only_waiting: bool) -> None:
-        """Stops a unit. only_waiting: unless some of it was begun."""
+        """Stops a unit, if it is in flight.
+
+        Args:
+            unit: its id.
+            only_waiting: unless some of it was begun.
+        """
         with self._changed:
             state = self._units.get(unit)
             if state is not None and not (only_waiting and state.begun is not None):
@@ -113,7 +118,16 @@ class RequestQueue:
                 self._changed.notify_all()
 
     def answer(self, state: UnitState, documents: Sequence[Document]) -> None:
-        """Plans documents as the engine has room, and collects the records. Raises EngineBroken, Cancelled."""
+        """Plans documents as the engine has room, and collects the records.
+
+        Args:
+            state: of their unit, which gets the records.
+            documents: of the unit, all or some.
+
+        Raises:
+            EngineBroken: nothing of what is in the engine will end.
+            Cancelled: by `cancel`.
+        """
         plan = self._plan(documents)
         state.more = True
 

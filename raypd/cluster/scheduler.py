@@ -15,20 +15,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import ray
 
 from raypd.cluster.in_flight import Assignment, WorkerHandle
 from raypd.cluster.nodes import NodeWatch, is_alive
+from raypd.cluster.ray_session import WorkerResources
+from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
 from raypd.run import retry_policy
 from raypd.run.records import UnitResult
 from raypd.run.retry_policy import Attempt
 from raypd.run.unit import Unit
-
-if TYPE_CHECKING:
-    from raypd.cluster.ray_session import WorkerResources
-    from raypd.cluster.worker import WorkerSpec
 
 _WAIT_SECONDS = 0.25
 _POLL_SECONDS = 2.0
@@ -94,13 +94,10 @@ class Scheduler:
             yield Tick(answered, failed, sum(worker.ready for worker in self.workers))
 
     def close(self) -> None:
-        """Ends all workers, and what they have in flight with them."""
         for worker in list(self.workers):
             self._end(worker)
 
     def _end(self, worker: WorkerHandle) -> None:
-        import ray
-
         ray.kill(worker.actor)
         self.workers.remove(worker)
 
@@ -165,10 +162,6 @@ class Scheduler:
     @cached_property
     def _actor_class(self) -> Any:
         """Made once, since Ray keeps every class that is made."""
-        import ray
-
-        from raypd.cluster.worker import DecodeWorker
-
         return ray.remote(DecodeWorker).options(
             num_cpus=self.resources.cpus,
             num_gpus=self.resources.gpus or None,
@@ -205,8 +198,6 @@ class Scheduler:
 
     def _wait(self) -> Iterator[Ended]:
         """Waits a moment for results, and takes all that are there."""
-        import ray
-
         owners = {ref: worker for worker in self.workers for ref in worker.assignments}
         owners |= {worker.starting: worker for worker in self.workers if worker.starting is not None}
         if not owners:

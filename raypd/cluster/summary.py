@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -21,7 +22,12 @@ _OWN = ("id", "status", "error", "source", "row", "attempts")
 
 
 def print_summary(manifest: Manifest, console: Console | None = None) -> None:
-    """Prints to stdout, in the width of the terminal."""
+    """Prints what a run has come to.
+
+    Args:
+        manifest: of the run.
+        console: where to; None: stdout, in the width of the terminal.
+    """
     console = console or Console(highlight=False)
     units = sorted(writer.committed(manifest.output))
     rows = writer.read_rows(manifest.output, units[0], _ROWS) if units else []
@@ -41,7 +47,7 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
         f"tokens: {count(manifest.prefill_tokens)} prefilled, {count(manifest.shared_tokens)} shared, "
         f"{count(manifest.decode_tokens)} decoded"
     )
-    for line in cost_lines(manifest.cost):
+    for line in _cost_lines(manifest.cost):
         console.print(line, soft_wrap=True)
     partition = [f"{key}=*" for key in manifest.config["output"]["partition"]]
     rows_at = storage.join(writer.units_folder(manifest.output), *partition, "*.parquet")
@@ -49,7 +55,7 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
     console.print(f"manifest: {manifest.output}/{layout.MANIFEST}", soft_wrap=True)
 
 
-def cost_lines(cost: RunCost | None) -> list[str]:
+def _cost_lines(cost: RunCost | None) -> list[str]:
     """The bill in one line, its parts in another: in money, or in time where the machines have no price."""
     if cost is None:
         return []
@@ -104,10 +110,8 @@ def _values(row: dict[str, Any]) -> Text:
 def _flat(name: str, value: Any) -> list[str]:
     """A column as `name: value` parts: mappings, Arrow maps and JSON text by their keys, without what is null."""
     if isinstance(value, str) and value.startswith("{"):
-        try:
+        with contextlib.suppress(ValueError):
             value = json.loads(value)
-        except ValueError:
-            return [f"{name}: {_short(value)}"]
     if isinstance(value, list) and value and all(isinstance(v, tuple) and len(v) == 2 for v in value):
         value = dict(value)
     if isinstance(value, dict):

@@ -35,23 +35,18 @@ from raypd.tasks.documents import billed_as
 if TYPE_CHECKING:
     from raypd.cluster.reporter import Reporter
 
-__all__ = ["Cancelled", "DecodeWorker", "EngineBroken", "WorkerComponents", "WorkerSpec", "build"]
-
 
 @dataclass
 class WorkerSpec:
-    """What all workers of a run are made from.
-
-    threads: CPU threads of one worker; gpus: that it has. ledger: handle of the actor that keeps the bill, or None.
-    """
+    """What all workers of a run are made from."""
 
     config: RunConfig
     output: str
     session: str
-    threads: int | None = None
+    threads: int | None = None  # CPU threads of one worker
     build: Callable[[RunConfig, int | None], WorkerComponents] = build
-    ledger: Any = None
-    gpus: float = 0.0
+    ledger: Any = None  # handle of the actor that keeps the bill
+    gpus: float = 0.0  # of one worker
 
 
 class DecodeWorker:
@@ -91,16 +86,14 @@ class DecodeWorker:
         return _node()
 
     def progress(self) -> dict[str, Progress]:
-        """How far every unit in flight is."""
         return self.request_queue.progress() if self._unfit is None else {}
 
     def cancel(self, unit: str, only_waiting: bool) -> None:
-        """Stops a unit, whose `run` then returns. only_waiting: unless some of it was begun."""
+        """Stops a unit as `RequestQueue.cancel`; its `run` then returns."""
         if self._unfit is None:
             self.request_queue.cancel(unit, only_waiting)
 
     def run(self, attempt: Attempt) -> UnitResult:
-        """Answers and commits a unit."""
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
         try:
@@ -111,14 +104,14 @@ class DecodeWorker:
             # A broken engine (a lost device, a bug) taints its process: end it, and the scheduler tries the units that
             # it held in a new one, a finite number of times.
             print(f"raypd: the engine failed, this worker ends: {error}", file=sys.stderr, flush=True)
-            self._note_failure(attempt.unit, str(error))
+            try:  # what Ray reports of a death does not name the cause
+                storage.put(retry_policy.failure_path(self.spec.output, attempt.unit.id), str(error).encode())
+            except OSError:
+                traceback.print_exc()
             os._exit(1)
-        except InputError as error:
-            passes = _may_pass(error.__cause__)
-            return UnitResult(error=str(error), retry=passes, unreadable=not passes)
         except UserError as error:
             passes = _may_pass(error) or _may_pass(error.__cause__)  # errors of S3 are errors of both kinds
-            return UnitResult(error=str(error), retry=passes)
+            return UnitResult(error=str(error), retry=passes, unreadable=isinstance(error, InputError) and not passes)
         except OSError as error:
             return UnitResult(error=reason(error), retry=_may_pass(error))
         except Exception:
@@ -187,16 +180,8 @@ class DecodeWorker:
             self.request_queue.answer(state, [by_row[row] for row in group])
 
     def close(self) -> None:
-        """Ends the engine's thread, which else holds the model as long as the process lives."""
         if self._unfit is None:
             self.request_queue.close()
-
-    def _note_failure(self, unit: Unit, why: str) -> None:
-        """Writes down why the process died with a unit: what Ray reports does not name the cause."""
-        try:
-            storage.put(retry_policy.failure_path(self.spec.output, unit.id), why.encode())
-        except OSError:
-            traceback.print_exc()
 
 
 def _may_pass(error: BaseException | None) -> bool:

@@ -20,16 +20,20 @@ RENAMED = {  # keys with another name now, dotted -> the name: refused here, und
     "engine.batch": "max_num_seqs",
     "engine.token_budget": "max_num_batched_tokens",
 }
-PATHS = (
+_PATHS = (
     "input.path", "task.categories_file", "task.template", "task.few_shot", "model.name", "model.adapter",
     "training.labels", "training.validation",
 )  # fmt: skip
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """Reads and checks a YAML file; overrides (`key=value`, dotted keys) go over it, later ones over earlier ones.
+    """Reads and checks a YAML file.
 
-    Raises ConfigError with file, line and key of every mistake found.
+    Args:
+        path, overrides: the file, and `key=value` with dotted keys to go over it, later ones over earlier ones.
+
+    Raises:
+        ConfigError: with file, line and key of every mistake found.
     """
     source = _read_yaml(Path(path))
     if isinstance(source.tree.get("model"), str):
@@ -41,7 +45,11 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
 def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
     """Checks a configuration that stands in no file; relative paths are relative to the current folder.
 
-    Raises ConfigError with the key of every mistake found.
+    Args:
+        tree, overrides: as YAML would be read, and `key=value` as in `load_config`.
+
+    Raises:
+        ConfigError: with the key of every mistake found.
     """
     return _checked(_Yaml(None, yaml.safe_dump(tree)), overrides)
 
@@ -88,7 +96,11 @@ def value_of(text: str) -> Any:
 
 
 def set_key(tree: Any, key: str, value: Any) -> None:
-    """Sets a dotted key in a mapping of mappings. Raises TypeError where a part of it holds something else."""
+    """Sets a key in a mapping of mappings. Raises TypeError where a part of it holds something else.
+
+    Args:
+        tree, key, value: what is changed, the dotted key, and what it holds from now on.
+    """
     *above, last = key.split(".")
     for part in above:
         if part == "model" and isinstance(tree.get(part), str):
@@ -157,7 +169,7 @@ def _read_yaml(path: Path) -> _Yaml:
 def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Makes the relative paths of a tree relative to a folder (the output path stays as it is); key -> path."""
     found: dict[str, Any] = {}
-    for key in PATHS:
+    for key in _PATHS:
         section, _, name = key.partition(".")
         part = tree.get(section)
         value = part.get(name) if isinstance(part, dict) else None

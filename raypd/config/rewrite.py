@@ -16,7 +16,14 @@ _MARK = "# Written by raypd tune."
 
 
 def check_target(target: Path, source: Path) -> None:
-    """Raises ConfigError where writing there would lose something that is the user's."""
+    """Sees that writing to a file loses nothing that is the user's.
+
+    Args:
+        target, source: where the new configuration is to go, and the one that it is made from.
+
+    Raises:
+        ConfigError: it would, or the file cannot be there.
+    """
     if target.resolve() == source.resolve():
         raise ConfigError(f"--output {target}: is the configuration itself; tune never writes over it")
     if target.is_dir():
@@ -30,8 +37,16 @@ def check_target(target: Path, source: Path) -> None:
 def write(source: Path, overrides: list[str], changes: dict[str, Any], target: Path, why: str) -> RunConfig:
     """Writes a configuration with the overrides of the command line and the changes; relative paths keep their meaning.
 
-    changes: dotted key -> value. why: the comment at its top. Returns what the new file reads as. Raises RunError where
-    it cannot be written or does not read back.
+    Args:
+        source, overrides: the user's file, and the `key=value` of the command line.
+        changes: dotted key -> value.
+        target, why: the new file, and the comment at its top.
+
+    Returns:
+        What the new file reads as.
+
+    Raises:
+        RunError: it cannot be written or does not read back.
     """
     from ruamel.yaml import YAML
 

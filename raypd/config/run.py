@@ -124,20 +124,15 @@ class RunConfig(Section):
         """
         # Keys at their defaults are left out, so that a raypd with a new key does not do finished corpora again.
         given = self.model_dump(exclude_defaults=True)
+        file = getattr(self.task, "template", None) or getattr(self.task, "few_shot", None)  # a part of the prompt
         answers = {
             "answers": _ANSWERS,
             "kind": self.task.kind,
             "method": self.decoding.method,
-            "files": [Path(file).read_text() for file in self._prompt_files() if file],
+            "files": [Path(file).read_text()] if file else [],
             **_without(given, {*self.idle_keys(), "task.template", "task.few_shot"}),  # these are in `files`
         }
         return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
-
-    def _prompt_files(self) -> list[str | None]:
-        """Files whose text becomes a part of the prompt."""
-        if isinstance(self.task, ExtractionConfig):
-            return [self.task.template]
-        return [self.task.few_shot] if isinstance(self.task, QuestionAnsweringConfig) else []
 
 
 def _without(tree: dict[str, Any], keys: set[str], at: str = "") -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Whether the columns that the configuration names exist: in every Parquet schema, in the first lines of JSONL."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -53,10 +51,9 @@ class Columns:
         """Why an object cannot be read: a column that a schema lacks (strict), or all text columns of its lines."""
         if strict:
             missing = [(key, name) for key, name in self.wanted.items() if name not in seen.names]
-        elif seen.objects and not set(seen.names).intersection(self.content.values()):
-            missing = list(self.content.items())
         else:
-            missing = []
+            nothing = seen.objects and not set(seen.names).intersection(self.content.values())
+            missing = list(self.content.items()) if nothing else []
         return self._missing(*missing[0], seen.names) if missing else None
 
     def note(self, name: str, seen: SeenColumns) -> None:

@@ -1,7 +1,5 @@
 """Lines of JSONL files, plain or compressed: the one place that counts them, for planning and for reading alike."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import zlib
@@ -17,15 +15,12 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Line(NamedTuple):
-    """A line that is not blank. `number` counts from 1 and counts blank lines; `data` is None above the limit.
+    """A line that is not blank."""
 
-    offset: of its first byte in the (uncompressed) file.
-    """
-
-    number: int
-    offset: int
-    length: int
-    data: bytes | None
+    number: int  # from 1, with the blank ones
+    offset: int  # of its first byte in the (uncompressed) file
+    length: int  # bytes
+    data: bytes | None  # None above the limit
 
 
 def open_lines(path: str, compression: str | None, offset: int = 0, version: str | None = None) -> BinaryIO:
@@ -58,7 +53,9 @@ def is_broken(error: Exception) -> bool:
 def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator[Line]:
     """The lines whose first byte lies in [start, end); numbers count from the first of them.
 
-    file: opened at max(0, start - 1), because a line begins at `start` where the byte before it ends one.
+    Args:
+        file: opened at max(0, start - 1), because a line begins at `start` where the byte before it ends one.
+        limit: as in `lines`.
     """
     offset = start
     if start > 0:
@@ -82,16 +79,13 @@ def lines(file: BinaryIO, limit: int, offset: int = 0, end: int | None = None) -
     """
     number = 1
     while (end is None or offset < end) and (data := file.readline(limit + 2)):
-        length = len(data)
-        whole: bytes | None = data
+        first, length = data, len(data)
         blank = not (data.removeprefix(BOM) if offset == 0 else data).strip()
         while not data.endswith(b"\n") and (data := file.readline(_SKIP)):
             length += len(data)
             blank = blank and not data.strip()
-            whole = None
-        if whole is not None and len(whole.rstrip(b"\r\n")) > limit:
-            whole = None
         if not blank:
-            yield Line(number, offset, length, whole)
+            whole = length == len(first) and len(first.rstrip(b"\r\n")) <= limit
+            yield Line(number, offset, length, first if whole else None)
         offset += length
         number += 1

@@ -1,7 +1,5 @@
 """The input's objects as a stream: which there are, what format each has, and under which name it is known."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator
@@ -12,8 +10,8 @@ from raypd.config import InputConfig
 from raypd.errors import InputError
 from raypd.storage.common import literal
 
-COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+_COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
+_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
 class InputObject(NamedTuple):
@@ -71,10 +69,10 @@ def _overlaps(root: str, others: list[str]) -> bool:
 
 def _format(name: str, wanted: str) -> tuple[str | None, str | None]:
     stem, suffix = os.path.splitext(name.lower())
-    compression = COMPRESSIONS.get(suffix)
+    compression = _COMPRESSIONS.get(suffix)
     if wanted != "auto":
         return wanted, compression if wanted == "jsonl" else None
-    format = FORMATS.get(os.path.splitext(stem)[1] if compression else suffix)
+    format = _FORMATS.get(os.path.splitext(stem)[1] if compression else suffix)
     return (None, None) if format == "parquet" and compression else (format, compression)
 
 

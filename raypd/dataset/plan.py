@@ -5,8 +5,6 @@
 <output>/plan/alone.json: objects that share no unit, where a unit of several could not be read.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import uuid
@@ -41,29 +39,14 @@ class Plan:
         spool: the local folder that goes with this object.
 
     Attributes:
+        exact: whether `documents` is a count, or an estimate from the first lines of JSONL objects.
         changes: objects that are not what they were in the last session's plan.
     """
 
     def __init__(self, totals: PlanTotals, folder: str, spool: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.totals, self._folder, self._spool = totals, folder, spool
+        self.units, self.documents, self.bytes, self.exact = totals.units, totals.documents, totals.bytes, totals.exact
         self.changes = ""
-
-    @property
-    def units(self) -> int:
-        return self.totals.units
-
-    @property
-    def documents(self) -> int:
-        return self.totals.documents
-
-    @property
-    def bytes(self) -> int:
-        return self.totals.bytes
-
-    @property
-    def exact(self) -> bool:
-        """Whether `documents` is a count, or an estimate from the first lines of JSONL objects."""
-        return self.totals.exact
 
     def __iter__(self) -> Iterator[Unit]:
         """The units that can be read. Raises RunError when a chunk is damaged; storage.Unavailable."""
@@ -129,7 +112,13 @@ def alone(output: str) -> set[str]:
 
 
 def take_apart(output: str, taken: Iterable[Unit], fingerprint: str) -> list[Unit]:
-    """Units of one object each in place of these, now and in later sessions. Raises OSError."""
+    """Units of one object each in place of these, now and in later sessions.
+
+    Args:
+        output: the run's folder.
+        taken: units of several objects.
+        fingerprint: of the run's configuration, which goes into the new ids.
+    """
     units = list(taken)
     names = alone(output) | {part.name for unit in units for part in unit.parts}
     storage.put(storage.join(output, layout.PLAN_ALONE), json.dumps(sorted(names)).encode())
@@ -173,7 +162,14 @@ class PlanWriter:
         self._waiting, self._parts = [], 0
 
     def finish(self, objects: int, listing: str, alone: int, cut: dict[str, Any]) -> Plan:
-        """The plan of all units that were added; see PlanTotals."""
+        """The plan of all units that were added.
+
+        Args:
+            objects: how many were listed.
+            listing: digest of these; a later session keeps the plan as it is where its own is the same.
+            alone: how many objects share no unit.
+            cut: the keys of the configuration that decide how objects are cut.
+        """
         if self._waiting:
             self._flush()
         totals = replace(self._totals, objects=objects, listing=listing, alone=alone, cut=cut)

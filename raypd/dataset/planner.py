@@ -1,7 +1,5 @@
 """Planning: the input's objects become units, as a stream, before anything is loaded or started."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools
@@ -22,8 +20,6 @@ from raypd.errors import InputError, RunError, UserError
 from raypd.run.unit import Part, Unit, make_unit
 from raypd.storage.threads import in_threads
 
-__all__ = ["Part", "Plan", "Unit", "line_limit", "plan"]
-
 _THREADS = 32  # that look into objects at once: mostly they wait for storage
 _HOPELESS = 100  # objects, of which not one can be read: what is wrong is not an object
 # At the end of a plan units are smaller, so that the workers of a run end at about the same time.
@@ -35,12 +31,16 @@ _TAIL_PIECES, _TAIL_DOCUMENTS = 4, 64  # each is cut into so many units where it
 def plan(config: RunConfig, output: str | None = None) -> Plan:
     """All units of a run; `Plan.keep` stores them for later sessions.
 
-    output: the run's folder. Of the plan that is stored there every unit is kept whose objects are as they were: a
-    later session lists the input and reads nothing of it again, and what is new becomes units of its own. The last of
-    these are smaller. Without a folder all units have their whole size, and are the same when other objects are added.
-    Raises InputError for what makes a run pointless: no such input, nothing in it, a format that is not known, a
-    column that is missing everywhere, no object that can be read. Single objects that cannot be read are in the plan.
-    Raises RunError where storage fails meanwhile: nothing is known then of what was not looked into.
+    Args:
+        config: of the run.
+        output: its folder. Of the plan that is stored there every unit is kept whose objects are as they were: a later
+            session lists the input and reads nothing of it again, and what is new becomes units of its own, the last
+            of them smaller. None: all units have their whole size, and are the same when other objects are added.
+
+    Raises:
+        InputError: the run is pointless: no such input, nothing in it, a format that is not known, a column that is
+            missing everywhere, no object that can be read. Single objects that cannot be read are in the plan.
+        RunError: storage failed: nothing is known of what was not looked into.
     """
     try:
         return _plan(config, output)
@@ -100,9 +100,8 @@ class _Planning:
             while len(tail) > min(count // _TAIL, self._most_in_tail) or parts > _TAIL_PARTS:
                 parts -= len(tail[0].parts)
                 self.writer.add(tail.popleft())
-        for pieces in in_threads(self._pieces, tail, _THREADS):
-            for unit in pieces:
-                self.writer.add(unit)
+        for unit in itertools.chain.from_iterable(in_threads(self._pieces, tail, _THREADS)):
+            self.writer.add(unit)
 
     def _looked_into(self, inspected: Iterable[Inspected]) -> Iterator[Inspected]:
         for item in inspected:
@@ -160,8 +159,7 @@ class _Planning:
         if self.objects and not self._readable and not self._kept:
             more = f"\nand none of the {self.objects} objects can be read" if self.objects > 1 else ""
             raise InputError(f"{self._damage}{more}")
-        nowhere = self.columns.nowhere() if not self._kept else None
-        if nowhere is not None:
+        if not self._kept and (nowhere := self.columns.nowhere()):
             raise InputError(nowhere)
         made = self.writer.finish(count, listing, len(self.alone), cut)
         if not made.units:

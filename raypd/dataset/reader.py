@@ -1,7 +1,5 @@
 """A unit's documents, one for every row of its parts: what cannot be read is a document with an error, never lost."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import zlib
@@ -14,7 +12,7 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset.jsonl import BOM, Line, lines, lines_of_range, open_lines
-from raypd.dataset.planner import line_limit
+from raypd.dataset.split import line_limit
 from raypd.errors import InputError
 from raypd.run.unit import Part, Unit
 from raypd.tasks.base import Document
@@ -72,9 +70,6 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
     return documents
 
 
-# ---------------------------------------------------------------------------------------------------------------- JSONL
-
-
 def _jsonl_lines(part: Part, config: RunConfig) -> Iterator[tuple[int, Any]]:
     """(byte at which it begins, Line) of every line of a part."""
     limit = line_limit(config.input.max_document_bytes)
@@ -103,9 +98,6 @@ def _parsed(line: Line, config: RunConfig) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ValueError(f"expected a JSON object, found {kind_of(fields)}")
     return fields
-
-
-# -------------------------------------------------------------------------------------------------------------- Parquet
 
 
 def _parquet_rows(part: Part, config: RunConfig, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
@@ -149,9 +141,6 @@ def _decoded(value: bytes) -> str | UnicodeDecodeError:
         return value.decode()
     except UnicodeDecodeError as error:
         return error
-
-
-# ------------------------------------------------------------------------------------------------------------- document
 
 
 def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None:

@@ -20,10 +20,7 @@ _COLUMNS = ", ".join(InputObject._fields)
 
 
 class Listing:
-    """The input's objects of now, by name.
-
-    digest: of names, sizes, versions and paths; of two listings with the same one nothing differs. objects: how many.
-    """
+    """The input's objects of now, by name."""
 
     def __init__(self, found: Iterable[InputObject]) -> None:
         self._base = sqlite3.connect("")  # a file that SQLite removes itself
@@ -34,7 +31,7 @@ class Listing:
         digest = hashlib.sha256()
         self._base.executemany(f"INSERT INTO now ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", digested(found, digest))
         self._base.execute("CREATE UNIQUE INDEX by_name ON now (name)")
-        self.digest = digest.hexdigest()
+        self.digest = digest.hexdigest()  # of all that is known of each: with the same one nothing has changed
         self.objects: int = self._base.execute("SELECT count(*) FROM now").fetchone()[0]
         self._last: tuple[str, InputObject | None] | None = None
         self._changed, self._examples = 0, list[str]()
@@ -91,19 +88,13 @@ def digested(found: Iterable[InputObject], digest: hashlib._Hash) -> Iterator[In
 
 
 def kept(before: Plan, now: Listing, alone: set[str]) -> Iterator[Unit]:
-    """The units whose objects are all as they were, and marks these. Damaged ones are looked into again.
-
-    alone: objects that share no unit.
-    """
-    last = ""
+    """The units whose objects are all as they were, which it marks; no damaged ones, nor shared ones of `alone`."""
     for unit in before.all():
         found = [(part, now.find(part)) for part in unit.parts]
         shared = len(unit.parts) > 1 and not alone.isdisjoint(part.name for part in unit.parts)
         if unit.damaged is not None or shared or any(item is None for _, item in found):
             continue
         for part in unit.parts:
-            if part.name != last:
-                now.keep(part.name)
-            last = part.name
+            now.keep(part.name)
         # The folder of the input may have another place than in the last session.
         yield Unit(unit.id, tuple(replace(part, path=item.path, stamp=item.stamp) for part, item in found if item))

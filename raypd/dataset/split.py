@@ -4,8 +4,6 @@ Parquet is cut by rows and bytes from its footer; uncompressed JSONL by bytes, o
 read; compressed JSONL by rows, for which all of it is read once, since a stream has no way into its middle.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import zlib
@@ -30,16 +28,12 @@ _SAMPLED_LINES = 100  # in which columns are looked for
 
 @dataclass
 class Inspected:
-    """An object that was looked into.
-
-    parts: made as they are asked for; of a damaged object one that holds no document.
-    damaged: why it cannot be read.
-    """
+    """An object that was looked into."""
 
     found: InputObject
-    parts: Iterator[Part]
+    parts: Iterator[Part]  # made as they are asked for; of a damaged object one that holds no document
     seen: SeenColumns | None = None
-    damaged: str | None = None
+    damaged: str | None = None  # why it cannot be read
 
 
 def line_limit(max_document_bytes: int) -> int:
@@ -69,9 +63,6 @@ def inspect(found: InputObject, config: RunConfig, columns: Columns) -> Inspecte
         whole = Part(**found._asdict(), version=found.stamp, end=found.size, exact=False, bytes=found.size)
         return Inspected(found, iter([whole]), damaged=f"{found.path}: {reason}")
     return Inspected(found, (part for part in parts if part.expected or not part.exact), seen)
-
-
-# -------------------------------------------------------------------------------------------------------------- Parquet
 
 
 def _parquet(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
@@ -119,9 +110,6 @@ def cut_rows(groups: Iterable[tuple[int, int]], most_rows: int, most_bytes: int)
         yield start, end
 
 
-# ---------------------------------------------------------------------------------------------------------------- JSONL
-
-
 def _plain(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
     with storage.open_read(whole.path, version=whole.version) as file:
         head = file.read(HEAD_BYTES)
@@ -130,11 +118,10 @@ def _plain(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]
     if whole.size > HEAD_BYTES:
         head = head[: head.rfind(b"\n") + 1]  # without a line that is not seen to its end
     first = list(lines(io.BytesIO(head), line_limit(config.input.max_document_bytes)))
-    sampled = [line.data for line in first[:_SAMPLED_LINES] if line.data is not None]
-    parts = (
-        _counted(whole, first, config) if whole.size <= HEAD_BYTES else _estimated(whole, len(head), len(first), config)
-    )
-    return parts, columns_of(sampled)
+    seen = columns_of(line.data for line in first[:_SAMPLED_LINES] if line.data is not None)
+    if whole.size <= HEAD_BYTES:
+        return _counted(whole, first, config), seen
+    return _estimated(whole, len(head), len(first), config), seen
 
 
 def _counted(whole: Part, known: list[Line], config: RunConfig) -> Iterator[Part]:

@@ -48,6 +48,10 @@ def unit_path(output: str, unit_id: str, partition: Mapping[str, str] | None = N
 def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.Schema:
     """The columns of every committed object, whatever is in it: a unit of nothing but nulls or errors has them too.
 
+    Args:
+        task_columns: those of `Task.columns`.
+        partition: keys of output.partition.
+
     Raises:
         ConfigError: a key of the partition is one of them.
         ValueError: a task's column hides one of raypd's.
@@ -64,7 +68,14 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
 def make_table(
     documents: Sequence[Document], records: Sequence[Record], task_columns: pa.Schema, attempts: int
 ) -> pa.Table:
-    """The rows of a unit in the order of its documents: one or more a document, an error row where it has no record."""
+    """The rows of a unit in the order of its documents.
+
+    Args:
+        documents: all of the unit.
+        records: one row each, in any order; a document without any gets an error row.
+        task_columns: those of `Task.columns`.
+        attempts: how many it took, for the column of that name.
+    """
     from raypd.tasks.base import Record
 
     schema = output_schema(task_columns)
@@ -75,10 +86,8 @@ def make_table(
     for document in documents:
         for record in by_row[document.index] or [Record(document.index, error=document.error or "it got no answer")]:
             row = {"id": document.id, "source": document.source, "row": document.place, "attempts": attempts}
-            if record.error is None:
-                rows.append({**row, "status": "ok", **record.columns})
-            else:
-                rows.append({**row, "status": "error", "error": _printable(record.error), **record.columns})
+            error = None if record.error is None else _printable(record.error)
+            rows.append({**row, "status": "ok" if error is None else "error", "error": error, **record.columns})
     try:
         return pa.Table.from_pylist(rows, schema)
     except _MISFITS:
@@ -107,18 +116,32 @@ def count_documents(table: pa.Table) -> tuple[int, int]:
 
 
 def commit(output: str, table: pa.Table, summary: UnitSummary, partition: Mapping[str, str] | None = None) -> bool:
-    """Writes a unit's object; False when it was committed before (what is there stays). Raises OSError.
+    """Writes a unit's object.
 
-    partition: output.partition of the configuration, in whose folder it goes.
+    Args:
+        output: the run's folder.
+        table: as `make_table` makes it.
+        summary: stands in the object's metadata; gets its time of commit here.
+        partition: output.partition of the configuration, in whose folder it goes.
+
+    Returns:
+        False when the unit was committed before; what is there stays.
     """
     summary.committed_at = time.time()
     return storage.put_new(unit_path(output, summary.unit, partition), _encoded(table, summary))
 
 
 def replace_rows(path: str, table: pa.Table, summary: UnitSummary, version: str) -> bool:
-    """Writes an object in place of exactly this version of it; False when it is another by now. Raises OSError.
+    """Replaces a unit's object. A retry alone may do so: for all others what is committed stays as it is.
 
-    A retry alone may do so: for all others what is committed stays as it is.
+    Args:
+        path: of the object.
+        table: all of its new rows.
+        summary: of these.
+        version: the one to be replaced, as `storage.version` gives it.
+
+    Returns:
+        False when the object is another version by now.
     """
     return storage.put_if(path, _encoded(table, summary), version)
 
@@ -140,10 +163,7 @@ def objects(output: str) -> Iterator[tuple[str, str]]:
 
 
 def summaries(output: str) -> list[UnitSummary]:
-    """What the committed units hold, in the order of their ids, read from their objects.
-
-    Raises RunError when one is damaged.
-    """
+    """What the committed units hold, in the order of their ids. Raises as `read_summary` does."""
     return list(in_threads(lambda item: read_summary(output, *item), sorted(objects(output)), 16))
 
 
@@ -153,7 +173,12 @@ def committed(output: str) -> set[str]:
 
 
 def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> bool:
-    """Whether one unit is done in a partition."""
+    """Whether a unit is done.
+
+    Args:
+        output: the run's folder.
+        partition: as for `commit`; others are not looked into.
+    """
     return storage.exists(unit_path(output, unit_id, partition))
 
 
@@ -161,7 +186,8 @@ def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSumm
     """What a committed unit holds.
 
     Args:
-        path: of its object, where `objects` has listed it; else partitions are searched for it.
+        output: the run's folder.
+        path: of the unit's object, where `objects` has listed it; None: partitions are searched for it.
 
     Raises:
         Damaged: its object is damaged, or not from raypd.
@@ -174,7 +200,12 @@ def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSumm
 def read_table(
     output: str, unit_id: str, columns: Sequence[str] | None = None, path: str | None = None
 ) -> tuple[UnitSummary, pa.Table]:
-    """A committed unit: its summary and its rows, or some of their columns. Raises as `read_summary` does."""
+    """A committed unit: its summary and its rows. Raises as `read_summary` does.
+
+    Args:
+        columns: of the rows; None: all.
+        path: as there.
+    """
     with _opened(path or _locate(output, unit_id)) as parquet:
         return _summary(parquet), parquet.read(columns=None if columns is None else list(columns))
 
@@ -212,5 +243,10 @@ def _locate(output: str, unit_id: str) -> str:
 
 
 def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
-    """The first rows of a committed unit, for a look at them."""
+    """The first rows of a committed unit, for a look at them.
+
+    Args:
+        output: the run's folder.
+        limit: rows at most.
+    """
     return read_table(output, unit_id)[1].slice(0, limit).to_pylist()

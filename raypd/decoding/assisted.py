@@ -26,8 +26,7 @@ from transformers import (
 from transformers.utils import is_sklearn_available
 
 from raypd.decoding.attention import sdpa
-from raypd.decoding.counts import TokenCounts
-from raypd.decoding.engine import Finished
+from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.autoregressive import Continuation, DraftedContinuation
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling
@@ -88,7 +87,12 @@ class AssistedEngine:
         self.sequences = ()  # none is left between two steps
 
     def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
-        """Queues a program. `seed` alone decides its random draws."""
+        """Queues a program, as `Engine.submit` does.
+
+        Args:
+            program: an `autoregressive` one; another fails in its step.
+            tag, sampling, seed: as those of `Engine.submit`.
+        """
         self.queue.append((program, tag, sampling, seed))
 
     @property

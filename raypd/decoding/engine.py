@@ -14,7 +14,7 @@ end; long feeds go in chunks of the token budget, behind the short feeds of prog
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,14 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from raypd.decoding.attention import sdpa
 from raypd.decoding.attention.step import PrefixGroup, Span, Step
+from raypd.decoding.counts import Finished
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.memory import TokenBudget, is_out_of_memory
 from raypd.decoding.program import DraftRequest, Predictions, Program
 from raypd.decoding.sampling import GREEDY, SampleRequest, Sampling, sample
-from raypd.decoding.scheduler import Chunk, Finished, Scheduler
+from raypd.decoding.scheduler import Chunk, Scheduler
 from raypd.decoding.sequence import POSITION, TOKEN, Sequence
 from raypd.decoding.visibility import NO_TOKEN
-
-__all__ = ["Engine", "Finished"]
 
 
 class Engine:
@@ -65,7 +64,9 @@ class Engine:
         """Queues a program.
 
         Args:
-            tag: comes back with what it ends with (`Finished.tag`).
+            program: is started by a later step.
+            tag: comes back with what the program ends with (`Finished.tag`).
+            sampling: how its tokens are picked.
             seed: decides alone, whatever the program is batched with, its random draws.
         """
         self.scheduler.waiting.append(Sequence(program, tag, sampling, seed))
@@ -81,7 +82,15 @@ class Engine:
         return len(self.scheduler.waiting) + len(self.scheduler.running)
 
     def run(self, programs: Iterable[Program[Any]], *, sampling: Sampling = GREEDY, seed: int = 0) -> list[Any]:
-        """Answers of the programs, in their order; program n draws from `seed` + n.
+        """Runs programs to their ends.
+
+        Args:
+            programs: taken up front, all of them.
+            sampling: how the tokens of each are picked.
+            seed: program n draws from `seed` + n.
+
+        Returns:
+            Their answers, in the order of the programs.
 
         Raises:
             Exception: the first one that a program raised.
@@ -129,11 +138,7 @@ class Engine:
         return reason
 
     def _forward(self, chunks: list[Chunk]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """All chunks in one pass, side by side, without padding.
-
-        Returns:
-            Logits [samples, vocabulary] and, where a feed wants them, last hidden states, [hidden size] a sample.
-        """
+        """One pass: logits [samples, vocabulary] and, where a feed wants them, hidden states [hidden size] each."""
         groups: list[PrefixGroup] = []
         for chunk in chunks:
             shared = (0, 0) if chunk.prefix is None else (chunk.prefix.start, chunk.prefix.length)
@@ -144,7 +149,12 @@ class Engine:
         tables = np.concatenate([chunk.seq.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
         slots = np.concatenate([chunk.slots for chunk in chunks])
         ids, positions, to = torch.from_numpy(np.stack([tables[TOKEN], tables[POSITION], slots])).to(self.device)
-        with self._hidden_states(chunks) as hidden:
+        hidden: list[torch.Tensor] = []
+        keeps: AbstractContextManager[Any] = nullcontext()
+        if any(chunk.seq.feed.want_hidden for chunk in chunks):  # what the output embeddings read
+            embeddings = self.model.get_output_embeddings()
+            keeps = embeddings.register_forward_pre_hook(lambda _, inputs: hidden.extend(inputs[0][0]))
+        with keeps:
             output = self.model(
                 input_ids=ids[None],
                 position_ids=positions[None],
@@ -154,20 +164,6 @@ class Engine:
             )
         self.steps += 1
         return output.logits[0], hidden
-
-    @contextmanager
-    def _hidden_states(self, chunks: list[Chunk]) -> Iterator[list[torch.Tensor]]:
-        """Is filled with what the output embeddings read, [hidden size] a sample, where a feed wants it."""
-        found: list[torch.Tensor] = []
-        if not any(chunk.seq.feed.want_hidden for chunk in chunks):
-            yield found
-            return
-
-        def keep(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            found.extend(inputs[0][0])
-
-        with self.model.get_output_embeddings().register_forward_pre_hook(keep):
-            yield found
 
     def _advance(self, chunks: list[Chunk]) -> Iterator[Finished]:
         """Sends the programs whose feed is complete their predictions, and takes their next feeds."""
@@ -198,11 +194,9 @@ def _sample(chunks: list[Chunk], logits: torch.Tensor, hidden: list[torch.Tensor
         requests.append(SampleRequest(seq.sampling, draw, None if allowed is None else allowed[number]))
     tokens, logprobs = sample(logits, requests)
     for i, (seq, number) in enumerate(samples):
-        seq.sampled[number] = tokens[i], logprobs[i]
-        if seq.feed.want_logits:
-            seq.logits[number] = logits[i]
-        if seq.feed.want_hidden:
-            seq.hidden[number] = hidden[i]
+        row = logits[i] if seq.feed.want_logits else None
+        state = hidden[i] if seq.feed.want_hidden else None
+        seq.sampled[number] = tokens[i], logprobs[i], row, state
 
 
 def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:

@@ -18,7 +18,7 @@ _STRING = re.compile(r' ?"(?:[^"\\\n]|\\.)*', re.DOTALL)  # up to its closing qu
 _BARE = re.compile(r"(?:[^,}\n]|(?<=\d),(?=\d))*")  # up to a comma that is not within a number, a brace or a newline
 UNIT_BYTES = 24  # most that a number has behind its last digit: what is longer is no unit
 DEAD = -1
-UNREACHABLE = 1_000_000
+_UNREACHABLE = 1_000_000
 
 
 class Vocabulary:
@@ -30,7 +30,7 @@ class Vocabulary:
         self._sorted = [texts[i] for i in self._order]
 
     def accepted(self, automaton: Automaton, state: int) -> list[tuple[int, int]]:
-        """(token, state after it) of every token that the automaton can read in `state`."""
+        """(token, state after it) of every token that an automaton can read in a state."""
         found: list[tuple[int, int]] = []
         stack = [(0, len(self._sorted), 0, state)]  # tokens [low, high) agree in their first `depth` characters
         while stack:
@@ -88,9 +88,14 @@ class Grammar:
         return self._after[key]
 
     def allowed(self, state: int, left: int) -> np.ndarray | None:
-        """Ids that may come next when `left` tokens may (this one counted); None: all.
+        """Ids that may come next, of which the last must leave a value that can stand.
 
-        The last one must leave a value that can stand.
+        Args:
+            state: after the tokens so far.
+            left: tokens that may still come, this one counted.
+
+        Returns:
+            [ids] in rising order; None: all.
         """
         if not self.automaton.limited(state):
             return None
@@ -100,12 +105,12 @@ class Grammar:
     def distance(self, state: int = 0) -> int:
         """Fewest tokens from a state to a value that can stand: what K_max must at least be."""
         if state not in self._distances:
-            self._distances[state] = UNREACHABLE  # while it is being worked out: a way through itself is no way
+            self._distances[state] = _UNREACHABLE  # while it is being worked out: a way through itself is no way
             if self.automaton.accepting(state):
                 self._distances[state] = 0
             else:
                 after = {after for _, after in self.vocabulary.accepted(self.automaton, state) if after != state}
-                self._distances[state] = 1 + min(map(self.distance, after), default=UNREACHABLE)
+                self._distances[state] = 1 + min(map(self.distance, after), default=_UNREACHABLE)
         return self._distances[state]
 
     def needed(self) -> int:
@@ -194,9 +199,9 @@ class Bounded:
 
 
 # one blank may stand before a value: some vocabularies write " 7" as two tokens
-START, BLANK, MARK, LATIN, INSIDE, ESCAPE, COMMA, END, NULL = range(9)
-_NULL = "null"
-_TAIL = NULL + len(_NULL)  # + i: i bytes were read behind the last digit of a number
+_START, _BLANK, _MARK, _LATIN, _INSIDE, _ESCAPE, _COMMA, _END, _NULL = range(9)
+_NULL_TEXT = "null"
+_TAIL = _NULL + len(_NULL_TEXT)  # + i: i bytes were read behind the last digit of a number
 
 
 class _ValueOrNull:
@@ -205,10 +210,10 @@ class _ValueOrNull:
     limited_up_to: int
 
     def completion(self, state: int) -> str | None:
-        return _NULL if NULL <= state < _TAIL else None
+        return _NULL_TEXT if _NULL <= state < _TAIL else None
 
     def ended(self, state: int) -> bool:
-        return state == END
+        return state == _END
 
     def limited(self, state: int) -> bool:
         return state <= self.limited_up_to
@@ -217,19 +222,19 @@ class _ValueOrNull:
 class JsonString(_ValueOrNull):
     """A JSON string or null. Only how it begins is limited; it ends at its closing quote or at a newline."""
 
-    limited_up_to = BLANK
+    limited_up_to = _BLANK
 
     def next(self, state: int, char: str) -> int:
-        if state <= BLANK:
-            return {'"': INSIDE, "n": NULL}.get(char, BLANK if state == START and char == " " else DEAD)
-        if state == INSIDE:
-            return {'"': END, "\n": END, "\\": ESCAPE}.get(char, INSIDE)
-        if state == ESCAPE:
-            return INSIDE
+        if state <= _BLANK:
+            return {'"': _INSIDE, "n": _NULL}.get(char, _BLANK if state == _START and char == " " else DEAD)
+        if state == _INSIDE:
+            return {'"': _END, "\n": _END, "\\": _ESCAPE}.get(char, _INSIDE)
+        if state == _ESCAPE:
+            return _INSIDE
         return _next_in_null(state, char)
 
     def accepting(self, state: int) -> bool:
-        return state not in (START, BLANK, ESCAPE)
+        return state not in (_START, _BLANK, _ESCAPE)
 
 
 class Number(_ValueOrNull):
@@ -242,42 +247,37 @@ class Number(_ValueOrNull):
     in: an untrained model always opens them, and then goes on about the whole listing.
     """
 
-    limited_up_to = LATIN
+    limited_up_to = _LATIN
 
     def next(self, state: int, char: str) -> int:
-        if state == END:
-            return END
-        if NULL <= state < _TAIL:
+        if state == _END or _NULL <= state < _TAIL:
             return _next_in_null(state, char)
         if "0" <= char <= "9":
             return _TAIL
-        if state == COMMA:
-            return END
+        if state == _COMMA:
+            return _END
         if state >= _TAIL:
             if char in ",}\n":
-                return COMMA if char == "," and state == _TAIL else END
-            return END if state == _TAIL + UNIT_BYTES else state + 1
-        if state <= BLANK and char in " n":
-            return NULL if char == "n" else BLANK if state == START else DEAD
-        if state == LATIN and char in "\xbc\xbd\xbe":  # the last byte of a quarter, a half, three quarters
+                return _COMMA if char == "," and state == _TAIL else _END
+            return _END if state == _TAIL + UNIT_BYTES else state + 1
+        if state <= _BLANK and char in " n":
+            return _NULL if char == "n" else _BLANK if state == _START else DEAD
+        if state == _LATIN and char in "\xbc\xbd\xbe":  # the last byte of a quarter, a half, three quarters
             return _TAIL
         if char == "\xc2":
-            return LATIN
+            return _LATIN
         # the signs, bounds and currencies that are not ASCII stand from U+00A0 and U+2000 on; these are their bytes
-        return MARK if char in "+-.<>=~$ \xe2" or (state >= MARK and "\x80" <= char <= "\xbf") else DEAD
+        return _MARK if char in "+-.<>=~$ \xe2" or (state >= _MARK and "\x80" <= char <= "\xbf") else DEAD
 
     def accepting(self, state: int) -> bool:
-        return state > LATIN
+        return state > _LATIN
 
 
 def _next_in_null(state: int, char: str) -> int:
-    """NULL + i: i + 1 letters of null were read."""
-    if state == END:
-        return END
-    read = state - NULL + 1
-    if read == len(_NULL):
+    """_NULL + i: i + 1 letters of null were read."""
+    if state in (_END, _TAIL - 1):
         return state
-    return state + 1 if read >= 1 and char == _NULL[read] else DEAD
+    return state + 1 if char == _NULL_TEXT[state - _NULL + 1] else DEAD
 
 
 class OneOf:

@@ -89,18 +89,29 @@ class KVCache:
         self.allocator.free(start, length)
 
     def move(self, start: int, length: int, to: int) -> None:
-        """Copies `length` slots of every layer to another region."""
+        """Copies `length` slots of every layer from `start` on to those from `to` on."""
         for store in (*self.keys.values(), *self.values.values()):
             store[:, to : to + length] = store[:, start : start + length]
 
     def compact(self, start: int, offsets: np.ndarray) -> None:
-        """Moves the slots start + `offsets` [n], in rising order, to the first n of the region, in every layer."""
+        """Moves slots of a region together at its beginning, in every layer.
+
+        Args:
+            start: first slot of the region.
+            offsets: [n] of the slots within it, in rising order; they become the first n.
+        """
         slots = torch.from_numpy(start + offsets).to(self.device)
         for store in (*self.keys.values(), *self.values.values()):
             store[:, start : start + len(offsets)] = store[:, slots]
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Stores this step's keys and values: slots [tokens], key and value [kv_heads, tokens, head_dim]."""
+        """Stores this step's keys and values.
+
+        Args:
+            layer: index of the layer.
+            slots: [tokens] of the cache.
+            key, value: [kv_heads, tokens, head_dim].
+        """
         if layer not in self.keys:
             self.keys[layer] = key.new_zeros(key.shape[0], self.allocator.slots, key.shape[2])
             self.values[layer] = value.new_zeros(value.shape[0], self.allocator.slots, value.shape[2])

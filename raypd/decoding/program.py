@@ -1,10 +1,7 @@
 """What a decoding method is: a coroutine that yields feeds and is sent predictions.
 
-A method reads like its paper's pseudo-code and knows nothing of batches, devices or caches:
-
-    def autoregressive(prompt, max_new_tokens, end) -> Program[list[int]]:
-        predictions = yield Feed(prompt, positions=range(len(prompt)), sample_at=[len(prompt) - 1])
-        ...
+A method reads like its paper's pseudo-code and knows nothing of batches, devices or caches; the shortest one is
+methods/autoregressive.py.
 
 The engine runs many programs at once and packs their feeds into one forward pass. Tokens of a program see tokens of the
 same program alone, as `visibility` says.
@@ -21,14 +18,22 @@ import torch
 
 from raypd.decoding.visibility import Reach
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class Heads(Protocol):
     """What drafts behind last hidden states, as Medusa's heads do."""
 
     def draft(self, hidden: Sequence[torch.Tensor], tree: Any) -> list[list[int]]:
-        """For each hidden state [hidden size] the tokens that it drafts, in the order of the nodes of `tree`."""
+        """Guesses what may follow behind last hidden states.
+
+        Args:
+            hidden: [hidden size] each.
+            tree: which guesses are tried together.
+
+        Returns:
+            For each hidden state the ids that it drafts, in the order of the tree's nodes.
+        """
 
 
 @dataclass
@@ -101,4 +106,4 @@ class Predictions:
     drafts: list[list[int]] = field(default_factory=list)
 
 
-Program = Generator[Feed, Predictions, T]
+Program = Generator[Feed, Predictions, _T]

@@ -40,6 +40,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
     Args:
         logits: [..., n].
+        sampling: temperature, top-k and top-p.
 
     Returns:
         [..., n] in float32 at least, summing to 1.
@@ -62,7 +63,15 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Indices [n]: the inverse of the cumulative distributions `chance` [n, choices] at `draws` [n] in [0, 1)."""
+    """Draws from distributions by the inverse of their cumulative sums.
+
+    Args:
+        chance: [n, choices].
+        draws: [n] uniform in [0, 1).
+
+    Returns:
+        [n] indices of choices.
+    """
     cumulative = chance.double().cumsum(-1)
     target = draws.double()[:, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, target, right=True)[:, 0]
@@ -78,6 +87,7 @@ def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[in
 
     Args:
         logits: [requests, vocabulary].
+        requests: in the order of the rows.
 
     Returns:
         The tokens, and their log-probabilities under the model: at temperature 1 and before `allowed_token_ids`.

@@ -15,7 +15,7 @@ from raypd.decoding.memory import TokenBudget
 from raypd.decoding.program import Feed, Program
 from raypd.decoding.sequence import Prefix, ProgramError, Sequence
 
-PREFIXES_KEPT = 64  # shared prefixes that stay in the cache while no sequence uses them
+_PREFIXES_KEPT = 64  # shared prefixes that stay in the cache while no sequence uses them
 _PREFIX = object()  # the tag of the sequences that compute shared prefixes
 
 
@@ -146,6 +146,7 @@ class Scheduler:
         """Takes back a pass that ran out of memory, and halves the budget.
 
         Args:
+            chunks: of the pass.
             reason: the device's message.
 
         Returns:
@@ -193,11 +194,17 @@ class Scheduler:
         self.sequences.remove(seq)
         seq.prefix.start, seq.prefix.ready = seq.start, True
         self.cache.free(seq.start + seq.size, len(seq.owner) - seq.size)
-        if sum(prefix.users == 0 for prefix in self.prefixes.values()) > PREFIXES_KEPT:
+        if sum(prefix.users == 0 for prefix in self.prefixes.values()) > _PREFIXES_KEPT:
             self._evict_prefix()
 
     def end(self, seq: Sequence, answer: Any = None, error: Exception | None = None) -> Finished:
-        """A program came to its end, or is ended with an error: its region is freed."""
+        """Frees the region of a program that came to its end.
+
+        Args:
+            seq: the program's.
+            answer: what it returned.
+            error: what it raised, or why it is ended here.
+        """
         seq.program.close()
         if seq in self.sequences:
             self.sequences.remove(seq)

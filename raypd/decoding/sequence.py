@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +13,10 @@ from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.sampling import GREEDY, Sampling
 from raypd.decoding.visibility import NO_TOKEN, Reach, grown, one_segment
 
-TOKEN, POSITION, SEGMENT, STEP = range(4)  # the lines of a sequence's table
-NO_SLOT = -1  # the place of a token that is not in the cache
+TOKEN, POSITION, _SEGMENT, _STEP = range(4)  # the lines of a sequence's table
+_NO_SLOT = -1  # the place of a token that is not in the cache
 LEAST_REGION = 64  # slots
-LEAST_HOLES = 16  # fewer are not worth a move
+_LEAST_HOLES = 16  # fewer are not worth a move
 
 
 class ProgramError(Exception):
@@ -45,7 +44,7 @@ class Sequence:
 
     Args:
         table: [4, tokens] id, position, segment, step of every own token ever fed: `size` of them.
-        place: [tokens] slot in the region; NO_SLOT: none.
+        place: [tokens] slot in the region; _NO_SLOT: none.
         dropped: [tokens] left the cache for good.
         cached: own tokens before this one went through the model.
         start: first slot of the region in the cache.
@@ -53,8 +52,8 @@ class Sequence:
             the `holes` below it.
         reach: [segments, segments] of Reach.
         steps: feeds that were answered.
-        feed: the program's latest; what was found for it so far, by index into its `sample_at`, is `sampled` (token and
-            log-probability), `logits`, `hidden`, and `draws`.
+        feed: the program's latest; by index into its `sample_at`, `sampled` is what was found for it so far (token,
+            log-probability and, where it wants them, logits and last hidden state), `draws` the random numbers.
     """
 
     program: Program[Any]
@@ -64,7 +63,7 @@ class Sequence:
     prefix: Prefix | None = None
     base: int = 0
     table: np.ndarray = field(default_factory=lambda: np.zeros((4, LEAST_REGION), dtype=np.int64))
-    place: np.ndarray = field(default_factory=lambda: np.full(LEAST_REGION, NO_SLOT, dtype=np.int64))
+    place: np.ndarray = field(default_factory=lambda: np.full(LEAST_REGION, _NO_SLOT, dtype=np.int64))
     dropped: np.ndarray = field(default_factory=lambda: np.zeros(LEAST_REGION, dtype=bool))
     size: int = 0
     cached: int = 0
@@ -75,9 +74,7 @@ class Sequence:
     reach: np.ndarray = field(default_factory=one_segment)
     steps: int = 0
     feed: Feed = field(default_factory=lambda: Feed((), ()))
-    sampled: dict[int, tuple[int, float]] = field(default_factory=dict)
-    logits: dict[int, Any] = field(default_factory=dict)
-    hidden: dict[int, Any] = field(default_factory=dict)
+    sampled: dict[int, tuple[int, float, Any, Any]] = field(default_factory=dict)
     draws: dict[int, float] = field(default_factory=dict)
     counts: TokenCounts = field(default_factory=TokenCounts)
 
@@ -95,7 +92,7 @@ class Sequence:
             self.dropped[index - self.base] = True
             self.unplace([index - self.base])
         for index, segment in feed.move.items():
-            self.table[SEGMENT, index - self.base] = segment
+            self.table[_SEGMENT, index - self.base] = segment
         self.reach = grown(self.reach, feed.reach)
         shared = self.base if self.steps == 0 else 0
         new = len(feed.tokens) - shared
@@ -103,14 +100,14 @@ class Sequence:
         here = slice(self.size, self.size + new)
         self.table[TOKEN, here] = feed.tokens[shared:]
         self.table[POSITION, here] = feed.positions[shared:]
-        self.table[SEGMENT, here] = 0 if feed.segments is None else feed.segments[shared:]
-        self.table[STEP, here] = self.steps
-        segments = np.unique(self.table[SEGMENT, here])
+        self.table[_SEGMENT, here] = 0 if feed.segments is None else feed.segments[shared:]
+        self.table[_STEP, here] = self.steps
+        segments = np.unique(self.table[_SEGMENT, here])
         if segments[-1] >= len(self.reach) or (self.reach[segments, segments] == Reach.HIDDEN).any():
             raise ProgramError(f"segments {segments.tolist()} of a feed must at least reach themselves")
         if self.base and (self.reach[segments, 0] == Reach.HIDDEN).any():
             raise ProgramError("a segment that does not reach segment 0 cannot be in a program with a shared prefix")
-        self.feed, self.sampled, self.logits, self.hidden, self.draws = feed, {}, {}, {}, {}
+        self.feed, self.sampled, self.draws = feed, {}, {}
         self.size += new
 
     def _check(self, feed: Feed) -> None:
@@ -129,18 +126,16 @@ class Sequence:
 
     def _reserve(self, size: int) -> None:
         if size > self.table.shape[1]:
-            larger = max(size, 2 * self.table.shape[1])
-            more = larger - self.table.shape[1]
+            more = max(size - self.table.shape[1], self.table.shape[1])
             self.table = np.pad(self.table, ((0, 0), (0, more)))
-            self.place = np.pad(self.place, (0, more), constant_values=NO_SLOT)
+            self.place = np.pad(self.place, (0, more), constant_values=_NO_SLOT)
             self.dropped = np.pad(self.dropped, (0, more))
 
-    def unplace(self, tokens: Collection[int]) -> None:
+    def unplace(self, tokens: list[int]) -> None:
         """Frees the slots of own tokens."""
-        tokens = list(tokens)
         self.owner[self.place[tokens]] = NO_TOKEN
         self.holes += self.place[tokens].tolist()
-        self.place[tokens] = NO_SLOT
+        self.place[tokens] = _NO_SLOT
         while self.high and self.owner[self.high - 1] == NO_TOKEN:
             self.high -= 1
         self.holes = [hole for hole in self.holes if hole < self.high]
@@ -153,12 +148,12 @@ class Sequence:
 
     def predictions(self) -> Predictions:
         """What was sampled for the current feed, in the order of its `sample_at`."""
-        samples = range(len(self.feed.sample_at))
+        found = [self.sampled[n] for n in range(len(self.feed.sample_at))]
         return Predictions(
-            [self.sampled[n][0] for n in samples],
-            [self.sampled[n][1] for n in samples],
-            [self.logits[n] for n in samples] if self.feed.want_logits else None,
-            [self.hidden[n] for n in samples] if self.feed.want_hidden else None,
+            [token for token, *_ in found],
+            [logprob for _, logprob, *_ in found],
+            [logits for *_, logits, _ in found] if self.feed.want_logits else None,
+            [hidden for *_, hidden in found] if self.feed.want_hidden else None,
         )
 
     def draw(self, number: int) -> float:
@@ -176,6 +171,7 @@ class Sequence:
 
         Args:
             chunk: [n] own tokens.
+            cache: the one that the region is in.
 
         Returns:
             Their slots in the cache [n].
@@ -200,7 +196,7 @@ class Sequence:
         The tokens move together when more than one slot in four is a hole, so a dropped token costs the moving of at
         most three. Behind them and the `coming` tokens of the feed a quarter more stays, to grow in.
         """
-        close = len(self.holes) >= LEAST_HOLES and 4 * len(self.holes) > self.high
+        close = len(self.holes) >= _LEAST_HOLES and 4 * len(self.holes) > self.high
         if close:
             kept = np.flatnonzero(self.owner[: self.high] != NO_TOKEN)
             cache.compact(self.start, kept)
@@ -223,13 +219,12 @@ class Sequence:
         if len(self.owner):
             cache.move(self.start, self.high, start)
             cache.free(self.start, len(self.owner))
-        owner = np.full(size, NO_TOKEN, dtype=np.int64)
-        owner[: len(self.owner)] = self.owner
-        self.start, self.owner = start, owner
+        self.start = start
+        self.owner = np.pad(self.owner, (0, size - len(self.owner)), constant_values=NO_TOKEN)
 
     def release(self, cache: KVCache) -> None:
         """Gives the region back; what was cached must be fed again, except what was dropped."""
         if len(self.owner):
             cache.free(self.start, len(self.owner))
         self.owner, self.high, self.holes, self.cached = np.zeros(0, dtype=np.int64), 0, [], 0
-        self.place[: self.size] = NO_SLOT
+        self.place[: self.size] = _NO_SLOT

@@ -81,6 +81,7 @@ class TextMethod(ABC):
         """The program that answers one prompt with a `TextAnswer`.
 
         Args:
+            prompt: the document's, its chat turns put around it.
             stops: whether a text, as the tokens decoded so far, is complete. A method of several threads ends them at
                 `model.ends`; the task looks for stop strings in the text that is put together.
             seed: of the draws that a method makes for itself.

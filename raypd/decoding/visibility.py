@@ -81,16 +81,15 @@ def in_window(seen: np.ndarray, query_positions: np.ndarray, key_positions: np.n
 
 
 def grown(reach: np.ndarray, pairs: dict[tuple[int, int], Reach]) -> np.ndarray:
-    """`reach` with the given pairs set, enlarged with HIDDEN where a segment is new."""
+    """A copy of `reach` with more pairs set, or `reach` itself where there are none.
+
+    Args:
+        reach: [segments, segments] of Reach.
+        pairs: {(query segment, key segment): Reach}; a segment that is new in it is HIDDEN from all others.
+    """
     if not pairs:
         return reach
-    size = max(len(reach), 1 + max(max(pair) for pair in pairs))
-    if size > len(reach):
-        larger = np.zeros((size, size), dtype=np.int8)
-        larger[: len(reach), : len(reach)] = reach
-        reach = larger
-    else:
-        reach = reach.copy()
+    reach = np.pad(reach, (0, max(0, 1 + max(map(max, pairs)) - len(reach))))
     for (query, key), value in pairs.items():
         reach[query, key] = value
     return reach

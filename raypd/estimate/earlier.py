@@ -23,7 +23,8 @@ from raypd.run.records import Bill, Estimate, RecordError, RunRecord
 def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     """The corpus of the configuration at the speed of the run `options.run`.
 
-    Raises ConfigError where that is no run, has no committed units, or does not tell what they took.
+    Raises:
+        ConfigError: that is no run, has no committed units, does not tell what they took, or had several kinds of GPU.
     """
     assert options.run is not None
     run = storage.absolute(options.run)
@@ -39,7 +40,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     if not any(unit.busy_seconds for unit in units):
         raise ConfigError(f"--from {run}: its units do not tell how long a worker was busy with them (an older raypd)")
     documents = [float(unit.documents) for unit in units]
-    rng = np.random.default_rng(options.seed)
+    rng = np.random.default_rng(sampling.SEED)
     gpu, machine = _machine(run, bills)
     speed = MethodSpeed(
         str(theirs.get("decoding", {}).get("method", "")),
@@ -58,7 +59,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     ]
     if changed:
         notes.append(f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours")
-    total = estimator.exact(options.documents) if options.documents else sampling.scan(config, options.seed).documents
+    total = estimator.exact(options.documents) if options.documents else sampling.scan(config).documents
     return assemble(config, options, total, [speed], [], _startup(bills), notes)
 
 
@@ -66,7 +67,7 @@ def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
     """(the GPU of its workers' nodes as instance types have it, the machine in words)."""
     types = {node.instance_type for bill in bills for node in bill.nodes if node.instance_type}
     with_gpu = [INSTANCES[name] for name in types if name in INSTANCES and INSTANCES[name].gpus]
-    gpus = {gpu_kind(one.gpu, one.gpu_memory_gib) for one in with_gpu}
+    gpus = {gpu_kind(one) for one in with_gpu}
     if len(gpus) > 1:
         raise ConfigError(f"--from {run}: it ran on several kinds of GPU ({', '.join(sorted(gpus))}): no one speed")
     return (gpus.pop(), ", ".join(sorted(types))) if gpus else (None, "that run's machine")

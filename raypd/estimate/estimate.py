@@ -6,10 +6,11 @@ the user. `machines` has what the corpus takes at that speed.
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +22,11 @@ from raypd.config.load import set_key
 from raypd.errors import ConfigError, RunError
 from raypd.estimate import earlier, estimator, profile, sampling
 from raypd.estimate.estimator import Array
-from raypd.estimate.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, assemble, gpu_kind, instance_gpu
+from raypd.estimate.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, assemble, gpu_kind
 from raypd.estimate.profile import DocumentCost, Profile
 from raypd.estimate.sampling import CorpusSample, ScannedDocument
 from raypd.run import layout, records
 from raypd.run.records import Estimate, RecordError, RunRecord
-
-if TYPE_CHECKING:
-    from raypd.cluster.components import Build
-    from raypd.tasks.base import Document
 
 # Of each stratum all that was scanned, and what was measured of it.
 _Strata = list[tuple[list[ScannedDocument], list[tuple[ScannedDocument, DocumentCost]]]]
@@ -37,12 +34,23 @@ _FEW = 30  # documents: the note says that more would be better
 
 
 def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbose: bool) -> None:
-    """Estimates, prints, and writes estimate.json into the run's folder."""
+    """Estimates, prints, and writes estimate.json into the run's folder.
+
+    Args:
+        config: the run to estimate; None where throughput, documents and instance types are all given.
+        options: what to measure, and for which machines.
+        as_json: print estimate.json in place of the tables.
+        verbose: show what Ray's processes print.
+
+    Raises:
+        Interrupted: Ctrl-C while it measured.
+        UserError: as `estimate`; RunError, too, where estimate.json cannot be written.
+    """
     try:
-        result = estimate(config, options, verbose=verbose)
+        result = estimate(config, options, verbose)
     except KeyboardInterrupt:
         raise Interrupted("interrupted: nothing was written") from None
-    path = write(result, config) if config is not None else None
+    path = _write(result, config) if config is not None else None
     if as_json:
         print(records.encoded(result).decode(), end="")
         return
@@ -54,12 +62,15 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
         print(f"next: `raypd report {path.rpartition('/')[0]}` shows it as a page, and after the run beside the bill")
 
 
-def estimate(
-    config: RunConfig | None, options: EstimateOptions, *, verbose: bool = False, build: Build | None = None
-) -> Estimate:
-    """Makes the estimate. build: as in `driver.run_extract`.
+def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool = False) -> Estimate:
+    """Makes the estimate.
 
-    Raises ConfigError, InputError, ModelError before anything is measured; RunError when the sample cannot be decoded.
+    Args:
+        config, options, verbose: as those of `run`.
+
+    Raises:
+        ConfigError, InputError, ModelError: before anything is measured.
+        RunError: the sample cannot be decoded.
     """
     if config is not None:
         storage.configure(config.storage)
@@ -70,13 +81,13 @@ def estimate(
     elif options.run is not None:
         result = earlier.estimate_from(config, options)
     else:
-        result = _measured(config, options, verbose, build)
+        result = _measured(config, options, verbose)
     if config is not None:
         result.fingerprint, result.model, result.task = config.fingerprint(), config.model.name, config.task.kind
     return result
 
 
-def write(result: Estimate, config: RunConfig) -> str | None:
+def _write(result: Estimate, config: RunConfig) -> str | None:
     """Puts the estimate into the run's folder, for its report; its path, or None where the folder is another run's."""
     output = output_folder(config)
     path = storage.join(output, layout.ESTIMATE)
@@ -94,24 +105,27 @@ def write(result: Estimate, config: RunConfig) -> str | None:
     return path
 
 
-def _measured(config: RunConfig, options: EstimateOptions, verbose: bool, build: Build | None) -> Estimate:
+def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Estimate:
     check_model(config)
-    sample = sampling.draw(config, options.sample, seed=options.seed)
+    sample = sampling.draw(config, options.sample)
     documents = sample.documents
-    ends = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+    ends = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     notes: list[str] = []
-    with profile.RemoteProfiler(config, verbose, build) as profiler:
-        found = profiler.profile(config, documents, _left(ends), f"measure {config.decoding.method}")
+    with profile.RemoteProfiler(config, verbose) as profiler:
+        limit = max(1.0, ends - time.monotonic())
+        found = profiler.profile(config, documents, limit, f"measure {config.decoding.method}")
         startup = profiler.startup_seconds + found.load_seconds
-        check_sample(found, documents)
-        ours = speed_of(sample, found, notes, options.seed)
+        check_sample(found)
+        ours = speed_of(sample, found, notes)
         baseline: list[MethodSpeed] = []
         if options.baseline and config.decoding.method != "autoregressive":
             theirs = with_changes(config, {"decoding.method": "autoregressive"})
-            over = ends is not None and time.monotonic() > ends
-            other = None if over else profiler.profile(theirs, documents, _left(ends), "measure autoregressive")
+            limit = ends - time.monotonic()
+            other = (
+                profiler.profile(theirs, documents, max(1.0, limit), "measure autoregressive") if limit >= 0 else None
+            )
             if other is not None and other.documents_per_second:
-                baseline = [speed_of(sample, other, notes, options.seed)]
+                baseline = [speed_of(sample, other, notes)]
             else:
                 notes.append("there was no time to measure autoregressive decoding: raise --minutes")
     total = sample.scan.documents if options.documents is None else estimator.exact(options.documents)
@@ -138,56 +152,57 @@ def check_model(config: RunConfig) -> None:
         check_method(config)
 
 
-def check_sample(found: Profile, documents: Sequence[Document]) -> None:
+def check_sample(found: Profile) -> None:
     """Raises RunError where the sample gave nothing to go by."""
     done = [cost for cost in found.costs if cost is not None]
     failed = [cost for cost in done if cost.error is not None]
     if not done or found.seconds <= 0:
         raise RunError(
-            f"not one of {len(documents)} documents was done in the time given: raise --minutes or lower "
+            f"not one of {len(found.costs)} documents was done in the time given: raise --minutes or lower "
             "engine.max_num_seqs"
         )
     if len(failed) == len(done):
         raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")
 
 
-def speed_of(sample: CorpusSample, found: Profile, notes: list[str], seed: int = 0) -> MethodSpeed:
+def speed_of(sample: CorpusSample, found: Profile, notes: list[str]) -> MethodSpeed:
     """The speed over the corpus: strata by their shares, with the scatter of documents, shares and machine.
 
-    The same seed draws the same documents again for every method, as these were measured on the same ones.
+    For every method the bootstrap draws the same documents again, as these were measured on the same ones. notes: gets
+    what the user has to know of documents that failed or were not done.
     """
     strata: _Strata = []
-    for place, stratum in enumerate(sample.strata):
+    for place, members in enumerate(sample.strata):
         measured = zip(sample.drawn, found.costs, strict=True)
         done = [(one, cost) for (at, one), cost in measured if at == place and cost is not None]
         if not done:
             continue
-        if not strata or (len(strata[-1][1]) > 1 and (len(done) > 1 or len(stratum.members) == 1)):
+        if not strata or (len(strata[-1][1]) > 1 and (len(done) > 1 or len(members) == 1)):
             strata.append(([], []))  # else it joins the one before: one document tells nothing of the scatter
-        strata[-1][0].extend(stratum.members)
+        strata[-1][0].extend(members)
         strata[-1][1].extend(done)
-    whole = sum(len(stratum.members) for stratum in sample.strata)
+    whole = sum(map(len, sample.strata))
     if missing := whole - sum(len(members) for members, _ in strata):
         notes.append(f"{found.method}: {missing / whole:.0%} of the corpus is of a kind of which no document was done")
     costs = [cost for _, done in strata for _, cost in done]
     failed = [cost for cost in costs if cost.error is not None]
     if failed:
         notes.append(f"{found.method}: {len(failed)} of {len(costs)} documents failed, the first: {failed[0].error}")
-    machine = np.random.default_rng([seed, zlib.crc32(found.method.encode())])
+    machine = np.random.default_rng([sampling.SEED, zlib.crc32(found.method.encode())])
     pace = estimator.ratio([took for _, took in found.samples], [expected for expected, _ in found.samples], machine)
     return MethodSpeed(
         found.method,
-        _corpus_mean(sample, strata, "seconds", seed) * (pace / pace[0]),
+        _corpus_mean(sample, strata, "seconds") * (pace / pace[0]),
         f"measured on {found.worker.machine}, {len(costs)} documents, {found.seconds:.0f} s",
-        instance_gpu(found.worker.gpu, found.worker.gpu_memory_gib) if found.worker.gpu else None,
+        found.worker.gpu,
         found.worker.machine,
-        {name: _corpus_mean(sample, strata, name, seed) for name in TOKENS},
+        {name: _corpus_mean(sample, strata, name) for name in TOKENS},
     )
 
 
-def _corpus_mean(sample: CorpusSample, strata: _Strata, name: str, seed: int) -> Array:
+def _corpus_mean(sample: CorpusSample, strata: _Strata, name: str) -> Array:
     """The mean of a document of the corpus, those that cannot be read included (they take nothing)."""
-    scan, rng = sample.scan, np.random.default_rng(seed)
+    scan, rng = sample.scan, np.random.default_rng(sampling.SEED)
     populations = np.array([len(members) for members, _ in strata], float)
     mean = estimator.stratified(
         values=np.array([getattr(cost, name) for _, done in strata for _, cost in done]),
@@ -205,8 +220,7 @@ def _corpus_mean(sample: CorpusSample, strata: _Strata, name: str, seed: int) ->
     for members, done in strata:
         each = np.mean([getattr(cost, name) for _, cost in done])
         np.add.at(totals, [one.unit for one in members], each)
-    counts = np.bincount([one.unit for one in scan.seen], minlength=len(scan.units))
-    shares = estimator.ratio(totals.tolist(), counts.tolist(), rng, scan.units_planned)
+    shares = estimator.ratio(totals.tolist(), scan.counts, rng, scan.units_planned)
     return mean * (shares / shares[0])
 
 
@@ -223,10 +237,6 @@ def _notes(config: RunConfig, sample: CorpusSample, found: Profile) -> list[str]
     if sample.unreadable:
         notes.append(f"{sample.unreadable} of {len(scan.seen)} documents cannot be read and become error rows")
     return notes
-
-
-def _left(ends: float | None) -> float | None:
-    return None if ends is None else max(1.0, ends - time.monotonic())
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
@@ -247,7 +257,7 @@ def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
     if options.documents is not None:
         total = estimator.exact(options.documents)
     elif config is not None:
-        total = sampling.scan(config, options.seed).documents
+        total = sampling.scan(config).documents
     else:
         raise ConfigError("--throughput without a configuration: give --documents, too")
     return assemble(config, options, total, ours, theirs, None, [])
@@ -255,7 +265,7 @@ def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
 
 def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSpeed]:
     """The speeds that an option gives, `[GPU=]RATE` each; without a GPU, of the one of the instance types asked for."""
-    known = {gpu_kind(i.gpu, i.gpu_memory_gib) for i in prices.INSTANCES.values() if i.gpu}
+    known = {gpu_kind(i) for i in prices.INSTANCES.values() if i.gpu}
     speeds = []
     for text in (options.throughput if option == "--throughput" else options.baseline_throughput) or []:
         gpu, _, rate = text.rpartition("=")

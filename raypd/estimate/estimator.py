@@ -1,6 +1,6 @@
 """The bootstrap: how far the figures of a sample hold for the corpus, found by drawing the sample again and again.
 
-A quantity is an array `[1 + DRAWS]`: what the sample gives, then what resampled samples give, so that sums, products
+A quantity is an array `[1 + _DRAWS]`: what the sample gives, then what resampled samples give, so that sums, products
 and bills are plain numpy. A quantity that was counted or given is an array of one.
 
 Samples are drawn again within each stratum, `n - 1` of its `n` documents, which makes the variance of the draws an
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raypd.run.records import Figure
 
-DRAWS = 2000
+_DRAWS = 2000
 _BLOCKS = 1000  # more clusters than this are resampled in blocks
 _LEAST = 4  # degrees of freedom, for a slope to be told
 Array = NDArray[np.float64]
@@ -44,7 +44,7 @@ def ratio(
     a, b = (np.array([part.sum() for part in np.array_split(np.asarray(x, float), min(len(x), _BLOCKS))])
             for x in (numerators, denominators))  # fmt: skip
     if b.sum() <= 0:
-        return np.r_[0.0, np.full(DRAWS, np.nan)]
+        return np.r_[0.0, np.full(_DRAWS, np.nan)]
     if len(numerators) >= population:
         return exact(a.sum() / b.sum())
     strata = np.zeros(len(a), int)
@@ -70,7 +70,7 @@ def stratified(
     member = np.eye(len(populations))[strata]  # [n, strata]
     drawn = member.sum(0)
     weights = _weights(strata, populations, rng)
-    count = np.maximum(weights @ member, 1e-12)  # [1 + DRAWS, strata]
+    count = np.maximum(weights @ member, 1e-12)  # [1 + _DRAWS, strata]
     y, x = (weights * values) @ member / count, (weights * lengths) @ member / count
     if (drawn - 1).sum() >= _LEAST and np.ptp(lengths) > 0:
         off = lengths - x[:, strata]
@@ -85,13 +85,13 @@ def stratified(
 
 
 def _weights(strata: NDArray[np.int64], populations: Array, rng: np.random.Generator) -> Array:
-    """Weights of the sample's members, `[1 + DRAWS, n]`: ones, then those of resampled samples."""
-    weights = np.ones((1 + DRAWS, len(strata)))
+    """Weights of the sample's members, `[1 + _DRAWS, n]`: ones, then those of resampled samples."""
+    weights = np.ones((1 + _DRAWS, len(strata)))
     for stratum, population in enumerate(populations):
         own = np.flatnonzero(strata == stratum)
         n = len(own)
         if n > 1:
-            drawn = rng.multinomial(n - 1, np.full(n, 1 / n), DRAWS) * (n / (n - 1))
+            drawn = rng.multinomial(n - 1, np.full(n, 1 / n), _DRAWS) * (n / (n - 1))
             weights[1:, own] += math.sqrt(max(0.0, 1 - n / population)) * (drawn - 1)
     return weights
 
@@ -102,6 +102,6 @@ def _spread(draws: Array, degrees: int, rng: np.random.Generator) -> Array:
     if value <= 0:
         return draws[:1]
     if degrees < 1:
-        return np.r_[value, np.full(DRAWS, np.nan)]
-    power = np.sqrt(degrees / rng.chisquare(degrees, DRAWS))
+        return np.r_[value, np.full(_DRAWS, np.nan)]
+    power = np.sqrt(degrees / rng.chisquare(degrees, _DRAWS))
     return np.r_[value, value * np.exp(np.clip(np.log(np.maximum(draws[1:] / value, 0.05)) * power, -100, 100))]

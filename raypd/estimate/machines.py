@@ -21,7 +21,6 @@ from raypd.run.records import BillEstimate, Estimate, MachineEstimate, SpeedEsti
 # of a document, as the meter counts them -> as tables call them
 TOKENS = {"prefill_tokens": "prefilled", "shared_tokens": "shared", "decode_tokens": "decoded"}
 GIVEN = "as given"  # the source of a speed that the user states
-HEAD = "m7i.2xlarge"  # as infra/cluster.yaml has it
 
 
 @dataclass
@@ -42,8 +41,7 @@ class EstimateOptions:
     documents: float | None = None
     instances: list[str] | None = None
     nodes: int = 8
-    head: str = HEAD
-    seed: int = 0
+    head: str = "m7i.2xlarge"  # as infra/cluster.yaml has it
 
     def __post_init__(self) -> None:
         for name in [*(self.instances or []), *([self.head] if self.head != "none" else [])]:
@@ -104,6 +102,14 @@ def bill(
 
     The tail: workers that end at chance times within one of the last units leave the others idle for half of it on
     average. Units of 64 documents or more are cut in four there (`dataset.planner`).
+
+    Args:
+        documents: of the corpus.
+        seconds: of one worker, for a document.
+        kind: of every node; its head node is billed, too.
+        nodes: that decode.
+        startup: seconds until they do.
+        unit_documents: documents of a unit; 0: the corpus is not cut into units.
     """
     workers = nodes * kind.workers
     last_unit = unit_documents / 4 if unit_documents >= 64 else unit_documents
@@ -153,6 +159,7 @@ def assemble(
         for kind in kinds:
             each = kind.usd_per_1000(speed.seconds)
             other = kind.usd_per_1000(theirs.seconds) if theirs is not None else None
+            bills = [bill(documents, speed.seconds, kind, n, startup_seconds or 0.0, unit_documents) for n in nodes]
             machines.append(
                 MachineEstimate(
                     name=kind.name,
@@ -165,10 +172,7 @@ def assemble(
                     usd_per_1000=figure(each),
                     baseline_usd_per_1000=None if other is None else figure(other),
                     saved_usd=None if other is None else figure(documents / 1000 * (other - each)),
-                    bills=[
-                        bill(documents, speed.seconds, kind, count, startup_seconds or 0.0, unit_documents)
-                        for count in nodes
-                    ],
+                    bills=bills,
                 )
             )
     machines.sort(key=lambda one: (one.usd_per_1000.value, one.workers))
@@ -208,12 +212,12 @@ def known_type(name: str) -> prices.Instance:
 def has_gpu(instance_type: str, gpu: str | None) -> bool:
     """Whether a known instance type has the GPU of this name."""
     instance = prices.INSTANCES[instance_type]
-    return gpu in (instance.gpu, gpu_kind(instance.gpu, instance.gpu_memory_gib))
+    return gpu in (instance.gpu, gpu_kind(instance))
 
 
-def gpu_kind(gpu: str, memory_gib: float) -> str:
-    """The name of a GPU that tells it from its kin: of the A100, the one with more memory is also the faster one."""
-    return f"{gpu} {memory_gib:.0f}GB" if gpu == "A100" else gpu
+def gpu_kind(instance: prices.Instance) -> str:
+    """The name of its GPU that tells it from its kin: of the A100, the one with more memory is also the faster one."""
+    return f"{instance.gpu} {instance.gpu_memory_gib:.0f}GB" if instance.gpu == "A100" else instance.gpu
 
 
 def instance_gpu(name: str, memory_gib: float) -> str | None:
@@ -223,7 +227,7 @@ def instance_gpu(name: str, memory_gib: float) -> str | None:
     for instance in prices.INSTANCES.values():
         near = 0.8 < memory_gib / max(instance.gpu_memory_gib, 1) < 1.25
         if instance.gpu and near and re.search(rf"\b{instance.gpu}\b", name):
-            return gpu_kind(instance.gpu, instance.gpu_memory_gib)
+            return gpu_kind(instance)
     return None
 
 

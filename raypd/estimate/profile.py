@@ -15,7 +15,6 @@ import math
 import platform
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -26,14 +25,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from raypd.billing.meter import Meter
-from raypd.cluster.components import Build, WorkerComponents, build
+from raypd.cluster.components import WorkerComponents, build
 from raypd.cluster.one_worker import OneWorker
 from raypd.cluster.request_queue import Cancelled, RequestQueue, UnitState
 from raypd.config import RunConfig
 from raypd.estimate import sampling
 from raypd.estimate.estimator import Array
-from raypd.estimate.machines import TOKENS
-from raypd.tasks.base import Document, Record
+from raypd.estimate.machines import TOKENS, instance_gpu
+from raypd.tasks.base import Document
 
 _SAMPLES = 8  # parts of the window whose speeds are compared
 _UNIT = "sample"
@@ -55,11 +54,13 @@ class DocumentCost:
 
 @dataclass
 class WorkerFacts:
-    """A worker's machine. gpu: its name, None on a CPU. types: other (dtype, quantization) of weights worth a try."""
+    """A worker's machine, in words. gpu: as instance types have it; None on a CPU, and for one that no type has.
 
-    gpu: str | None
-    gpu_memory_gib: float
+    types: other (dtype, quantization) of weights worth a try.
+    """
+
     machine: str
+    gpu: str | None = None
     types: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -108,9 +109,9 @@ class SteppedMeter(Meter):
 class Profiler:
     """Profiles configurations one after the other, and keeps the last model that it loaded. Also as a Ray actor."""
 
-    def __init__(self, threads: int | None = None, make: Build | None = None, weights: bool = False) -> None:
+    def __init__(self, threads: int | None = None, weights: bool = False) -> None:
         """weights: a model will be loaded, so that torch is imported now."""
-        self.threads, self._make = threads, make
+        self.threads = threads
         self._model: tuple[Any, Any] | None = None
         self._done = (0, 0)
         if weights:
@@ -123,9 +124,9 @@ class Profiler:
     def facts(self, config: RunConfig) -> WorkerFacts:
         """What this machine is. Raises ModelError where it has not the device of the configuration."""
         if config.model.is_fake:
-            return WorkerFacts(None, 0.0, "fake engine")
+            return WorkerFacts("fake engine")
         if config.model.endpoint is not None:
-            return WorkerFacts(None, 0.0, config.model.endpoint.url)
+            return WorkerFacts(config.model.endpoint.url)
         from raypd.models.load import resolve_device, resolve_dtype
 
         model, device = config.model, resolve_device(config.model.device)
@@ -133,30 +134,33 @@ class Profiler:
         plain = dict.fromkeys([best, "float16"] if device.type == "cuda" else ["float32", best])
         types = [(one, "none") for one in plain if (one, "none") != (dtype, model.quantization)]
         if device.type != "cuda":  # bitsandbytes runs on a CPU, and slowly
-            return WorkerFacts(None, 0.0, _processor(), types)
+            return WorkerFacts(_processor(), types=types)
         import torch
 
         gpu = torch.cuda.get_device_properties(device)
         if importlib.util.find_spec("bitsandbytes"):
             types += [(model.dtype, kind) for kind in ("int8", "nf4") if kind != model.quantization]
-        return WorkerFacts(gpu.name, gpu.total_memory / 2**30, gpu.name, types)
+        return WorkerFacts(gpu.name, instance_gpu(gpu.name, gpu.total_memory / 2**30), types)
 
     def progress(self) -> tuple[int, int]:
         """(documents answered, documents wanted) of the profile that is being made."""
         return self._done
 
-    def profile(self, config: RunConfig, documents: Sequence[Document], limit: float | None = None) -> Profile:
+    def profile(self, config: RunConfig, documents: Sequence[Document], limit: float = math.inf) -> Profile:
         """Profiles one configuration. limit: seconds after which it ends in any case.
 
         Raises UserError where the configuration cannot be run, EngineBroken where its engine fails.
         """
         began = time.perf_counter()
         self._done = (0, 0)
-        parts = self._parts(config)
+        alone = config.decoding.method == "speculative"
+        if alone:
+            self._model = None  # it cannot use a model that an engine has had, nor one model as both
+        parts = build(config, self.threads, None if alone else self._load)
         loaded = time.perf_counter()
         # One document a category: the instruction of each is computed once.
         first = {sampling.kind_of(document, config)[0]: document for document in documents}
-        self._answer(config, parts, list(first.values()), 0, len(first), None)
+        self._answer(config, parts, list(first.values()), 0, len(first), math.inf)
         warmed = time.perf_counter()
         lead = in_flight(config)
         # Whole rounds, and never fewer documents than are in flight: those that begin together also end together.
@@ -186,10 +190,10 @@ class Profiler:
         documents: Sequence[Document],
         lead: int,
         count: int,
-        limit: float | None,
+        limit: float,
     ) -> tuple[SteppedMeter, UnitState]:
         """Answers documents round after round until the window has ended and each was answered once."""
-        ends = math.inf if limit is None else time.monotonic() + limit
+        ends = time.monotonic() + limit
         # Twice what is in flight behind the window keeps the engine full to its end.
         rounds = itertools.islice(itertools.cycle(documents), lead + count + 2 * lead)
         stream = [replace(document, index=index) for index, document in enumerate(rounds)]
@@ -198,32 +202,21 @@ class Profiler:
         meter.begin(_UNIT)
         queue = RequestQueue(parts, config.engine.max_num_seqs, meter)
         first = set(range(len(documents)))
-        try:
-            with queue.unit(_UNIT) as unit, ThreadPoolExecutor(1) as pool:
-                unit.documents, unit.categories = len(stream), {one.index: str(one.index) for one in stream}
-                meter.answered = lambda: len(unit.answered)
-                answering = pool.submit(queue.answer, unit, stream)
-                while not answering.done() and time.monotonic() < ends:
-                    answered = unit.answered
-                    self._done = (min(len(answered), lead + count), lead + count)
-                    if len(answered) >= lead + count and first <= answered:
-                        break
-                    wait([answering], timeout=_POLL_SECONDS)
-                queue.cancel(_UNIT, only_waiting=False)
-                with contextlib.suppress(Cancelled):
-                    answering.result()
-            meter.read()  # answers are read after the step that ended them
-        finally:
-            queue.close()
+        with contextlib.closing(queue), queue.unit(_UNIT) as unit, ThreadPoolExecutor(1) as pool:
+            unit.documents, unit.categories = len(stream), {one.index: str(one.index) for one in stream}
+            meter.answered = lambda: len(unit.answered)
+            answering = pool.submit(queue.answer, unit, stream)
+            while not answering.done() and time.monotonic() < ends:
+                answered = unit.answered
+                self._done = (min(len(answered), lead + count), lead + count)
+                if len(answered) >= lead + count and first <= answered:
+                    break
+                wait([answering], timeout=_POLL_SECONDS)
+            queue.cancel(_UNIT, only_waiting=False)
+            with contextlib.suppress(Cancelled):
+                answering.result()
+        meter.read()  # answers are read after the step that ended them
         return meter, unit
-
-    def _parts(self, config: RunConfig) -> WorkerComponents:
-        if self._make is not None:
-            return self._make(config, self.threads)
-        if config.decoding.method == "speculative":
-            self._model = None  # it cannot use a model that an engine has had, nor one model as both
-            return build(config, self.threads)
-        return build(config, self.threads, self._load)
 
     def _load(self, model: Any) -> Any:
         from raypd.models.load import load_model
@@ -249,9 +242,6 @@ def _costs(
 ) -> list[DocumentCost | None]:
     """What each document of the sample took, on average over its rounds. tokens: by row."""
     answered = sorted(unit.answered)
-    records: dict[int, list[Record]] = defaultdict(list)
-    for record in unit.records:
-        records[record.index].append(record)
     costs: list[DocumentCost | None] = []
     for number in range(count):
         own = [row for row in answered if row % count == number]
@@ -260,7 +250,7 @@ def _costs(
             continue
         fed = {name: float(np.mean([tokens.get(str(row), {}).get(name, 0.0) for row in own])) for name in TOKENS}
         seconds = fed["prefill_tokens"] * float(rates[0]) + fed["decode_tokens"] * float(rates[1])
-        first = records[own[0]]
+        first = [record for record in unit.records if record.index == own[0]]
         error = next((record.error for record in first if record.error is not None), None)
         rows = [record.columns for record in first if record.error is None]
         costs.append(DocumentCost(seconds, **fed, rows=rows, error=error))
@@ -290,19 +280,16 @@ def _processor() -> str:
 class RemoteProfiler(OneWorker):
     """A `Profiler` in the place of a decode worker."""
 
-    def __init__(self, config: RunConfig, verbose: bool = False, make: Build | None = None) -> None:
-        weights = make is None and config.model.has_weights
-        super().__init__(config, verbose, lambda share: (Profiler, (share.threads, make, weights)))
+    def __init__(self, config: RunConfig, verbose: bool) -> None:
+        super().__init__(config, verbose, lambda share: (Profiler, (share.threads, config.model.has_weights)))
 
     def facts(self, config: RunConfig) -> WorkerFacts:
         """What its machine is. Raises what `Profiler.facts` raises, RunError."""
         found: WorkerFacts = self.call("the worker to measure on", "facts", config, progress=lambda _: None)
         return found
 
-    def profile(
-        self, config: RunConfig, documents: Sequence[Document], limit: float | None = None, label: str = "measure"
-    ) -> Profile:
-        """Profiles one configuration, and shows how far it is. Raises what `Profiler.profile` raises, RunError."""
+    def profile(self, config: RunConfig, documents: Sequence[Document], limit: float, label: str) -> Profile:
+        """As `Profiler.profile`, and shows under a label how far it is. RunError, too, where the process dies."""
         with _display(label) as update:
             found: Profile = self.call(label, "profile", config, list(documents), limit, progress=update)
             return found

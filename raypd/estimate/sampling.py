@@ -28,7 +28,8 @@ SCANNED = 20_000  # documents that the first phase reads, about
 _LEAST_UNITS, _MOST_UNITS = 8, 64
 _LENGTHS = 4  # most strata by length within a category
 _PER_STRATUM = 4  # documents that a stratum should have; two are the least that tell how much they differ
-UNREADABLE = "(cannot be read)"
+SEED = 0  # of all that is drawn: the same command draws the same documents and gives the same intervals
+_UNREADABLE = "(cannot be read)"
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,13 @@ class ScannedDocument:
 
 @dataclass
 class Scan:
-    """What the first phase found. documents: of the whole corpus, counted or estimated (see `estimator`)."""
+    """What the first phase found. documents: of the whole corpus, counted or estimated (see `estimator`).
+
+    counts: documents of each of `units`.
+    """
 
     units: list[Unit]
+    counts: list[int]
     seen: list[ScannedDocument]
     documents: Array
     units_planned: int
@@ -57,41 +62,33 @@ class Scan:
 
 
 @dataclass
-class Stratum:
-    """Documents of one category and about one length: those that were scanned, and those drawn of them."""
-
-    category: str
-    members: list[ScannedDocument]
-    chosen: list[ScannedDocument]
-
-
-@dataclass
 class CorpusSample:
     """What was drawn. unreadable: scanned documents that cost nothing, as they are error rows.
 
-    drawn: place in `strata` and in the corpus of each of `documents`, which are well mixed, so that every part of them
-    is like the whole.
+    strata: the scanned documents of each, of one category and about one length. drawn: place in `strata` and in the
+    corpus of each of `documents`, which are well mixed, so that every part of them is like the whole.
     """
 
     scan: Scan
-    strata: list[Stratum]
+    strata: list[list[ScannedDocument]]
     drawn: list[tuple[int, ScannedDocument]]
     documents: list[Document]
     unreadable: int
 
 
-def draw(config: RunConfig, size: int, seed: int = 0) -> CorpusSample:
+def draw(config: RunConfig, size: int) -> CorpusSample:
     """Plans the corpus and draws about `size` documents of it.
 
-    Raises InputError where the corpus cannot be planned, or nothing of what was scanned can be read.
+    Raises:
+        InputError: the corpus cannot be planned, or nothing of what was scanned can be read.
     """
-    found = scan(config, seed)
-    readable = [one for one in found.seen if one.category != UNREADABLE]
+    found = scan(config)
+    readable = [one for one in found.seen if one.category != _UNREADABLE]
     if not readable:
         raise InputError(f"none of the {len(found.seen)} documents that were looked at can be read")
-    strata = _stratify(readable, size, seed)
-    drawn = [(place, one) for place, stratum in enumerate(strata) for one in stratum.chosen]
-    random.Random(seed).shuffle(drawn)
+    strata = _stratify(readable, size)
+    drawn = [(place, one) for place, (_, chosen) in enumerate(strata) for one in chosen]
+    random.Random(SEED).shuffle(drawn)
     # The scan kept no document, so that its memory does not grow with their length: they are read again.
     wanted = {(one.unit, one.row) for _, one in drawn}
     read: dict[tuple[int, int], Document] = {}
@@ -99,16 +96,16 @@ def draw(config: RunConfig, size: int, seed: int = 0) -> CorpusSample:
         rows = enumerate(read_unit(found.units[unit], config))
         read |= {(unit, row): document for row, document in rows if (unit, row) in wanted}
     documents = [read[one.unit, one.row] for _, one in drawn]
-    return CorpusSample(found, strata, drawn, documents, len(found.seen) - len(readable))
+    return CorpusSample(found, [own for own, _ in strata], drawn, documents, len(found.seen) - len(readable))
 
 
-def scan(config: RunConfig, seed: int = 0) -> Scan:
+def scan(config: RunConfig) -> Scan:
     """Plans the corpus and reads units at equal distances along the plan; those that cannot be read are left out.
 
     Raises InputError where the corpus cannot be planned, or none of the units can be read.
     """
     plan = planner.plan(config)
-    wanted = _places(plan.units, max(1.0, plan.documents / max(plan.units, 1)), seed)
+    wanted = _places(plan.units, max(1.0, plan.documents / max(plan.units, 1)))
     chosen: list[Unit] = []
     seen: list[ScannedDocument] = []
     counts: list[int] = []
@@ -129,24 +126,24 @@ def scan(config: RunConfig, seed: int = 0) -> Scan:
     if len(chosen) == plan.units or plan.exact:
         documents = estimator.exact(len(seen) if len(chosen) == plan.units else plan.documents)
     else:  # a range of lines tells its bytes and not its documents
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(SEED)
         documents = estimator.ratio(counts, [unit.bytes for unit in chosen], rng, plan.units) * plan.bytes
-    return Scan(chosen, seen, documents, plan.units)
+    return Scan(chosen, counts, seen, documents, plan.units)
 
 
-def _places(planned: int, per_unit: float, seed: int) -> set[int]:
+def _places(planned: int, per_unit: float) -> set[int]:
     """Places in the plan at equal distances from a random start: every object of some size is touched."""
     count = max(_LEAST_UNITS, min(_MOST_UNITS, math.ceil(SCANNED / per_unit)))
     if planned * per_unit <= SCANNED or planned <= count:
         return set(range(planned))
-    start = random.Random(seed).random()
+    start = random.Random(SEED).random()
     return {int((number + start) * planned / count) for number in range(count)}
 
 
 def kind_of(document: Document, config: RunConfig) -> tuple[str, int]:
     """(category, bytes of its text) of a document."""
     if document.error is not None:
-        return UNREADABLE, 0
+        return _UNREADABLE, 0
     category = ""
     if isinstance(config.task, ExtractionConfig):
         column = config.input.category_column
@@ -158,25 +155,25 @@ def kind_of(document: Document, config: RunConfig) -> tuple[str, int]:
     return category, sum(len(str(document.fields.get(name) or "")) for name in texts)
 
 
-def _stratify(seen: Sequence[ScannedDocument], size: int, seed: int) -> list[Stratum]:
-    """Cuts documents into strata, in which rare categories share one, and draws `size` of them in proportion."""
-    draws = random.Random(seed)
+def _stratify(seen: Sequence[ScannedDocument], size: int) -> list[tuple[list[ScannedDocument], list[ScannedDocument]]]:
+    """Cuts documents into strata, in which rare categories share one, and draws `size` in proportion: (all, drawn)."""
+    draws = random.Random(SEED)
     size = min(size, len(seen))
     by_category: dict[str, list[ScannedDocument]] = {}
     for one in seen:
         by_category.setdefault(one.category, []).append(one)
-    groups = sorted(by_category.items(), key=lambda item: (-len(item[1]), item[0]))
-    if len(rare := groups[max(1, size // 2) - 1 :]) > 1:
-        name = "(rare categories)" if rare[0][0] else ""
-        groups[max(1, size // 2) - 1 :] = [(name, [one for _, group in rare for one in group])]
-    strata: list[Stratum] = []
-    for (category, group), share in zip(groups, _allocate([len(group) for _, group in groups], size), strict=True):
+    groups = [by_category[name] for name in sorted(by_category, key=lambda name: (-len(by_category[name]), name))]
+    common = max(1, size // 2) - 1
+    if rare := [one for group in groups[common:] for one in group]:
+        groups[common:] = [rare]
+    strata = []
+    for group, share in zip(groups, _allocate([len(group) for group in groups], size), strict=True):
         group.sort(key=lambda one: (one.length, one.unit, one.row))
         bins = max(1, min(_LENGTHS, share // _PER_STRATUM))
         cuts = [round(i * len(group) / bins) for i in range(bins + 1)]
         parts = [group[a:b] for a, b in itertools.pairwise(cuts)]
         for part, count in zip(parts, _allocate([len(part) for part in parts], share), strict=True):
-            strata.append(Stratum(category, part, draws.sample(part, count)))
+            strata.append((part, draws.sample(part, count)))
     return strata
 
 

@@ -8,6 +8,7 @@ settings of the engine are tried, which change no answers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -54,8 +55,8 @@ class Trial:
         return self.error is None and not self.cut and self.speed > 0
 
 
-# Measures the configuration with changes; `limit`: seconds a document after which it may be cut short.
-Measure = Callable[[Changes, float | None], Trial]
+# Measures the configuration with changes; the number: seconds a document after which it may be cut short.
+_Measure = Callable[[Changes, float], Trial]
 
 
 @dataclass
@@ -63,16 +64,16 @@ class Search:
     """floor: what a setting's agreement must reach. types: (dtype, quantization) of weights to try.
 
     wanted: the reference that was asked for. show: is called with each trial, and whether it is the reference.
-    reference: None before it was measured.
+    reference: the first trial, or the one after it where that was poor.
     """
 
     config: RunConfig
-    measure: Measure
+    measure: _Measure
     floor: Floor
     types: Sequence[tuple[str, str]] = ()
     wanted: Reference = "auto"
     show: Callable[[Trial, bool], None] = lambda trial, reference: None
-    reference: Trial | None = None
+    reference: Trial = field(init=False)
     trials: list[Trial] = field(default_factory=list)
     ended: str = "all settings were tried"
 
@@ -82,21 +83,21 @@ class Search:
             self._all()
         except OutOfTime as why:
             self.ended = str(why)
-        return self.best()
+        return self._best()
 
-    def best(self) -> Trial | None:
-        usable = [trial for trial in self.trials if trial.usable and (self.judged or _engine_only(trial.changes))]
+    def _best(self) -> Trial | None:
+        usable = [trial for trial in self.trials if trial.usable and (self.judged or self.agrees(trial))]
         return max(usable, key=self._rank, default=None)
 
     @property
     def judged(self) -> bool:
         """Whether the reference has values enough to tell who reaches the floor."""
-        return self.reference is not None and self.floor.judged(self.reference.agreement)
+        return self.floor.judged(self.reference.agreement)
 
     @property
     def by_guided(self) -> bool:
         """Whether the reference is guided decoding."""
-        return self.reference is not None and self.method_of(self.reference.changes) == "guided"
+        return self.method_of(self.reference.changes) == "guided"
 
     def method_of(self, changes: Changes) -> str:
         """The decoding method of a setting."""
@@ -105,7 +106,7 @@ class Search:
     def agrees(self, trial: Trial) -> bool:
         """Whether a setting may be taken: it reaches the floor or, where none can be judged, changes no answers."""
         if not self.judged:
-            return _engine_only(trial.changes)
+            return trial.changes.keys() <= _ENGINE.keys()
         return trial is self.reference or self.floor.reached(trial.agreement)
 
     def unsure(self, trial: Trial) -> bool:
@@ -117,7 +118,7 @@ class Search:
 
     def _all(self) -> None:
         self._refer()
-        if self.reference is None or self.reference.error is not None:
+        if self.reference.error is not None:
             return
         if not self.judged:
             self._try({})
@@ -143,7 +144,7 @@ class Search:
 
     def _poor(self) -> bool:
         """Whether values that autoregressive decoding broke keep the floor from being judged, or are most of all."""
-        found = self.reference.agreement if self.reference is not None else Agreement(0, 0)
+        found = self.reference.agreement
         enough = Floor(min(self.floor.share, _HIGHEST)).judged(found)
         return found.of == 0 or (found.left_out > 0 and (found.left_out > found.of or not enough))
 
@@ -177,7 +178,7 @@ class Search:
         return found
 
     def _best_changes(self) -> Changes:
-        best = self.best()
+        best = self._best()
         return best.changes if best is not None else {}
 
     def _climb(self, start: Changes, key: str, most: int, factors: Sequence[float] = (2, 0.5)) -> None:
@@ -200,31 +201,26 @@ class Search:
         known = next((trial for trial in self.trials if trial.changes == changes), None)
         if known is not None:
             return known
-        best = self.best()
-        trial = self.measure(changes, _CUT / best.speed if best is not None and self.agrees(best) else None)
-        self.trials.append(trial)
-        if reference and (self.reference is None or trial.error is None):
+        best = self._best()
+        trial = self.measure(changes, _CUT / best.speed if best is not None and self.agrees(best) else math.inf)
+        if reference and (not self.trials or trial.error is None):
             self.reference = trial
+        self.trials.append(trial)
         for one in self.trials if trial is self.reference else [trial]:
             self._compare(one)
         self.show(trial, trial is self.reference)
         return trial
 
     def _compare(self, trial: Trial) -> None:
-        if self.reference is not None and self.reference.answers is not None and trial.answers is not None:
+        if self.reference.answers is not None and trial.answers is not None:
             trial.agreement = compare(self.reference.answers, trial.answers)
 
     def _repeat(self) -> None:
         ranked = sorted((t for t in self.trials if t.usable), key=self._rank, reverse=True)
         for _ in range(_REPEATS - 1):
             for trial in ranked[:2]:
-                again = self.measure(trial.changes, None)
+                again = self.measure(trial.changes, math.inf)
                 self._compare(again)
                 self.show(again, False)
                 if again.usable:
                     trial.speeds += again.speeds
-
-
-def _engine_only(changes: Changes) -> bool:
-    """Whether a setting asks the model just what the configuration asks it."""
-    return changes.keys() <= _ENGINE.keys()

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raypd import storage
 from raypd.billing import prices
@@ -23,14 +25,11 @@ from raypd.estimate import sampling
 from raypd.estimate.agreement import Floor, Judge, values_of
 from raypd.estimate.estimate import check_model, check_sample, with_changes
 from raypd.estimate.estimator import exact
-from raypd.estimate.machines import NodeKind, has_gpu, here, instance_gpu, known_type
+from raypd.estimate.machines import NodeKind, has_gpu, here, known_type
 from raypd.estimate.profile import RemoteProfiler, WorkerFacts, in_flight
 from raypd.estimate.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.run import records
-
-if TYPE_CHECKING:
-    from raypd.cluster.components import Build
-    from raypd.tasks.base import Document
+from raypd.tasks.base import Document
 
 
 @dataclass
@@ -49,7 +48,6 @@ class TuneOptions:
     reference: Reference = "auto"
     instance: str | None = None
     fresh: bool = False
-    seed: int = 0
 
 
 @dataclass
@@ -75,24 +73,32 @@ def tune(
     measurements: Path,
     *,
     verbose: bool = False,
-    build: Build | None = None,
     say: Callable[[str], None] = print,
 ) -> TuneResult:
     """Measures and searches.
 
-    measurements: the file of what was measured. build: as in `driver.run_extract`. say: shows the user each of them.
+    Args:
+        config: what the search begins with.
+        options: of the command line.
+        measurements: the file of what was measured, from which the same search goes on.
+        verbose: show what Ray's processes print.
+        say: shows the user each measurement.
 
-    Raises ConfigError, InputError, ModelError before anything is measured; RunError where nothing can be.
+    Raises:
+        ConfigError, InputError, ModelError: before anything is measured.
+        RunError: nothing could be measured.
     """
     storage.configure(config.storage)
     check_model(config)
-    documents = sampling.draw(config, options.sample, seed=options.seed).documents
-    with RemoteProfiler(config, verbose, build) as profiler:
+    documents = sampling.draw(config, options.sample).documents
+    with RemoteProfiler(config, verbose) as profiler:
         facts = profiler.facts(config)
         kind = _kind(config, facts, options.instance)
+        if options.fresh:
+            measurements.unlink(missing_ok=True)
         about = f"{_hash([[one.id, one.fields] for one in documents])} {facts.machine}"
-        log = MeasurementLog(measurements, about, options.fresh)
-        trials = _Trials(config, documents, profiler, log, _seconds(options, kind), say)
+        ends = time.monotonic() + _seconds(options, kind)
+        trials = _Trials(config, documents, profiler, measurements, about, ends, say)
         floor = Floor(options.agreement, options.judge)
         search = Search(config, trials.measure, floor, facts.types, options.reference, trials.show)
         best = search.run()
@@ -104,7 +110,7 @@ def tune(
     if best is None:
         errors = [f": {trial.error}" for trial in search.trials if trial.error is not None]
         raise RunError(f"nothing could be measured ({search.ended}){''.join(errors[:1])}")
-    return TuneResult(search, best, kind, len(documents), log.taken, facts.machine)
+    return TuneResult(search, best, kind, len(documents), trials.taken, facts.machine)
 
 
 def _kind(config: RunConfig, facts: WorkerFacts, instance: str | None) -> NodeKind:
@@ -112,79 +118,102 @@ def _kind(config: RunConfig, facts: WorkerFacts, instance: str | None) -> NodeKi
     if instance is None:
         return here(config, facts.machine)
     gpus = known_type(instance).gpus
-    gpu = instance_gpu(facts.gpu, facts.gpu_memory_gib) if facts.gpu else None
-    if gpu is None or not has_gpu(instance, gpu):
+    if not has_gpu(instance, facts.gpu):
         raise ConfigError(f"--instance {instance}: this machine ({facts.machine}) has not the GPU of that type")
     price = prices.price(instance, None, None, config.cost)
     return NodeKind(instance, gpus, price.usd_per_hour, price.source)
 
 
-def _seconds(options: TuneOptions, kind: NodeKind) -> float | None:
+def _seconds(options: TuneOptions, kind: NodeKind) -> float:
     """How long it may measure."""
-    limits = [60 * options.minutes] if options.minutes is not None else []
+    seconds = math.inf if options.minutes is None else 60 * options.minutes
     if options.budget_usd is not None:
         if not kind.usd_per_hour:
             raise ConfigError("--budget-usd: this machine has no price; cost.prices.local gives it one")
-        limits.append(options.budget_usd / kind.usd_per_hour * 3600)
-    return min(limits, default=None)
+        seconds = min(seconds, options.budget_usd / kind.usd_per_hour * 3600)
+    return seconds
 
 
 @dataclass
 class _Trials:
-    """Measures settings for the search. seconds: that it may take in all."""
+    """Measures settings for the search, and keeps the measurements as lines of a file, one JSON object each.
+
+    about: sample and machine; lines of others are left alone. ends: by `time.monotonic`, when the time is over.
+    count: settings asked for. measured: those that could be. taken: from the file.
+    """
 
     config: RunConfig
     documents: Sequence[Document]
     profiler: RemoteProfiler
-    log: MeasurementLog
-    seconds: float | None
+    path: Path
+    about: str
+    ends: float
     say: Callable[[str], None]
+    count: int = 0
+    measured: int = 0
+    taken: int = 0
 
     def __post_init__(self) -> None:
-        self._ends = None if self.seconds is None else time.monotonic() + self.seconds
-        self._count = self._measured = 0
+        self._known: dict[str, list[Trial]] = defaultdict(list)
+        for text in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # it was being written when the process died
+                line = json.loads(text)
+                if line["about"] == self.about:
+                    self._known[line["key"]].append(records.from_json(Trial, line["trial"], str(self.path)))
 
-    def measure(self, changes: Changes, limit: float | None) -> Trial:
+    def measure(self, changes: Changes, limit: float) -> Trial:
         """One measurement, from the file if it stands there. Raises OutOfTime."""
-        self._count += 1
+        self.count += 1
         try:
             changed = with_changes(self.config, changes)
         except ConfigError as error:
             return Trial(changes, error=str(error))
         settings = changed.model_dump(mode="json", include={"model", "decoding", "engine"})
         key = _hash([changed.fingerprint(), settings])
-        trial = self.log.take(key)
-        if trial is None:
+        if self._known[key]:
+            trial = self._known[key].pop(0)
+            self.taken += 1
+        else:
             trial = Trial(changes)
             self._fill(trial, changed, limit)
-            self.log.add(key, trial)
-        self._measured += trial.error is None
+            self._keep(key, trial)
+        self.measured += trial.error is None
         return replace(trial, changes=changes)
 
-    def _fill(self, trial: Trial, config: RunConfig, limit: float | None) -> None:
+    def _fill(self, trial: Trial, config: RunConfig, limit: float) -> None:
         """Measures one setting. limit: seconds a document."""
-        limits = [limit * (len(self.documents) + 3 * in_flight(config))] if limit is not None else []
-        limits += [left] if (left := self._left()) is not None else []
-        label = f"{self._count}. {describe(trial.changes)}"
+        limit = min(self._left(), limit * (len(self.documents) + 3 * in_flight(config)))
         try:
-            found = self.profiler.profile(config, self.documents, min(limits, default=None), label)
+            label = f"{self.count}. {describe(trial.changes)}"
+            found = self.profiler.profile(config, self.documents, limit, label)
             if not found.complete:
                 self._left()  # cut short by the end of the time, not for being slow
                 trial.cut = True
-            check_sample(found, self.documents)
+            check_sample(found)
         except UserError as error:
-            if not self._measured and isinstance(error, RunError):
+            if not self.measured and isinstance(error, RunError):
                 raise
             trial.error = str(error)
         else:
             trial.speeds, trial.answers = [found.documents_per_second], [values_of(cost) for cost in found.costs]
 
-    def _left(self) -> float | None:
+    def _left(self) -> float:
         """Seconds that are left. Raises OutOfTime at the end."""
-        left = None if self._ends is None else self._ends - time.monotonic()
-        if left is not None and left <= 0:
+        left = self.ends - time.monotonic()
+        if left <= 0:
             raise OutOfTime("the time or money given was used up")
         return left
+
+    def _keep(self, key: str, trial: Trial) -> None:
+        tree = records.to_json(trial)
+        del tree["agreement"]  # the reference decides it
+        line = {"key": key, "about": self.about, "at": time.time(), "trial": tree}
+        try:
+            torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"\n", b"")
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(("\n" if torn else "") + json.dumps(line) + "\n")
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be written: {error}; --output names another place") from None
 
     def show(self, trial: Trial, reference: bool) -> None:
         """Shows the user what the last measurement found."""
@@ -198,44 +227,7 @@ class _Trials:
             found += f", {same.left_out} are not whole" if same.left_out else ""
         else:
             found += f", {same.share:.1%} of {same.of} values agree" if same.of else ", no whole value to compare"
-        self.say(f"{self._count}. {describe(trial.changes)}: {found}")
-
-
-class MeasurementLog:
-    """The file of measurements, one JSON object a line. about: sample and machine; lines of others are left alone.
-
-    taken: measurements that it has given.
-    """
-
-    def __init__(self, path: Path, about: str, fresh: bool) -> None:
-        self.path, self.about, self.taken = path, about, 0
-        self._known: dict[str, list[Trial]] = {}
-        if fresh:
-            path.unlink(missing_ok=True)
-        for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # it was being written when the process died
-                line = json.loads(text)
-                if line["about"] == about:
-                    trial = records.from_json(Trial, line["trial"], str(path))
-                    self._known.setdefault(line["key"], []).append(trial)
-
-    def take(self, key: str) -> Trial | None:
-        """A measurement that was made before, each once."""
-        known = self._known.get(key)
-        self.taken += bool(known)
-        return known.pop(0) if known else None
-
-    def add(self, key: str, trial: Trial) -> None:
-        """Raises RunError when it cannot be written."""
-        tree = records.to_json(trial)
-        del tree["agreement"]  # the reference decides it
-        line = {"key": key, "about": self.about, "at": time.time(), "trial": tree}
-        try:
-            torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"\n", b"")
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(("\n" if torn else "") + json.dumps(line) + "\n")
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot be written: {error}; --output names another place") from None
+        self.say(f"{self.count}. {describe(trial.changes)}: {found}")
 
 
 def describe(changes: Changes) -> str:

@@ -16,9 +16,9 @@ from raypd.run import text
 from raypd.run.records import Estimate
 
 
-def show_estimate(result: Estimate, console: Console | None = None) -> None:
+def show_estimate(result: Estimate) -> None:
     """Prints to stdout, in the width of the terminal. Brackets hold the 95% interval."""
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     about = "" if result.documents.counted else "about "
     console.print(f"{about}{tables.with_interval(result.documents, text.count)} documents\n")
     console.print(_table(tables.speeds(result)))
@@ -46,16 +46,17 @@ def _table(cells: tables.Cells, width: int | None = None) -> Table:
     return table
 
 
-def show_tune(result: TuneResult, console: Console | None = None) -> None:
+def show_tune(result: TuneResult) -> None:
     """Prints all that was tried, and why the best is the best, to stdout in the width of the terminal."""
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     priced = result.kind.usd_per_hour > 0
     cells = [["setting", "docs/s", *(["$/1,000"] if priced else []), "agree [95%]", ""]]
     for trial in result.search.trials:
         row = [describe(trial.changes), f"{trial.speed:.3g}" if trial.usable else "-"]
         usd = result.usd_per_1000(trial)
         row += [f"{usd:.3g}" if usd is not None else "-"] if priced else []
-        cells.append([*row, _agreement(result.search, trial), _remark(result, trial)])
+        agreement = str(trial.agreement).partition(" of ")[0] if trial.usable and trial.agreement.of else "-"
+        cells.append([*row, "reference" if trial is result.search.reference else agreement, _remark(result, trial)])
     table = _table(cells, 28)
     table.columns[-1].justify = "left"
     table.rows[result.search.trials.index(result.best)].style = "bold"
@@ -63,12 +64,6 @@ def show_tune(result: TuneResult, console: Console | None = None) -> None:
     console.print(why(result), soft_wrap=True)
     for note in _notes(result):
         console.print(f"note: {note}", soft_wrap=True)
-
-
-def _agreement(search: Search, trial: Trial) -> str:
-    if trial is search.reference:
-        return "reference"
-    return str(trial.agreement).partition(" of ")[0] if trial.usable and trial.agreement.of else "-"
 
 
 def _remark(result: TuneResult, trial: Trial) -> str:
@@ -112,7 +107,7 @@ def _reference(search: Search) -> str:
 
 def _not_judged(search: Search) -> str:
     """Why the floor could not be judged, and what to do."""
-    floor, there = search.floor, search.reference.agreement.of if search.reference is not None else 0
+    floor, there = search.floor, search.reference.agreement.of
     if math.isinf(floor.needed):
         reason = f"no sample can show that {floor.share:.0%} of values agree; lower --agreement"
     else:
@@ -131,7 +126,7 @@ def _notes(result: TuneResult) -> list[str]:
         notes.append(f"unsure: it may agree in less than {search.floor.share:.0%} of values; a larger --sample tells")
     if result.taken:
         notes.append(f"{result.taken} measurements are from the file; --fresh makes them again")
-    found = search.reference.agreement if search.reference is not None else None
+    found = search.reference.agreement
     if search.by_guided:
         note = (
             "the reference is guided decoding: the keys are given, each value is decoded token by token behind all of "
@@ -142,12 +137,12 @@ def _notes(result: TuneResult) -> list[str]:
             own = compare(free.answers, free.answers)
             note += f": autoregressive decoding gave {own.of} whole values and nothing whole for {own.left_out}"
         notes.append(note)
-    elif found is not None and found.left_out > found.of:
+    elif found.left_out > found.of:
         notes.append(
             f"autoregressive decoding gave nothing whole for {found.left_out} values and a value for {found.of} only: "
             "with this model it is a poor reference"
         )
-    if found is not None and found.left_out and (search.by_guided or found.left_out <= found.of):
+    if found.left_out and (search.by_guided or found.left_out <= found.of):
         notes.append(f"{found.left_out} values are left out: the reference gave nothing whole there")
     if not result.kind.usd_per_hour:
         notes.append("this machine has no price: cost.prices.local (USD per hour) or --instance gives it one")

@@ -17,22 +17,22 @@ import yaml
 
 from raypd.errors import InputError
 
-LISTS = {"oamine": "oa-mine", "ae110k": "ae-110k", "wdcpave": "wdc-pave"}  # file name -> key in attributes.json
+_LISTS = {"oamine": "oa-mine", "ae110k": "ae-110k", "wdcpave": "wdc-pave"}  # file name -> key in attributes.json
 
 
-def run_tree(folder: Path, name: str, split: str = "test.dev") -> dict[str, Any]:
+def _run_tree(folder: Path, name: str, split: str = "test.dev") -> dict[str, Any]:
     """A run configuration for one benchmark; attributes that only its training part has are left out.
 
     Raises InputError where the folder lacks a file or the benchmark is not known.
     """
-    if name not in LISTS:
-        raise InputError(f"{name}: no such benchmark; choose from {', '.join(LISTS)}")
+    if name not in _LISTS:
+        raise InputError(f"{name}: no such benchmark; choose from {', '.join(_LISTS)}")
     data, lists = folder / f"{name}.{split}.jsonl", folder / "attributes.json"
     for file in (data, lists):
         if not file.is_file():
             raise InputError(f"{file}: not there")
     categories = {}
-    for category, known in json.loads(lists.read_text(encoding="utf-8"))[LISTS[name]].items():
+    for category, known in json.loads(lists.read_text(encoding="utf-8"))[_LISTS[name]].items():
         attributes = [
             {"name": attribute, **({"description": facts["description"].strip()} if facts["description"] else {})}
             for attribute, facts in known["attributes"].items()
@@ -49,12 +49,12 @@ def run_tree(folder: Path, name: str, split: str = "test.dev") -> dict[str, Any]
 
 def main(
     folder: Annotated[Path, typer.Argument(help="Folder with attributes.json and the data")],
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(LISTS)}")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(_LISTS)}")],
     split: Annotated[str, typer.Option(help="Part of the data: NAME.SPLIT.jsonl")] = "test.dev",
 ) -> None:
     """Print the run configuration of a benchmark as YAML."""
     try:
-        tree = run_tree(folder, name, split)
+        tree = _run_tree(folder, name, split)
     except InputError as error:
         raise SystemExit(f"error: {error}") from None
     print(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120), end="")

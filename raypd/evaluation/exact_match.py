@@ -6,9 +6,6 @@ The reference is `autoregressive` at batch 1. Beside IPPD stands the noise floor
 the same reference, which differs by rounding alone. Of each answer that differs are printed the first token that does
 and the gap between the two highest logits of the reference there: rounding can only turn a token over where the gap is
 small.
-
-On a processor without bfloat16 products, these are some nine times slower than in float32. There the linear layers
-take float32 copies of their weights: bfloat16 in and out, summed in float32, which is what a GPU's tensor cores do.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +25,7 @@ from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Program
-from raypd.models.load import LoadedModel, load_model, resolve_dtype
+from raypd.models.load import LoadedModel, load_model
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request, Task
 
@@ -110,7 +106,7 @@ class ExactMatch:
         return Engine(self.loaded.model, max_num_seqs=batch).run(list(programs))
 
     def compare(self, documents: Sequence[Document], batch: int) -> list[Outcome]:
-        """The outcomes of all questions of some contexts."""
+        """The outcomes of all questions of some contexts. batch: prompts decoded at the same time."""
         stacked = _requests(self.ippd, documents)
         answers: list[list[Continuation]] = self.run((request.program for request in stacked), batch)
         items = [item for request, found in zip(stacked, answers, strict=True) for item in request.finish(found)]
@@ -134,23 +130,6 @@ def _requests(task: Task, documents: Sequence[Document]) -> list[Request]:
     return [item for item in task.plan(documents) if isinstance(item, Request)]
 
 
-def sum_in_float32(model: torch.nn.Module) -> None:
-    """Lets all linear layers multiply in float32 and round their outputs to the dtype they had.
-
-    The rounded weights stay as they are, so that only the order of the sums differs from a product in that dtype.
-    """
-    for layer in model.modules():
-        if isinstance(layer, torch.nn.Linear):
-            layer.forward = partial(_summed, layer.weight.float(), layer.bias)  # type: ignore[method-assign]
-
-
-def _summed(weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
-
-
-# --------------------------------------------------------------------------------------------------------- the table
-
-
 def table(name: str, dtype: str, outcomes: Sequence[Outcome]) -> str:
     """Exact match of each form, with every differing answer, as text."""
     total, contexts = len(outcomes), len({o.context for o in outcomes})
@@ -166,7 +145,7 @@ def table(name: str, dtype: str, outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def read_documents(path: Path, contexts: int) -> Iterator[Document]:
+def _read_documents(path: Path, contexts: int) -> Iterator[Document]:
     """The first rows of a JSONL file of contexts and questions."""
     with path.open(encoding="utf-8") as file:
         for row, line in enumerate(itertools.islice(file, contexts)):
@@ -186,10 +165,8 @@ def main(
 ) -> None:
     """Exact match of IPPD against one prompt a question, beside its noise floor."""
     outcomes: list[Outcome] = []
-    documents = list(read_documents(data, contexts))
+    documents = list(_read_documents(data, contexts))
     loaded = load_model(ModelConfig.model_validate({"name": model, "dtype": dtype}))
-    if loaded.dtype == torch.bfloat16 and resolve_dtype("auto", loaded.device) != torch.bfloat16:
-        sum_in_float32(loaded.model)
     exact_match = ExactMatch(loaded, contexts_per_prompt, max_answer_tokens)
     for start in range(0, len(documents), group):
         began = time.monotonic()

@@ -25,7 +25,6 @@ from raypd.dataset import writer
 from raypd.errors import ConfigError, UserError
 from raypd.run.load import load_record
 
-BASELINE = "autoregressive"
 _COLUMNS = ["id", "source", "row", "status", "sample", "turn", "tokens", "counters", "finish_reason"]
 _SHOWN = 10  # missing answers that are named
 
@@ -36,7 +35,7 @@ Key = tuple[str, int, int]  # document id, sample, turn
 class Answers:
     """The answers of a run: `length` [answers] is their longest path, of a baseline their tokens.
 
-    cut: whose finish_reason is length. failed: documents with an error.
+    cut: whose finish_reason is length. failed: (source, row) of documents with an error.
     """
 
     path: str
@@ -44,7 +43,7 @@ class Answers:
     model: str
     length: dict[Key, int] = field(default_factory=dict)
     cut: set[Key] = field(default_factory=set)
-    failed: int = 0
+    failed: set[tuple[str, int]] = field(default_factory=set)
 
 
 def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> Answers:
@@ -57,17 +56,17 @@ def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> An
     config = load_record(path, overrides).config
     if (kind := config["task"]["kind"]) != "generation":
         raise ConfigError(f"{path}: its task.kind is {kind}; give a run of `raypd generate`")
-    answers = Answers(path, config["decoding"]["method"], config["model"]["name"])
-    if baseline and answers.method != BASELINE:
+    method = config["decoding"]["method"]
+    if baseline and method != "autoregressive":
         raise ConfigError(
-            f"{path}: its decoding.method is {answers.method}; the baseline is a run of the same inputs with {BASELINE}"
+            f"{path}: its decoding.method is {method}; the baseline is a run of the same inputs with autoregressive"
         )
-    failed = set()
+    answers = Answers(path, method, config["model"]["name"])
     for unit, at in sorted(writer.objects(path)):
         for row in writer.read_table(path, unit, _COLUMNS, at)[1].to_pylist():
             key = (row["id"], row["sample"], row["turn"])
             if row["status"] != "ok":
-                failed.add((row["source"], row["row"]))
+                answers.failed.add((row["source"], row["row"]))
                 continue
             if key in answers.length:
                 raise ConfigError(
@@ -76,9 +75,10 @@ def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> An
             answers.length[key] = row["tokens"] if baseline else _longest_path(answers, row)
             if row["finish_reason"] == "length":
                 answers.cut.add(key)
-    answers.failed = len(failed)
     if not answers.length:
-        raise ConfigError(f"{path}: no answers here ({answers.failed} documents failed); see `raypd status {path}`")
+        raise ConfigError(
+            f"{path}: no answers here ({len(answers.failed)} documents failed); see `raypd status {path}`"
+        )
     return answers
 
 
@@ -123,7 +123,7 @@ def table(run: Answers, baseline: Answers) -> str:
         if cut := len(here.cut & there.length.keys()):
             lines.append(f"  {cut:,} of those in both were cut in {side} (finish_reason length)")
         if here.failed:
-            lines.append(f"  {here.failed:,} documents failed in {side}")
+            lines.append(f"  {len(here.failed):,} documents failed in {side}")
     return "\n".join(lines)
 
 

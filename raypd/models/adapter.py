@@ -14,8 +14,8 @@ from raypd.config import ModelConfig
 from raypd.errors import ModelError
 from raypd.models.source import HUB_ID, Source, explained, looks_local
 
-SETTINGS = "adapter_config.json"
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_SETTINGS = "adapter_config.json"
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ def find_adapter(config: ModelConfig) -> Adapter | None:
         folder = Path(name).expanduser().absolute()
         if not folder.is_dir():
             raise ModelError(f"model.adapter {name!r}: there is no folder {folder}")
-        if not (folder / SETTINGS).is_file():
-            raise ModelError(f"model.adapter {name!r}: {folder} has no {SETTINGS}, so it is not a peft adapter")
-        for file in WEIGHTS:
+        if not (folder / _SETTINGS).is_file():
+            raise ModelError(f"model.adapter {name!r}: {folder} has no {_SETTINGS}, so it is not a peft adapter")
+        for file in _WEIGHTS:
             if (folder / file).is_file():
-                return Adapter(name, folder / SETTINGS, folder / file)
-        raise ModelError(f"model.adapter {name!r}: {folder} has no {WEIGHTS[0]}")
+                return Adapter(name, folder / _SETTINGS, folder / file)
+        raise ModelError(f"model.adapter {name!r}: {folder} has no {_WEIGHTS[0]}")
     if not HUB_ID.fullmatch(name):
         raise ModelError(f"model.adapter {name!r} is neither a local folder nor a Hub id (owner/name)")
     return _from_hub(name)
@@ -57,15 +57,15 @@ def _from_hub(name: str) -> Adapter:
 
     with explained(Source(name, name, False, None, False), "the adapter cannot be fetched"):
         try:
-            settings = Path(hf_hub_download(name, SETTINGS))
+            settings = Path(hf_hub_download(name, _SETTINGS))
         except LocalEntryNotFoundError:
             raise
         except EntryNotFoundError as error:
-            raise ModelError(f"model.adapter {name!r} has no {SETTINGS}, so it is not a peft adapter") from error
+            raise ModelError(f"model.adapter {name!r} has no {_SETTINGS}, so it is not a peft adapter") from error
         try:
-            return Adapter(name, settings, Path(hf_hub_download(name, WEIGHTS[0])))
+            return Adapter(name, settings, Path(hf_hub_download(name, _WEIGHTS[0])))
         except EntryNotFoundError:
-            return Adapter(name, settings, Path(hf_hub_download(name, WEIGHTS[1])))
+            return Adapter(name, settings, Path(hf_hub_download(name, _WEIGHTS[1])))
 
 
 def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> None:

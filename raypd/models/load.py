@@ -18,7 +18,7 @@ from raypd.models.adapter import attach_adapter, check_adapter, find_adapter
 from raypd.models.guard import check_architecture, check_decodable
 from raypd.models.source import Source, explained, find_source, read_config, require
 
-QUANTIZED_LAYER = {"nf4": "Linear4bit", "int8": "Linear8bitLt"}
+_QUANTIZED_LAYER = {"nf4": "Linear4bit", "int8": "Linear8bitLt"}
 
 
 @dataclass
@@ -97,7 +97,12 @@ def load_model(config: ModelConfig) -> LoadedModel:
             model = attach_adapter(model, adapter, merge=config.quantization == "none")
     model.eval()
     model.requires_grad_(False)
-    _check_vocabulary(config.name, model, tokenizer)
+    rows, largest = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= rows:
+        raise ModelError(
+            f"model {config.name!r}: its tokenizer has ids up to {largest}, and its embedding only {rows} rows: "
+            "the tokenizer is that of another model"
+        )
     check_decodable(model, config.name)
     return LoadedModel(model, tokenizer, config.name, dtype, device, _context_length(config.name, model, tokenizer))
 
@@ -127,9 +132,12 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`model.dtype` on a device. `auto`: bfloat16 where the processor multiplies in it, else float32.
+    """The dtype of weights on a device.
 
-    A processor without it is some seven times slower in bfloat16 than in float32.
+    Args:
+        name: `model.dtype`; auto: bfloat16 where the processor multiplies in it, else float32 (which is some seven
+            times faster there).
+        device: that is to hold the weights.
     """
     if name != "auto":
         return getattr(torch, name)
@@ -167,16 +175,6 @@ def _check_base(config: ModelConfig, base: PretrainedConfig) -> None:
         check_architecture(base, kind, config.name)
     elif not getattr(base, "auto_map", None):  # code of its own is judged once it is loaded
         raise ModelError(f"model {config.name!r}: a {base.model_type} model is not a causal language model")
-
-
-def _check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    rows = model.get_input_embeddings().weight.shape[0]
-    largest = max(tokenizer.get_vocab().values(), default=-1)
-    if largest >= rows:
-        raise ModelError(
-            f"model {name!r}: its tokenizer has ids up to {largest}, and its embedding only {rows} rows: "
-            "the tokenizer is that of another model"
-        )
 
 
 def _context_length(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -226,7 +224,7 @@ def _no_cast_warning(record: logging.LogRecord) -> bool:
 
 def _check_quantized(config: ModelConfig, model: PreTrainedModel) -> None:
     """bitsandbytes knows linear layers only: a mixture whose experts are held otherwise would stay as large."""
-    wanted = QUANTIZED_LAYER[config.quantization]
+    wanted = _QUANTIZED_LAYER[config.quantization]
     done = left = 0  # weights in quantized layers, and matrices of decoder layers that were left as they are
     for module_name, module in model.named_modules():
         quantized = type(module).__name__ == wanted

@@ -82,7 +82,10 @@ def _made(config: dict[str, Any]) -> MedusaHeads:
 
 
 def load_heads(folder: str | Path, model: PreTrainedModel | None = None) -> MedusaHeads:
-    """Heads from a folder, in eval mode; on the device and in the dtype of `model`, where one is given.
+    """Heads from a folder, in eval mode.
+
+    Args:
+        folder, model: of the heads, and what they are for, whose device and dtype they get; None: as they were saved.
 
     Raises:
         ModelError: there are none, or they do not fit the model.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,18 +12,18 @@ from raypd.config import ModelConfig
 from raypd.decoding.methods.medusa import MedusaHeads
 from raypd.errors import ModelError
 from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
-from raypd.models.embedded import quiet
+from raypd.models.embedded import quiet, written_whole
 from raypd.models.load import LoadedModel, load_model
 from raypd.models.medusa_heads import save_heads
 from raypd.models.source import find_source, read_config
 
 
 def add_tokens(name: str, output: str, methods: Sequence[str], seed: int = 0) -> dict[str, int]:
-    """Saves a copy of a model with the control tokens of some methods in the folder `output`.
-
-    The weights keep the dtype they are saved in.
+    """Saves a copy of a model with the control tokens of some methods. The weights keep the dtype they are saved in.
 
     Args:
+        name, output: `model.name`, and the new folder.
+        methods: names of decoding methods.
         seed: draws the row of SPACE's mask token.
 
     Returns:
@@ -51,7 +48,15 @@ def add_tokens(name: str, output: str, methods: Sequence[str], seed: int = 0) ->
 
 
 def add_heads(name: str, output: str, count: int, layers: int) -> MedusaHeads:
-    """Saves untrained Medusa heads for a model in the folder `output`. Raises ModelError."""
+    """Saves untrained Medusa heads for a model.
+
+    Args:
+        name, output: `model.name`, and the new folder.
+        count, layers: heads, and residual blocks of each.
+
+    Raises:
+        ModelError: the model cannot be loaded or decoded, or `output` exists.
+    """
     with _whole(output) as folder:
         heads = MedusaHeads.for_model(_load(name).model, count, layers, base_model=name)
         save_heads(heads, folder)
@@ -66,16 +71,10 @@ def _load(name: str) -> LoadedModel:
 
 @contextmanager
 def _whole(output: str) -> Iterator[Path]:
-    """A folder that becomes `output` when all is written, or nothing."""
+    """A temporary folder that becomes the new folder `output`."""
     target = Path(output).expanduser().absolute()
     if target.exists():
         raise ModelError(f"{output}: exists already; give a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield part
-        part.chmod(0o755)
-        os.rename(part, target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+    with written_whole(target) as folder:
+        yield folder

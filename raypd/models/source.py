@@ -120,7 +120,9 @@ def explained(source: Source, what: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"model {source.name!r}: {_explain(error, source) or f'{what}: {_brief(error)}'}") from error
+        text = " ".join(str(error).split())  # transformers writes whole pages
+        brief = f"{what}: {type(error).__name__}: {text[:400]}{'...' if len(text) > 400 else ''}"
+        raise ModelError(f"model {source.name!r}: {_explain(error, source) or brief}") from error
 
 
 def _explain(error: BaseException, source: Source) -> str | None:
@@ -158,9 +160,3 @@ def _chain(error: BaseException) -> list[BaseException]:
         links.append(link)
         link = link.__cause__ or link.__context__
     return links
-
-
-def _brief(error: BaseException) -> str:
-    """The first lines of an error: transformers writes whole pages."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:400]}{'...' if len(text) > 400 else ''}"

@@ -6,8 +6,6 @@ one whose id and hash the index knows keeps its answer. All of it is SQL on disk
 corpus.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -18,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset.plan import Plan
 from raypd.dataset.reader import read_unit
@@ -27,9 +26,9 @@ from raypd.run.unit import Unit, make_unit
 from raypd.storage.threads import in_threads
 from raypd.tasks.base import Document
 from raypd.verify.scratch import Scratch
-from raypd.verify.table_object import path_of, read_object, write_object
+from raypd.verify.table_object import read_object, write_object
 
-INDEX = pa.schema(
+_INDEX = pa.schema(
     {
         "id": "string",
         "hash": "uint64",
@@ -47,9 +46,9 @@ INDEX = pa.schema(
         "night": "string",  # the last one in which the input had it
     }
 )
-_READ = pa.schema([INDEX.field(name) for name in ("id", "hash", "unit", "position", "source", "row")])
-_PLANNED = pa.schema([INDEX.field(name) for name in ("unit", "ordinal")])
-DAMAGED = pa.schema([INDEX.field("source")])
+_READ = pa.schema([_INDEX.field(name) for name in ("id", "hash", "unit", "position", "source", "row")])
+_PLANNED = pa.schema([_INDEX.field(name) for name in ("unit", "ordinal")])
+DAMAGED = pa.schema([_INDEX.field("source")])
 _ROWS_A_FILE = 1_000_000
 
 
@@ -59,7 +58,7 @@ def unit_key(unit: Unit) -> str:
     return hashlib.sha256("\0\0".join(keys).encode()).hexdigest()[:16]
 
 
-def content_hash(document: Document, config: RunConfig) -> int:
+def _content_hash(document: Document, config: RunConfig) -> int:
     """64 bits over what decides a document's answer: nightly.hash_column, else all columns that are read but the id."""
     if document.error is not None:
         text = document.error
@@ -75,9 +74,9 @@ def content_hash(document: Document, config: RunConfig) -> int:
 
 def load_index(scratch: Scratch, root: str, files: Iterable[str]) -> None:
     """Makes the index of the last good night known to SQL as `old`; empty where there was none."""
-    scratch.create("old", INDEX)
+    scratch.create("old", _INDEX)
     for file in files:
-        scratch.add("old", read_object(path_of(root, file)))
+        scratch.add("old", read_object(storage.join(root, file)))
 
 
 @dataclass
@@ -148,7 +147,7 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8
         key = unit_key(unit)
         if key not in known:
             rows = [
-                {"id": d.id, "hash": content_hash(d, config), "position": d.index, "source": d.source, "row": d.place}
+                {"id": d.id, "hash": _content_hash(d, config), "position": d.index, "source": d.source, "row": d.place}
                 for d in read_unit(unit, config, extra)
             ]
             scratch.add("read", [{**row, "unit": key} for row in rows])
@@ -238,9 +237,9 @@ def to_extract(scratch: Scratch, condition: str = "file IS NULL") -> Iterator[tu
 
 
 def write_index(scratch: Scratch, query: str, root: str, folder: str) -> list[str]:
-    """Stores the rows of a query over the columns of INDEX below the nightly root; the names of the files."""
+    """Stores the rows of a query over the columns of _INDEX below the nightly root; the names of the files."""
     files: list[str] = []
     for batch in scratch.batches(query, _ROWS_A_FILE):
         files.append(f"{folder}/{len(files):06d}.parquet")
-        write_object(path_of(root, files[-1]), pa.Table.from_batches([batch]).select(INDEX.names).cast(INDEX))
+        write_object(storage.join(root, files[-1]), pa.Table.from_batches([batch]).select(_INDEX.names).cast(_INDEX))
     return files

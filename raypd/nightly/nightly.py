@@ -26,7 +26,6 @@ from raypd.run.manifest import Unreadable
 from raypd.run.records import NightStart, NightState, RecordError
 from raypd.run.text import counted
 from raypd.verify.scratch import Scratch, quoted
-from raypd.verify.table_object import path_of
 
 if TYPE_CHECKING:
     from raypd.cluster.components import Build
@@ -254,7 +253,7 @@ class NightRun:
             keys[subset.id] = changes.unit_key(unit)
             documents += len(positions)
         if keys:
-            own = config.model_copy(update={"output": OutputConfig(path=path_of(self.root, folder))})
+            own = config.model_copy(update={"output": OutputConfig(path=storage.join(self.root, folder))})
             driver.run_extract(own, verbose=self.verbose, build=self.build, planned=writer.finish(0, "", 0, {}))
             self._check_lease()
         objects = ((key, f"{folder}/{layout.UNITS}/{unit}.parquet") for unit, key in keys.items())
@@ -268,7 +267,7 @@ class NightRun:
         table.settle(scratch, f"{folder}/{layout.TABLE}", again)
         table.compose(scratch, self.root, self.config, self.change)
         index = changes.write_index(scratch, table.index_query(again), self.root, f"{folder}/{layout.INDEX}")
-        files = [path_of(self.root, file) for file in table.files_of(scratch)]
+        files = [storage.join(self.root, file) for file in table.files_of(scratch)]
         night.failed = scratch.number("SELECT count(*) FROM final WHERE winner AND NOT ok")
         storage.put(self._at(night.name, layout.FILES), "".join(f"{file}\n" for file in files).encode())
         self._check_lease()

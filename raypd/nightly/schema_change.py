@@ -1,7 +1,5 @@
 """What a changed schema means for answers that exist: which attributes are to be extracted, and how rows are joined."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ attributes, the object of its unit is written again from the rows that are there
 readers follow is the list.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from itertools import groupby
@@ -16,13 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import RunError
 from raypd.nightly import schema_change
 from raypd.nightly.schema_change import Change
 from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch
-from raypd.verify.table_object import path_of, read_object, write_object
+from raypd.verify.table_object import read_object, write_object
 
 _ROWS = pa.schema(
     {"unit": "string", "file": "string", "source": "string", "row": "int64", "ok": "bool", "category": "string"}
@@ -36,7 +35,7 @@ def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[
 
     def read(item: tuple[str, str]) -> None:
         unit, file = item
-        rows = read_object(path_of(root, file))
+        rows = read_object(storage.join(root, file))
         category = rows["category"] if "category" in rows.column_names else pa.nulls(len(rows), pa.string())
         own = [rows["source"], rows["row"], pc.equal(rows["status"], "ok"), category]
         scratch.add(f"{name}_rows", pa.table([[unit] * len(rows), [file] * len(rows), *own], schema=_ROWS))
@@ -115,7 +114,7 @@ def compose(scratch: Scratch, root: str, config: RunConfig, change: Change | Non
 def _write(root: str, documents: list[dict[str, Any]], config: RunConfig, change: Change | None) -> None:
     """Writes the object of a unit from the rows of the objects that its documents stand in."""
     files = sorted({document[key] for document in documents for key in ("file", "added_file") if document[key]})
-    tables = {file: read_object(path_of(root, file)).replace_schema_metadata(None) for file in files}
+    tables = {file: read_object(storage.join(root, file)).replace_schema_metadata(None) for file in files}
     there: defaultdict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
     for file, table in tables.items():
         for row in table.to_pylist():
@@ -135,4 +134,4 @@ def _write(root: str, documents: list[dict[str, Any]], config: RunConfig, change
             found = [schema_change.join(found[0], added, config)]
         rows += [{**row, **place} for row in found]
     schema = pa.unify_schemas([table.schema for table in tables.values()])
-    write_object(path_of(root, documents[0]["home"]), pa.Table.from_pylist(rows, schema))
+    write_object(storage.join(root, documents[0]["home"]), pa.Table.from_pylist(rows, schema))

@@ -1,7 +1,5 @@
 """`raypd verify` of a nightly folder: the table against the input of now, document by document."""
 
-from __future__ import annotations
-
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
@@ -18,7 +16,12 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
     """Compares the table of the last good night with the input: each id once, from the last document that has it.
 
     Ids of the table that the input does not have are foreign, unless nightly.removed is keep or they are of an object
-    that cannot be read now. Changes nothing. config.input says where the input lies now.
+    that cannot be read now. Changes nothing.
+
+    Args:
+        root: the folder of nightly runs.
+        config: of the last one; its section `input` says where the input lies now.
+        threads: units or objects that are read at the same time.
     """
     result = Verification(root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
     files = objects(root)

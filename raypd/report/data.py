@@ -23,8 +23,8 @@ from raypd.run.records import Estimate, Manifest, PlanTotals, RecordError, Sessi
 from raypd.run.text import clean
 from raypd.run.training import TrainingRecord
 
-R = TypeVar("R")
-ALIVE_SECONDS = 120.0  # a session without a heartbeat for longer is taken for dead
+_R = TypeVar("_R")
+_ALIVE_SECONDS = 120.0  # a session without a heartbeat for longer is taken for dead
 _FAILURES = 20
 
 
@@ -106,7 +106,7 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
         units, bill, plan, now = read_units(root), read_bill(root), read_plan(root), time.time()
         sessions = read_sessions(root, units.read, bill, now, units.scale)
         planned = plan.units if plan else None
-        forecast, torn = read_forecast(root)
+        forecast, torn = _read_forecast(root)
         return RunReport(
             root=root,
             fingerprint=record.fingerprint,
@@ -140,7 +140,7 @@ def _only_trained(root: str) -> RunReport | None:
 
 def _only_estimated(root: str) -> RunReport | None:
     """A folder in which an estimate stands and no run yet; None where none does. Raises RunError when it is damaged."""
-    forecast, torn = read_forecast(root)
+    forecast, torn = _read_forecast(root)
     if torn:
         raise RunError(f"{torn[0]}: cannot be read, and no run has begun here: `raypd estimate` makes it anew")
     if forecast is None:
@@ -150,7 +150,7 @@ def _only_estimated(root: str) -> RunReport | None:
     return RunReport(root, forecast.fingerprint or "", config, "estimated", forecast=forecast)
 
 
-def read_forecast(root: str) -> tuple[Estimate | None, list[str]]:
+def _read_forecast(root: str) -> tuple[Estimate | None, list[str]]:
     """(the estimate in a run's folder or None, its path if it is there and cannot be read)."""
     path = storage.join(root, layout.ESTIMATE)
     try:
@@ -182,7 +182,7 @@ def read_plan(root: str) -> PlanTotals | None:
     return PlanTotals("", manifest.units_planned, manifest.documents if done else 0)
 
 
-def _read(kind: type[R], path: str) -> R | None:
+def _read(kind: type[_R], path: str) -> _R | None:
     try:
         return records.read(kind, path)
     except (FileNotFoundError, NotADirectoryError):
@@ -223,7 +223,7 @@ def read_sessions(
         committed, billed = own.get(session.id, []), bills.get(session.id)
         signs = [session.began, session.heartbeat or 0.0, *(unit.committed_at for unit in committed)]
         heard = max([*signs, billed.until] if billed else signs)
-        ended, how = heard, "running" if now - heard < ALIVE_SECONDS else "killed"
+        ended, how = heard, "running" if now - heard < _ALIVE_SECONDS else "killed"
         if session.how:
             ended, how = session.ended or heard, session.how
         documents = round(sum(unit.documents for unit in committed) * scale)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raypd.estimate import tables
-from raypd.report.forecast import held
 from raypd.report.sections import Table, Tile
 from raypd.run import text
-from raypd.run.records import Estimate, Figure
+from raypd.run.records import BillEstimate, Estimate, Figure, MachineEstimate
 
 if TYPE_CHECKING:
     from raypd.report.data import RunReport
+    from raypd.report.ledger import RunBill
 
 _TOKENS = "Tokens are of one document; shared ones are in the cache already."
 _DECODING = "Of the seconds in which documents are decoded, as papers count: without start-up, idle time and head node."
@@ -95,16 +96,17 @@ def _compare(run: RunReport, found: Estimate) -> BillComparison:
     bill, documents = run.bill, run.units.total("documents")
     if bill is None or not bill.sessions or not documents:
         return BillComparison("There is no bill yet that it could be compared with.")
-    match = held(found, bill)
+    match = _estimated(found, bill)
     if match is None:
         return BillComparison("It is not compared with the bill: it has no figure for the machines that the run had.")
-    if not bill.usd or not match.machine.usd_per_hour:
+    machine, estimated, had = match
+    if not bill.usd or not machine.usd_per_hour:
         return BillComparison("It is not compared with the bill: the machine had no price.")
-    planned, usd, price = found.documents, match.bill.usd, match.machine.usd_per_hour
+    planned, usd, price = found.documents, estimated.usd, machine.usd_per_hour
     each, billed = usd.times(1000 / planned.value), 1000 * bill.usd / documents
     rows = [["documents", *_row(planned, documents, text.count)]]
-    nodes = text.counted(match.bill.nodes, "node")
-    notes = [f"Estimated for {nodes} of {text.clean(match.machine.title, 80)}; the run had {match.nodes}."]
+    nodes = text.counted(estimated.nodes, "node")
+    notes = [f"Estimated for {nodes} of {text.clean(machine.title, 80)}; the run had {had}."]
     if run.state != "complete":
         rows[0][3] = f"{text.share(documents, planned.value)} of it"
         sentence = _sentence("So far, the bill of 1,000 documents", each, billed)
@@ -113,17 +115,30 @@ def _compare(run: RunReport, found: Estimate) -> BillComparison:
         sentence = _sentence("The bill of 1,000 documents", each, billed)
         notes.append("The estimate is for another number of documents, so only the price of one is compared.")
     else:
-        rows.append(["time", *_row(match.bill.hours.times(3600), run.seconds, text.duration)])
+        rows.append(["time", *_row(estimated.hours.times(3600), run.seconds, text.duration)])
         rows.append(["the whole bill", *_row(usd, bill.usd, text.usd)])
         sentence = _sentence("The bill", usd, bill.usd)
     rows.append(["1,000 documents, all costs", *_row(each, billed, text.usd)])
-    prices = sorted({node.usd_per_hour for node in bill.nodes if node.instance_type == match.machine.instance_type})
+    prices = sorted({node.usd_per_hour for node in bill.nodes if node.instance_type == machine.instance_type})
     if any(abs(one / price - 1) > _SAME for one in prices):
         hour = " and ".join(text.usd(one) for one in prices)
         notes.append(f"An hour was taken to cost {text.usd(price)}, and was billed at {hour}.")
     return BillComparison(
         sentence, Table(["", "estimated", "in the run", "difference", "95% interval"], rows, " ".join(notes))
     )
+
+
+def _estimated(found: Estimate, bill: RunBill) -> tuple[MachineEstimate, BillEstimate, int] | None:
+    """What was estimated for the machines that the workers had, and how many at a time; None where nothing was."""
+    with_workers = {worker.node for worker in bill.workers}
+    nodes = [node for node in bill.nodes if node.node in with_workers] or bill.nodes
+    kinds = {node.instance_type for node in nodes}
+    machine = next((one for one in found.machines if {one.instance_type} == kinds and one.bills), None)
+    if machine is None:
+        return None
+    there = [(node.began, node.ended or node.began) for node in nodes]
+    count = max(1, *(sum(began <= at < ended for began, ended in there) for at, _ in there))
+    return machine, min(machine.bills, key=lambda one: abs(math.log(one.nodes / count))), count
 
 
 def _row(figure: Figure, value: float, show: text.Show) -> list[str]:

@@ -32,7 +32,7 @@ _TEMPLATES = resources.files("raypd.report") / "templates"
 _CONFIG_CHARACTERS = 60_000
 _TIMELINE_ROWS = 600
 _SUBTITLE = [("model", "name"), ("decoding", "method"), ("task", "kind")]
-STATES = {
+_STATES = {
     "complete": "complete",
     "running": "unfinished: still running",
     "interrupted": "unfinished: interrupted",
@@ -58,7 +58,18 @@ class Drawn:
 
 
 def write(run: RunReport, path: str | None = None) -> str:
-    """Writes the page, into the run's folder as report.html if no path is given; where it went. Raises RunError."""
+    """Writes the page of a run.
+
+    Args:
+        run: what it shows.
+        path: a file or s3:// object; None: report.html in the run's folder.
+
+    Returns:
+        Where it went.
+
+    Raises:
+        RunError: it cannot be written there.
+    """
     where = path or storage.join(run.root, layout.REPORT)
     try:
         storage.put(where, render(run).encode())
@@ -107,7 +118,7 @@ def _content(run: RunReport) -> dict[str, Any]:
     named = [(run.config.get(key) or {}).get(name) for key, name in _SUBTITLE]
     trained = run.training
     return {
-        "state": STATES.get(run.state, f"unfinished: {run.state}"),
+        "state": _STATES.get(run.state, f"unfinished: {run.state}"),
         "subtitle": [text.clean(part, 120) for part in named if part],
         "warnings": _warnings(run),
         "tiles": _tiles(run),
@@ -206,7 +217,8 @@ def _workers(run: RunReport, clock: RunningTime) -> Drawn:
     busy = sum(w.spent("busy") for w in workers) / sum(w.lived() for w in workers)
     note = f"{who} busy {text.share(busy, 1)} of the time."
     names = [text.clean(w.worker, 12) for w in shown]
-    chart = charts.timeline(series.timeline(shown, clock), names, clock, note)
+    spans = [[(*clock.at([began, ended]).tolist(), kind) for began, ended, kind, _ in w.spans] for w in shown]
+    chart = charts.timeline(spans, names, clock, note)
     return Drawn(chart, table=sections.worker_table(by_share), legend=charts.KINDS, note=note)
 
 

@@ -22,11 +22,11 @@ from raypd.report.units import CommittedUnit, spread
 from raypd.run.text import clean
 from raypd.verify import dead_letters
 
-UNITS = 60  # read whole or in part for answers
-ROWS = 1024  # read of each
-FAILED_UNITS = 200  # read for their errors
-DOCUMENTS = 240  # to look at
-FAILED_DOCUMENTS = 60  # of these
+_UNITS = 60  # read whole or in part for answers
+_ROWS = 1024  # read of each
+_FAILED_UNITS = 200  # read for their errors
+_DOCUMENTS = 240  # to look at
+_FAILED_DOCUMENTS = 60  # of these
 _CHARACTERS = 600_000  # of all documents together: the page stays small
 _ENTRIES = 60  # values of one document
 _VALUE_CHARACTERS = 400
@@ -122,8 +122,8 @@ def read_sample(units: Sequence[CommittedUnit], seed: str) -> AnswerSample:
     """Reads the sample; objects that cannot be read are left out."""
     failed = [unit for unit in units if unit.failed]
     with ThreadPoolExecutor(16) as pool:
-        tables = [rows for rows in pool.map(_rows, _choose(units, UNITS, seed)) if rows is not None]
-        chosen = pool.map(read_errors, (unit.path for unit in _choose(failed, FAILED_UNITS, seed)))
+        tables = [rows for rows in pool.map(_rows, _choose(units, _UNITS, seed)) if rows is not None]
+        chosen = pool.map(read_errors, (unit.path for unit in _choose(failed, _FAILED_UNITS, seed)))
         failures = [rows for rows in chosen if rows is not None]
     sample = AnswerSample(failed_units=len(failed), error_units=len(failures))
     for row in (row for rows in tables for row in rows):
@@ -145,7 +145,7 @@ def _choose(units: Sequence[CommittedUnit], most: int, seed: str) -> Sequence[Co
 def _rows(unit: CommittedUnit) -> list[Row] | None:
     try:
         with storage.open_file(unit.path) as file:
-            batches = pq.ParquetFile(file).iter_batches(batch_size=ROWS)
+            batches = pq.ParquetFile(file).iter_batches(batch_size=_ROWS)
             return next((batch.to_pylist() for batch in batches), [])
     except (pa.ArrowException, OSError):
         return None
@@ -171,10 +171,10 @@ def _by_document(rows: list[Row]) -> list[list[Row]]:
 
 def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[SampleDocument]:
     """Some of every unit, until there are enough or the page would grow too large; failures first."""
-    failed = [row for rows in failures for row in rows[: max(1, FAILED_DOCUMENTS // max(len(failures), 1))]]
-    failed = failed[:FAILED_DOCUMENTS]
+    failed = [row for rows in failures for row in rows[: max(1, _FAILED_DOCUMENTS // max(len(failures), 1))]]
+    failed = failed[:_FAILED_DOCUMENTS]
     seen = {(row["source"], row["row"]) for row in failed}
-    most = DOCUMENTS - len(failed)
+    most = _DOCUMENTS - len(failed)
     each = -(-most // max(len(units), 1))
     taken = []
     for groups in units:

@@ -16,7 +16,7 @@ from raypd.run.records import Counts, WorkerTime
 _MOST_ROWS = 40
 _WORKER_ROWS = 100
 _REASONS = 15
-PART_NAMES = {
+_PART_NAMES = {
     "decode": "decoding answers",
     "prefill": "reading prompts",
     "startup": "starting workers",
@@ -73,7 +73,7 @@ class Bars:
     stacked: bool = False  # long names stand above their bars
 
 
-def bars_of(values: Mapping[str, float], show: Callable[[float], str]) -> list[Bar]:
+def _bars_of(values: Mapping[str, float], show: Callable[[float], str]) -> list[Bar]:
     """A bar for each value, the longest first; shares are of their sum."""
     whole, longest = sum(values.values()), max(values.values(), default=0.0)
     ordered = sorted(values.items(), key=lambda item: -item[1])
@@ -139,8 +139,8 @@ def _cost_tiles(bill: RunBill | None, documents: int) -> list[Tile]:
 
 def money_tables(bill: RunBill) -> list[Bars]:
     """Where the money went: by kind of time, by category."""
-    parts = {PART_NAMES[name]: usd for name, usd in bill.parts.items() if usd}
-    tables = [Bars("Where the money went", bars_of(parts, text.usd))] if parts else []
+    parts = {_PART_NAMES[name]: usd for name, usd in bill.parts.items() if usd}
+    tables = [Bars("Where the money went", _bars_of(parts, text.usd))] if parts else []
     if bill.categories:
         tables.append(_category_table(bill.categories))
     return tables
@@ -149,7 +149,7 @@ def money_tables(bill: RunBill) -> list[Bars]:
 def _category_table(categories: dict[str, Counts]) -> Bars:
     dearest = sorted(categories.items(), key=lambda item: -item[1]["usd"])
     shown = {name or "none": own for name, own in dearest[:_MOST_ROWS]}
-    bars = bars_of({name: own["usd"] for name, own in shown.items()}, text.usd)
+    bars = _bars_of({name: own["usd"] for name, own in shown.items()}, text.usd)
     for bar in bars:
         own = shown[bar.name]
         if own["documents"]:
@@ -194,7 +194,7 @@ def token_bars(run: RunReport) -> Bars:
     names = {"prefill_tokens": "prompts, computed", "shared_tokens": "prompts, shared", "decode_tokens": "answers"}
     found = {name: float(run.units.tokens(kind)) for kind, name in names.items()}
     note = "Shared tokens were in the cache already: of the instruction that all documents of a category have."
-    return Bars("Tokens by kind", bars_of(found, text.compact), note)
+    return Bars("Tokens by kind", _bars_of(found, text.compact), note)
 
 
 def error_bars(sample: AnswerSample) -> Bars:
@@ -207,7 +207,7 @@ def error_bars(sample: AnswerSample) -> Bars:
         notes.append(
             f"Read from {text.count(sample.error_units)} of {text.count(sample.failed_units)} units with failures."
         )
-    return Bars("Errors by reason", bars_of(found, text.count), " ".join(notes), "failed documents", stacked=True)
+    return Bars("Errors by reason", _bars_of(found, text.count), " ".join(notes), "failed documents", stacked=True)
 
 
 def answer_tables(sample: AnswerSample) -> list[Table]:

@@ -8,7 +8,6 @@ import numpy as np
 
 from raypd.report.data import ReportSession
 from raypd.report.units import CommittedUnit
-from raypd.run.records import WorkerTime
 
 _BINS = 120
 
@@ -56,8 +55,3 @@ def money(points: Sequence[tuple[float, float]], clock: RunningTime) -> tuple[np
     """Running time (seconds) and dollars spent by then, from nothing on."""
     at, usd = np.array(points).T
     return np.concatenate([[0.0], clock.at(at)]), np.concatenate([[0.0], usd])
-
-
-def timeline(workers: Sequence[WorkerTime], clock: RunningTime) -> list[list[tuple[float, float, str]]]:
-    """Spans of each worker in running time."""
-    return [[(*clock.at([began, ended]).tolist(), kind) for began, ended, kind, _ in w.spans] for w in workers]

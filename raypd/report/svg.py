@@ -44,13 +44,10 @@ def inline(figure: Figure, name: str, title: str, description: str) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     drawn = ElementTree.fromstring(buffer.getvalue())
     ElementTree.register_namespace("", _SVG)
-    out = ElementTree.Element(f"{{{_SVG}}}svg")
-    out.set("viewBox", drawn.get("viewBox", ""))
-    out.set("role", "img")
-    out.set("aria-labelledby", f"{name}-t {name}-d")
+    attributes = {"viewBox": drawn.get("viewBox", ""), "role": "img", "aria-labelledby": f"{name}-t {name}-d"}
+    out = ElementTree.Element(f"{{{_SVG}}}svg", attributes)
     for tag, text in (("title", title), ("desc", description)):
-        child = ElementTree.SubElement(out, f"{{{_SVG}}}{tag}", id=f"{name}-{tag[0]}")
-        child.text = text
+        ElementTree.SubElement(out, f"{{{_SVG}}}{tag}", id=f"{name}-{tag[0]}").text = text
     defined = {shape for defs in drawn.iter(f"{{{_SVG}}}defs") for shape in defs.iter()}
     for shape in drawn.iter():
         kind = shape.tag.removeprefix(f"{{{_SVG}}}")

@@ -3,8 +3,6 @@
 <output>/lease.json names the session that holds the run. The holder replaces it every few seconds by a conditional
 write; whoever else wants the run watches whether it changes, by its own clock that only goes forward, and takes over
 when it does not. No two clocks are ever compared, and of several that take over one wins.
-
-<output>/sessions/<id>.json: when each session began, was last alive and ended, for people and reports.
 """
 
 from __future__ import annotations
@@ -144,7 +142,14 @@ class RunLease:
 
 @contextlib.contextmanager
 def held(output: str, say: Callable[[str], None]) -> Iterator[RunLease]:
-    """Holds a folder for the length of a block, whose end it tells as complete or failed."""
+    """Holds a folder for the length of a block, whose end it tells as complete or failed.
+
+    Args:
+        output, say: the folder, and what takes lines for the user while another session's heartbeat is looked for.
+
+    Raises:
+        RunError: another session that is alive holds it.
+    """
     own, how = RunLease(output, say), "failed"
     try:
         yield own

@@ -24,9 +24,13 @@ def is_nightly(output: str) -> bool:
 
 
 def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
-    """A run's run.json, or the state.json of nightly runs. Raises NoRun or ConfigError when there is none to be read.
+    """A run's run.json, or the state.json of nightly runs; from here on this process reaches S3 as the run did.
 
-    From here on this process reaches S3 as the run did, but for what the overrides of section `storage` say.
+    Args:
+        output, overrides: the run's folder, and key=value, of which section `storage` says how S3 is reached instead.
+
+    Raises:
+        ConfigError: it cannot be read; NoRun: there is none.
     """
     own = [o.removeprefix("storage.").split("=", 1) for o in overrides if o.startswith("storage.") and "=" in o]
     keys = {key: yaml.safe_load(value) for key, value in own}
@@ -39,7 +43,10 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
         record.config = with_new_names(record.config)
         storage.configure(StorageConfig.model_validate({**(record.config.get("storage") or {}), **keys}))
     except FileNotFoundError:
-        raise NoRun(_no_run(output)) from None
+        reason = "no run here (it has no run.json); give the output.path of a run"
+        if storage.exists(storage.join(output, layout.ESTIMATE)):
+            reason = f"no run here yet, only an estimate: start the run, or `raypd report {output}` shows it"
+        raise NoRun(f"{output}: {reason}") from None
     except storage.Unavailable:
         raise
     except (storage.StorageError, RecordError) as error:  # which name the path
@@ -49,16 +56,14 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
     return record
 
 
-def _no_run(output: str) -> str:
-    if storage.exists(storage.join(output, layout.ESTIMATE)):
-        return f"{output}: no run here yet, only an estimate: start the run, or `raypd report {output}` shows it"
-    return f"{output}: no run here (it has no run.json); give the output.path of a run"
-
-
 def load_run(output: str, overrides: list[str]) -> RunConfig:
-    """The configuration of a run, out of its run.json; overrides (key=value) say what has moved since.
+    """The configuration of a run, out of its run.json.
 
-    Raises ConfigError when there is no run, or when what its answers depend on is not what it was.
+    Args:
+        output, overrides: the run's folder, and key=value of what has moved since.
+
+    Raises:
+        ConfigError: there is no run, or what its answers depend on is not what it was.
     """
     record = load_record(output, overrides)
     tree = record.config

@@ -1,8 +1,4 @@
-"""The records of a run beside its rows: run.json at the start, one file a session, manifest.json at the end.
-
-<output>/run.json: the configuration and its fingerprint; an output folder belongs to one fingerprint.
-<output>/manifest.json: totals over all committed units, read from their objects and not from memory.
-"""
+"""The records of a run beside its rows: run.json at the start, manifest.json at the end."""
 
 from __future__ import annotations
 
@@ -46,6 +42,11 @@ class Unreadable:
     entries: list[UnreadableUnit] = field(default_factory=list)
 
     def add(self, unit: Unit, error: str) -> None:
+        """Counts a unit, and keeps it while there are few.
+
+        Args:
+            unit, error: one that cannot be read, and why.
+        """
         self.units += 1
         if len(self.entries) < _UNREADABLE_LISTED:
             self.entries.append(UnreadableUnit(unit.name, unit.bytes, error))
@@ -59,13 +60,8 @@ class Unreadable:
 
 def versions() -> dict[str, str]:
     """Of what an answer may depend on."""
-    found = {"raypd": raypd.__version__, "python": platform.python_version()}
-    for name in ("torch", "transformers", "ray", "pyarrow"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    found = {name: metadata.version(name) for name in ("torch", "transformers", "ray", "pyarrow")}
+    return {"raypd": raypd.__version__, "python": platform.python_version(), **found}
 
 
 def _iso(seconds: float) -> str:
@@ -75,7 +71,11 @@ def _iso(seconds: float) -> str:
 def claim(config: RunConfig, output: str) -> None:
     """Makes the output folder this run's, or checks that it is.
 
-    Raises ConfigError when it belongs to another configuration, or cannot be written.
+    Args:
+        config, output: the run's, and the path of its folder.
+
+    Raises:
+        ConfigError: the folder belongs to another configuration, or cannot be written.
     """
     path = storage.join(output, layout.RUN)
     mine = RunRecord(config.fingerprint(), recorded(config), _iso(time.time()), versions())
@@ -102,7 +102,14 @@ def recorded(config: RunConfig) -> dict[str, Any]:
 
 
 def check(config: RunConfig, output: str) -> None:
-    """Raises ConfigError when the output folder belongs to another configuration."""
+    """Sees whether a run may have its output folder; writes nothing.
+
+    Args:
+        config, output: the run's, and the path of its folder.
+
+    Raises:
+        ConfigError: the folder belongs to another configuration, or cannot be read.
+    """
     path = storage.join(output, layout.RUN)
     try:
         if storage.exists(output) and not storage.is_folder(output):
@@ -130,9 +137,14 @@ def check(config: RunConfig, output: str) -> None:
 
 
 def differences(old: dict[str, Any], config: RunConfig) -> list[str]:
-    """Keys, dotted, in which a recorded configuration differs from this one, of those that count in the fingerprint.
+    """Keys that count in the fingerprint and that a recorded configuration has otherwise.
 
-    None where a file that prompts come from has another text, or the record is of a raypd that answers otherwise.
+    Args:
+        old, config: the recorded one, as JSON, and that of now.
+
+    Returns:
+        The keys, dotted; empty where a file that prompts come from has another text, or the record is of a raypd that
+        answers otherwise.
     """
     old, idle = with_new_names(old), config.idle_keys()
     with contextlib.suppress(ValueError):  # of a version with other keys: it is compared as it stands
@@ -158,7 +170,15 @@ def make(
     unreadable: Unreadable,
     cost: RunCost | None,
 ) -> Manifest:
-    """Adds up the committed units. cost: the bill of all sessions."""
+    """Adds up the committed units and the sessions of a run.
+
+    Args:
+        config, output: the run's, and the path of its folder.
+        units_planned: how many units its plan has.
+        units: the committed ones.
+        unreadable: what cannot be read of the input.
+        cost: the bill of all sessions; None where no ledger ran.
+    """
     sessions, folder = [], storage.join(output, layout.SESSIONS)
     for name in storage.names(folder):
         session = records.read(Session, storage.join(folder, name))

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from raypd import storage
 
-R = TypeVar("R")
+_R = TypeVar("_R")
 Spans = list[tuple[float, float, str, str | None]]  # (began, ended, startup | busy | idle | lost, first unit in it)
 Counts = dict[str, int | float]  # documents, prefill_tokens, shared_tokens, decode_tokens, seconds; on a bill also usd
 _adapter = cache(TypeAdapter)
@@ -26,21 +26,22 @@ class RecordError(ValueError):
     """A tree or file that is not the record it should be; the message names file and key."""
 
 
-# ----------------------------------------------------------------------------------------------------------------- JSON
-
-
 def to_json(record: Any) -> dict[str, Any]:
     """A record, and those within it, as a tree for `json.dumps`."""
     return asdict(record)
 
 
-def from_json(kind: type[R], tree: Any, file: str) -> R:
-    """The record that parsed JSON was made from. file: where that is from, for the message.
+def from_json(kind: type[_R], tree: Any, file: str) -> _R:
+    """The record that parsed JSON was made from.
 
-    Raises RecordError: a value has another type, or a key without a default is missing.
+    Args:
+        kind, tree, file: its class, the parsed JSON, and where that is from, for the message.
+
+    Raises:
+        RecordError: a value has another type, or a key without a default is missing.
     """
     try:
-        found: R = _adapter(kind).validate_python(tree)  # type: ignore[arg-type]  # a type is hashable
+        found: _R = _adapter(kind).validate_python(tree)  # type: ignore[arg-type]  # a type is hashable
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
@@ -48,8 +49,15 @@ def from_json(kind: type[R], tree: Any, file: str) -> R:
     return found
 
 
-def read(kind: type[R], path: str) -> R:
-    """The record in a file. Raises OSError, and RecordError where it holds no such record."""
+def read(kind: type[_R], path: str) -> _R:
+    """The record in a file.
+
+    Args:
+        kind, path: its class, and the path of the file.
+
+    Raises:
+        RecordError: the file holds no such record; OSError: it cannot be read.
+    """
     try:
         tree = json.loads(storage.read(path))
     except ValueError as error:
@@ -58,17 +66,22 @@ def read(kind: type[R], path: str) -> R:
 
 
 def write(path: str, record: Any, indent: int | None = 2) -> None:
-    """Puts the file of a record whole. Raises OSError."""
+    """Puts the file of a record whole. Raises OSError.
+
+    Args:
+        path, record, indent: the path of the file, and the rest as in `encoded`.
+    """
     storage.put(path, encoded(record, indent))
 
 
 def encoded(record: Any, indent: int | None = 2) -> bytes:
-    """The file of a record. Raises ValueError at a number that JSON does not have (NaN, infinite)."""
+    """The file of a record. Raises ValueError at a number that JSON does not have (NaN, infinite).
+
+    Args:
+        record, indent: a dataclass, and the blanks of a level; None: all on one line.
+    """
     text = json.dumps(to_json(record), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
     return (text + "\n").encode()
-
-
-# ------------------------------------------------------------------------------------------------------ a run, its plan
 
 
 @dataclass
@@ -134,9 +147,6 @@ class Session:
     how: str | None = None
 
 
-# ---------------------------------------------------------------------------------------------------------------- units
-
-
 @dataclass
 class UnitSummary:
     """What a committed unit holds and cost; it stands in the metadata of its object."""
@@ -180,9 +190,6 @@ class UnitResult:
         return self.error is None and not self.handed_back
 
 
-# ------------------------------------------------------------------------------------------------------------- the bill
-
-
 @dataclass
 class Seconds:
     """What a worker did with its time, in seconds; prefill and decode together are its busy time."""
@@ -201,7 +208,11 @@ class Seconds:
         return self.startup + self.prefill + self.decode + self.idle + self.lost
 
     def lose(self, prefill: float, decode: float) -> None:
-        """Moves busy time of an attempt that failed to `lost`."""
+        """Moves busy time of an attempt that failed to `lost`.
+
+        Args:
+            prefill, decode: seconds of the attempt; no more are moved than there are.
+        """
         prefill, decode = min(prefill, self.prefill), min(decode, self.decode)
         self.prefill -= prefill
         self.decode -= decode
@@ -331,9 +342,6 @@ class RunCost:
     notes: list[str] = field(default_factory=list)
 
 
-# --------------------------------------------------------------------------------------------------------- the manifest
-
-
 @dataclass
 class SessionTotals:
     """A session in the manifest: its times in ISO 8601, and what it committed."""
@@ -387,9 +395,6 @@ class Manifest:
     cost: RunCost | None = None
 
 
-# --------------------------------------------------------------------------------------------------------------- nights
-
-
 @dataclass(frozen=True)
 class NightStart:
     """night.json: what a night began with; a start that finds the same goes on with it.
@@ -424,9 +429,6 @@ class NightState:
     hidden: str = ""
     ended: str | None = None  # ISO 8601
     versions: dict[str, str] = field(default_factory=dict)
-
-
-# ------------------------------------------------------------------------------------------------------------ estimates
 
 
 @dataclass(frozen=True)

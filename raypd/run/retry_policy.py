@@ -81,7 +81,12 @@ class Attempt:
         return replace(self, number=self.number + 1) if self.number < _MOST_ERRORS else None
 
     def reason(self, row: int, failure_reason: str | None) -> str:
-        """Why a quarantined row has no answer."""
+        """Why a quarantined row has no answer.
+
+        Args:
+            row: its number in the unit.
+            failure_reason: what the unit's last worker wrote, if anything (`failure_reason`).
+        """
         lines = (failure_reason or "").strip().splitlines()
         return f"killed its worker process {self.quarantined[row]} times{f': {lines[-1]}' if lines else ''}"
 
@@ -91,17 +96,30 @@ def _checkpoint_path(output: str, unit: str) -> str:
 
 
 def failure_path(output: str, unit: str) -> str:
-    """Where a worker that ends itself with a unit writes the reason."""
+    """Where a worker that ends itself with a unit writes the reason.
+
+    Args:
+        output, unit: the run's folder, and the unit's id.
+    """
     return storage.join(output, layout.FAILURES, f"{unit}.txt")
 
 
 def checkpoint(output: str, unit: str, rows: Sequence[int]) -> None:
-    """Writes down the rows that are about to be decoded. Raises OSError."""
+    """Writes down what is about to be decoded. Raises OSError.
+
+    Args:
+        output, unit: the run's folder, and the unit's id.
+        rows: their numbers in the unit.
+    """
     storage.put(_checkpoint_path(output, unit), json.dumps({"rows": list(rows)}).encode())
 
 
 def checkpointed(output: str, unit: str) -> list[int] | None:
-    """The rows of the last checkpoint of a unit, or None."""
+    """The rows of the last checkpoint of a unit, or None.
+
+    Args:
+        output, unit: the run's folder, and the unit's id.
+    """
     try:
         return [int(row) for row in json.loads(storage.read(_checkpoint_path(output, unit)))["rows"]]
     except (OSError, ValueError, KeyError, TypeError):
@@ -109,7 +127,11 @@ def checkpointed(output: str, unit: str) -> list[int] | None:
 
 
 def failure_reason(output: str, unit: str) -> str | None:
-    """Why the last worker that ended itself with the unit did so."""
+    """Why the last worker that ended itself with a unit did so; None where it did not say.
+
+    Args:
+        output, unit: the run's folder, and the unit's id.
+    """
     try:
         return storage.read(failure_path(output, unit)).decode(errors="replace")
     except OSError:

@@ -20,7 +20,11 @@ def count(value: float) -> str:
 
 
 def counted(value: int, what: str) -> str:
-    """1 unit; 1,234 units."""
+    """1 unit; 1,234 units.
+
+    Args:
+        value, what: how many, and the word for one of them.
+    """
     return f"{count(value)} {what}{'' if value == 1 else 's'}"
 
 
@@ -50,7 +54,11 @@ def usd(value: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A percentage that never rounds something to 0% or not all to 100%."""
+    """A percentage that never rounds something to 0% or not all to 100%.
+
+    Args:
+        part, whole: in one unit; of a whole that is not above 0 there is no share.
+    """
     if whole <= 0:
         return NONE
     value = 100 * part / whole
@@ -81,9 +89,10 @@ def when(seconds: float | None) -> str:
 
 
 def clean(value: object, most: int = 0) -> str:
-    """Foreign text with control and direction characters made visible, cut after `most` characters (0: never).
+    """Foreign text with control and direction characters made visible; escaping for HTML is the template's work.
 
-    Of a pile of accents on one letter the first few stay. Escaping for HTML is the template's work.
+    Args:
+        value, most: what to show, and after how many characters it is cut; 0: never.
     """
     text = str(value)
     if most and len(text) > most:

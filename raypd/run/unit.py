@@ -100,7 +100,13 @@ class Unit:
 
 
 def make_unit(parts: Sequence[Part], fingerprint: str, damaged: str | None = None) -> Unit:
-    """The unit of these parts under its id."""
+    """The unit of some parts under its id.
+
+    Args:
+        parts: in the order of the input.
+        fingerprint: of the configuration.
+        damaged: why its object cannot be read; None: it can.
+    """
     first = parts[0]
     keys = [fingerprint] + ["\0".join([p.name, p.version, str(p.start), str(p.end)]) for p in parts]
     digest = hashlib.sha256("\0\0".join(keys).encode()).hexdigest()[:16]

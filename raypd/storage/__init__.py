@@ -1,17 +1,12 @@
 """Storage: the one module through which the rest of raypd touches files, in local folders and on S3 alike.
 
-A path is a local one (or file://) or `s3://bucket/key`. Whole objects are written at once (`put_new` never overwrites),
-read by range, listed in pages, and carry a version. What goes wrong is FileNotFoundError, another OSError
-(StorageError; of these Unavailable for a store that does not answer at all, Changed) or, for what the user asked to be
-read, InputError; no text of these holds a secret.
+A path is a local one (or file://) or `s3://bucket/key`. What goes wrong, in every function that touches files, is
+FileNotFoundError, another OSError (StorageError; of these Unavailable for a store that does not answer at all, Changed)
+or, for what the user asked to be read, InputError; no text of these holds a secret.
 
-A `Storage` is settings and the connection to S3 that is made from them. The functions of this module are the methods of
-one `Storage`, that of the command or of the worker, which gives it the section `storage` of its configuration
-(`configure`). Without settings the SDK finds endpoint, region and credentials in the environment (AWS_ENDPOINT_URL,
-AWS_REGION, AWS_PROFILE, ...), in its files or from the instance's role.
+The functions of this module are the methods of one `Storage`, that of the command or of the worker, which gives it the
+section `storage` of its configuration (`configure`).
 """
-
-from __future__ import annotations
 
 import io
 import os
@@ -64,13 +59,11 @@ def clean_temporary(folder: str) -> int:
 
 
 class Storage:
-    """Local folders and S3 under one set of settings. Its connection to S3 may be used from many threads.
+    """Local folders and S3 under one set of settings. Its connection to S3, `s3`, may be used from many threads.
 
     Args:
-        settings: how S3 is reached; None: as the SDK finds it in the environment.
-
-    Attributes:
-        s3: the connection.
+        settings: how S3 is reached. The SDK finds what they leave open (endpoint, region, credentials) in environment
+            variables (AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, ...), in its files or from the instance's role.
     """
 
     def __init__(self, settings: StorageConfig | None = None) -> None:
@@ -80,8 +73,6 @@ class Storage:
         """Takes a configuration's section `storage` for all that is done on S3 from now on."""
         if settings != self.s3.settings:
             self.s3 = S3Client(settings)
-
-    # ------------------------------------------------------------------------------------------------------------ list
 
     def find(self, path: str) -> Iterator[Object]:
         """The files that a path, a folder (all below it) or a glob stands for, one by one, in the order of their names.
@@ -99,7 +90,7 @@ class Storage:
         return s3_list.find(self.s3, path) if is_remote(path) else local.find(path)
 
     def walk(self, folder: str) -> Iterator[Object]:
-        """Every file below a folder, one by one; none where there is nothing. Raises OSError."""
+        """Every file below a folder, one by one; none where there is nothing."""
         return s3_list.walk(self.s3, folder) if is_remote(folder) else local.walk(folder)
 
     def names(self, folder: str) -> list[str]:
@@ -114,21 +105,16 @@ class Storage:
         """Whether a path is a folder; on S3, whether anything lies below it."""
         return s3_list.is_folder(self.s3, path) if is_remote(path) else local.local_path(path).is_dir()
 
-    # ------------------------------------------------------------------------------------------------------------ read
-
     def exists(self, path: str) -> bool:
         """Whether there is a file (or, locally, a folder) of this path."""
         return s3.exists(self.s3, path) if is_remote(path) else local.local_path(path).exists()
 
     def version(self, path: str) -> str:
-        """What changes with the content: the ETag on S3, locally a hash, or size and time of change of a large file.
-
-        Raises FileNotFoundError, StorageError.
-        """
+        """What changes with the content: the ETag on S3, locally a hash, or size and time of change of a large file."""
         return head(self.s3, path).stamp if is_remote(path) else local.version(path)
 
     def read(self, path: str) -> bytes:
-        """A whole file. Raises FileNotFoundError, StorageError."""
+        """A whole file."""
         return s3.read(self.s3, path) if is_remote(path) else local.local_path(path).read_bytes()
 
     def open_read(self, path: str, offset: int = 0, version: str | None = None) -> BinaryIO:
@@ -161,27 +147,42 @@ class Storage:
         file = S3Reader(self.s3, path, version, size, ahead=False) if remote else local.open_read(path, 0, version)
         return pa.PythonFile(file, mode="r")
 
-    # ----------------------------------------------------------------------------------------------------------- write
-
     def put_new(self, path: str, data: bytes) -> bool:
-        """Writes a file whole unless it exists; False when it does, and what is there stays as it is. Raises OSError.
+        """Writes a file whole unless it exists.
 
-        Of many writers at once one gets True (on a store that knows no conditional PUT: at least one). A writer whose
-        answer was lost and finds its own bytes there gets True, so data by which writers want to know who was first
-        must differ between them.
+        Args:
+            path: its folders are made where they are not there.
+            data: all of its bytes; they must differ between writers that want to know who was first.
+
+        Returns:
+            False when it exists, and what is there stays as it is. Of many writers at once one gets True (on a store
+            that knows no conditional PUT: at least one), and so does one whose answer was lost, if it finds its data.
         """
         return s3.put_new(self.s3, path, data) if is_remote(path) else local.put_new(path, data)
 
     def put(self, path: str, data: bytes) -> None:
-        """Writes a file whole in place of what is there. Raises OSError."""
+        """Writes a file whole in place of what is there.
+
+        Args:
+            path: its folders are made where they are not there.
+            data: all of its bytes.
+        """
         return s3.put(self.s3, path, data) if is_remote(path) else local.put(path, data)
 
     def put_if(self, path: str, data: bytes, version: str) -> bool:
-        """Replaces exactly this version of a file, whole; False when it is another or gone. Raises OSError."""
+        """Replaces exactly one version of a file, whole.
+
+        Args:
+            data: all of its new bytes.
+            version: the one to be replaced, as `version` gives it.
+
+        Returns:
+            False when the file is another version, or gone.
+        """
         return s3.put_if(self.s3, path, data, version) if is_remote(path) else local.put_if(path, data, version)
 
     def delete(self, path: str) -> None:
-        """Removes a file; nothing where there is none. Raises OSError."""
+        """Removes a file; nothing where there is none."""
         return s3.delete(self.s3, path) if is_remote(path) else local.local_path(path).unlink(missing_ok=True)
 
 

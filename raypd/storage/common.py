@@ -1,7 +1,5 @@
 """What both kinds of storage share: how a file is described, and what goes wrong with it."""
 
-from __future__ import annotations
-
 import errno
 import fnmatch
 import re
@@ -10,7 +8,6 @@ from dataclasses import dataclass
 
 from raypd.errors import InputError, RunError
 
-MAGIC = re.compile(r"[*?[]")
 # `**` as a whole part, a set of characters within a part, any other character.
 _TOKEN = re.compile(r"(?<![^/])\*\*(?:/|$)|\[!?\]?[^]/]*\]|.", re.DOTALL)
 # Errors about one file; all others (EIO, ESTALE, EMFILE, ENOSPC, ...) are about disk, mount or machine.
@@ -45,20 +42,21 @@ class Unavailable(StorageError):
 
 
 class Changed(StorageError):
-    """An object is not, or no longer, the version that was asked for."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
+    """The object at a path is not, or no longer, the version that was asked for."""
 
     def __str__(self) -> str:
-        return f"{self.path}: has changed since it was planned: it was replaced or deleted; start the run again"
+        return f"{self.args[0]}: has changed since it was planned: it was replaced or deleted; start the run again"
 
 
 def outage(error: BaseException, path: str) -> Unavailable | None:
-    """An error of reading a file as Unavailable, where it is about its storage as a whole; None where about the file.
+    """An error of reading a file as Unavailable, where it is about storage as a whole.
 
-    A refusal (AccessDenied, PermissionError), a file that is gone and damaged content are about the file.
+    Args:
+        error: what the read raised.
+        path: of the file, for the message.
+
+    Returns:
+        None where it is about the file: a refusal (AccessDenied, PermissionError), a missing file, damaged content.
     """
     if isinstance(error, Unavailable):
         return error
@@ -73,7 +71,7 @@ def outage(error: BaseException, path: str) -> Unavailable | None:
 
 def literal(glob: str) -> str:
     """The part of a glob before its first special character; all of a path that has none."""
-    return MAGIC.split(glob, maxsplit=1)[0]
+    return re.split(r"[*?[]", glob, maxsplit=1)[0]
 
 
 def choose(items: Iterable[Object], glob: str | None, none: Callable[[bool], str]) -> Iterator[Object]:

@@ -1,7 +1,5 @@
 """Local folders, and file systems that all machines of a cluster share."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib
@@ -18,8 +16,8 @@ from raypd.errors import InputError, did_you_mean
 from raypd.storage.common import Changed, Object, choose, literal
 
 # Above this a file is known by size and time of change: every worker would have to read all of it for a hash.
-HASHED_BYTES = 64 << 20
-TEMPORARY = ".tmp-"
+_HASHED_BYTES = 64 << 20
+_TEMPORARY = ".tmp-"
 _STALE_SECONDS = 24 * 3600
 
 
@@ -56,7 +54,7 @@ def find(path: str) -> Iterator[Object]:
 def walk(folder: str) -> Iterator[Object]:
     """Every file below a folder, hidden ones too except what is being written; none where there is no folder."""
     found = _objects(local_path(folder))
-    return (item for item in found if not os.path.basename(item.name).startswith(TEMPORARY))
+    return (item for item in found if not os.path.basename(item.name).startswith(_TEMPORARY))
 
 
 def _objects(root: Path) -> Iterator[Object]:
@@ -116,13 +114,10 @@ def open_read(path: str, offset: int, wanted: str | None) -> BinaryIO:
 
 
 def version(path: str) -> str:
-    """What changes with the content: a hash, or for a large file its size and time of change. Raises OSError.
-
-    A hash survives a copy of the file, as `ray job submit --working-dir` makes one.
-    """
+    """See Storage.version. A hash survives a copy of the file, as `ray job submit --working-dir` makes one."""
     at = local_path(path)
     stat = os.stat(at)
-    if stat.st_size > HASHED_BYTES:
+    if stat.st_size > _HASHED_BYTES:
         return f"{stat.st_size}-{stat.st_mtime_ns}"
     return _hash(str(at), stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
@@ -150,10 +145,7 @@ def put_new(path: str, data: bytes) -> bool:
 
 
 def put_if(path: str, data: bytes, wanted: str) -> bool:
-    """Replaces exactly this version of a file; False when it is another or gone.
-
-    Safe against other calls of put_if, and no others: they take a lock on a hidden file beside it.
-    """
+    """See Storage.put_if. Safe against other calls of it alone: they take a lock on a hidden file beside the file."""
     path = str(local_path(path))
     folder, name = os.path.split(path)
     try:
@@ -179,7 +171,7 @@ def _written(path: str, data: bytes) -> Iterator[str]:
     """A temporary file of this content beside `path`, to be moved there; what stays of it is removed."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
-    temporary = os.path.join(folder, f"{TEMPORARY}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    temporary = os.path.join(folder, f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
         with open(temporary, "xb") as file:
             file.write(data)
@@ -202,14 +194,14 @@ def _written(path: str, data: bytes) -> Iterator[str]:
 def temporary(folder: str) -> list[str]:
     """Paths of half-written files below a folder, sorted."""
     found = (os.path.join(at, name) for at, _, names in os.walk(local_path(folder)) for name in names)
-    return sorted(path for path in found if os.path.basename(path).startswith(TEMPORARY))
+    return sorted(path for path in found if os.path.basename(path).startswith(_TEMPORARY))
 
 
 def clean_temporary(folder: str) -> int:
     """Removes what dead writers left below a folder (their process is gone, or the file is a day old); how many."""
     removed = 0
     for path in temporary(folder):
-        name = os.path.basename(path).removeprefix(TEMPORARY)
+        name = os.path.basename(path).removeprefix(_TEMPORARY)
         host, _, process = name.rpartition("-")[0].rpartition("-")
         dead = host == socket.gethostname() and process.isdigit() and not os.path.exists(f"/proc/{process}")
         with contextlib.suppress(FileNotFoundError):

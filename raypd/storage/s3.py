@@ -1,7 +1,5 @@
 """Objects on S3: looked at, read whole, written under conditions, deleted."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

@@ -1,13 +1,7 @@
 """The connection to S3, made from the settings, and its errors in words.
 
-boto3 does all of it, reading too: pyarrow's S3FileSystem cannot ask for one version of an object (If-Match) nor write
-only where nothing is, and would find credentials, retry and time out by rules of its own.
-Retries are botocore's mode `standard` (time-outs, reset connections, 500, 503 SlowDown and the like; exponential
-backoff with jitter up to 20 s); `adaptive` would also slow a client down that was throttled once, to half a request a
-second, though a worker makes only a few.
+Why it is boto3 and not pyarrow's S3FileSystem, and why retries are of mode `standard`: docs/storage.md.
 """
-
-from __future__ import annotations
 
 import contextlib
 import re
@@ -22,7 +16,7 @@ from raypd.errors import InputError
 from raypd.storage.common import Changed, StorageError, Unavailable
 
 MISSING = ("NoSuchKey", "404", "NotFound")
-FORBIDDEN = ("AccessDenied", "403", "Forbidden", "AllAccessDisabled")
+_FORBIDDEN = ("AccessDenied", "403", "Forbidden", "AllAccessDisabled")
 UNMET = ("PreconditionFailed", "412")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
 _UNKNOWN_CALLER = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidClientTokenId")
@@ -74,15 +68,12 @@ def code_of(error: ClientError) -> str:
 
 
 class S3Client:
-    """boto3's client under the settings of a configuration, made when it is first needed; for many threads.
-
-    probed: of every bucket at its endpoint, whether it knows conditional writes.
-    """
+    """boto3's client under the settings of a configuration, made when it is first needed; for many threads."""
 
     def __init__(self, settings: StorageConfig) -> None:
         self.settings = settings
         self.lock = threading.RLock()
-        self.probed: dict[str, bool] = {}
+        self.probed: dict[str, bool] = {}  # bucket -> whether it knows conditional writes
         self._boto: Any = None
         self._source = ""  # of the credentials
         self._secrets: list[str] = []
@@ -162,12 +153,12 @@ class S3Client:
         """
         bucket, key = split(path)
         of_object = error.operation_name in ("HeadObject", "GetObject") and key
-        if not of_object or code_of(error) not in (*FORBIDDEN, "400"):
+        if not of_object or code_of(error) not in (*_FORBIDDEN, "400"):
             return error
         try:
             first = self.first(bucket, key)
         except ClientError as reason:
-            return error if code_of(reason) in FORBIDDEN else reason
+            return error if code_of(reason) in _FORBIDDEN else reason
         if first is not None and first["Key"] == key:
             return error
         return ClientError({"Error": {"Code": "NoSuchKey"}}, error.operation_name)
@@ -197,7 +188,7 @@ class S3Client:
             return Unavailable(f"{path}: the store{at} does not accept the credentials {self._whose()}{quote}")
         if code == "RequestTimeTooSkewed":
             return Unavailable(f"{path}: the clock of this machine is wrong; set it{quote}")
-        if code in FORBIDDEN:
+        if code in _FORBIDDEN:
             return StorageError(f"{path}: forbidden: the credentials {self._whose()} need {action} here{quote}")
         if code == "InvalidObjectState":
             return StorageError(f"{path}: the object is archived; restore it first{quote}")

@@ -1,7 +1,5 @@
 """Listing S3: pages of a thousand keys, of which one is held at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +16,7 @@ def find(client: S3Client, path: str) -> Iterator[Object]:
             with client.translated(path, "s3:ListBucket"):  # not HEAD: it needs another permission, and has no reason
                 item = client.first(bucket, key)
             if item is not None and item["Key"] == key:
-                yield _object(bucket, item, path.rpartition("/")[0] + "/")
+                yield _object(path, item)
                 return
         prefix = literal(path)
         glob = path if prefix != path else None
@@ -32,8 +30,7 @@ def find(client: S3Client, path: str) -> Iterator[Object]:
                 return f"{path}: it holds only hidden objects (a part of their names begins with . or _)"
             return f"{path}: no such object, and none under it{_near(client, path.rstrip('/'))}"
 
-        listed = _objects(client, prefix, prefix[: prefix.rfind("/") + 1])
-        yield from choose(listed, glob, none)
+        yield from choose(_objects(client, prefix), glob, none)
     except Unavailable:
         raise
     except (StorageError, FileNotFoundError) as error:
@@ -42,12 +39,12 @@ def find(client: S3Client, path: str) -> Iterator[Object]:
 
 def walk(client: S3Client, folder: str) -> Iterator[Object]:
     """Every object below a folder, hidden ones too."""
-    return _objects(client, _folder(folder), _folder(folder))
+    return _objects(client, _folder(folder))
 
 
 def names(client: S3Client, folder: str) -> list[str]:
     """Names of the objects right in a folder."""
-    found = _objects(client, _folder(folder), _folder(folder), Delimiter="/")
+    found = _objects(client, _folder(folder), Delimiter="/")
     return [item.name for item in found if not item.name.startswith(".")]
 
 
@@ -67,17 +64,16 @@ def _folder(path: str) -> str:
     return path.rstrip("/") + "/"
 
 
-def _object(bucket: str, item: dict[str, Any], root: str) -> Object:
-    path = f"s3://{bucket}/{item['Key']}"
-    return Object(path, path[len(root) :], item["Size"], item["ETag"].strip('"'))
+def _object(prefix: str, item: dict[str, Any]) -> Object:
+    """What a listing by this prefix says of an object."""
+    path = f"s3://{split(prefix)[0]}/{item['Key']}"
+    return Object(path, path[prefix.rfind("/") + 1 :], item["Size"], item["ETag"].strip('"'))
 
 
-def _objects(client: S3Client, prefix: str, root: str, **more: str) -> Iterator[Object]:
-    """The objects whose paths begin so, with their names below a root."""
-    bucket = split(prefix)[0]
+def _objects(client: S3Client, prefix: str, **more: str) -> Iterator[Object]:
     for page in _pages(client, prefix, **more):
         # Keys that end in / are folders that some tools make.
-        yield from (_object(bucket, item, root) for item in page.get("Contents", []) if not item["Key"].endswith("/"))
+        yield from (_object(prefix, item) for item in page.get("Contents", []) if not item["Key"].endswith("/"))
 
 
 def _pages(client: S3Client, path: str, **more: str) -> Iterator[dict[str, Any]]:

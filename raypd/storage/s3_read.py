@@ -1,7 +1,5 @@
 """Reading one version of an S3 object by ranges: for text from front to back, for Parquet anywhere."""
 
-from __future__ import annotations
-
 import io
 import random
 import time
@@ -20,14 +18,11 @@ _CHUNK = 64 << 10  # what of a body is lost at most when it breaks off
 _LONGEST_WAIT = 20.0
 
 
-def head(client: S3Client, path: str, version: str | None = None) -> Object:
-    """An object's size and version. Raises FileNotFoundError, StorageError; Changed when it is not that version."""
+def head(client: S3Client, path: str) -> Object:
+    """An object's size and version. Raises FileNotFoundError, StorageError."""
     with client.translated(path, "s3:GetObject"):
         answer = client.boto().head_object(**target(path))
-    found = Object(path, path.rpartition("/")[2], answer["ContentLength"], answer["ETag"].strip('"'))
-    if version is not None and version != found.stamp:
-        raise Changed(path)
-    return found
+    return Object(path, path.rpartition("/")[2], answer["ContentLength"], answer["ETag"].strip('"'))
 
 
 class S3Reader(io.RawIOBase):
@@ -62,7 +57,9 @@ class S3Reader(io.RawIOBase):
     def size(self) -> int:
         """Bytes of the object."""
         if self._size is None:
-            found = head(self._client, self.path, self.version if self._pinned else None)
+            found = head(self._client, self.path)
+            if self._pinned and self.version != found.stamp:
+                raise Changed(self.path)
             self._size, self.version = found.size, found.stamp
         return self._size
 
@@ -150,8 +147,8 @@ def _drain(body: Any, data: bytearray, length: int) -> str | None:
         for chunk in body.iter_chunks(_CHUNK):
             data += chunk
             if len(data) >= length:
-                del data[length:]
-                return None
+                break
+        del data[length:]
         return None
     except (BotoCoreError, HTTPError, OSError) as error:
         return type(error).__name__

@@ -14,9 +14,15 @@ if TYPE_CHECKING:
 def build_task(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None = None
 ) -> Task:
-    """The task that a configuration names. `model`: for methods with weights of their own, which follow its device.
+    """The task that a configuration names.
 
-    Raises ConfigError or ModelError where it cannot fit the model.
+    Args:
+        context_length: positions that the model has.
+        model: Medusa heads must fit it and follow its device; None: they stay as they were saved.
+
+    Raises:
+        ConfigError: a prompt and its answer cannot fit the context, or a template or an example cannot be used.
+        ModelError: the tokenizer lacks control tokens of the method, or its heads do not fit the model.
     """
     # Imported here: the tasks bring torch, and who needs a document's shape alone does without its seconds.
     from raypd.tasks.extraction import ExtractionTask

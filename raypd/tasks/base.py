@@ -91,6 +91,6 @@ def confidence(logprobs: Sequence[float]) -> float | None:
     return math.exp(sum(logprobs) / len(logprobs)) if logprobs else None
 
 
-def seed_of(seed: int, ids: Sequence[str]) -> int:
-    """A request's seed, out of the configuration's and of the ids of what it answers."""
+def seed_of(seed: int, ids: Sequence[str | int]) -> int:
+    """A request's seed, out of the configuration's and of the ids (and places below these) of what it answers."""
     return int.from_bytes(hashlib.sha256(json.dumps([seed, *ids]).encode()).digest()[:8], "big")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection
 from typing import Any
@@ -13,7 +14,15 @@ _ROLES = ("system", "user", "assistant")
 
 
 def category_of(document: Document, source: InputConfig, known: Collection[str]) -> str:
-    """The name of the document's category. Raises ValueError where it has none that is known."""
+    """The name of the document's category.
+
+    Args:
+        source: names the column of the category, or the category of all documents.
+        known: names; where there is one alone, it is that of every document that names none.
+
+    Raises:
+        ValueError: it has none, or one that is not known.
+    """
     column = source.category_column
     name = document.fields.get(column) if column else None
     name = name if name is not None else source.category
@@ -27,7 +36,15 @@ def category_of(document: Document, source: InputConfig, known: Collection[str])
 
 
 def billed_as(document: Document, config: RunConfig) -> str:
-    """The category under which a document's cost stands: the task's kind where it has none."""
+    """The category under which a document's cost stands.
+
+    Args:
+        document: any, also one with an error.
+        config: of the run.
+
+    Returns:
+        The task's kind where it has no categories.
+    """
     if not isinstance(config.task, ExtractionConfig):
         return config.task.kind
     try:
@@ -37,7 +54,14 @@ def billed_as(document: Document, config: RunConfig) -> str:
 
 
 def text_of(document: Document, columns: list[str]) -> str:
-    """The document's text, with the columns' names where there are several. Raises ValueError when it is empty."""
+    """The document's text.
+
+    Args:
+        columns: of its text; where they are several, their names stand before what they hold.
+
+    Raises:
+        ValueError: it is empty.
+    """
     parts = [(column, document.fields.get(column)) for column in columns]
     lines = [(column, str(text).strip()) for column, text in parts if text is not None and str(text).strip()]
     if not lines:
@@ -48,7 +72,18 @@ def text_of(document: Document, columns: list[str]) -> str:
 
 
 def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, str]], list[str]]:
-    """(turns up to now, the user's turns to answer). Raises ValueError where it is no prompt."""
+    """A prompt as a conversation.
+
+    Args:
+        prompt: what the document's column holds.
+        task: names the column, and may have a system turn.
+
+    Returns:
+        The turns up to now (`role` and `content`), and the user's turns that are to be answered.
+
+    Raises:
+        ValueError: it is no prompt.
+    """
     column = task.prompt_column
     system = [{"role": "system", "content": task.system}] if task.system else []
     if isinstance(prompt, str):
@@ -73,10 +108,8 @@ def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, st
 def as_list(given: Any) -> list[Any] | None:
     """A list of questions as it is, or out of its JSON text."""
     if isinstance(given, str):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             given = json.loads(given)
-        except (ValueError, RecursionError):
-            return None
     return given if isinstance(given, list) else None
 
 

@@ -34,7 +34,7 @@ _Rated = tuple[CheckedValue, float | None]  # a value and its confidence
 
 
 @dataclass
-class CategoryPrompt:
+class _CategoryPrompt:
     """A category's prompt, before and behind the documents, and its skeleton as token ids."""
 
     name: str
@@ -101,9 +101,7 @@ class ExtractionTask:
         for name, stack in stacks.items():
             yield self._request(self._categories[name], stack)
 
-    # -------------------------------------------------------------------------------------------------------- prompts
-
-    def _ready(self, name: str) -> CategoryPrompt:
+    def _ready(self, name: str) -> _CategoryPrompt:
         category = self.task.categories[name]
         shown = {"name": name, "description": category.description, "attributes": category.attributes}
         keys = [
@@ -112,7 +110,7 @@ class ExtractionTask:
         ]
         grammars = [self._grammar(name, attribute) for attribute in category.attributes]
         before, behind = instruction(self.tokenizer, self._template, category=shown)
-        ready = CategoryPrompt(name, category.attributes, before, behind, keys, grammars)
+        ready = _CategoryPrompt(name, category.attributes, before, behind, keys, grammars)
         if self._remaining_tokens(ready) < 16:
             raise ConfigError(
                 f"task.categories.{name}: instruction, {len(keys)} attributes and their answers leave no room for a "
@@ -135,7 +133,7 @@ class ExtractionTask:
             self._of_type[attribute.type] = grammar
         return grammar
 
-    def _body(self, document: Document, category: CategoryPrompt) -> _Body:
+    def _body(self, document: Document, category: _CategoryPrompt) -> _Body:
         """The document's text as ids, cut to what fits. Raises ValueError where it cannot be used."""
         tokens = self._encode(text_of(document, list(self.input.text_columns)))
         most = self._remaining_tokens(category)
@@ -145,7 +143,7 @@ class ExtractionTask:
             raise ValueError(f"too long: {len(tokens)} tokens, at most {most} fit (task.too_long is refuse)")
         return _Body(document, tokens[:most], len(tokens) > most)
 
-    def _remaining_tokens(self, category: CategoryPrompt, documents: int = 1) -> int:
+    def _remaining_tokens(self, category: _CategoryPrompt, documents: int = 1) -> int:
         """Tokens that are left for the text of `documents` documents (all together) in one context."""
         fixed = len(category.before) + len(category.behind)
         frame = len(self._open) + len(self._close) + 4  # 4: an id in <product id="12">, a key in the answer
@@ -154,7 +152,7 @@ class ExtractionTask:
         answer = sum(map(len, category.keys)) + len(category.keys) * self.decoding.max_value_tokens
         return self.context_length - fixed - documents * (frame + answer + 8)
 
-    def _request(self, category: CategoryPrompt, stack: list[_Body]) -> Request:
+    def _request(self, category: _CategoryPrompt, stack: list[_Body]) -> Request:
         documents = [body.document.index for body in stack]
         seed = seed_of(self.decoding.sampling.seed, [body.document.id for body in stack])
         if self._whole:
@@ -171,7 +169,7 @@ class ExtractionTask:
             slots = hyper_parallel(slotted, most, self.decoding.isolate == "values")
         return Request(documents, slots, lambda values: self._read_slots(category, stack, values), seed)
 
-    def _prompt(self, category: CategoryPrompt, stack: list[_Body], answer: list[int]) -> tuple[list[int], int]:
+    def _prompt(self, category: _CategoryPrompt, stack: list[_Body], answer: list[int]) -> tuple[list[int], int]:
         """(tokens, how many of them are shared): instruction, documents, and the answer's beginning."""
         tokens = list(category.before)
         for number, body in enumerate(stack, 1):
@@ -179,7 +177,7 @@ class ExtractionTask:
             tokens += [*opening, *body.tokens, *self._close]
         return [*tokens, *category.behind, *answer], len(category.before)
 
-    def _slotted(self, category: CategoryPrompt, stack: list[_Body]) -> SlottedPrompt:
+    def _slotted(self, category: _CategoryPrompt, stack: list[_Body]) -> SlottedPrompt:
         """The prompt with the skeleton of every document behind it (section 4.3.1; stacked: section 4.3.5)."""
         tokens, shared = self._prompt(category, stack, [])
         slots: list[Slot] = []
@@ -198,9 +196,7 @@ class ExtractionTask:
         kept, more = ([last], text[len(own) :]) if own and text.startswith(own) else ([], text)
         return [*kept, *self._encode(more.encode("latin-1").decode(errors="ignore"))] if more else kept
 
-    # -------------------------------------------------------------------------------------------------------- answers
-
-    def _read_slots(self, category: CategoryPrompt, stack: list[_Body], values: list[Value]) -> list[Record]:
+    def _read_slots(self, category: _CategoryPrompt, stack: list[_Body], values: list[Value]) -> list[Record]:
         count = len(category.attributes)
         records = []
         for number, body in enumerate(stack):
@@ -213,7 +209,7 @@ class ExtractionTask:
             records.append(self._record(category, body, checked))
         return records
 
-    def _read_json(self, category: CategoryPrompt, body: _Body, answer: Continuation) -> Record:
+    def _read_json(self, category: _CategoryPrompt, body: _Body, answer: Continuation) -> Record:
         text = self._text(answer.tokens)
         # Where each token's text begins in the decoded answer (and, last, where the answer ends).
         starts = [len(self._text(answer.tokens[:end])) for end in range(len(answer.tokens) + 1)]
@@ -230,7 +226,7 @@ class ExtractionTask:
             checked.append((check(attribute, text[start:end], closed), confidence(covers)))
         return self._record(category, body, checked)
 
-    def _record(self, category: CategoryPrompt, body: _Body, checked: list[_Rated]) -> Record:
+    def _record(self, category: _CategoryPrompt, body: _Body, checked: list[_Rated]) -> Record:
         values, record = [], {}
         for attribute, (checked_value, probability) in zip(category.attributes, checked, strict=True):
             value = record[attribute.name] = checked_value.value

@@ -14,10 +14,8 @@ from raypd.errors import ConfigError
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
     """The rows of `task.few_shot` as the template shows them: `context`, and `questions` of `text` and `answer`.
 
-    Raises ConfigError with file and line.
-
     A question's answer is the letters of `answer_idx` where it has choices, else `answer` or the first of `answers`,
-    and null where these are empty.
+    and null where these are empty. Raises ConfigError with file and line.
     """
     if task.few_shot is None:
         return []

@@ -8,9 +8,7 @@ it in its context.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -26,7 +24,7 @@ from raypd.decoding.text import GeneratedText, Prompt, TextAnswer, TextMethod, T
 from raypd.models.control_tokens import control_token, markup_bytes
 from raypd.models.medusa_heads import load_heads
 from raypd.models.vocabulary import token_bytes
-from raypd.tasks.base import Document, Record, Request
+from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.columns import GENERATION
 from raypd.tasks.documents import conversation
 from raypd.tasks.prompting import encode, end_tokens, rendered
@@ -75,11 +73,7 @@ class GenerationTask:
     """Task of kind `generation`."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        context_length: int,
-        model: PreTrainedModel | None = None,
+        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None
     ) -> None:
         assert isinstance(config.task, GenerationConfig)
         self.task: GenerationConfig = config.task
@@ -87,7 +81,7 @@ class GenerationTask:
         self.tokenizer, self.context_length = tokenizer, context_length
         self._bytes = token_bytes(tokenizer)
         self._ends = end_tokens(tokenizer)
-        self._method = text_method(config, tokenizer, context_length, model)
+        self._method = _text_method(config, tokenizer, context_length, model)
         self.end = _end_of_turn(tokenizer)  # what the model ends its answer with
 
     def columns(self) -> pa.Schema:
@@ -95,10 +89,9 @@ class GenerationTask:
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         for document in documents:
-            if document.error is not None:
-                yield Record(index=document.index, error=document.error)
-                continue
             try:
+                if document.error is not None:
+                    raise ValueError(document.error)
                 turns, left = conversation(document.fields.get(self.task.prompt_column), self.task)
             except ValueError as error:
                 yield Record(index=document.index, error=str(error))
@@ -118,7 +111,7 @@ class GenerationTask:
                 f"({self.decoding.max_new_tokens}) in the model's context of {self.context_length}",
             )
         tokens = tokens[-room:]
-        seed = _seed(chat.document.id, chat.sample, chat.turn, self.decoding.sampling.seed)
+        seed = seed_of(self.decoding.sampling.seed, [chat.document.id, chat.sample, chat.turn])
         stops = StopStrings(self._bytes, self._ends, self.task.stop)
         program = self._method.program(Prompt(tokens), stops, seed)
         return Request([chat.document.index], program, lambda answer: self._finish(chat, turns, answer), seed)
@@ -149,7 +142,7 @@ class GenerationTask:
             "text": text,
             "finish_reason": "stop" if stopped else "length",
             "tokens": generated.tokens,
-            "confidence": math.exp(sum(logprobs) / len(logprobs)) if (logprobs := generated.logprobs) else None,
+            "confidence": confidence(generated.logprobs),
             "raw": generated.raw,
             "counters": json.dumps(generated.counters) if generated.counters else None,
             "warnings": generated.warnings,
@@ -166,11 +159,6 @@ class GenerationTask:
         return generated.text[:at], generated.cut is None or (at is not None and at < generated.cut)
 
 
-def _seed(id: str, sample: int, turn: int, seed: int) -> int:
-    digest = hashlib.sha256(json.dumps([seed, id, sample, turn]).encode()).digest()
-    return int.from_bytes(digest[:8], "big")
-
-
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
     """The token that the chat template writes behind an answer, or else the end of a text."""
     if tokenizer.chat_template:
@@ -181,17 +169,10 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(tokenizer.eos_token_id)
 
 
-def text_method(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None = None
+def _text_method(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None
 ) -> TextMethod:
-    """The method `decoding.method`, ready for the prompts of task `generation`.
-
-    Args:
-        model: the one that Medusa heads must fit; None: heads stay as they were saved.
-
-    Raises:
-        ModelError: the tokenizer lacks control tokens of the method, or its heads do not fit the model.
-    """
+    """The method `decoding.method`, ready for prompts. Raises as `build_task` does."""
     options, spec = config.decoding, REGISTRY[config.decoding.method]
     around = cache(lambda: _around_a_turn(config, tokenizer))
     given = TextModel(

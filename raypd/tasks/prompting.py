@@ -32,7 +32,15 @@ def template_text(path: str | None, name: str) -> str:
 
 
 def load_template(path: str | None, name: str) -> jinja2.Template:
-    """A template file, or the one that comes with raypd. Raises ConfigError with file and line."""
+    """A template that is ready to be rendered.
+
+    Args:
+        path: of a file; None: the template that comes with raypd.
+        name: of the latter.
+
+    Raises:
+        ConfigError: it cannot be read, or is not valid at a line.
+    """
     env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False)
     try:
         return env.from_string(template_text(path, name))
@@ -58,27 +66,24 @@ def instruction(tokenizer: PreTrainedTokenizerBase, template: jinja2.Template, *
 def pieces(
     tokenizer: PreTrainedTokenizerBase, message: str, marks: Sequence[str], cue: str = "\n\n"
 ) -> list[list[int]]:
-    """Ids of what stands before, between and behind the marks of a message, with the chat template around it.
+    """Ids of what stands before, between and behind the marks of a message.
 
-    The marks stand in the message once each, in this order. Each piece is tokenized alone, so that the same ids come
-    out whatever is put in the place of a mark. cue: as in `chat_text`.
+    It becomes a user's turn, with the answer's header behind it. Each piece is tokenized alone, so that the same ids
+    come out whatever is put in the place of a mark.
+
+    Args:
+        marks: stand in the message once each, in this order.
+        cue: stands behind the message as it is, for models without a chat template.
     """
-    texts, rest = [], chat_text(tokenizer, message, cue)
+    if tokenizer.chat_template:
+        rest = rendered(tokenizer, [{"role": "user", "content": message.strip()}])
+    else:
+        rest = f"{tokenizer.bos_token or ''}{message.rstrip()}{cue}"
+    texts = []
     for mark in marks:
         before, _, rest = rest.partition(mark)
         texts.append(before)
     return [encode(tokenizer, text, special=True) for text in (*texts, rest)]
-
-
-def chat_text(tokenizer: PreTrainedTokenizerBase, message: str, cue: str = "\n\n") -> str:
-    """The message as a user's turn with the answer's header behind it.
-
-    For models without a chat template the message as it is, with `cue` behind it.
-    """
-    if not tokenizer.chat_template:
-        return f"{tokenizer.bos_token or ''}{message.rstrip()}{cue}"
-    turns = [{"role": "user", "content": message.strip()}]
-    return rendered(tokenizer, turns)
 
 
 def rendered(

@@ -26,7 +26,7 @@ from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.columns import QUESTION_ANSWERING
-from raypd.tasks.documents import as_list, kind_of
+from raypd.tasks.documents import as_list, text_of
 from raypd.tasks.few_shot import load_examples
 from raypd.tasks.prompting import encode, end_tokens, load_template, pieces
 
@@ -34,7 +34,7 @@ _CONTEXT, _QUESTION = "\u241econtext\u241e", "\u241equestion\u241e"  # stand for
 _LEAST_CONTEXT = 16  # tokens of a context that must fit beside the longest question
 
 
-def line_ends(texts: Sequence[str], ends: frozenset[int], tokens: Sequence[int]) -> bool:
+def _line_ends(texts: Sequence[str], ends: frozenset[int], tokens: Sequence[int]) -> bool:
     """Whether an answer is complete: at one of the end tokens, or at a newline behind its first word."""
     last = tokens[-1]
     return last in ends or ("\n" in texts[last] and "\n" in "".join(texts[token] for token in tokens).lstrip())
@@ -74,10 +74,18 @@ class QuestionAnsweringTask:
         self.task, self.decoding = config.task, config.decoding
         self.tokenizer, self.context_length = tokenizer, context_length
         self._encode = partial(encode, tokenizer, special=False)
-        self._line_end = partial(line_ends, token_texts(tokenizer), end_tokens(tokenizer))
+        self._line_end = partial(_line_ends, token_texts(tokenizer), end_tokens(tokenizer))
         self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
         self._letters: dict[int, Bounded] = {}
-        self._instruction, self._between, self._behind = self._prompt()
+        message = load_template(None, "question_answering.j2").render(
+            instruction=(self.task.instruction or "").strip(),
+            unanswerable=self.task.unanswerable,
+            examples=load_examples(self.task),
+            context=_CONTEXT,
+            question=_QUESTION,
+        )
+        around = pieces(tokenizer, message, [_CONTEXT, _QUESTION], cue="\nAnswer:")
+        self._instruction, self._between, self._behind = around
         if self._remaining_tokens([]) < _LEAST_CONTEXT:
             raise ConfigError(
                 f"task: instruction and examples ({len(self._instruction)} tokens) and an answer leave no room for a "
@@ -108,29 +116,18 @@ class QuestionAnsweringTask:
         if stack:
             yield self._stacked(stack)
 
-    # ------------------------------------------------------------------------------------------------------- reading
-
     def _page(self, document: Document) -> _Page:
         """A row's context and questions as ids. Raises ValueError where the row cannot be used."""
         if document.error is not None:
             raise ValueError(document.error)
-        column, questions = self.task.context_column, self.task.questions_column
-        context = document.fields.get(column)
-        if isinstance(context, list) and all(isinstance(part, str) for part in context):
-            context = "\n".join(context)
-        if context is not None and not isinstance(context, str):
-            raise ValueError(f"column {column!r} holds {kind_of(context)}, not text")
-        if not context or not context.strip():
-            raise ValueError(f"empty: nothing in {column}")
-        if not _writable(context):
-            raise ValueError(f"column {column!r} holds half a surrogate pair")
+        context, questions = text_of(document, [self.task.context_column]), self.task.questions_column
         given = as_list(document.fields.get(questions))
         if given is None:
             raise ValueError(f"column {questions!r} holds no list of questions")
         if not given:
             raise ValueError(f"empty: no questions in {questions}")
         asked = [self._asked(number, question) for number, question in enumerate(given)]
-        tokens = self._encode(context.strip())
+        tokens = self._encode(context)
         most = self._remaining_tokens([a for a in asked if a.error is None])
         if len(tokens) > most and self.task.too_long == "refuse":
             beside = f"at most {most} fit beside its questions (task.too_long is refuse)"
@@ -186,21 +183,6 @@ class QuestionAnsweringTask:
         fixed = len(self._instruction) + len(self._between) + self.task.max_answer_tokens
         return self.context_length - fixed - longest
 
-    # ------------------------------------------------------------------------------------------------------- prompts
-
-    def _prompt(self) -> tuple[list[int], list[int], list[int]]:
-        """Ids before the context, between context and question, and behind the question."""
-        template = load_template(None, "question_answering.j2")
-        message = template.render(
-            instruction=(self.task.instruction or "").strip(),
-            unanswerable=self.task.unanswerable,
-            examples=load_examples(self.task),
-            context=_CONTEXT,
-            question=_QUESTION,
-        )
-        before, between, behind = pieces(self.tokenizer, message, [_CONTEXT, _QUESTION], cue="\nAnswer:")
-        return before, between, behind
-
     def _stacked(self, stack: list[_Page]) -> Request:
         """One program for all questions of some rows (section 4.1)."""
         contexts = [Context(page.context, [asked.question for _, asked in page.good()]) for page in stack]
@@ -229,8 +211,6 @@ class QuestionAnsweringTask:
             return Request([page.document.index], program, partial(ended, n), seed, failed=partial(ended, n))
 
         return [request(n, asked.question) for n, asked in page.good()]
-
-    # ------------------------------------------------------------------------------------------------------- answers
 
     def _records(self, page: _Page, answers: Mapping[int, Continuation | str]) -> list[Record]:
         """The row's records in the order of its questions; an answer may be the reason why there is none."""
@@ -263,8 +243,4 @@ class QuestionAnsweringTask:
 
 
 def _writable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text == text.encode("utf-8", "replace").decode()

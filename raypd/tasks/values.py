@@ -29,7 +29,7 @@ class CheckedValue:
     raw: str  # what was decoded
 
 
-def read_json(text: str, closed: bool = True) -> tuple[object, Status]:
+def _read_json(text: str, closed: bool = True) -> tuple[object, Status]:
     """The scalar that `text` begins with; a string may end at a newline or, not `closed`, where it was cut.
 
     What begins as a number is kept as it is written: it may go on as none, such as 7/8 or 1,000.
@@ -52,8 +52,7 @@ def read_json(text: str, closed: bool = True) -> tuple[object, Status]:
             return json.loads(text[: end + 1], strict=False), "ok"
         except ValueError:  # an escape that JSON does not know, such as \d
             return text[1:end], "ok"
-    body = text[1:end]
-    return body.rstrip(), "ok" if closed else "truncated"
+    return text[1:end].rstrip(), "ok" if closed else "truncated"
 
 
 def _string_end(text: str) -> int | None:
@@ -64,7 +63,7 @@ def _string_end(text: str) -> int | None:
 
 def check(attribute: Attribute, text: str, closed: bool = True) -> CheckedValue:
     """A decoded value by its attribute's type."""
-    value, status = read_json(text, closed)
+    value, status = _read_json(text, closed)
     if status == "invalid":
         return CheckedValue("invalid", None, text)
     if value is None or (isinstance(value, str) and value.strip().casefold() in _NULLS):
@@ -93,11 +92,10 @@ def _typed(attribute: Attribute, value: object) -> str | bool | None:
 
 def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
     """Where in an autoregressive answer the value of key `name` stands: (start, end, closed); None if it does not."""
-    key = re.search(re.escape(json.dumps(name, ensure_ascii=False)) + r"\s*:\s*", text)
-    if key is None:
-        # a model may write Model name as model_name
-        words = r"[ _./-]*".join(map(re.escape, re.split(r"[ _./-]+", name)))
-        key = re.search(rf'"{words}"\s*:\s*', text, re.IGNORECASE)
+    exact = re.escape(json.dumps(name, ensure_ascii=False))
+    # a model may write Model name as model_name
+    words = r"[ _./-]*".join(map(re.escape, re.split(r"[ _./-]+", name)))
+    key = re.search(rf"{exact}\s*:\s*", text) or re.search(rf'"{words}"\s*:\s*', text, re.IGNORECASE)
     if key is None:
         return None
     start = key.end()

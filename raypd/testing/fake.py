@@ -166,8 +166,6 @@ class FakeTask:
         draw = random.Random(zlib.crc32(id.encode()))
         return [min(most, 1 + int(draw.random() * (2 * mean - 1))) for _ in range(count)]
 
-    # ----------------------------------------------------------------------------------------------------- extraction
-
     def _extract(self, stacks: dict[str, list[tuple[Document, int]]], document: Document) -> Iterator[Request]:
         """The request of a stack that the document fills; `stacks`: by category, with the lengths of documents."""
         assert isinstance(self.task, ExtractionConfig)
@@ -197,8 +195,6 @@ class FakeTask:
         program = Program(name, shared, own, lanes)
         return Request(documents, program, lambda _: [Record(i, _record(name, category)) for i in documents])  # type: ignore[arg-type]
 
-    # --------------------------------------------------------------------------------------------- question answering
-
     def _question(self, document: Document) -> Iterator[Request]:
         assert isinstance(self.task, QuestionAnsweringConfig)
         context = self._tokens(text_of(document, [self.task.context_column]))
@@ -224,8 +220,6 @@ class FakeTask:
         for n in range(len(asked)):
             program = Program(document.id, instruction + context, own[n], [lanes[n]])
             yield Request([document.index], program, lambda _, n=n: [record(n)])  # type: ignore[arg-type, misc]
-
-    # ----------------------------------------------------------------------------------------------------- generation
 
     def _generate(self, document: Document) -> Iterator[Request]:
         assert isinstance(self.task, GenerationConfig)

@@ -35,18 +35,15 @@ def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sca
     repeat, shared = q.shape[0] // k.shape[0], layout.shared
     k, v = k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
     index, own, seen = layout.padded
-    rows = [x[:, index].transpose(0, 1) for x in (q, k, v)]  # [examples, heads, longest, head_dim]
-    first = [x[None, :, :shared] for x in (q, k, v)]
-    keys, values = (
-        torch.cat([instruction.expand(len(own), -1, -1, -1), x], dim=2)
-        for instruction, x in zip(first[1:], rows[1:], strict=True)
-    )
-    out = scaled_dot_product_attention(rows[0], keys, values, attn_mask=seen, scale=scale)
+    q_own, k_own, v_own = (x[:, index].transpose(0, 1) for x in (q, k, v))  # [examples, heads, longest, head_dim]
+    q0, k0, v0 = (x[None, :, :shared] for x in (q, k, v))
+    keys = torch.cat([k0.expand(len(own), -1, -1, -1), k_own], dim=2)
+    values = torch.cat([v0.expand(len(own), -1, -1, -1), v_own], dim=2)
+    out = scaled_dot_product_attention(q_own, keys, values, attn_mask=seen, scale=scale)
     out = out.transpose(0, 1)[:, own]  # [heads, own tokens, head_dim]
     if not shared:
         return out
-    instruction = scaled_dot_product_attention(*first, is_causal=True, scale=scale)
-    return torch.cat([instruction[0], out], dim=1)
+    return torch.cat([scaled_dot_product_attention(q0, k0, v0, is_causal=True, scale=scale)[0], out], dim=1)
 
 
 def products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:

@@ -47,7 +47,7 @@ class GenerationExamples:
         self.config, self.tokenizer, self.context_length = config, tokenizer, context_length
         method, self.column = config.decoding.method, config.training.labels_column
         self.method = {"medusa": "autoregressive", "apar_medusa": "apar"}.get(method, method)  # whose text heads learn
-        self.task = GenerationTask(config, tokenizer, context_length)
+        self.task = GenerationTask(config, tokenizer, context_length, None)
         self.random = np.random.default_rng(config.training.seed)
         self.skipped: Counter[str] = Counter()
         self.lost = 0

@@ -1,7 +1,5 @@
 """Dead letters: documents of a run that have no answer and units that could not be done, with their reasons."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +12,7 @@ from raypd.dataset import writer
 from raypd.run import layout
 from raypd.verify.table_object import objects, read_object
 
-EXAMPLES = 3
+_EXAMPLES = 3
 SCHEMA = pa.schema(
     {"id": "string", "source": "string", "row": "int64", "attempts": "int32", "reason": "string", "unit": "string"}
 )
@@ -83,13 +81,13 @@ def summarize(output: str) -> Summary:
                 kind, own = "(other reasons)", False
             group = reasons.setdefault(kind, Reason(kind, can_change=not own))
             group.documents += 1
-            if len(group.examples) < EXAMPLES:
+            if len(group.examples) < _EXAMPLES:
                 group.examples.append(row)
     ordered = sorted(reasons.values(), key=lambda r: (-r.documents, r.reason))
-    return Summary(output, sum(r.documents for r in ordered), ordered, list(failed_units(output)))
+    return Summary(output, sum(r.documents for r in ordered), ordered, list(_failed_units(output)))
 
 
-def failed_units(output: str) -> Iterator[FailedUnit]:
+def _failed_units(output: str) -> Iterator[FailedUnit]:
     """Units whose workers failed and that nobody has done since."""
     folder = storage.join(output, layout.FAILURES)
     names = [name for name in storage.names(folder) if name.endswith(".txt")]
@@ -114,6 +112,9 @@ def _place(source: str) -> re.Pattern[str]:
 
 def normalize(source: str, reason: str | None) -> str:
     """A reason without its place, its numbers and the names in it, so that alike reasons are one.
+
+    Args:
+        source, reason: the object of the input that the document is from, and why it has no answer.
 
     >>> normalize("a.jsonl", "a.jsonl:13: not JSON: Expecting ',' delimiter: line 1 column 30 (char 29)")
     "not JSON: Expecting ',' delimiter: line N column N (char N)"

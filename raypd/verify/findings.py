@@ -1,7 +1,5 @@
 """What `raypd verify` and `raypd errors` print, and the files that `raypd errors --output` writes."""
 
-from __future__ import annotations
-
 import csv
 import os
 import sys
@@ -18,57 +16,58 @@ from raypd.verify.dead_letters import SCHEMA, Summary
 from raypd.verify.scratch import Scratch, quoted
 from raypd.verify.verification import Finding, Verification
 
-FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}  # suffix -> DuckDB's COPY
+_FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}  # suffix -> DuckDB's COPY
+_EXAMPLES_SHOWN = 5
 _UNITS_SHOWN = 10
 
 
-def describe(result: Verification, limit: int = 5) -> str:
-    """A verification in lines: counts, then what is wrong with at most `limit` examples each, then the verdict."""
+def describe(result: Verification) -> str:
+    """A verification in lines: counts, then what is wrong with a few examples each, then the verdict."""
     out = [
         f"run:    {result.run} (configuration {result.fingerprint})",
         f"input:  {counted(result.documents, 'document')} in {counted(result.units, 'unit')}",
         f"output: {counted(result.found, 'document')} in {counted(result.objects, 'object')}: {result.ok:,} ok, "
         f"{result.failed:,} failed" + (f" (raypd errors {result.run})" if result.failed else ""),
     ]
-    out += _finding("missing", result.missing, "without a row", limit)
-    out += _finding("doubled", result.doubled, "with rows more than once", limit)
-    out += _finding("foreign", result.foreign, "that the input does not have", limit)
-    out += _finding("damaged", result.damaged, "of damaged objects", limit)
-    out += _finding("unreadable", result.unreadable, "of input that cannot be read now", limit)
+    out += _finding("missing", result.missing, "without a row")
+    out += _finding("doubled", result.doubled, "with rows more than once")
+    out += _finding("foreign", result.foreign, "that the input does not have")
+    out += _finding("damaged", result.damaged, "of damaged objects")
+    out += _finding("unreadable", result.unreadable, "of input that cannot be read now")
     if (damaged := result.damaged_input).units:
         how = "note" if result.damaged_allowed else "damaged input"
         objects = counted(damaged.units, "object")
         out.append(f"{how}: {objects} of the input cannot be read, so its documents are not known:")
-        out += _indented(damaged.examples, limit)
+        out += _indented(damaged.examples)
     if (repeated := result.repeated_ids).units:
         out.append(
             f"note: {counted(repeated.units, 'id')} of the input stand{'s' if repeated.units == 1 else ''} on "
             f"{counted(repeated.documents, 'document')}, which keep rows of their own (source and row tell them apart):"
         )
-        out += _indented(repeated.examples, limit)
+        out += _indented(repeated.examples)
     if result.temporary:
         files = counted(len(result.temporary), "temporary file")
         out.append(f"note: {files} of dead writers; no reader sees them, and the next run removes them")
     return "\n".join([*out, _verdict(result)])
 
 
-def _finding(name: str, finding: Finding, what: str, limit: int) -> list[str]:
+def _finding(name: str, finding: Finding, what: str) -> list[str]:
     if not finding.documents and not finding.units:
         return []
     units = f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
     concerned = finding.units or finding.documents  # an example is a unit where whole units are concerned
     head = f"{name}: {counted(finding.documents, 'document')} {what}{units}"
-    return [head, *_indented(finding.examples, limit, more=concerned > len(finding.examples))]
+    return [head, *_indented(finding.examples, more=concerned > len(finding.examples))]
 
 
-def _indented(lines: Sequence[str], limit: int, more: bool | None = None) -> list[str]:
+def _indented(lines: Sequence[str], limit: int = _EXAMPLES_SHOWN, more: bool | None = None) -> list[str]:
     """The first lines; with `more`, whether there are others, a line that says so."""
     dots = ["    ..."] if more is not None and (more or len(lines) > limit) else []
     return [f"    {line}" for line in lines[:limit]] + dots
 
 
 def _verdict(result: Verification) -> str:
-    if result.well:
+    if result.passed:
         return "ok: every document of the input stands in the output exactly once"
     advice = []
     if result.damaged.units:
@@ -120,11 +119,15 @@ def print_letters(output: str) -> None:
 def write_letters(output: str, path: str) -> int:
     """Writes all dead letters of a run into a local file, whole or not at all; how many there are.
 
-    Raises ConfigError at a suffix that is not of FORMATS, or a file that cannot be written.
+    Args:
+        output, path: the run's folder, and the file, whose suffix says the format.
+
+    Raises:
+        ConfigError: the suffix is not of _FORMATS, or the file cannot be written.
     """
-    written = FORMATS.get(Path(path).suffix.lower())
+    written = _FORMATS.get(Path(path).suffix.lower())
     if written is None or storage.is_remote(path):
-        raise ConfigError(f"--output {path}: give a local file that ends in {', '.join(FORMATS)}")
+        raise ConfigError(f"--output {path}: give a local file that ends in {', '.join(_FORMATS)}")
     part = f"{path}.part-{os.getpid()}"
     try:
         with Scratch() as scratch:

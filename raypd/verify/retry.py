@@ -25,7 +25,7 @@ from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout, manifest, records
 from raypd.run.lease import held
-from raypd.run.records import UnitSummary
+from raypd.run.records import RecordError, UnitSummary
 from raypd.run.text import counted
 from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
@@ -74,9 +74,15 @@ def retry_errors(
 ) -> Retried:
     """Tries the failed documents of a run again; the same call goes on where one that was cut off ended.
 
-    everything: also those that the input itself makes fail. verbose, build: as in `driver.run_extract`.
+    Args:
+        config: of the run.
+        everything: also those that the input itself makes fail.
+        verbose, build: as in `driver.run_extract`.
 
-    Raises RunError when another session retries or a unit of the run is gone, and what `driver.run_extract` raises.
+    Raises:
+        ConfigError: there is no run, or the record of a retry that was cut off is damaged.
+        RunError: another session retries, or a unit of the run is gone.
+        UserError: what `driver.run_extract` raises.
     """
     storage.configure(config.storage)
     output = driver.output_folder(config)
@@ -93,6 +99,9 @@ def retry_errors(
             result = records.read(Retried, storage.join(folder, layout.RETRY))
         except FileNotFoundError:
             result = _plan(config, output, number, everything)
+            folder = _folder(output, result.number)
+        except RecordError as error:
+            raise ConfigError(f"{error}; delete this file, and the same command plans its retry again") from None
         if not result.tried:
             return result
         plan = plans.stored(folder)
@@ -117,17 +126,21 @@ def _folder(output: str, number: int) -> str:
 
 
 def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retried:
-    """Stores the plan of a new retry, if there is something to try, and then retry.json, which makes it count."""
+    """Stores the plan of a new retry, if there is something to try, and then retry.json, which makes it count.
+
+    Its number is above that of every retry whose rows are in the run's objects already, even of one that has no record.
+    """
     result = Retried(number)
     committed = dict(commit.objects(output))
 
-    def look(unit: Unit) -> tuple[Unit, list[int] | None, int]:
-        """The unit, its documents to try (by their number in it; None: it is not committed), and how many are not."""
+    def look(unit: Unit) -> tuple[Unit, list[int] | None, int, int]:
+        """The unit, its documents to try (None: it is not committed), how many are not, and its last retry's number."""
         path = committed.get(unit.id)
         if path is None:
-            return unit, None, 0
-        if not commit.read_summary(output, unit.id, path).failed:
-            return unit, [], 0
+            return unit, None, 0, 0
+        summary = commit.read_summary(output, unit.id, path)
+        if not summary.failed:
+            return unit, [], 0, summary.retries
         _, table = commit.read_table(output, unit.id, ["source", "row", "status", "error"], path)
         rows, left_out = [], 0
         for number, own in enumerate(_documents(table).values()):  # in the order of the unit's documents
@@ -136,18 +149,19 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
                 left_out += 1
             elif errors:
                 rows.append(number)
-        return unit, rows, left_out
+        return unit, rows, left_out, summary.retries
 
     writer = PlanWriter()
-    for unit, rows, left_out in in_threads(look, units.plan(config, output), _THREADS):
+    for unit, rows, left_out, retries in in_threads(look, units.plan(config, output), _THREADS):
         result.left_out += left_out
+        result.number = max(result.number, retries + 1)
         if rows is None:
             result.waiting += 1
         elif rows:
             result.tried += len(rows)
             writer.add(unit.subset(rows))
     if result.tried:
-        folder = _folder(output, number)
+        folder = _folder(output, result.number)
         writer.finish(0, "", 0, {}).keep(folder)
         records.write(storage.join(folder, layout.RETRY), result)
     return result
@@ -209,10 +223,7 @@ def merged(old: pa.Table, fresh: pa.Table) -> pa.Table:
     for place, was in _documents(old).items():
         now = again.get(place, [])
         attempts = max(row["attempts"] for row in was) + max((row["attempts"] for row in now), default=0)
-        better = now and _errors(now) <= _errors(was)
+        errors, before = (sum(row["status"] != "ok" for row in own) for own in (now, was))
+        better = now and errors <= before
         rows += [{**row, "attempts": attempts} for row in (now if better else was)]
     return pa.Table.from_pylist(rows, old.schema.remove_metadata())
-
-
-def _errors(rows: list[dict[str, Any]]) -> int:
-    return sum(row["status"] != "ok" for row in rows)

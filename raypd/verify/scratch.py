@@ -4,8 +4,6 @@ DuckDB does the work. Its memory is bounded, and what does not fit goes into a t
 the object. Nothing here knows runs or documents.
 """
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
@@ -16,7 +14,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-MEMORY = "2GB"
+_MEMORY = "2GB"
 _BUFFERED_ROWS = 100_000
 
 
@@ -29,10 +27,10 @@ class Scratch(ExitStack):
     def __init__(self) -> None:
         super().__init__()
         folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="raypd-", ignore_cleanup_errors=True)))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._buffers: dict[str, list[pa.Table]] = {}  # the first of each is empty, and has the schema
         settings: dict[str, Any] = {
-            "memory_limit": MEMORY,
+            "memory_limit": _MEMORY,
             "temp_directory": str(folder / "spilled"),
             "preserve_insertion_order": "false",  # it costs memory
         }
@@ -41,12 +39,20 @@ class Scratch(ExitStack):
         self._connection.execute("SET enable_progress_bar = false")
 
     def create(self, name: str, schema: pa.Schema) -> None:
-        """An empty table."""
+        """Makes an empty table.
+
+        Args:
+            name, schema: of the table.
+        """
         self._buffers[name] = [schema.empty_table()]
         self._connection.from_arrow(schema.empty_table()).create(name)
 
     def add(self, name: str, rows: pa.Table | list[dict[str, Any]]) -> None:
-        """Appends rows, which have the columns of `create`."""
+        """Appends to a table.
+
+        Args:
+            name, rows: of the table; they have its columns.
+        """
         buffer = self._buffers[name]
         table = pa.Table.from_pylist(rows, buffer[0].schema) if isinstance(rows, list) else rows
         with self._lock:
@@ -55,15 +61,15 @@ class Scratch(ExitStack):
                 self._flush()
 
     def _flush(self) -> None:
-        for name, buffer in self._buffers.items():
-            if len(buffer) > 1:
-                self._connection.from_arrow(pa.concat_tables(buffer)).insert_into(name)
-                del buffer[1:]
+        with self._lock:
+            for name, buffer in self._buffers.items():
+                if len(buffer) > 1:
+                    self._connection.from_arrow(pa.concat_tables(buffer)).insert_into(name)
+                    del buffer[1:]
 
     def run(self, sql: str) -> None:
         """Runs a statement that has no result."""
-        with self._lock:
-            self._flush()
+        self._flush()
         self._connection.execute(sql)
 
     def row(self, sql: str) -> dict[str, Any]:
@@ -81,9 +87,12 @@ class Scratch(ExitStack):
             yield from found.to_pylist()
 
     def batches(self, sql: str, rows: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a query as Arrow batches of so many rows, streamed. One query at a time."""
-        with self._lock:
-            self._flush()
+        """The result of a query, streamed. One query at a time.
+
+        Args:
+            sql, rows: the query, and how many rows a batch has; the last one may have fewer.
+        """
+        self._flush()
         yield from self._connection.sql(sql).to_arrow_reader(rows)
 
 

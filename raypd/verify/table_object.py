@@ -1,7 +1,5 @@
 """The table of nightly runs: its objects, and the list of them."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -15,13 +13,16 @@ def objects(root: str) -> list[str]:
     return storage.read(storage.join(root, layout.CURRENT)).decode().splitlines()
 
 
-def path_of(root: str, file: str) -> str:
-    """The path of an object that is named below the nightly root."""
-    return storage.join(root, *file.split("/"))
-
-
 def read_object(path: str, columns: list[str] | None = None) -> pa.Table:
-    """The rows of an object. Raises Damaged when it is damaged or gone, storage.Unavailable."""
+    """The rows of an object.
+
+    Args:
+        path, columns: of the object, and which of them to read; None: all.
+
+    Raises:
+        Damaged: the object is damaged or gone.
+        storage.Unavailable: its store is out of reach.
+    """
     try:
         with storage.open_file(path) as file:
             return pq.ParquetFile(file, page_checksum_verification=True).read(columns)
@@ -32,7 +33,11 @@ def read_object(path: str, columns: list[str] | None = None) -> pa.Table:
 
 
 def write_object(path: str, table: pa.Table) -> None:
-    """Writes an object with checksums, in place of one that a session which was cut off has written."""
+    """Writes an object with checksums, in place of one that a session which was cut off has written.
+
+    Args:
+        path, table: of the object, and its rows.
+    """
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     storage.put(path, sink.getvalue().to_pybytes())

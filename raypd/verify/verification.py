@@ -4,8 +4,6 @@ The documents of all units, read by the rules of the run, and the rows of all ob
 SQL compares, so that memory does not grow with the corpus.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,7 +23,7 @@ from raypd.storage.threads import in_threads
 from raypd.tasks.base import Document
 from raypd.verify.scratch import Scratch
 
-EXAMPLES = 20
+_EXAMPLES = 20
 # object: a document's unit, or the path of an object. part: what tells the rows of one document apart.
 _ROW = {"id": "string", "source": "string", "row": "int64", "object": "string"}
 INPUT = pa.schema({**_ROW, "committed": "bool"})
@@ -45,11 +43,11 @@ class Finding:
     def add(self, documents: int, units: int, examples: Iterable[str]) -> None:
         self.documents += documents
         self.units += units
-        self.examples += list(examples)[: EXAMPLES - len(self.examples)]
+        self.examples += list(examples)[: _EXAMPLES - len(self.examples)]
 
     def add_query(self, scratch: Scratch, query: str) -> None:
         """Adds the documents that SQL finds: its columns are id, source, row and object (or NULL)."""
-        shown = scratch.rows(f"SELECT * FROM ({query}) ORDER BY source, row LIMIT {EXAMPLES}")
+        shown = scratch.rows(f"SELECT * FROM ({query}) ORDER BY source, row LIMIT {_EXAMPLES}")
         words = (f"{r['id']} ({r['source']}, at {r['row']}) in {r['object']}".removesuffix(" in None") for r in shown)
         self.add(scratch.number(f"SELECT count(*) FROM ({query})"), 0, list(words))
 
@@ -85,25 +83,34 @@ class Verification:
     temporary: list[str] = field(default_factory=list)
 
     @property
-    def well(self) -> bool:
+    def passed(self) -> bool:
         """Whether every document of the input stands in the output exactly once, and nothing else does."""
         wrong = [self.missing, self.doubled, self.foreign, self.damaged, self.unreadable]
         wrong += [] if self.damaged_allowed else [self.damaged_input]
         return not any(finding.documents or finding.units for finding in wrong)
 
     def add_counts(self, scratch: Scratch, wanted: str, found: str) -> None:
-        """Counts the documents of two tables: what should be there, and what is, with a column ok."""
+        """Counts the documents of two tables.
+
+        Args:
+            scratch, wanted, found: tables and the names of two: what should be there, and what is, with a column ok.
+        """
         self.documents = scratch.number(f"SELECT count(*) FROM {wanted}")
         self.ok = scratch.number(f"SELECT count(*) FROM {found} WHERE ok")
         self.found = scratch.number(f"SELECT count(*) FROM {found}")
         self.failed = self.found - self.ok
 
     def to_json(self) -> str:
-        return json.dumps({"well": self.well, **asdict(self)}, indent=2, ensure_ascii=False)
+        return json.dumps({"passed": self.passed, **asdict(self)}, indent=2, ensure_ascii=False)
 
 
 def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
-    """Compares a run's output with its input, which lies now where config.input says. Changes nothing.
+    """Compares a run's output with its input. Changes nothing.
+
+    Args:
+        output: the run's folder.
+        config: of the run; its section `input` says where the input lies now.
+        threads: units that are compared at the same time.
 
     Raises:
         InputError: the input cannot be planned at all.
@@ -154,13 +161,23 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
 
 
 def add_documents(scratch: Scratch, documents: Sequence[Document], unit: str, committed: bool) -> None:
-    """Adds documents of the input to the table `input`."""
+    """Adds documents of the input to the table `input`.
+
+    Args:
+        scratch, documents: where the table is, and what to add.
+        unit, committed: the id of their unit, and whether it has an object.
+    """
     own = {"object": unit, "committed": committed}
     scratch.add("input", [{"id": d.id, "source": d.source, "row": d.place, **own} for d in documents])
 
 
 def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
-    """Adds the rows of an object to the table `output`."""
+    """Adds the rows of an object to the table `output`.
+
+    Args:
+        scratch, table: where `output` is, and the rows.
+        object: what a finding calls the object: its unit, or its path.
+    """
     parts: Sequence[Any] = ["one"] * len(table)
     if "turn" in table.column_names:  # generation: a row a sample and turn
         of_row = [table[name].cast("string") for name in ("sample", "turn")]
@@ -220,6 +237,6 @@ def _compare(result: Verification, scratch: Scratch) -> None:
     # Ids that several documents share: worth knowing before a join by id, and no doing of raypd.
     repeated = "SELECT id, count(*) AS times, min(source) AS source FROM input GROUP BY id HAVING count(*) > 1"
     counts = scratch.row(f"SELECT coalesce(sum(times), 0)::BIGINT AS documents, count(*) AS units FROM ({repeated})")
-    shown = scratch.rows(f"{repeated} ORDER BY times DESC, id LIMIT {EXAMPLES}")
+    shown = scratch.rows(f"{repeated} ORDER BY times DESC, id LIMIT {_EXAMPLES}")
     words = [f"{r['id']}: {r['times']} documents, one in {r['source']}" for r in shown]
     result.repeated_ids.add(**counts, examples=words)

@@ -11,7 +11,6 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 from moto import mock_aws
-from rich.console import Console
 
 from raypd.billing import prices, prices_aws
 from raypd.billing.prices import INSTANCES, Price, PriceUnknown
@@ -180,8 +179,9 @@ def test_without_credentials_or_rights_the_user_learns_which(stubbed) -> None:
     assert not re.search("AKIAXX|testing", str(caught.value))
 
 
-def test_show_prints_prices_and_where_they_are_from(capsys) -> None:
-    prices_aws.show("us-west-2", console=Console(width=160))
+def test_show_prints_prices_and_where_they_are_from(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    prices_aws.show("us-west-2")
     out = capsys.readouterr().out
     for part in ("8 x L40S 44 GiB", "30.1312", "unknown"):
         assert part in out

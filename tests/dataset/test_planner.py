@@ -228,7 +228,7 @@ def test_a_run_with_smaller_units_is_verified(tmp_path, config, ray_here) -> Non
     run = config(str(write_many(tmp_path / "a.jsonl", 800)), unit_documents=100)
     made = driver.run_extract(run, build=fakes.build)
     assert (made.documents, made.units) == (800, 11)
-    assert verify(run.output.path, run).well
+    assert verify(run.output.path, run).passed
     (tmp_path / "out/plan/plan.json").unlink()
-    assert verify(run.output.path, run).well
+    assert verify(run.output.path, run).passed
     assert driver.run_extract(run, build=fakes.build).units == 11

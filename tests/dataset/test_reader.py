@@ -47,6 +47,14 @@ def test_every_kind_of_bad_line_is_a_document_with_an_error(tmp_path, config) ->
         assert (documents[2 * i + 1].id, documents[2 * i + 1].error) == ("good", None)
 
 
+def test_lists_of_texts_and_numbers_become_text(tmp_path, config) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"title": title}) + "\n" for title in (["a", "b"], 7, True, ["a", 1])))
+    documents = read_all(config(str(path), id_column=None))
+    assert [d.fields.get("title") for d in documents] == ["a\nb", "7", "true", None]
+    assert "holds a list, not text" in (documents[3].error or "")
+
+
 def test_ids_are_text_and_made_where_they_are_missing(tmp_path, config) -> None:
     path = tmp_path / "a.jsonl"
     rows = [{"id": 7}, {"id": "x"}, {}, {"id": None}, {"id": "x"}, {"id": ["no"]}, {"id": "\ud800"}]

@@ -359,7 +359,7 @@ def check_threads(stock, prompt: Prompt, answer: AparAnswer, rule, atol: float) 
     unstarted = sum(p.first_child is not None and not p.first_child.tokens for p in paragraphs)
     assert answer.unstarted_threads == unstarted
     ended = all(path[-1] == EOS for path, _, _ in found)
-    assert answer.stopped == (ended and not unstarted)
+    assert (answer.cut is None) == (ended and not unstarted)
     assert answer.cost.attended_tokens == pytest.approx(sum(seen) / len(seen))
 
 
@@ -401,7 +401,7 @@ def _apar_medusa(stock: PreTrainedModel) -> Case:
         for prompt, answer, want in zip(prompts, answers, plain, strict=True):
             check_threads(stock, prompt, answer, few_forks, atol)
             assert [p.tokens for p in restore(answer.root)] == [p.tokens for p in restore(want.root)]
-            assert answer.stopped
+            assert answer.cut is None
             assert answer.flattened == want.flattened
             assert answer.cost.steps <= want.cost.steps
         assert sum(answer.cost.steps for answer in answers) < 0.8 * sum(want.cost.steps for want in plain)
@@ -490,8 +490,8 @@ def _skeleton_of_thought(stock: PreTrainedModel) -> Case:
             assert (
                 answer.steps == answer.longest_path == len(answer.outline) + max(len(p.tokens) for p in answer.points)
             )
-        assert answers[0].stopped == all(point.stopped for point in answers[0].points)
-        assert not answers[1].stopped
+        assert (answers[0].cut is None) == all(point.stopped for point in answers[0].points)
+        assert answers[1].cut is not None
 
     def programs() -> list[Program[Any]]:
         made = [

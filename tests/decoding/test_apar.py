@@ -66,7 +66,7 @@ def test_by_hand():
     answer, feeds = scripted(apar(Prompt([7, 8, 9]), 50, F, C, ENDS), said, [7, 8, 9])
     assert [p.tokens for p in restore(answer.root)] == [[10, F], [C, 11, E], [20, F], [C, 21, 22, E], [30, E]]
     assert answer.tokens == [10, 11, 20, 21, 22, 30]
-    assert (answer.stopped, answer.threads, answer.unstarted_threads) == (True, 3, 0)
+    assert (answer.cut is None, answer.threads, answer.unstarted_threads) == (True, 3, 0)
     # after the prompt: 10; F; then 20 beside the first child; ...
     assert [list(f.tokens) for f in feeds[1:]] == [[10], [F], [20, C], [F, 11], [30, C], [21], [22]]
     assert [list(f.positions) for f in feeds[1:]] == [[3], [4], [5, 5], [6, 6], [7, 7], [8], [9]]
@@ -111,7 +111,7 @@ def test_a_child_beyond_the_threads_waits_and_nothing_of_it_is_lost(max_threads)
     narrow, feeds = scripted(apar(Prompt([7, 8]), 100, F, C, ENDS, max_threads=max_threads), said, [7, 8])
     assert narrow.tokens == wide.tokens == [t for n in range(5) for t in (10 + n, 20 + n, 30 + n)]
     assert [p.tokens for p in restore(narrow.root)] == [p.tokens for p in restore(wide.root)]
-    assert (narrow.stopped, narrow.threads, narrow.unstarted_threads) == (True, 6, 0)
+    assert (narrow.cut is None, narrow.threads, narrow.unstarted_threads) == (True, 6, 0)
     assert max(len(feed.sample_at) for feed in feeds) == max_threads
 
 
@@ -120,7 +120,7 @@ def test_children_that_never_began_are_no_end():
     said = {(): 10, (10,): FORK, (10, FORK): EOS}
     answer, _ = scripted(apar(Prompt([7, 8]), 4, FORK, CHILD, ENDS, max_threads=1), said, [7, 8])
     assert [p.tokens for p in restore(answer.root)] == [[10, FORK], [], [EOS]]
-    assert (answer.stopped, answer.threads, answer.unstarted_threads) == (False, 1, 1)
+    assert (answer.cut is None, answer.threads, answer.unstarted_threads) == (False, 1, 1)
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3, 4, 5, 8, 13, 30])
@@ -131,7 +131,7 @@ def test_budget_is_kept_and_positions_stay_within_it(most):
     (answer,) = Engine(pair("llama")[0]).run([changed(program, lambda feed, _: seen.extend(feed.positions))])
     assert sum(len(p.tokens) for p in restore(answer.root)) == most
     assert max(seen, default=0) < 3 + most
-    assert not answer.stopped
+    assert answer.cut is not None
     assert bool(answer.cost.steps) == bool(most)
 
 
@@ -184,7 +184,7 @@ def test_what_no_thread_has_on_its_path_leaves_the_cache(drafted):
     model, stock = pair("llama")
     prompt = prompts_of(23, 1)[0]
     plain = Replay(stock).run(steered(apar(prompt, MOST, FORK, CHILD, ENDS), few_forks))
-    assert plain.stopped
+    assert plain.cut is None
     program = apar(prompt, MOST, FORK, CHILD, ENDS)
     if drafted:
         texts = [(path, begin) for path, _, begin in threads_of(prompt.tokens, plain.root)]

@@ -82,7 +82,7 @@ def test_a_batch_of_lists_takes_less_than_its_flattened_texts(monkeypatch):
             yield steered(apar(prompt, 4000, FORK, CHILD, ENDS), rule)
 
     answers, released = decode(model, forked(), monkeypatch)
-    assert all(answer.stopped and answer.threads == 4 + n % 4 for n, answer in enumerate(answers))
+    assert all(answer.cut is None and answer.threads == 4 + n % 4 for n, answer in enumerate(answers))
     with monkeypatch.context() as patch:
         patch.setattr(Sequence, "_close_up", lambda self, coming, cache: None)
         again, kept = decode(model, forked(), monkeypatch)

@@ -56,7 +56,7 @@ def test_steps_positions_and_segments():
     prompt = PromptTree([1], [Context([2, 2], [Question([3], **rule), Question([4, 4], **rule)])])
     program = intra_prompt(prompt, 3)
     feed = next(program)
-    assert (list(feed.sample_at), feed.shared, feed.allowed_token_ids) == ([3, 5], 1, None)
+    assert (list(feed.sample_at), feed.shared, feed.allowed_token_ids) == ([3, 5], 1, [None, None])
     feed = program.send(Predictions([7, 8], [-1.0, -2.0]))
     assert (feed.tokens, feed.positions, feed.segments) == ([7, 8], [4, 5], [2, 3])
     feed = program.send(Predictions([0, 8], [-1.0, -2.0]))

@@ -23,7 +23,7 @@ def test_figure_1(words):
     script = Script(main, "one é</async>", "b one</async>", words=words)
     answer = script.run()
     assert answer.warnings == []
-    assert answer.stopped
+    assert answer.cut is None
     assert answer.text == "Hi. one éb oneSo: done."
     assert answer.raw == (f"Hi. {promise('a')}<async>one é</async>{promise('b')}<async>b one</async><sync/>So: done.")
     assert [t.topic for t in answer.threads] == [None, "a", "b"]
@@ -178,7 +178,7 @@ def test_tags_of_no_use_and_tags_that_are_malformed(main, text, flaws):
     answer = run(main, "Y</async>", "Z</async>")
     assert answer.text == text
     assert len(answer.threads) == 1 + text.count("Y") + text.count("Z")
-    assert answer.stopped
+    assert answer.cut is None
     warned(answer, *flaws)
 
 
@@ -203,7 +203,7 @@ def test_children(main, child, most, text, flaws):
     answer = script.run(most)
     assert answer.text == text
     assert answer.steps == answer.longest_path
-    assert (answer.stopped, [t.stopped for t in answer.threads]) == (most == 400, [most == 400] * 2)
+    assert (answer.cut is None, [t.stopped for t in answer.threads]) == (most == 400, [most == 400] * 2)
     warned(answer, *flaws)
     if "without </async>" in flaws:
         assert any("no end tag</async>" in s for s in script.seen)
@@ -216,7 +216,7 @@ def test_runaway_child_is_closed_and_joined():
     assert answer.raw.count("</async>") == 1
     warned(answer, "closed after 30 tokens")
     assert [t.stopped for t in answer.threads] == [True, False]
-    assert (answer.stopped, answer.text[: answer.cut]) == (False, "for ever" + "." * 22), (
+    assert (answer.cut is None, answer.text[: answer.cut]) == (False, "for ever" + "." * 22), (
         "the main thread alone stopped"
     )
     assert any(s.endswith("...</async>") or "...</async>" in s for s in script.seen), "the main thread sees it closed"
@@ -226,11 +226,11 @@ def test_a_child_that_outlives_the_tokens_cuts_the_answer():
     """The main thread has ended; of its two children one has not when the tokens are used up."""
     main, children = f"{promise('a')}{promise('b')}m", ("one</async>", "is longer</async>")
     whole = run(main, *children, words=TAGS)
-    assert (whole.text, whole.stopped, whole.cut) == ("oneis longerm", True, None)
+    assert (whole.text, whole.cut) == ("oneis longerm", None)
     answer = run(main, *children, words=TAGS, most=whole.tokens - 1)
     assert [t.stopped for t in answer.threads] == [True, True, False]
     assert answer.tokens == whole.tokens - 1
-    assert (answer.text, answer.stopped) == ("oneis longerm", False)  # its </async> alone is missing
+    assert (answer.text, answer.cut is None) == ("oneis longerm", False)  # its </async> alone is missing
     assert answer.text[: answer.cut] == "oneis longer"
     warned(answer, "async 2 (b): cut")
 
@@ -345,11 +345,11 @@ def test_random_tokens_never_break_it(seed, words, most, options):
     assert all(len(t.tokens) <= options.get("max_async_tokens", 256) for t in answer.threads[1:])
     if "max_position" in options:
         assert all(row[1] < options["max_position"] for row in wild.rows)
-    if most and not answer.stopped:
+    if most and answer.cut is not None:
         assert answer.warnings
     assert len(answer.text) <= len(answer.raw)
-    assert answer.stopped == (answer.cut is None) == all(t.stopped for t in answer.threads)
-    assert answer.stopped or answer.cut <= len(answer.text)
+    assert (answer.cut is None) == all(t.stopped for t in answer.threads)
+    assert answer.cut is None or answer.cut <= len(answer.text)
 
 
 @settings(max_examples=100, deadline=None)

@@ -22,17 +22,17 @@ def scripted_steps(program, *steps):
 def test_by_hand():
     """Positions, and what leaves the cache when."""
     expands = lambda point: [90 + point.number] * point.number  # noqa: E731
-    program = skeleton_of_thought(Prompt([5, 6]), 50, expands, decode, ENDS, begun="1.")
-    outline = [*b" a\n2. b", EOS]
+    program = skeleton_of_thought(Prompt([5, 6]), 50, expands, decode, ENDS)
+    outline = [*b"1. a\n2. b", EOS]
     answer, feeds = scripted_steps(program, *([t] for t in outline), [65, 66], [EOS, 67], [68], [EOS])
     points = feeds[len(outline) :]
     assert [list(f.tokens) for f in points] == [[91, 92, 92], [65, 66], [67], [68]]
-    assert [list(f.positions) for f in points] == [[9, 9, 10], [10, 11], [12], [13]]
+    assert [list(f.positions) for f in points] == [[11, 11, 12], [12, 13], [14], [15]]
     assert [list(f.segments) for f in points] == [[1, 2, 2], [1, 2], [2], [2]]
-    assert [list(f.drop) for f in points] == [[], [], [9, 12], []]
+    assert [list(f.drop) for f in points] == [[], [], [11, 14], []]
     assert answer.text == "1. a A\n2. b BCD"
-    assert answer.stopped
-    assert answer.content_tokens == 7 + 1 + 3
+    assert answer.cut is None
+    assert answer.content_tokens == 9 + 1 + 3
 
 
 @pytest.mark.parametrize(("most", "begun"), [(8, []), (9, [1]), (10, [1, 1]), (13, [3, 2])])
@@ -44,14 +44,14 @@ def test_budget_is_kept(most, begun):
     answer = Engine(model).run([steered])[0]
     assert len(answer.outline) + sum(len(p.tokens) for p in answer.points) == most
     assert [len(p.tokens) for p in answer.points if p.tokens] == begun
-    assert not answer.stopped
+    assert answer.cut is not None
 
 
 def test_an_outline_without_points_is_the_answer():
     answer, _ = scripted_steps(skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS), [ord("x")], [EOS])
-    assert (answer.text, answer.points, answer.stopped) == ("x", [], True)
+    assert (answer.text, answer.points, answer.cut is None) == ("x", [], True)
     answer, _ = scripted_steps(skeleton_of_thought(Prompt([5]), 4, expand, decode, ENDS), *([c] for c in b"1. a"))
-    assert (answer.text, answer.points, answer.stopped) == ("1. a", [], False)
+    assert (answer.text, answer.points, answer.cut is None) == ("1. a", [], False)
 
 
 def test_points():
@@ -69,10 +69,10 @@ def test_where_an_answer_was_cut():
     answer, _ = scripted_steps(
         skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS), *outline, [one, other], [EOS, EOS]
     )
-    assert (answer.text, answer.cut, answer.stopped) == ("1. a x\n2. b y", None, True)
+    assert (answer.text, answer.cut) == ("1. a x\n2. b y", None)
     program = skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS, **options)
     answer, _ = scripted_steps(program, *outline, [one, other], [one, EOS])
-    assert (answer.text[: answer.cut], answer.stopped) == ("1. a xx", False)
+    assert answer.text[: answer.cut] == "1. a xx"
     program = skeleton_of_thought(Prompt([5]), 50, expand, decode, ENDS, max_points=1)
     answer, _ = scripted_steps(program, *outline, [one], [EOS])
-    assert (answer.text[: answer.cut], answer.text, answer.stopped) == ("1. a x", "1. a x", False)
+    assert (answer.text, answer.cut) == ("1. a x", 6)

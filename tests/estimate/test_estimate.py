@@ -173,16 +173,17 @@ def test_a_sample_has_every_category_in_proportion_and_all_lengths(tmp_path) -> 
         file.write('{"category": "rare", "title": "x"}\n' * 2)
     sample = sampling.draw(config, 100)
     assert figure(sample.scan.documents).counted
-    drawn = Counter(sample.strata[place].category for place, _ in sample.drawn)
+    drawn = Counter(one.category for _, one in sample.drawn)
     assert sum(drawn.values()) == 100
     assert drawn["rare"] == 2  # which in proportion it would not have
+    assert {place for place, _ in sample.drawn} == set(range(len(sample.strata)))
+    assert all(one in sample.strata[place] for place, one in sample.drawn)
     there = Counter(one.category for one in sample.scan.seen)
     assert all(abs(drawn[name] - there[name] / 10) <= 2 for name in "abc")
     for name in there:
-        own = [s for s in sample.strata if s.category == name]
-        assert sum(len(s.members) for s in own) == there[name]
-        assert all(s.chosen for s in own)
-        edges = [(min(m.length for m in s.members), max(m.length for m in s.members)) for s in own]
+        own = [members for members in sample.strata if members[0].category == name]
+        assert sum(map(len, own)) == there[name]
+        edges = [(min(m.length for m in members), max(m.length for m in members)) for members in own]
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(edges))
     # the documents are the ones that were chosen
     chosen = [(one, d) for (_, one), d in zip(sample.drawn, sample.documents, strict=True)]
@@ -222,7 +223,7 @@ def test_what_cannot_be_read_takes_nothing_and_is_counted(tmp_path) -> None:
 
 
 def _profile(costs: list[DocumentCost | None], gpu: str | None = None, memory: float = 0.0, **keys: Any) -> Profile:
-    worker = WorkerFacts(gpu, memory, gpu or "here")
+    worker = WorkerFacts(gpu or "here", machines.instance_gpu(gpu, memory) if gpu else None)
     made = Profile("hyper_parallel", costs, 10.0, [(10.0, 10.0)] * 8, 1.0, 1.0, worker, True)
     return replace(made, **keys)
 
@@ -301,7 +302,7 @@ def fake_time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def profiled(
-    tmp_path: Path, count: int, limit: float | None = None, **decoding: Any
+    tmp_path: Path, count: int, limit: float = math.inf, **decoding: Any
 ) -> tuple[list[Document], Profile, list[DocumentCost]]:
     """Profiles `count` documents, four prompts at a time; returns them, their profile, and the costs that it has."""
     config = corpus(tmp_path, 200, engine={"max_num_seqs": 4}, decoding=decoding)
@@ -351,7 +352,7 @@ def test_a_limit_ends_it(tmp_path, fake_time) -> None:
 
 
 def test_a_baseline_for_which_no_time_was_left_is_named_and_left_out(tmp_path, monkeypatch, capsys) -> None:
-    def measured(_: object, config: RunConfig, documents: list, limit: float | None, label: str) -> Profile:
+    def measured(_: object, config: RunConfig, documents: list, limit: float, label: str) -> Profile:
         if config.decoding.method == "autoregressive":
             return _profile([None] * len(documents), complete=False, seconds=0.0)
         return _profile([DocumentCost(1.0, 10, 0, 2)] * len(documents))

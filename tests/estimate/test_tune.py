@@ -137,10 +137,10 @@ def searched(
     tree = {"input": {"path": "x.jsonl"}, "output": {"path": "out"}, "task": task, "decoding": dict(decoding)}
     config = RunConfig.model_validate(tree)
 
-    def measure(changes: Changes, limit: float | None) -> Trial:
+    def measure(changes: Changes, limit: float) -> Trial:
         setting = config.decoding.model_dump() | config.engine.model_dump() | short(changes)
         speed, share = rule(setting)
-        if limit is not None and 1 / speed > limit:
+        if 1 / speed > limit:
             return Trial(changes, [speed], cut=True)
         free, same = setting["method"] == "autoregressive", round(share * documents)
         found = [NormalValue("x" if n < same else "y", n < whole or not free) for n in range(documents)]
@@ -260,9 +260,9 @@ class StubProfiler:
         self.measured: list[dict[str, Any]] = []
 
     def facts(self, config: RunConfig) -> WorkerFacts:
-        return WorkerFacts(None, 0.0, "a test")
+        return WorkerFacts("a test")
 
-    def profile(self, config: RunConfig, documents: Sequence[Any], limit: float | None, label: str) -> Profile:
+    def profile(self, config: RunConfig, documents: Sequence[Any], limit: float, label: str) -> Profile:
         self.before(config)
         setting = config.decoding.model_dump() | config.engine.model_dump()
         self.measured.append(setting)

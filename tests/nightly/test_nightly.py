@@ -210,7 +210,7 @@ def test_documents_that_the_input_does_not_have_anymore(tmp_path, write, run) ->
     older = verify_table(drop.output.path, drop)
     assert (older.missing.documents, older.foreign.documents) == (1, 2)
     made = night(keep)
-    assert verify_table(keep.output.path, keep).well
+    assert verify_table(keep.output.path, keep).passed
     assert titles(keep) == {"x": "1", "y": "3", "z": "2"}
     assert (made.removed, made.extracted) == (0, 1)
     (tmp_path / "in/3.jsonl").unlink()
@@ -377,7 +377,7 @@ def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -
     night(config)
     found = load.load_run(config.output.path, [])
     result = verify_table(config.output.path, found)
-    assert result.well
+    assert result.passed
     assert (result.documents, result.found, result.failed) == (26, 26, 1)
     command = CliRunner().invoke(app, ["verify", config.output.path])
     assert command.exit_code == 0, command.output
@@ -391,7 +391,7 @@ def test_verify_compares_the_table_with_the_input_of_now(tmp_path, write, run) -
     listed.write_text("\n".join(whole))
     Path(whole[0]).write_bytes(b"PAR1")
     result = verify_table(config.output.path, found)
-    assert (result.damaged.units, result.missing.documents, result.well) == (1, 9, False)
+    assert (result.damaged.units, result.missing.documents, result.passed) == (1, 9, False)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
@@ -462,7 +462,7 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tm
     assert titles(config) == {"a": "2", "new": "2", "b": "1", "c": "1"}
     result = verify_table(config.output.path, config)
     assert (result.damaged_input.units, result.missing.documents, result.foreign.documents) == (1, 0, 0)
-    assert not result.well
+    assert not result.passed
 
     for _ in range(2):  # it is not passed over because nothing else is new
         with pytest.raises(RunError, match=words + "nothing new since the night"):
@@ -471,13 +471,13 @@ def test_a_night_with_damaged_objects_does_what_it_can_and_ends_with_an_error(tm
     made = night(skip)
     assert (made.nothing_new, made.damaged.units) == (True, 1)
     assert "b.parquet: cannot be read" in made.describe()
-    assert verify_table(config.output.path, skip).well
+    assert verify_table(config.output.path, skip).passed
 
     write("b.parquet", {"b": "3", "c": "1"})
     made = night(config)
     assert extracted(config, made) == ["b"]  # the answer of c was kept
     assert titles(config) == {"a": "2", "new": "2", "b": "3", "c": "1"}
-    assert verify_table(config.output.path, config).well
+    assert verify_table(config.output.path, config).passed
 
     broken.write_bytes(b"PAR1")
     assert night(skip).stale == 2

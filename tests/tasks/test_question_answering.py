@@ -44,7 +44,7 @@ def make(context_length: int = CONTEXT, tokenizer=None, decoding=None, **task):
     return build_task(RunConfig.model_validate(tree), tokenizer or tiny_tokenizer(), context_length)
 
 
-def document(row: int, questions: object, context: object = "The sea is 4 °C cold.") -> Document:
+def document(row: int, questions: object, context: str | None = "The sea is 4 °C cold.") -> Document:
     return Document(row, f"id{row}", {"context": context, "questions": questions})
 
 
@@ -238,8 +238,6 @@ def test_the_end_of_a_turn_is_that_of_the_chat_template():
 BAD_ROWS = [
     (document(0, ["?"], None), "empty: nothing in context"),
     (document(0, ["?"], " \n"), "empty: nothing in context"),
-    (document(0, ["?"], 7), "'context' holds a number"),
-    (document(0, ["?"], "a\ud800"), "half a surrogate"),
     (document(0, None), "no list of questions"),
     (document(0, "Who?"), "no list of questions"),
     (document(0, {"question": "Who?"}), "no list of questions"),
@@ -295,11 +293,11 @@ def test_a_failed_program_is_an_error_for_each_of_its_questions(method):
     assert all("out of memory" in r.error for r in records)
 
 
-def test_questions_as_json_text_and_contexts_as_lines():
+def test_questions_as_json_text():
     task = make()
     plain = first_feed(task, document(0, ["Who?", {"question": "?", "choices": ["x"]}], "a\nb"))
     text = json.dumps(["Who?", {"question": "?", "choices": ["x"], "id": None}])
-    other = first_feed(task, document(0, text, ["a", "b"]))
+    other = first_feed(task, document(0, text, "a\nb"))
     assert list(other.tokens) == list(plain.tokens)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -95,7 +97,7 @@ def test_failed_documents_alone_are_asked_again_and_their_rows_replaced(run) -> 
     assert (after["12"]["status"], after["12"]["attempts"]) == ("ok", 2)
     assert after["3"]["error"] == before["3"]["error"]
     assert "1 left as they are" in made.describe()
-    assert verify(run.output.path, run).well
+    assert verify(run.output.path, run).passed
     summaries = [commit.read_summary(run.output.path, unit) for unit in sorted(commit.committed(run.output.path))]
     assert [s.retries for s in summaries] == [1, 1, 0]
     tree = json.loads(Path(run.output.path, "manifest.json").read_text())
@@ -114,7 +116,7 @@ def test_of_two_at_once_one_says_so_and_what_fails_again_counts_its_attempts(run
     assert (made.number, made.failed) == (2, 3)
     found = rows(run)
     assert [found[id]["attempts"] for id in ("4", "12", "3", "5")] == [3, 3, 1, 1]
-    assert verify(run.output.path, run).well
+    assert verify(run.output.path, run).passed
 
 
 def test_units_that_are_not_done_are_left_to_a_plain_run(run) -> None:
@@ -173,7 +175,44 @@ def test_a_retry_that_is_cut_off_between_two_objects_goes_on(run, monkeypatch) -
     made = again(run)
     assert (made.number, made.ok) == (1, 3)
     assert {row["attempts"] for row in rows(run).values() if row["answer"] == "MENDED"} == {2}  # added once
-    assert verify(run.output.path, run).well
+    assert verify(run.output.path, run).passed
+
+
+def test_a_damaged_record_of_a_retry_ends_the_command_with_one_line_and_exit_code_2(run, tmp_path) -> None:
+    torn = Path(run.output.path, "retries/0001/retry.json")
+    torn.parent.mkdir(parents=True)
+    torn.write_text('{"number": 1, "tri')
+    (tmp_path / "run.yaml").write_text(run.model_dump_json())
+    command = [sys.executable, "-m", "raypd", "extract", str(tmp_path / "run.yaml"), "--retry-errors"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done
+    assert done.stderr.startswith(f"error: {torn}: cannot be read: ")
+    assert "delete this file" in done.stderr
+    torn.write_text('{"number": "one"}')
+    with pytest.raises(ConfigError, match=r"retry\.json: cannot be read: number: .*; delete this file"):
+        again(run)
+    torn.unlink()
+    Task.mended = True
+    assert again(run).ok == 3
+
+
+def test_a_retry_that_was_cut_off_between_two_objects_and_lost_its_record_is_planned_again(run, monkeypatch) -> None:
+    real = commit.replace_rows
+
+    def crash(path: str, *rest: Any) -> bool:
+        real(path, *rest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(retry, "_THREADS", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(commit, "replace_rows", crash)
+        with pytest.raises(KeyboardInterrupt):
+            again(run)  # all fail again, and one of the two units has its new rows
+    Path(run.output.path, "retries/0001/retry.json").unlink()
+    Task.mended = True
+    assert again(run).ok == 3
+    assert [rows(run)[id]["answer"] for id in ("4", "12", "13")] == ["MENDED"] * 3
+    assert verify(run.output.path, run).passed
 
 
 def test_what_somebody_else_changes_at_the_same_moment_is_kept(run, monkeypatch) -> None:
@@ -250,7 +289,7 @@ def test_on_s3(bucket, config, connected) -> None:
     assert rows(made)["7"]["answer"] == "MENDED"
     storage.configure(StorageConfig())
     given = [f"storage.endpoint_url={connected.url}"]
-    assert verify(made.output.path, load_run(made.output.path, given)).well
+    assert verify(made.output.path, load_run(made.output.path, given)).passed
     storage.delete(f"{bucket}/out/units/{sorted(commit.committed(made.output.path))[0]}.parquet")
     done = CliRunner().invoke(app, ["verify", made.output.path, *given])
     assert done.exit_code == 1

@@ -52,9 +52,9 @@ def run(tmp_path: Path, config) -> RunConfig:
     return made
 
 
-def test_a_good_run_is_well_and_ids_that_the_input_repeats_are_told_apart(run) -> None:
+def test_a_good_run_passes_and_ids_that_the_input_repeats_are_told_apart(run) -> None:
     result = look(run)
-    assert result.well
+    assert result.passed
     assert (result.units, result.objects, result.documents, result.found) == (4, 4, 28, 28)
     assert (result.ok, result.failed) == (25, 3)
     # Both files number their documents from 0.
@@ -71,7 +71,7 @@ def test_an_object_that_is_gone_is_missing_until_the_run_is_resumed(run, tmp_pat
     gone.unlink()
     done = command.invoke(app, ["verify", run.output.path, "--json"])
     tree = json.loads(done.output)
-    assert (done.exit_code, tree["well"]) == (1, False)
+    assert (done.exit_code, tree["passed"]) == (1, False)
     assert (tree["missing"]["documents"], tree["missing"]["units"]) == (10, 1)
     assert gone.stem in tree["missing"]["examples"][0]
     (tmp_path / "in").rename(tmp_path / "moved")
@@ -94,7 +94,7 @@ def test_a_damaged_object_is_named(run, where) -> None:
         data[len(data) - 6 if where == "footer" else 60] ^= 0xFF
     path.write_bytes(data)
     result = look(run)
-    assert (result.well, result.damaged.units) == (False, 1)
+    assert (result.passed, result.damaged.units) == (False, 1)
     assert path.name in result.damaged.examples[0]
     assert "delete" in result.damaged.examples[0]
 
@@ -138,7 +138,7 @@ def test_rows_that_are_missing_doubled_or_foreign_inside_an_object(run, tmp_path
     rewrite(doubled, lambda table: pa.concat_tables([table, table.slice(4, 1)]))
     rewrite(strange, lambda table: with_values(table, "id", ["nobody", *table["id"].to_pylist()[:-1]]))
     result = look(run)
-    assert not result.well
+    assert not result.passed
     assert result.doubled.documents == 1
     assert result.doubled.examples == [f"14 (a.jsonl, at {place(tmp_path, 14)})"]
     # Every id of the third object stands one row too low: rows of other documents, and none of its own.
@@ -154,7 +154,7 @@ def test_an_object_that_the_input_does_not_have_is_foreign_and_doubles_are_found
     copied = objects(other)[0]
     shutil.copy(copied, objects(run)[0].parent)
     result = look(run)
-    assert not result.well
+    assert not result.passed
     assert result.foreign.units == 1
     assert (result.foreign.documents, result.doubled.documents) == (0, 7)
     assert copied.stem in result.doubled.examples[0]
@@ -183,7 +183,7 @@ def test_an_object_that_cannot_be_read_while_it_is_compared(run, tmp_path, monke
 
     monkeypatch.setattr(verification.units, "plan", plan_then_lose)
     result = look(run)
-    assert not result.well
+    assert not result.passed
     assert result.unreadable.units == 1
     assert "b.jsonl" in result.unreadable.examples[0]
 
@@ -192,11 +192,11 @@ def test_files_in_the_units_folder_that_are_no_units(run) -> None:
     folder = objects(run)[0].parent
     (folder / ".tmp-host-1-x").write_bytes(b"PAR1")  # as a dead writer leaves it: no fault
     result = look(run)
-    assert (result.well, len(result.temporary)) == (True, 1)
+    assert (result.passed, len(result.temporary)) == (True, 1)
     assert "1 temporary file of dead writers" in findings.describe(result)
     (folder / "notes.txt").write_text("x")
     result = look(run)
-    assert not result.well
+    assert not result.passed
     assert "notes.txt" in result.foreign.examples[0]
 
 
@@ -214,7 +214,7 @@ def test_a_generated_answer_that_is_not_of_the_input_stands_twice_in_an_object(t
     fast = {"load_seconds": 0, "step_seconds": 0}
     run = RunConfig.model_validate({**tree, "model": {"name": "fake", "fake": fast}})
     run_here(run, components.build)
-    assert look(run).well
+    assert look(run).passed
     (path,) = objects(run)
     strange = with_values(pq.read_table(path).slice(0, 1), "row", [77])
     rewrite(path, lambda table: pa.concat_tables([table, table.slice(1), strange, strange]))

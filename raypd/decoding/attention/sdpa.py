@@ -15,9 +15,9 @@ NAME = "raypd"
 
 def attention(
     module: torch.nn.Module,
-    query: torch.Tensor,  # [1, heads, tokens, head_dim], rotated
-    key: torch.Tensor,  # [1, kv_heads, tokens, head_dim], rotated
-    value: torch.Tensor,  # [1, kv_heads, tokens, head_dim]
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -27,7 +27,21 @@ def attention(
     step: Step | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls in every layer; returns [1, tokens, heads, head_dim].
+    """The attention function that transformers calls in every layer.
+
+    Args:
+        module: the layer, whose `layer_idx` is its place in the cache.
+        query: [1, heads, tokens, head_dim], rotated.
+        key, value: [1, kv_heads, tokens, head_dim], the key rotated.
+        attention_mask, dropout: not read; the masks are those of `step`.
+        scaling: factor of the scores; None: head_dim^-0.5.
+        sliding_window: tokens that a query sees at most; None: all.
+        softcap: most that a score can be, by tanh; None: no limit.
+        s_aux: attention sinks, [heads].
+        step: what the pass holds.
+
+    Returns:
+        [1, tokens, heads, head_dim], and no weights.
 
     Raises:
         RuntimeError: the model was called otherwise than by its engine, or has attention sinks.
@@ -50,32 +64,33 @@ def attention(
     out = query.new_empty(kv_heads, repeat, tokens, values.shape[2])
 
     for group in step.groups:
+        first, end = group.spans[0].a, group.spans[-1].b
         if group.length:
             prefix = slice(group.start, group.start + group.length)
-            asked = folded[:, :, group.a : group.b].reshape(kv_heads, -1, head_dim)
+            asked = folded[:, :, first:end].reshape(kv_heads, -1, head_dim)
             mask = step.prefix_mask(group, sliding_window, repeat, query)
-            prefix_out, prefix_lse = attend(asked, keys[:, prefix], values[:, prefix], mask, scale, softcap)
+            prefix_out, prefix_lse = _attend(asked, keys[:, prefix], values[:, prefix], mask, scale, softcap)
             if mask is not None:  # a query whose window does not reach the prefix has nothing to merge
                 blind = mask.isinf().all(-1)
                 prefix_out = prefix_out.masked_fill(blind[:, None], 0)
                 prefix_lse = prefix_lse.masked_fill(blind, -torch.inf)
-            shape = (kv_heads, repeat, group.b - group.a)
+            shape = (kv_heads, repeat, end - first)
             prefix_out, prefix_lse = prefix_out.view(*shape, -1), prefix_lse.view(shape)
         for span in group.spans:
             own = slice(span.start, span.start + span.length)
             asked = folded[:, :, span.a : span.b].reshape(kv_heads, -1, head_dim)
             mask = step.own_mask(group, span, sliding_window, repeat, query)
-            own_out, own_lse = attend(asked, keys[:, own], values[:, own], mask, scale, softcap)
+            own_out, own_lse = _attend(asked, keys[:, own], values[:, own], mask, scale, softcap)
             own_out = own_out.view(kv_heads, repeat, span.b - span.a, -1)
             if group.length:
-                here = slice(span.a - group.a, span.b - group.a)
+                here = slice(span.a - first, span.b - first)
                 weight = torch.sigmoid(prefix_lse[:, :, here] - own_lse.view(own_out.shape[:3]))[..., None]
                 own_out = torch.lerp(own_out.to(weight.dtype), prefix_out[:, :, here].to(weight.dtype), weight)
             out[:, :, span.a : span.b] = own_out
     return out.view(1, heads, tokens, -1).transpose(1, 2), None
 
 
-def attend(
+def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -83,14 +98,9 @@ def attend(
     scale: float,
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention with its log-sum-exp.
+    """Attention [heads, n, d] of query [heads, n, d] over key and value [heads, k, d] under an additive mask [n, k].
 
-    Args:
-        query: [heads, n, d]; key, value: [heads, k, d].
-        mask: additive [n, k].
-
-    Returns:
-        [heads, n, d], and the log-sum-exp [heads, n] in float32 at least.
+    Returns it with its log-sum-exp [heads, n] in float32 at least.
     """
     if query.device.type == "cpu" and softcap is None and key.shape[2] == value.shape[2]:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

@@ -28,12 +28,6 @@ class Span:
     queries: np.ndarray
     keys: np.ndarray
 
-    def seen(self) -> np.ndarray:
-        """bool [queries, keys] by the one rule. Steps matter where a sequence is fed again after it lost its cache."""
-        positions, segments, steps = self.queries
-        key_positions, key_segments, key_steps = self.keys
-        return visible(self.reach, segments, positions, key_segments, key_positions, steps, key_steps)
-
 
 @dataclass
 class PrefixGroup:
@@ -42,14 +36,6 @@ class PrefixGroup:
     spans: list[Span]
     start: int = 0
     length: int = 0
-
-    @property
-    def a(self) -> int:
-        return self.spans[0].a
-
-    @property
-    def b(self) -> int:
-        return self.spans[-1].b
 
 
 @dataclass
@@ -64,45 +50,70 @@ class Step:
     cache: KVCache
     groups: list[PrefixGroup]
     slots: torch.Tensor
-    _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
+    _own_masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
+    _prefix_masks: dict[tuple[int, int, int], torch.Tensor | None] = field(default_factory=dict)
     _windows: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
     def own_mask(
         self, group: PrefixGroup, span: Span, window: int | None, repeat: int, like: torch.Tensor
     ) -> torch.Tensor:
-        """Additive mask [repeat * queries, keys] of a span over its own keys, built once for all layers."""
+        """The mask of a span over its own keys, built once for all layers.
+
+        Args:
+            group: the one that the span stands in.
+            span: whose queries and keys they are.
+            window: of the layer, in tokens; None: it sees all.
+            repeat: query heads to a key head, which are folded into the queries.
+            like: gives the mask its dtype and device.
+
+        Returns:
+            Additive, [repeat * queries, keys].
+        """
         window = _felt(window, group, span)
         key = (id(span), repeat, window)
-        if key not in self._masks:
-            seen = span.seen()
+        if key not in self._own_masks:
+            seen = _seen(span)
             if window is not None:
                 seen &= self._in_window(group, span, window)[:, group.length :]
-            self._masks[key] = _additive(seen, repeat, like)
-        mask = self._masks[key]
-        assert mask is not None
-        return mask
+            self._own_masks[key] = _additive(seen, repeat, like)
+        return self._own_masks[key]
 
     def prefix_mask(
         self, group: PrefixGroup, window: int | None, repeat: int, like: torch.Tensor
     ) -> torch.Tensor | None:
-        """Additive mask [repeat * queries, prefix keys], or None where every query sees the whole prefix."""
+        """The mask of a group's queries over its prefix, built once for all layers.
+
+        Args:
+            group: its spans see the whole prefix but for the window.
+            window, repeat, like: as those of `own_mask`.
+
+        Returns:
+            Additive, [repeat * queries, prefix keys]; None where every query sees the whole prefix.
+        """
         if window is None or all(_felt(window, group, span) is None for span in group.spans):
             return None
         key = (id(group), repeat, window)
-        if key not in self._masks:
+        if key not in self._prefix_masks:
             seen = np.concatenate([self._in_window(group, span, window)[:, : group.length] for span in group.spans])
-            self._masks[key] = None if seen.all() else _additive(seen, repeat, like)
-        return self._masks[key]
+            self._prefix_masks[key] = None if seen.all() else _additive(seen, repeat, like)
+        return self._prefix_masks[key]
 
     def _in_window(self, group: PrefixGroup, span: Span, window: int) -> np.ndarray:
         """`in_window` over the prefix, which all see, and the span's own keys: [queries, prefix keys + own keys]."""
         key = (id(span), window)
         if key not in self._windows:
             prefix = np.arange(group.length)
-            seen = np.concatenate([np.ones((span.b - span.a, group.length), dtype=bool), span.seen()], axis=1)
+            seen = np.concatenate([np.ones((span.b - span.a, group.length), dtype=bool), _seen(span)], axis=1)
             positions = np.concatenate([prefix, span.keys[0]])
             self._windows[key] = in_window(seen, span.queries[0], positions, window)
         return self._windows[key]
+
+
+def _seen(span: Span) -> np.ndarray:
+    """bool [queries, keys] by the one rule. Steps matter where a sequence is fed again after it lost its cache."""
+    positions, segments, steps = span.queries
+    key_positions, key_segments, key_steps = span.keys
+    return visible(span.reach, segments, positions, key_segments, key_positions, steps, key_steps)
 
 
 def _felt(window: int | None, group: PrefixGroup, span: Span) -> int | None:

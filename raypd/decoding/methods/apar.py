@@ -54,16 +54,11 @@ class AparAnswer:
     root: Paragraph
     tokens: list[int] = field(default_factory=list)  # root, first_child, next_sibling, without control tokens
     logprobs: list[float] = field(default_factory=list)
-    cut: int | None = 0
+    cut: int | None = None
     threads: int = 1  # all that ever ran
     unstarted_threads: int = 0  # children that were forked and had no tokens left to begin with
     cost: AparCost = field(default_factory=AparCost)  # of this decoding
     flattened: AparCost = field(default_factory=AparCost)  # of the same text decoded autoregressively
-
-    @property
-    def stopped(self) -> bool:
-        """Every thread came to its end."""
-        return self.cut is None
 
     def counters(self) -> dict[str, Any]:
         """Its figures, for a generated text."""
@@ -72,7 +67,6 @@ class AparAnswer:
         return {**counters, "longest_path": self.cost.steps}  # a pass decodes a token of every thread
 
     def generated(self, decode: Decode) -> GeneratedText:
-        """The answer for task `generation`."""
         cut = None if self.cut is None else len(decode(self.tokens[: self.cut]))
         return GeneratedText(decode(self.tokens), cut, len(self.tokens), self.logprobs, counters=self.counters())
 
@@ -121,6 +115,8 @@ class AparGroup:
     max_threads: int
     waiting: deque[AparSequence] = field(default_factory=deque)
     used: int = 0
+    attended: int = 0  # tokens seen when a token was predicted, over all predictions
+    predicted: int = 0
     segments: int = 1
     reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
     drop: list[int] = field(default_factory=list)
@@ -132,6 +128,8 @@ class AparGroup:
 
     def append(self, s: AparSequence, x: int, logprob: float) -> None:
         """Lines 19 to 33 for one sequence that has sampled x (counted in `used` already)."""
+        self.attended += s.position + 1  # a path has no gaps
+        self.predicted += 1
         if s.last_token == self.fork:
             self._fork(s)
         s.current_node.paragraph.tokens.append(x)
@@ -174,7 +172,6 @@ class AparGroup:
         """The answer with its text."""
         answer = self.answer
         stopped = not self.sequences and not self.waiting
-        answer.cut = None
         answer.unstarted_threads = len(self.waiting)
         for paragraph in restore(answer.root):
             for token, logprob in zip(paragraph.tokens, paragraph.logprobs, strict=True):
@@ -184,7 +181,11 @@ class AparGroup:
             ended = paragraph.first_child is not None or self.ends.intersection(paragraph.tokens[-1:])
             if not stopped and not ended and answer.cut is None:
                 answer.cut = len(answer.tokens)
-        answer.flattened = _flattened(len(self.prompt.tokens), len(answer.tokens), stopped)
+        if self.predicted:
+            answer.cost.attended_tokens = self.attended / self.predicted
+        if predictions := len(answer.tokens) + stopped:  # the text, and one end token if it came to that
+            start = len(self.prompt.tokens)
+            answer.flattened = AparCost(predictions, start + predictions - 1, start + (predictions - 1) / 2)
         return answer
 
 
@@ -196,19 +197,19 @@ def apar(
     ends: frozenset[int],
     max_threads: int = 64,
 ) -> Program[AparAnswer]:
-    """Algorithm 1: decodes until every thread has written one of the tokens `ends`.
+    """Algorithm 1: decodes until every thread has come to its end.
 
     Args:
+        prompt: what the root paragraph goes on from.
         max_new_tokens: most tokens in all threads together, each [Child] counted, so that no position passes
             len(prompt.tokens) + max_new_tokens; where fewer are left than threads run, the older threads have them.
         fork, child: ids of [Fork] and [Child].
+        ends: ids that end a thread.
         max_threads: most at the same time: a child forked beyond them waits until a thread has ended.
     """
-    start = len(prompt.tokens)
+    fed = cached = start = len(prompt.tokens)
     group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost
-    fed = cached = start
-    attended, predicted = 0, 0
 
     while group.sequences and group.used < max_new_tokens:
         decoding = group.sequences[: max_new_tokens - group.used]
@@ -230,15 +231,11 @@ def apar(
             cached += len(decoding) - len(drop)
         cost.steps += 1
         cost.max_cached_tokens = max(cost.max_cached_tokens, cached)
-        attended += sum(s.position + 1 for s in decoding)  # a path has no gaps
-        predicted += len(decoding)
         predictions = yield feed
         group.used += len(decoding)
         for s, x, logprob in zip(decoding, predictions.tokens, predictions.logprobs, strict=True):
             group.append(s, x, logprob)
 
-    if predicted:
-        cost.attended_tokens = attended / predicted
     return group.finish()
 
 
@@ -261,17 +258,7 @@ def _released(finished: AparSequence) -> list[int]:
     return drop
 
 
-def _flattened(prompt: int, tokens: int, stopped: bool) -> AparCost:
-    """What `tokens` of text behind `prompt` tokens cost one after the other, with one end token if it came to that."""
-    predictions = tokens + stopped
-    if not predictions:
-        return AparCost()
-    return AparCost(predictions, prompt + predictions - 1, prompt + (predictions - 1) / 2)
-
-
 class AparText(TextMethod):
-    """Task `generation` with APAR."""
-
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         options, (fork, child) = self.options, self.model.control_tokens
         return apar(prompt, options.max_new_tokens, fork, child, self.model.ends, options.max_threads)

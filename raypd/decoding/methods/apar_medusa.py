@@ -3,9 +3,8 @@ Auto-Parallel Auto-Regressive Decoding", section 3.2, Medusa-APAR).
 
 A pass holds, for each thread, its last token and under it a tree of guesses, which see the thread's path. What the
 model says accepts some of them, and the accepted tokens go through algorithm 1 one by one, as if each had been sampled
-in a decode of its own: a [Fork] among them opens a child there, an end token ends the thread. So the paragraphs are
-those of `apar`, token for token. Only where the most tokens or threads are reached may they differ: threads get there
-in another order.
+in a decode of its own. So the paragraphs are those of `apar`, token for token. Only where the most tokens or threads
+are reached may they differ: threads get there in another order.
 """
 
 from __future__ import annotations
@@ -29,20 +28,15 @@ class AparMedusaAnswer(AparAnswer):
     decoded: int = 0
     accepted: int = 0
 
-    @property
-    def average_accepted_tokens(self) -> float:
-        """Tokens decoded a forward pass, in all threads together."""
-        return self.decoded / self.cost.steps if self.cost.steps else 0.0
-
     def counters(self) -> dict[str, Any]:
         """Its figures. Guesses make the passes fewer than the tokens of a path."""
         counters = super().counters()
         del counters["longest_path"]
-        return {**counters, "average_accepted_tokens": self.average_accepted_tokens}
+        return {**counters, "average_accepted_tokens": self.decoded / self.cost.steps if self.cost.steps else 0.0}
 
 
 @dataclass
-class Drafts:
+class _Drafts:
     """A thread's guesses, the segments of the tree's runs that they are fed in, and the path that these reach.
 
     What a thread leaves behind, the next new thread takes over, so that there are never more segments than needed.
@@ -63,23 +57,21 @@ class Drafts:
 
 
 @dataclass
-class Decode:
+class _Decode:
     """What is known between two passes: the drafts of each thread, and what the next feed corrects in the cache."""
 
     group: AparGroup
     tree: Tree
-    drafts: dict[AparSequence, Drafts] = field(default_factory=dict)
-    free: list[Drafts] = field(default_factory=list)  # of threads that have ended
+    drafts: dict[AparSequence, _Drafts] = field(default_factory=dict)
+    free: list[_Drafts] = field(default_factory=list)  # of threads that have ended
     rejected: list[int] = field(default_factory=list)  # row indices of guesses that were wrong
     move: dict[int, int] = field(default_factory=dict)  # of right ones: the segments of the threads whose text they are
     fed: int = 0  # tokens so far
     cached: int = 0  # those of them that are in the cache
-    attended: int = 0  # tokens seen when a token was predicted, over all predictions
-    decoded: int = 0
     accepted: int = 0
 
     def feed(self, prompt: Prompt, decoding: list[AparSequence], spare: int) -> Feed:
-        """Each thread's last token (the prompt in the first pass), and its guesses, `spare` at most."""
+        """Each thread's last token (the prompt in the first pass), and its guesses, none deeper than `spare`."""
         group, tree, first = self.group, self.tree, self.fed == 0
         reach, released = group.take_changes()
         tokens: list[int] = []
@@ -114,7 +106,7 @@ class Decode:
             want_hidden=True,
         )
 
-    def _drafts_of(self, s: AparSequence, reach: dict[tuple[int, int], Reach]) -> Drafts:
+    def _drafts_of(self, s: AparSequence, reach: dict[tuple[int, int], Reach]) -> _Drafts:
         """A thread's drafts; a new thread takes over those of one that has ended, or gets segments of its own."""
         if s not in self.drafts:
             if not self.free:
@@ -122,20 +114,19 @@ class Decode:
                 self.group.segments += len(runs)
                 above = enumerate(self.tree.above)
                 reach |= {(runs[a], runs[b]): Reach.CAUSAL for a, others in above for b in others}
-                self.free.append(Drafts(runs))
+                self.free.append(_Drafts(runs))
             self.drafts[s] = self.free.pop()
         return self.drafts[s]
 
-    def accept(self, decoding: list[AparSequence], predictions: Predictions) -> tuple[list[Drafts], list[torch.Tensor]]:
+    def accept(self, decoding: list[AparSequence], predictions: Predictions) -> list[tuple[_Drafts, torch.Tensor]]:
         """Takes the longest right path of each thread's guesses and the token behind it through algorithm 1.
 
-        Returns the drafts of the threads that go on, and the hidden state behind the last token of each.
+        Returns the drafts of each thread that goes on, and the hidden state [hidden size] behind its last token.
         """
         assert predictions.hidden is not None
         self.group.used += len(decoding)
         self.rejected, self.move = [], {}
-        going_on: list[Drafts] = []
-        states: list[torch.Tensor] = []
+        going_on: list[tuple[_Drafts, torch.Tensor]] = []
         first = 0  # the thread's first ask
         for s in decoding:
             mine = self.drafts[s]
@@ -143,13 +134,10 @@ class Decode:
             nodes = self.tree.accepted(mine.guesses, predictions.tokens[first : first + 1 + count])
             kept: set[int] = set()
             for i, place in enumerate((first, *(first + 1 + n for n in nodes))):
-                if i > 0:
-                    if self.group.used == self.group.max_new_tokens:
-                        break
-                    self.group.used += 1
+                if i > 0 and self.group.used == self.group.max_new_tokens:
+                    break
+                self.group.used += int(i > 0)
                 self.accepted += int(i < len(nodes))
-                self.attended += s.position + 1
-                self.decoded += 1
                 self.group.append(s, predictions.tokens[place], predictions.logprobs[place])
                 if s.last_token in self.group.ends:
                     self.free.append(self.drafts.pop(s))
@@ -160,12 +148,11 @@ class Decode:
                     self.move[index] = s.current_node.segment
                     s.current_node.cached.append(index)
                 else:
-                    going_on.append(mine)
-                    states.append(predictions.hidden[place])
+                    going_on.append((mine, predictions.hidden[place]))
             self.rejected += [self.fed + mine.root + 1 + n for n in range(count) if n not in kept]
             mine.guesses = []
             first += 1 + count
-        return going_on, states
+        return going_on
 
 
 def apar_medusa(
@@ -178,7 +165,11 @@ def apar_medusa(
     tree: Tree | None = None,
     max_threads: int = 64,
 ) -> Program[AparMedusaAnswer]:
-    """Algorithm 1 with drafts; arguments as those of `apar` and `medusa`.
+    """Algorithm 1 with drafts.
+
+    Args:
+        prompt, max_new_tokens, fork, child, ends, max_threads: as those of `apar`.
+        heads, tree: as those of `medusa`.
 
     Raises:
         ValueError: the tree is deeper than there are heads.
@@ -186,7 +177,7 @@ def apar_medusa(
     tree = heads.suited(tree)
     group = AparGroup(prompt, max_new_tokens, fork, child, ends, max_threads)
     cost = group.answer.cost
-    state = Decode(group, tree)
+    state = _Decode(group, tree)
     while group.sequences and group.used < max_new_tokens:
         decoding = group.sequences[: max_new_tokens - group.used]
         # Guesses may use what is left beyond the one token of each thread.
@@ -194,21 +185,17 @@ def apar_medusa(
         predictions = yield feed
         cost.steps += 1
         cost.max_cached_tokens = max(cost.max_cached_tokens, state.cached)
-        going_on, states = state.accept(decoding, predictions)
+        going_on = state.accept(decoding, predictions)
         state.fed += len(feed.tokens)
         if going_on and group.used + 1 < max_new_tokens:
-            drafted = yield Feed((), (), draft=DraftRequest(heads, states, tree))
-            for drafts, guesses in zip(going_on, drafted.drafts, strict=True):
+            drafted = yield Feed((), (), draft=DraftRequest(heads, [hidden for _, hidden in going_on], tree))
+            for (drafts, _), guesses in zip(going_on, drafted.drafts, strict=True):
                 drafts.guesses = guesses
-    if state.decoded:
-        cost.attended_tokens = state.attended / state.decoded
     answer = group.finish()
-    return AparMedusaAnswer(**vars(answer), decoded=state.decoded, accepted=state.accepted)
+    return AparMedusaAnswer(**vars(answer), decoded=group.predicted, accepted=state.accepted)
 
 
 class AparMedusaText(TextMethod):
-    """Task `generation` with APAR and Medusa; the tree is that of the heads."""
-
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         options, (fork, child) = self.options, self.model.control_tokens
         ends, heads = self.model.ends, self.model.heads

@@ -22,7 +22,6 @@ class Continuation:
     stopped: bool = False
 
     def generated(self, decode: Decode) -> GeneratedText:
-        """The answer for task `generation`."""
         text = decode(self.tokens)
         counters = {name: getattr(self, name) for name in self.COUNTERS}
         cut = None if self.stopped else len(text)
@@ -52,6 +51,7 @@ def autoregressive(
     """Decodes one token a pass; the last one is not fed.
 
     Args:
+        prompt: what is fed first, whole.
         max_new_tokens: most tokens that are decoded.
         stops: whether the text, as the tokens decoded so far, is complete.
         allowed_token_ids: the ids that may come next behind the tokens decoded so far; None, or returning None: all.

@@ -22,6 +22,7 @@ def guided(
     """Decodes one value a slot, each complete before the next begins.
 
     Args:
+        prompt: instruction, document and the answer's keys; each slot stands behind its key.
         max_value_tokens: most tokens of a value.
         rest: the ids that follow on a value's decoded tokens but the last, so that the value stands whole in the text:
             the last token itself where it ends with the value, else what of the value it leaves to be written.

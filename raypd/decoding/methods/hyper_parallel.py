@@ -49,7 +49,7 @@ class Value:
     closed: bool = False
 
 
-def slot_positions(prompt: SlottedPrompt, max_value_tokens: int) -> list[int]:
+def _slot_positions(prompt: SlottedPrompt, max_value_tokens: int) -> list[int]:
     """Algorithm 2: position ids with a gap of K_max behind every slot's end; [tokens of the prompt]."""
     positions: list[int] = []
     offset, start = 0, 0
@@ -60,18 +60,16 @@ def slot_positions(prompt: SlottedPrompt, max_value_tokens: int) -> list[int]:
 
 
 def hyper_parallel(prompt: SlottedPrompt, max_value_tokens: int, isolate_values: bool = False) -> Program[list[Value]]:
-    """Algorithm 1: one value a slot, all decoded together, each pruned when it is complete.
+    """Algorithm 1: one value a slot, in their order, all decoded together, each pruned when it is complete.
 
     Args:
+        prompt: the instruction, the documents and the skeleton.
         max_value_tokens: K_max, most tokens of a value, and the positions that are kept free for it.
         isolate_values: gives every value a segment of its own; otherwise (the paper's mask) a value sees the value
             tokens of earlier attributes that exist by then.
-
-    Returns:
-        The values, in the order of the slots.
     """
     slots, k_max = prompt.slots, max_value_tokens
-    positions = slot_positions(prompt, k_max)
+    positions = _slot_positions(prompt, k_max)
     values = [Value() for _ in slots]
     states = [0] * len(slots)
     live = list(range(len(slots)))

@@ -65,13 +65,6 @@ class Header:
     ends: list[int]
     owns: list[int]
 
-    def append(self, tokens: Sequence[int], position: int, segment: int) -> int:
-        """Adds a piece of the tree; returns the position behind it."""
-        self.tokens += tokens
-        self.positions += range(position, position + len(tokens))
-        self.segments += [segment] * len(tokens)
-        return position + len(tokens)
-
 
 def header(prompt: PromptTree) -> Header:
     """The header of a prompt.
@@ -83,21 +76,27 @@ def header(prompt: PromptTree) -> Header:
         ValueError: a question has no tokens, so nothing could be sampled at its end.
     """
     head = Header([], [], [], {}, [], [])
-    after_p = head.append(prompt.instruction, 0, 0)
+
+    def append(tokens: Sequence[int], position: int, segment: int) -> int:
+        """Adds a piece of the tree; returns the position behind it."""
+        head.tokens += tokens
+        head.positions += range(position, position + len(tokens))
+        head.segments += [segment] * len(tokens)
+        return position + len(tokens)
+
+    after_p = append(prompt.instruction, 0, 0)
     segment = 0
     for context in prompt.contexts:
         if not context.questions:
             continue
-        segment += 1
-        c = segment
-        after_c = head.append(context.tokens, after_p, c)
+        c = segment = segment + 1
+        after_c = append(context.tokens, after_p, c)
         head.reach |= {(c, 0): Reach.ALL, (c, c): Reach.CAUSAL}
         for question in context.questions:
             if not question.tokens:
                 raise ValueError("a question holds no token")
-            segment += 1
-            x = segment
-            head.append(question.tokens, after_c, x)
+            x = segment = segment + 1
+            append(question.tokens, after_c, x)
             head.reach |= {(x, 0): Reach.ALL, (x, c): Reach.ALL, (x, x): Reach.CAUSAL}
             head.ends.append(len(head.tokens) - 1)
             head.owns.append(x)
@@ -108,6 +107,7 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Con
     """Answers of all questions, context by context; every pass decodes the next token of every open answer.
 
     Args:
+        prompt: the instruction, the contexts and their questions.
         max_answer_tokens: most tokens of one answer.
 
     Raises:
@@ -119,11 +119,9 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Con
         return answers
     head = header(prompt)
 
-    def allowed(of: Sequence[int]) -> list[np.ndarray | None] | None:
-        rules = [questions[n].allowed_token_ids for n in of]
-        if not any(rules):
-            return None
-        return [None if rule is None else rule(answers[n].tokens) for n, rule in zip(of, rules, strict=True)]
+    def allowed(of: Sequence[int]) -> list[np.ndarray | None]:
+        rules = [(questions[n].allowed_token_ids, answers[n].tokens) for n in of]
+        return [None if rule is None else rule(tokens) for rule, tokens in rules]
 
     live = list(range(len(questions)))
     predictions = yield Feed(

@@ -58,8 +58,12 @@ class Tree:
         return sum(d <= depth for d in self.depths)
 
     def accepted(self, guesses: Sequence[int], sampled: Sequence[int]) -> list[int]:
-        """The nodes from the top down whose guess [nodes] is what was sampled above them; `sampled` [1 + nodes] begins
-        behind the text's last token."""
+        """The nodes, from the top down, whose guess is what was sampled above them.
+
+        Args:
+            guesses: [nodes] ids, of the first nodes.
+            sampled: [1 + nodes] ids behind the text's last token and behind each guess.
+        """
         nodes: list[int] = []
         while True:
             at = nodes[-1] if nodes else -1
@@ -120,7 +124,14 @@ class MedusaHeads(torch.nn.Module):
     def for_model(
         cls, model: PreTrainedModel, count: int = 2, layers: int = 2, base_model: str = "", tree: Tree | None = None
     ) -> MedusaHeads:
-        """Heads to be trained: each says at first what the model's own output embeddings say."""
+        """Heads to be trained: each says at first what the model's own output embeddings say.
+
+        Args:
+            model: gives them its sizes, device and dtype.
+            count: heads, each for a token further on.
+            layers: residual blocks of each head.
+            base_model, tree: as those of the class.
+        """
         own = model.get_output_embeddings().weight
         heads = cls(count, layers, own.shape[1], own.shape[0], base_model, tree).to(own.device, own.dtype)
         with torch.no_grad():
@@ -130,7 +141,11 @@ class MedusaHeads(torch.nn.Module):
         return heads
 
     def suited(self, tree: Tree | None) -> Tree:
-        """`tree`, or that of the heads. Raises ValueError where it is deeper than there are heads."""
+        """`tree`, or that of the heads where it is None.
+
+        Raises:
+            ValueError: it is deeper than there are heads.
+        """
         tree = tree or self.tree
         if max(tree.depths, default=0) > self.count:
             raise ValueError(f"the tree is {max(tree.depths)} deep and there are {self.count} Medusa heads")
@@ -142,7 +157,7 @@ class MedusaHeads(torch.nn.Module):
 
     @torch.no_grad()
     def draft(self, hidden: Sequence[torch.Tensor], tree: Tree) -> list[list[int]]:
-        """For each last hidden state [hidden size] the guesses of a tree's nodes."""
+        """The guesses of a tree's nodes, as `Heads.draft` has them."""
         if not tree.paths or not hidden:
             return [[] for _ in hidden]
         best = self(torch.stack(list(hidden))).topk(1 + max(tree.ranks), dim=-1).indices.tolist()
@@ -160,6 +175,8 @@ def medusa(
     """Decodes what `autoregressive` decodes with the same arguments, in fewer passes.
 
     Args:
+        prompt, max_new_tokens, stops: as those of `autoregressive`.
+        heads: those that draft.
         tree: which guesses are tried together; None: the heads' own.
 
     Raises:
@@ -211,7 +228,5 @@ def medusa(
 
 
 class MedusaText(TextMethod):
-    """Task `generation` with Medusa; the tree is that of the heads."""
-
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         return medusa(prompt, self.options.max_new_tokens, self.model.heads, stops=stops)

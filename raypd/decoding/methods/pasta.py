@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Literal
 
 from raypd.decoding.methods.pasta_answer import CUT, PastaAnswer, PastaThread, Written
@@ -34,12 +33,6 @@ from raypd.decoding.methods.registry import CLOSE, OPEN, SYNC
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.text import Prompt, Stops, TextMethod, TextModel
 from raypd.decoding.visibility import Reach
-
-
-class ThreadState(Enum):
-    RUNNING = "running"
-    WAITING = "waiting"  # for its children, at a <sync/>
-    ENDED = "ended"
 
 
 def pasta(
@@ -55,15 +48,19 @@ def pasta(
     max_threads: int = 32,
     max_position: int | None = None,
 ) -> Program[PastaAnswer]:
-    """Decodes until the main thread has written one of the tokens `ends` and all its children have ended.
+    """Decodes until the main thread and all its children have ended.
 
     Args:
-        max_new_tokens: most decoded tokens of all threads together; max_async_tokens: of one child.
+        prompt: what the main thread goes on from.
+        max_new_tokens: most decoded tokens of all threads together.
         texts: the bytes that every token id adds to a text.
         encode: ids of a text, for the tags that the interpreter writes itself.
+        ends: ids that end a thread.
         promised: how many positions a promise takes, its child's <async> and </async> among them: what its `tokens`
             attribute says (predicted: Pred-10X, and Pred-1X as well), `fixed_length` (fixed), or given lengths in the
             order of the promises (oracle).
+        fixed_length: positions of a fixed promise, and of one that names no number.
+        max_async_tokens: most decoded tokens of one child.
         max_threads: of more, the youngest wait for a place.
         max_position: no token stands at or behind it (the model's context length); a promise that would pass it takes
             half of what is left.
@@ -86,7 +83,7 @@ class _RunningThread:
     path: list[int]
     lexer: Lexer
     depth: int = 0
-    state: ThreadState = ThreadState.RUNNING
+    state: Literal["running", "waiting", "ended"] = "running"  # waiting: for its children, at a <sync/>
     queue: list[tuple[int, int, int]] = field(default_factory=list)
     written: Written = field(default_factory=Written)
 
@@ -131,11 +128,9 @@ class _Interpreter:
         self.held: tuple[int, int] | None = None  # (token, position) that ended the <sync/> waited at
         self.asked: list[_RunningThread] = []
 
-    # ------------------------------------------------------------------------------------------------------ a step
-
     def feed(self) -> Feed | None:
         """The next tokens of all threads, or None when all have ended or no token is left."""
-        running = [thread for thread in (self.main, *self.children) if thread.state is ThreadState.RUNNING]
+        running = [thread for thread in (self.main, *self.children) if thread.state == "running"]
         self.asked = running[: min(self.max_threads, self.max_new_tokens - self.decoded)]
         if not self.asked:
             return None
@@ -164,12 +159,8 @@ class _Interpreter:
                 self._main_token(token)
             else:
                 self._child_token(thread, token)
-        while self.main.state is ThreadState.WAITING and all(
-            child.state is ThreadState.ENDED for child in self.unjoined
-        ):
+        while self.main.state == "waiting" and all(child.state == "ended" for child in self.unjoined):
             self._join()
-
-    # ---------------------------------------------------------------------------------------------- the main thread
 
     def _main_token(self, token: int) -> None:
         main = self.main
@@ -198,7 +189,7 @@ class _Interpreter:
                 main.lexer.warn(f"{SYNC} without a promise to wait for does nothing")
             else:
                 main.lexer.warn(f"{readable(piece.text)} in the main thread is left out")
-        if self._remaining_tokens(main) <= 0 and main.state is ThreadState.RUNNING:
+        if self._remaining_tokens(main) <= 0 and main.state == "running":
             main.lexer.warn("cut where the positions end")
             self._end_main()
 
@@ -216,7 +207,7 @@ class _Interpreter:
             child.written = Written([Piece(OPEN, Tag("open"))], given=len(OPEN))
             child.place(self.open)
         else:
-            child.state = ThreadState.ENDED
+            child.state = "ended"
             child.lexer.warn("has no content: the positions end here")
         self.children.append(child)
         self.unjoined.append(child)
@@ -226,7 +217,7 @@ class _Interpreter:
 
     def _wait(self) -> None:
         """At a <sync/>: the token that ended it is fed after the wait, so that it sees the children."""
-        self.main.state = ThreadState.WAITING
+        self.main.state = "waiting"
         token, position, segment = self.main.queue[-1]
         self.held = None
         if segment == self.main.segment:  # else a promise ended in this token too, and its child needs it at once
@@ -243,7 +234,7 @@ class _Interpreter:
         main.path = [*main.path, main.segment, *(child.segment for child in self.unjoined)]
         main.segment = self._segment(main.path)
         main.depth = max(main.depth, *(child.depth for child in self.unjoined))
-        main.state, self.unjoined = ThreadState.RUNNING, []
+        main.state, self.unjoined = "running", []
         if self.held is not None:
             main.queue.append((*self.held, main.segment))
         elif self._remaining_tokens(main) >= len(self.sync):
@@ -256,15 +247,13 @@ class _Interpreter:
 
     def _end_main(self) -> None:
         main = self.main
-        main.state = ThreadState.ENDED
+        main.state = "ended"
         for piece in main.lexer.close():
             main.written.pieces.append(piece)
             if piece.tag is not None:
                 main.lexer.warn(f"{readable(piece.text)} at the very end is left out")
         if main.written.ends_with_promise():
             main.lexer.warn("ended with a promise, beside which nothing was decoded")
-
-    # ------------------------------------------------------------------------------------------------- the children
 
     def _child_token(self, child: _RunningThread, token: int) -> None:
         if token in self.ends:
@@ -291,13 +280,11 @@ class _Interpreter:
             self._end_child(child, put=True)
 
     def _end_child(self, child: _RunningThread, put: bool = False) -> None:
-        child.state = ThreadState.ENDED
+        child.state = "ended"
         child.written.pieces += child.lexer.close()
         if put:
             child.place(self.close)
             child.written.pieces.append(Piece(CLOSE, Tag("close")))
-
-    # -------------------------------------------------------------------------------------------------------- helpers
 
     def _remaining_tokens(self, thread: _RunningThread) -> float:
         """Positions that are left to a thread."""
@@ -316,16 +303,14 @@ class _Interpreter:
     def _warner(self, name: str) -> Callable[[str], None]:
         return lambda flaw: self.warnings.append(f"{name}: {flaw}")
 
-    # --------------------------------------------------------------------------------------------------------- answer
-
     def answer(self) -> PastaAnswer:
         """Puts the text together; what has not ended is cut where it stands."""
         for child in self.children:
-            if child.state is not ThreadState.ENDED:
+            if child.state != "ended":
                 cut = "cut, for no tokens are left" if child.record.tokens else "has no content: no tokens are left"
                 child.lexer.warn(cut)
                 self._end_child(child)
-        if self.main.state is not ThreadState.ENDED:
+        if self.main.state != "ended":
             self.main.lexer.warn("cut, for no tokens are left")
             self.main.written.pieces += self.events
             self._end_main()
@@ -347,8 +332,6 @@ class _Interpreter:
 
 
 class PastaText(TextMethod):
-    """Task `generation` with PASTA."""
-
     def __init__(self, model: TextModel) -> None:
         super().__init__(model)
         self.texts = model.token_bytes()

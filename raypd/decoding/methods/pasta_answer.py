@@ -38,17 +38,11 @@ class PastaAnswer:
     content_tokens: int = 0  # decoded tokens that hold text, not tags alone
 
     @property
-    def stopped(self) -> bool:
-        """Every thread came to its own end."""
-        return self.cut is None
-
-    @property
     def parallelism(self) -> float:
         """Theoretical parallelism (section 5.1): content tokens a token of the longest path."""
         return self.content_tokens / self.longest_path if self.longest_path else 0.0
 
     def generated(self, decode: Decode) -> GeneratedText:
-        """The answer for task `generation`."""
         counters: dict[str, Any] = {"threads": len(self.threads), "steps": self.steps}
         counters |= {"longest_path": self.longest_path, "parallelism": self.parallelism}
         logprobs = [logprob for thread in self.threads for logprob in thread.logprobs]
@@ -69,31 +63,34 @@ class Written:
                 return isinstance(piece, Written)
         return False
 
-    def in_order(self) -> Iterator[Piece]:
+    def _in_order(self) -> Iterator[Piece]:
         """All pieces in reading order."""
         for piece in self.pieces:
-            if isinstance(piece, Written):
-                yield from piece.in_order()
-            else:
-                yield piece
+            yield from piece._in_order() if isinstance(piece, Written) else [piece]
 
     def text(self) -> str:
         """For people, without tags."""
-        return readable("".join(piece.text for piece in self.in_order() if piece.tag is None))
+        return readable("".join(piece.text for piece in self._in_order() if piece.tag is None))
 
     def raw(self) -> str:
         """For people, with tags."""
-        return readable("".join(piece.text for piece in self.in_order()))
+        return readable("".join(piece.text for piece in self._in_order()))
 
     def cut(self) -> int | None:
         """Characters of the text in front of the first CUT; None where there is none."""
-        pieces = list(self.in_order())
+        pieces = list(self._in_order())
         if CUT not in pieces:
             return None
         return len(readable("".join(piece.text for piece in pieces[: pieces.index(CUT)] if piece.tag is None)))
 
     def content_tokens(self, tokens: Sequence[int], texts: Sequence[bytes], ends: Collection[int]) -> int:
-        """How many of the thread's decoded tokens hold text and not tags alone; its children's do not count."""
+        """How many of the thread's decoded tokens hold text and not tags alone; its children's do not count.
+
+        Args:
+            tokens: ids that the thread decoded.
+            texts: the bytes that every id adds to a text.
+            ends: ids that end a thread, and add none.
+        """
         own = [piece for piece in self.pieces if isinstance(piece, Piece)]
         is_text = [piece.tag is None for piece in own for _ in piece.text]
         count, at = 0, self.given

@@ -29,9 +29,10 @@ from typing import Literal
 LONGEST_TAG = 256  # characters
 
 # (slash in front of the name, name) -> how the tag is understood
-KINDS = {(False, "promise"): "promise", (False, "sync"): "sync", (False, "async"): "open", (True, "async"): "close"}
+_KINDS = {(False, "promise"): "promise", (False, "sync"): "sync", (False, "async"): "open", (True, "async"): "close"}
 
 _BEGIN = re.compile(r"<(?P<slash>/?)(?P<name>[A-Za-z][A-Za-z0-9_-]*)?")
+_KNOWN = re.compile(r"</?(promise|async|sync)(?![A-Za-z0-9_-])")
 _SPACE = re.compile(r"[ \t\r]*")
 _END = re.compile(r"(/?)>")
 _ATTRIBUTE = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)[ \t\r]*=[ \t\r]*")
@@ -51,12 +52,6 @@ class Tag:
     def topic(self) -> str:
         """The topic for people, its entities resolved."""
         return html.unescape(readable(self.attributes.get("topic", "")))
-
-    @property
-    def tokens(self) -> int | None:
-        """The number of tokens that a promise names; None where it names no positive number."""
-        value = self.attributes.get("tokens", "").strip(" \t\r").removeprefix("+").lstrip("0")
-        return int(value) if value.isascii() and value.isdigit() else None
 
 
 @dataclass
@@ -85,14 +80,15 @@ class Lengths:
         return length
 
     def _predicted(self, tag: Tag, number: int) -> int:
-        value, length = tag.attributes.get("tokens"), tag.tokens
-        if length is None:
+        value = tag.attributes.get("tokens")
+        digits = (value or "").strip(" \t\r").removeprefix("+").lstrip("0")
+        if not (digits.isascii() and digits.isdigit()):
             what = "has no tokens attribute" if value is None else f"promises {readable(value)!r} tokens"
             self.warn(f"promise {number} {what}: it is {self.fixed}")
             return self.fixed
-        if length > self.most:
-            self.warn(f"promise {number} promises {length} tokens: it is {self.most}, as much as it may have")
-        return min(length, self.most)
+        if int(digits) > self.most:
+            self.warn(f"promise {number} promises {digits} tokens: it is {self.most}, as much as it may have")
+        return min(int(digits), self.most)
 
 
 @dataclass
@@ -122,17 +118,12 @@ class Lexer:
         while todo:
             char = todo.popleft()
             if not self.begun and char != "<":
-                _add(pieces, char)
-                continue
-            if not self.begun:
-                self.begun = char
-                continue
-            tag = self._grow(char)
-            if isinstance(tag, Tag):
+                _add(pieces, Piece(char))
+            elif isinstance(tag := self._grow(char), Tag):
                 pieces.append(Piece(self.begun, tag))
                 self.begun = ""
             elif not tag:  # its "<" was text; what stood behind it is read again
-                _add(pieces, self.begun[0])
+                _add(pieces, Piece("<"))
                 todo.extendleft(reversed(self.begun[1:]))
                 self.begun = ""
         return pieces
@@ -142,37 +133,33 @@ class Lexer:
         pieces: list[Piece] = []
         while self.begun:
             rest, self.begun = self.begun, ""
-            if _known(rest) or rest.startswith(("<pro", "<asy", "</asy", "<sy")):
+            if _KNOWN.match(rest) or rest.startswith(("<pro", "<asy", "</asy", "<sy")):
                 self.warn(f"the tag {readable(rest)!r} is not closed, so it is text")
-            _add(pieces, "<")
-            for piece in self.feed(rest[1:]):
-                if piece.tag is None:
-                    _add(pieces, piece.text)
-                else:
-                    pieces.append(piece)
+            for piece in (Piece("<"), *self.feed(rest[1:])):
+                _add(pieces, piece)
         return pieces
 
     def _grow(self, char: str) -> Tag | bool:
-        """Adds a character to the tag that has begun: the tag if it ends it; else whether it can still be one."""
+        """Adds a character to what may be a tag: the tag if it ends it; else whether it can still be one."""
         before, self.begun = self.begun, self.begun + char
         begin = _BEGIN.match(self.begun)
         assert begin is not None
         if begin["name"] is None:
-            return self.begun == "</"
-        known = _known(self.begun)
+            return self.begun in ("<", "</")
+        known = _KNOWN.match(self.begun)
         if char == ">" and not known and begin.end() < len(self.begun):
             self.warn(f"{readable(self.begun)} is no tag of PASTA-LANG, so it is text")
             return False
-        if char == ">" and (found := _read(self.begun)) is not None and found.ended:
+        if char == ">" and (found := _read(self.begun)).ended:
             return self._tag(begin["slash"] == "/", begin["name"], found)
-        if char == "\n" or (char == "<" and not (known and _quoted(before))) or len(self.begun) > LONGEST_TAG:
+        if char == "\n" or (char == "<" and not (known and _read(before).quoted)) or len(self.begun) > LONGEST_TAG:
             if known:
                 self.warn(f"the tag {readable(before)!r} is not closed, so it is text")
             return False
         return True
 
     def _tag(self, closing: bool, name: str, found: _ParsedTag) -> Tag:
-        kind = KINDS.get((closing, name), "stray")
+        kind = _KINDS.get((closing, name), "stray")
         text = readable(self.begun)
         if kind == "stray":
             self.warn(f"{text} means nothing and is left out")
@@ -194,22 +181,9 @@ class _ParsedTag:
     quoted: bool = False  # its end is inside a quoted value
 
 
-def _known(text: str) -> bool:
-    begin = _BEGIN.match(text)
-    return begin is not None and begin["name"] in ("promise", "async", "sync")
-
-
-def _quoted(text: str) -> bool:
-    found = _read(text)
-    return found is not None and found.quoted
-
-
-def _read(text: str) -> _ParsedTag | None:
+def _read(text: str) -> _ParsedTag:
     """Reads the attributes of a tag that has begun, from its name to the end of `text`."""
-    begin = _BEGIN.match(text)
-    if begin is None or begin["name"] is None:
-        return None
-    found, at = _ParsedTag({}), begin.end()
+    found, at = _ParsedTag({}), _BEGIN.match(text).end()  # type: ignore[union-attr]
     while True:
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
         if at == len(text):
@@ -223,7 +197,7 @@ def _read(text: str) -> _ParsedTag | None:
             continue
         at = attribute.end()
         quote = text[at : at + 1]
-        if quote in ('"', "'") and quote:
+        if quote in ('"', "'"):
             close = _closing_quote(text, at + 1, quote)
             if close is None:
                 value = text[at + 1 :].rstrip(" \t\r")
@@ -231,9 +205,8 @@ def _read(text: str) -> _ParsedTag | None:
                 return found
             value, at = text[at + 1 : close], close + 1
         else:
-            bare = _BARE.match(text, at)
-            assert bare is not None
-            value, at = bare[0], bare.end()
+            value = _BARE.match(text, at)[0]  # type: ignore[index]
+            at += len(value)
         found.attributes.setdefault(attribute[1], value)
 
 
@@ -247,9 +220,9 @@ def _closing_quote(text: str, at: int, quote: str) -> int | None:
     return last if last >= 0 and text.endswith("/>") else None
 
 
-def _add(pieces: list[Piece], text: str) -> None:
+def _add(pieces: list[Piece], piece: Piece) -> None:
     """Text behind text is one piece."""
-    if pieces and pieces[-1].tag is None:
-        pieces[-1].text += text
+    if pieces and pieces[-1].tag is None and piece.tag is None:
+        pieces[-1].text += piece.text
     else:
-        pieces.append(Piece(text))
+        pieces.append(piece)

@@ -10,7 +10,7 @@ from typing import Any
 
 FORK, CHILD = "[Fork]", "[Child]"  # APAR, section 2.2
 MASK = "[Mask]"  # SPACE, section 3.1
-PROMISE, OPEN, CLOSE, SYNC = "<promise", "<async>", "</async>", "<sync/>"  # PASTA, section 3; a promise goes on in text
+PROMISE, OPEN, CLOSE, SYNC = "<promise", "<async>", "</async>", "<sync/>"  # PASTA, section 3 (a promise goes on)
 
 
 @dataclass(frozen=True)

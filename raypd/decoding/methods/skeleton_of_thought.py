@@ -58,13 +58,7 @@ class SkeletonAnswer:
     longest_path: int  # most tokens decoded one after the other
     content_tokens: int  # decoded tokens but end tokens
 
-    @property
-    def stopped(self) -> bool:
-        """The outline and all points came to their own end."""
-        return self.cut is None
-
     def generated(self, decode: Decode) -> GeneratedText:
-        """The answer for task `generation`."""
         logprobs = [*self.outline_logprobs, *(p for point in self.points for p in point.logprobs)]
         counters = {"points": len(self.points), "steps": self.steps, "longest_path": self.longest_path}
         return GeneratedText(self.text, self.cut, self.content_tokens, logprobs, counters=counters)
@@ -82,22 +76,22 @@ def skeleton_of_thought(
     decode: Decode,
     ends: frozenset[int],
     *,
-    begun: str = "",
     max_outline_tokens: int = 200,
     max_point_tokens: int = 128,
     max_points: int = 16,
 ) -> Program[SkeletonAnswer]:
-    """Decodes an outline behind `prompt` up to one of the tokens `ends`, then all its points up to one each.
+    """Decodes an outline behind `prompt`, then all its points.
 
     Where fewer tokens are left than points run, the earlier points have them. Of an outline that was cut, the last line
     is no point.
 
     Args:
+        prompt: the request for an outline.
         max_new_tokens: most tokens of outline and points together.
         expand: the ids between the outline and a point's text: the end of the model's turn, the request, and the
             beginning of the answer.
         decode: text of ids.
-        begun: what the outline begins with that the prompt holds already ("1.").
+        ends: ids that end the outline, and each point.
         max_outline_tokens, max_point_tokens: most tokens of the outline, and of one point.
         max_points: most points that are written out.
 
@@ -107,7 +101,7 @@ def skeleton_of_thought(
     most = min(max_new_tokens, max_outline_tokens)
     outline = yield from autoregressive(prompt, most, lambda tokens: tokens[-1] in ends)
     written = outline.tokens[:-1] if outline.stopped else outline.tokens
-    text = begun + decode(written)
+    text = decode(written)
     left = max_new_tokens - len(outline.tokens)
     found = points_of(text if outline.stopped else text.rpartition("\n")[0]) if outline.stopped or left else []
     points = found[:max_points]

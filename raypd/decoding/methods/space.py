@@ -66,12 +66,15 @@ def space(
     seed: int = 0,
     stops: Stops = lambda tokens: False,
 ) -> Program[SpaceAnswer]:
-    """Algorithm 1; prompt, max_new_tokens and stops as those of `autoregressive`.
+    """Algorithm 1.
 
     Args:
+        prompt, max_new_tokens, stops: as those of `autoregressive`.
         k: mask tokens a group; 0 is autoregressive decoding.
+        mask_token: id of the mask.
         sampling: greedy takes the tokens that the engine picked. With a temperature all draws are the program's own,
-            from `seed`, and the engine's sampling does not matter.
+            and the engine's sampling does not matter.
+        seed: of these draws.
 
     Raises:
         ValueError: k is negative.
@@ -114,9 +117,9 @@ def space(
         )
         answer.steps += 1
 
-        verified = verify(predictions, drafted, sampling, random)
+        verified = _verify(predictions, drafted, sampling, random)
         accepted = len(verified) - 1
-        for place, (token, logprob) in enumerate(zip(verified, logprobs(predictions, verified), strict=True)):
+        for place, (token, logprob) in enumerate(zip(verified, _logprobs(predictions, verified), strict=True)):
             answer.accepted += int(place < accepted)
             answer.rejected += int(place == accepted < len(drafted.tokens))
             answer.tokens.append(token)
@@ -126,19 +129,20 @@ def space(
                 return answer
 
         begin = len(ends) + sum(masks[:accepted])
-        drafted = draft(predictions, range(begin, begin + masks[accepted]), sampling, random)
+        drafted = _draft(predictions, range(begin, begin + masks[accepted]), sampling, random)
         move = {first + place: 0 for place in ends[1 : accepted + 1]}
         drop = [first + index for index in range(ends[0] + 1, len(tokens)) if first + index not in move]
         first += len(tokens)
         text, at = verified[-1:], end + accepted
 
 
-def verify(predictions: Predictions, drafted: Candidates, sampling: Sampling, random: np.random.Generator) -> list[int]:
+def _verify(
+    predictions: Predictions, drafted: Candidates, sampling: Sampling, random: np.random.Generator
+) -> list[int]:
     """Lines 6 to 19: the accepted candidates and the one extra token. Q stands in the first predictions."""
     count = len(drafted.tokens)
     if predictions.logits is None:
-        verified = predictions.tokens[: count + 1]
-        accepted = 0
+        verified, accepted = predictions.tokens[: count + 1], 0
         while accepted < count and verified[accepted] == drafted.tokens[accepted]:
             accepted += 1
         return verified[: accepted + 1]
@@ -156,7 +160,7 @@ def verify(predictions: Predictions, drafted: Candidates, sampling: Sampling, ra
     return [*drafted.tokens[:accepted], *pick(rest[None], _draws(random, rest[None])).tolist()]
 
 
-def draft(predictions: Predictions, asks: range, sampling: Sampling, random: np.random.Generator) -> Candidates:
+def _draft(predictions: Predictions, asks: range, sampling: Sampling, random: np.random.Generator) -> Candidates:
     """Lines 23 and 24: the next candidates, from the mask group behind what was accepted."""
     if not asks or predictions.logits is None:
         return Candidates([predictions.tokens[ask] for ask in asks])
@@ -164,7 +168,7 @@ def draft(predictions: Predictions, asks: range, sampling: Sampling, random: np.
     return Candidates(pick(chance, _draws(random, chance)).tolist(), chance)
 
 
-def logprobs(predictions: Predictions, verified: list[int]) -> list[float]:
+def _logprobs(predictions: Predictions, verified: list[int]) -> list[float]:
     """Log-probabilities of the tokens under the model, at temperature 1."""
     if predictions.logits is None:
         return predictions.logprobs[: len(verified)]
@@ -178,8 +182,6 @@ def _draws(random: np.random.Generator, chance: torch.Tensor) -> torch.Tensor:
 
 
 class SpaceText(TextMethod):
-    """Task `generation` with SPACE; decoding.mask_tokens is k."""
-
     def program(self, prompt: Prompt, stops: Stops, seed: int) -> Program[Any]:
         options, (mask, *_) = self.options, (*self.model.control_tokens, 0)
         return space(prompt, options.max_new_tokens, options.mask_tokens, mask, self.model.sampling, seed, stops)
