@@ -124,6 +124,7 @@ def _fit(
                 num_to_keep=2, checkpoint_score_attribute="eval_loss", checkpoint_score_order="min"
             ),
             failure_config=FailureConfig(max_failures=2),
+            worker_runtime_env={} if resources.gpus else {"env_vars": _allocator()},
         ),
     )
     say(f"learning rate {rate:g}: {text.counted(config.cluster.max_workers, 'worker')} starting")
@@ -138,6 +139,17 @@ def _fit(
     data, steps, tokens = result.return_value
     _, curve = ray.get(board.get.remote())
     return Attempt(rate, metrics["eval_loss"], steps, tokens, curve), data, checkpoint
+
+
+def _allocator() -> dict[str, str]:
+    """jemalloc, which comes with Ray, in the place of glibc's malloc: that walks ever longer lists of free blocks where
+    tensors of many sizes come and go, and a training on a CPU is half as fast after a quarter of an hour."""
+    import ray
+
+    library = Path(ray.__file__).with_name("core") / "libjemalloc.so"
+    if not library.is_file():  # macOS
+        return {}
+    return {"LD_PRELOAD": str(library), "MALLOC_CONF": "thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1"}
 
 
 def _name(config: RunConfig, rate: float) -> str:

@@ -80,6 +80,37 @@ def test_autoregressive_writes_what_it_learned(tmp_path):
     assert [row["text"] for row in rows] == list(ANSWERS.values())
 
 
+def ready(training, dtype="float32"):
+    """A tiny model, ready to be trained for `autoregressive`, and its configuration."""
+    config = conversation("autoregressive", "tiny", {"weights": "full", **training})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+    loaded = LoadedModel(tiny_model("llama"), tiny_tokenizer(), "tiny", torch.float32, torch.device("cpu"), 4096)
+    make_trainable(loaded, config)
+    return loaded, config
+
+
+def test_all_weights_in_float32_with_products_in_bfloat16(tmp_path):
+    losses = {}
+    for dtype in ("float32", "bfloat16"):
+        loaded, config = ready({"epochs": 2}, dtype)
+        trainer = trainer_of(loaded, config, tmp_path / dtype, 2e-3, 8)
+        trainer.train()
+        assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
+        losses[dtype] = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry][-1]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
+    assert losses["bfloat16"] != losses["float32"]
+
+
+def test_a_training_that_gets_no_better_ends(tmp_path):
+    """After `patience` evaluations without a lower loss."""
+    loaded, config = ready({"epochs": 10, "evaluations": 10, "patience": 2, "schedule": "constant", "warmup": 0})
+    trainer = trainer_of(loaded, config, tmp_path, 1e-30, 2)  # at this rate no weight changes
+    trainer.train()
+    found = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(found) == 3
+    assert trainer.state.global_step < trainer.state.max_steps / 2
+
+
 def test_apar_forks_where_the_data_forks(tmp_path):
     rows = trained("apar", tmp_path, 16)
     assert rows[0]["text"] == LIST
