@@ -71,3 +71,26 @@ class TrainingRecord:
         lines.append(f"{self.tokens:,} tokens in {self.seconds:,.0f} s, ${self.usd:.4f}")
         key = {"adapter": "model.adapter", "heads": "decoding.heads"}.get(self.weights.rpartition("/")[2], "model.name")
         return "\n".join([*lines, f"to decode with it: {key}={self.weights}"])
+
+
+@dataclass
+class Progress:
+    """What a callback is told after a step. loss: of the latest steps. done, tokens: steps of this session, and what
+    went through the model in `seconds`."""
+
+    step: int
+    steps: int
+    loss: float | None
+    validation_loss: float | None
+    done: int
+    tokens: int
+    seconds: float
+
+    def describe(self) -> str:
+        """In words, for the user."""
+        parts = [f"step {self.step:,} of {self.steps:,}"]
+        parts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
+        parts += [f"validation loss {self.validation_loss:.4f}"] if self.validation_loss is not None else []
+        left = self.seconds / self.done * (self.steps - self.step) if self.done else 0.0
+        rate = self.tokens / self.seconds if self.seconds else 0.0
+        return ", ".join([*parts, f"{rate:,.0f} tokens/s", f"{int(left) // 60}:{int(left) % 60:02d} left"])

@@ -31,10 +31,9 @@ from raypd.errors import ConfigError, InputError, ModelError, RunError, UserErro
 from raypd.models.load import check_model_config
 from raypd.models.source import find_source, read_config
 from raypd.run import layout, manifest, records, text
-from raypd.run.training import Attempt, Curve, TrainingData, TrainingRecord
+from raypd.run.training import Attempt, Curve, Progress, TrainingData, TrainingRecord
 from raypd.tasks.card import make_card
 from raypd.training.data import check
-from raypd.training.trainer import Progress
 
 _LOOK_SECONDS = 1.0
 _KINDS = {kind.__name__: kind for kind in (ConfigError, InputError, ModelError)}

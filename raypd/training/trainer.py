@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,33 +29,11 @@ from raypd.errors import ModelError
 from raypd.models.control_tokens import CONTROL_TOKENS
 from raypd.models.load import LoadedModel, load_model, resolve_device, resolve_dtype
 from raypd.models.medusa_heads import load_heads
+from raypd.run.training import Progress
 from raypd.training import attention
 from raypd.training.example import Example
 from raypd.training.heads import HeadsOnModel
 from raypd.training.packing import Batch, layout, pack
-
-
-@dataclass
-class Progress:
-    """What a callback is told after a step. loss: of the latest steps. done, tokens: steps of this session, and what
-    went through the model in `seconds`."""
-
-    step: int
-    steps: int
-    loss: float | None
-    validation_loss: float | None
-    done: int
-    tokens: int
-    seconds: float
-
-    def describe(self) -> str:
-        """In words, for the user."""
-        parts = [f"step {self.step:,} of {self.steps:,}"]
-        parts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
-        parts += [f"validation loss {self.validation_loss:.4f}"] if self.validation_loss is not None else []
-        left = self.seconds / self.done * (self.steps - self.step) if self.done else 0.0
-        rate = self.tokens / self.seconds if self.seconds else 0.0
-        return ", ".join([*parts, f"{rate:,.0f} tokens/s", f"{int(left) // 60}:{int(left) % 60:02d} left"])
 
 
 def load_for_training(config: RunConfig) -> LoadedModel:
