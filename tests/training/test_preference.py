@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from raypd.config import RunConfig
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError
+from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
 from raypd.models.load import LoadedModel
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
@@ -42,27 +43,33 @@ class Bytes(Script):
     """A Script that may write bytes that are no text: \\udcff stands for ff."""
 
     def say(self, script, written):
+        if not any("\ud800" <= char <= "\udfff" for char in script):
+            return super().say(script, written)
         rest = script.encode("utf-8", "surrogateescape")[len(written) :]
         return rest[0] if rest else EOS
 
 
 class Corpus:
-    """A folder with prompts, and runs over them. prompts: of two characters, which a Script expects."""
+    """A folder with prompts, and runs over them. prompts: of two characters, as a Script expects. tags: whether those
+    of PASTA are tokens of their own."""
 
-    def __init__(self, tmp_path, prompts=("Q1", "Q2", "Q3", "Q4")):
-        self.folder = tmp_path
+    def __init__(self, tmp_path, prompts=("Q1", "Q2", "Q3", "Q4"), tags=False):
+        self.folder, self.tokenizer, self.words = tmp_path, tiny_tokenizer(), ()
+        if tags:
+            add_control_tokens(tiny_model("llama"), self.tokenizer, "pasta")
+            self.words = CONTROL_TOKENS["pasta"]
         self.path = tmp_path / "prompts.jsonl"
         self.path.write_text("".join(json.dumps({"id": p, "prompt": p}) + "\n" for p in prompts))
 
     def config(self, method="pasta", samples=3, decoding=None, preference=None, path=None, task=None,
-               model="tiny", output="out", **training):  # fmt: skip
+               dtype="float32", **training):  # fmt: skip
         runs = {name: str(self.folder / name) for name in ("samples", "baseline", "judged")}
         chosen = None if preference is None else {**runs, **preference}
         tree = {
             "input": {"path": str(path or self.path), "text_columns": ["prompt"], "category_column": None},
-            "output": {"path": str(self.folder / output)},
+            "output": {"path": str(self.folder / "out")},
             "task": {"kind": "generation", "chat_template": False, "samples": samples, **(task or {})},
-            "model": {"name": model, "device": "cpu", "dtype": "float32"},
+            "model": {"name": "tiny", "device": "cpu", "dtype": dtype},
             "decoding": {"method": method, "max_new_tokens": 300, "sampling": {"temperature": 1}, **(decoding or {})},
             "training": {"preference": chosen, "weights": "full", "validation": str(self.path), **training},
         }
@@ -72,11 +79,11 @@ class Corpus:
         """A run in which the n-th sample of every prompt is what the n-th script writes."""
         config = self.config(method, len(scripts), decoding)
         documents = read_all(config)
-        requests = list(build_task(config, tiny_tokenizer(), 4096).plan(documents))
+        requests = list(build_task(config, self.tokenizer, 4096).plan(documents))
         records = []
         for request, script in zip(requests, itertools.cycle(scripts)):
-            teacher = text_teacher([*script[0].encode(), EOS]) if method == "autoregressive" else Bytes(*script).answer
-            answer, _ = drive(request.program, teacher)
+            model = Bytes(*script, words=self.words).answer
+            answer, _ = drive(request.program, text_teacher([*script[0].encode(), EOS]) if method != "pasta" else model)
             records += request.finish(answer)
         return committed(self.folder / name, config, documents, records)
 
@@ -128,7 +135,7 @@ def pairs_of(corpus, **keys):
     config = corpus.config(preference=keys)
     documents = read_all(config)
     preference.label(documents, config)
-    make = PairExamples(config, tiny_tokenizer(), 4096)
+    make = PairExamples(config, corpus.tokenizer, 4096)
     made = list(make(documents))
     texts = [written(example) for example in made]
     return list(zip(texts[::2], texts[1::2], strict=True)), make
@@ -221,21 +228,22 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("tags", [False, True])
 @pytest.mark.parametrize("script", CASES)
-def test_a_sample_comes_back_as_it_was_fed(tmp_path, script):
+def test_a_sample_comes_back_as_it_was_fed(tmp_path, script, tags):
     """Tokens, positions, segments and targets are those of the decoding that wrote the run; the mask is its own."""
-    corpus = Corpus(tmp_path, ["Q1"])
+    corpus = Corpus(tmp_path, ["Q1"], tags)
     corpus.decoded("samples", "pasta", [script, ("no",)])
     corpus.decoded("baseline", "autoregressive", [("x" * 99,)])
     corpus.judge(lambda _, sample, order: order if sample == 0 else other(order))
     config = corpus.config(preference={"quality_weight": 1000})
     (document,) = read_all(config)
     preference.label([document], config)
-    make = PairExamples(config, tiny_tokenizer(), 4096)
+    make = PairExamples(config, corpus.tokenizer, 4096)
     example, worst = make([document])
     assert not make.skipped
-    (request,) = build_task(corpus.config(samples=1), tiny_tokenizer(), 4096).plan([document])
-    model = Script(*script)
+    (request,) = build_task(corpus.config(samples=1), corpus.tokenizer, 4096).plan([document])
+    model = Script(*script, words=corpus.words)
     said = []
     _, feeds = drive(request.program, lambda feed: said.append(model.answer(feed)) or said[-1])
     for name in ("tokens", "positions", "segments"):
@@ -243,20 +251,22 @@ def test_a_sample_comes_back_as_it_was_fed(tmp_path, script):
     assert list(example.targets.values()) == [token for tokens in said for token in tokens]
     assert example.shared == worst.shared == len("<s>Q1") - len("<s>") + 1 - 1 == 2
     assert np.array_equal(example.tokens[:2], worst.tokens[:2])
-    (request,) = build_task(corpus.config(samples=1), tiny_tokenizer(), 4096).plan([document])
-    assert recorded(request.program, example) == allowed(example)
+    (request,) = build_task(corpus.config(samples=1), corpus.tokenizer, 4096).plan([document])
+    assert recorded(request.program, example, 260) == allowed(example)
 
 
 @pytest.mark.parametrize(
     "script",
     [
         (f"{promise('a')} x", "no end"),  # the interpreter closes the child
-        ("\udcff bytes that are no text",),
+        ("\udcf0\udc9f\udc98 bytes of a character that is cut",),
         (f"{promise('a')} x", "nothing but \udcc3</async>"),
     ],
 )
-def test_what_does_not_come_back_is_left_out(corpus, script):
-    """Though it scores highest."""
+def test_what_does_not_come_back_is_left_out(tmp_path, script):
+    """Though it scores highest, and has as many tokens as its text."""
+    corpus = Corpus(tmp_path, tags=True)
+    corpus.decoded("baseline", "autoregressive", [("x" * 39,)])
     corpus.decoded("other", "pasta", [script, *list(SAMPLES.values())[1:]])
     corpus.judge(lambda _, sample, order: order if sample == 0 else "tie", "other judge", "other")
     runs = {name: str(corpus.folder / f"other{end}") for name, end in (("samples", ""), ("judged", " judge"))}
@@ -335,6 +345,7 @@ def test_a_round_moves_the_model_from_worst_to_best(corpus, tmp_path):
         for example in pair:
             assert example.initial == pytest.approx(direct(before.double(), example).item(), rel=1e-4)
     trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(10**2, rel=1e-3)  # the mean over a step's four pairs
     model.set_attn_implementation("sdpa")
 
     @torch.no_grad()
@@ -344,6 +355,15 @@ def test_a_round_moves_the_model_from_worst_to_best(corpus, tmp_path):
 
     rises = [ratio(model, pair) - ratio(before, pair) for pair in train]
     assert rises == pytest.approx([10] * 4, abs=4)
+
+
+def test_the_model_before_computes_as_a_step_does(corpus, tmp_path):
+    """In bfloat16: before anything is learned the log-ratio has not moved, whatever is lost to rounding."""
+    training = {"epochs": 1, "dtype": "bfloat16"}
+    trainer, _ = trainer_of(corpus, tmp_path, tiny_model("llama"), 1e-9, beta=0.1, alpha=0.0, training=training)
+    assert trainer.args.bf16
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(10**2, rel=1e-6)
 
 
 def test_a_round_goes_on_to_the_same_weights(corpus, tmp_path):
@@ -376,7 +396,10 @@ def test_bad_input_is_one_message(corpus, tmp_path):
     ):
         with pytest.raises(ConfigError, match=words):
             check(corpus.config(**keys))
-    check(corpus.config(preference={}))
+    config = corpus.config(preference={})
+    check(config)
+    with pytest.raises(ConfigError, match=r"model.adapter: a preference round begins from model.name alone"):
+        check(config.model_copy(update={"model": config.model.model_copy(update={"adapter": "a"})}))
     (tmp_path / "elsewhere").mkdir()
     others = Corpus(tmp_path / "elsewhere", ["A longer prompt"])
     others.path = others.path.rename(others.folder / "others.jsonl")
