@@ -10,4 +10,4 @@ from raypd.config.model import ANSWER_KEYS, METHODS, SAMPLING_KEYS, DecodingConf
 from raypd.config.run import RunConfig
 from raypd.config.section import without_credentials
 from raypd.config.tasks import KINDS, Attribute, Category, ExtractionConfig, GenerationConfig, QuestionAnsweringConfig
-from raypd.config.training import TrainingConfig
+from raypd.config.training import PreferenceConfig, TrainingConfig

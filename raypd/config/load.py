@@ -23,6 +23,7 @@ RENAMED = {  # keys with another name now, dotted -> the name: refused here, und
 _PATHS = (
     "input.path", "task.categories_file", "task.template", "task.few_shot", "model.name", "model.adapter",
     "training.labels", "training.validation",
+    "training.preference.samples", "training.preference.baseline", "training.preference.judged",
 )  # fmt: skip
 
 
@@ -170,10 +171,12 @@ def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Makes the relative paths of a tree relative to a folder (the output path stays as it is); key -> path."""
     found: dict[str, Any] = {}
     for key in _PATHS:
-        section, _, name = key.partition(".")
-        part = tree.get(section)
+        *sections, name = key.split(".")
+        part: Any = tree
+        for section in sections:
+            part = part.get(section) if isinstance(part, dict) else None
         value = part.get(name) if isinstance(part, dict) else None
-        if section == "model" and not (str(value).startswith(("./", "../")) or (folder / str(value)).is_dir()):
+        if sections == ["model"] and not (str(value).startswith(("./", "../")) or (folder / str(value)).is_dir()):
             continue  # of the Hub
         if isinstance(part, dict) and value is not None:
             many = [_anchored(path, folder) for path in value] if isinstance(value, list) else None

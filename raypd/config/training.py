@@ -9,6 +9,29 @@ from pydantic import Field, field_validator
 from raypd.config.section import Section, without_credentials
 
 
+class PreferenceConfig(Section):
+    """A preference round (BoNBoN): a model learns from the best and the worst of its samples."""
+
+    samples: str = Field(description="Output folder of a run with `pasta`, task.samples 10 and temperature 1")
+    baseline: str = Field(description="Output folder of an autoregressive run")
+    judged: str = Field(description="Output folder of a judge's run over `python -m raypd.training.preference`'s file")
+    quality_weight: float = Field(
+        1.0, ge=0, description="lambda; score = theoretical speedup + lambda x quality. The paper's: 1, 2, 4, 8"
+    )
+    alpha: float = Field(0.005, ge=0, le=1, description="Share of the loss of writing the best sample")
+    beta: float = Field(
+        0.0393,
+        gt=0,
+        description="1/beta is by how much log p(best) - log p(worst) is to rise; of a model that writes the best of n "
+        "samples it has risen by (n - 1)(1 + 1/2 + ... + 1/(n - 1)), which is 1/beta of the default for n = 10",
+    )
+
+    @field_validator("samples", "baseline", "judged")
+    @classmethod
+    def _no_credentials(cls, path: str) -> str:
+        return without_credentials(path)
+
+
 class TrainingConfig(Section):
     """What `raypd train` needs beside the run's own keys; other commands do not look at it."""
 
@@ -17,6 +40,11 @@ class TrainingConfig(Section):
         None,
         description="Output folder of a run over the same input whose answers are the labels, in place of that column: "
         "of a larger model (distillation), or of the model itself, decoded autoregressively (self-supervision)",
+    )
+    preference: PreferenceConfig | None = Field(
+        None,
+        description="A preference round for `pasta` (BoNBoN), in place of labels: {samples, baseline, judged: output "
+        "folders of runs, quality_weight, alpha, beta}",
     )
     validation: str | None = Field(
         None,

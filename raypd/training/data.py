@@ -14,7 +14,7 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError
 from raypd.run.training import TrainingData
 from raypd.tasks.base import Document
-from raypd.training import teacher
+from raypd.training import preference, teacher
 from raypd.training.example import Example
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.generation import GenerationExamples
@@ -32,6 +32,8 @@ def check(config: RunConfig) -> None:
     if method not in METHODS.get(kind, ()):
         known = "; ".join(f"{kind}: {', '.join(methods)}" for kind, methods in METHODS.items())
         raise ConfigError(f"decoding.method {method} of task.kind {kind} cannot be trained yet; these can: {known}")
+    if config.training.preference is not None:
+        preference.check(config)
 
 
 def prepare(
@@ -55,14 +57,15 @@ def prepare(
         drawn = [_drawn(document, training.validation_share, training.seed) for document in documents]
         held_out = [document for document, out in zip(documents, drawn, strict=True) if out]
         documents = [document for document, out in zip(documents, drawn, strict=True) if not out]
-    kind = ExtractionExamples if isinstance(config.task, ExtractionConfig) else GenerationExamples
-    make = kind(config, tokenizer, context_length)
+    make = _kind(config)(config, tokenizer, context_length)
+    if training.preference is not None:
+        make.skipped.update(preference.label([*documents, *held_out], config))
     examples, validation = list(make(documents)), list(make(held_out))
     _check_skipped(config, make, len(documents) + len(held_out))
     for found, key in ((examples, "input.path"), (validation, "training.validation")):
         if not found:
             raise InputError(f"{key}: no document that can be used{_most_common(make.skipped)}")
-    groups = list(batches(examples, training.batch_size, training.batch_tokens, training.seed))
+    groups = _passes(examples, config, training.seed)
     facts = TrainingData(
         len(documents),
         len(held_out),
@@ -71,12 +74,25 @@ def prepare(
         dict(make.skipped.most_common()),
         _digest([*documents, *held_out]),
     )
-    return facts, groups, list(batches(validation, training.batch_size, training.batch_tokens, 0))
+    return facts, groups, _passes(validation, config, 0)
+
+
+def _kind(config: RunConfig) -> type[ExtractionExamples] | type[GenerationExamples]:
+    if config.training.preference is not None:
+        return preference.PairExamples
+    return ExtractionExamples if isinstance(config.task, ExtractionConfig) else GenerationExamples
+
+
+def _passes(examples: list[Example], config: RunConfig, seed: int) -> list[list[Example]]:
+    training = config.training
+    if training.preference is not None:
+        return [list(pair) for pair in zip(examples[::2], examples[1::2], strict=True)]
+    return list(batches(examples, training.batch_size, training.batch_tokens, seed))
 
 
 def _documents(config: RunConfig) -> list[Document]:
     training = config.training
-    columns = [training.labels_column] if training.labels is None else []
+    columns = [training.labels_column] if training.labels is None and training.preference is None else []
     found: list[Document] = []
     for unit in plan(config):
         for document in read_unit(unit, config, columns):

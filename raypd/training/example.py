@@ -30,7 +30,8 @@ class Example:
 
     tokens, positions, segments, steps: [n] int64. reach: [segments, segments] of Reach. The first `shared` tokens are
     an instruction in common with other examples. targets: the token that is to be predicted at an index; all other
-    indices have none. until: the step before which a token left the cache.
+    indices have none. until: the step before which a token left the cache. initial: log-probability of the targets
+    under the model before a preference round.
     """
 
     tokens: np.ndarray
@@ -41,6 +42,7 @@ class Example:
     targets: dict[int, int]
     shared: int = 0
     until: dict[int, int] = field(default_factory=dict)
+    initial: float = 0.0
 
     def __len__(self) -> int:
         return len(self.tokens)

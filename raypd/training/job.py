@@ -71,9 +71,10 @@ def run_training(
         RunError: the workers ended; the same command goes on from the latest checkpoint.
         Interrupted: at SIGINT or SIGTERM.
     """
+    storage.configure(config.storage)
     check(config)
     check_model_config(config.model, machine=False)
-    storage.configure(config.storage)
+    storage.configure(config.storage)  # `check` has looked into runs, each as it reached its own storage
     output = driver.output_folder(config)
     connected = ray_session.connect(config.cluster, verbose)
     try:

@@ -79,8 +79,9 @@ def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
 
     Returns:
         input_ids, position_ids: [1, tokens]. label_index: [targets], where the model predicts, and shift_labels what;
-        with Medusa heads [heads * targets], what each head predicts there.
-        shared: [], lengths: [examples], seen: all masks in one row: as in Layout (see `layout`).
+        with Medusa heads [heads * targets], what each head predicts there. labels: the same, without which Trainer does
+        not count targets.
+        shared: [], lengths: [examples], seen: all masks in one row: as in Layout (see `layout`). initial: [examples].
     """
     examples = [example.drawn() for example in examples]
     shared = examples[0].shared
@@ -103,8 +104,10 @@ def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
         "position_ids": positions,
         "label_index": torch.tensor(index),
         "shift_labels": torch.tensor(labels),
+        "labels": torch.tensor(labels),
         "shared": torch.tensor(shared),
         "lengths": torch.tensor([len(example) - shared for example in examples]),
+        "initial": torch.tensor([example.initial for example in examples]),
         "seen": torch.from_numpy(np.concatenate([example.seen().ravel() for example in examples])),
     }
 

@@ -1,10 +1,11 @@
-"""transformers' Trainer over packed passes: weights, LoRA, loss at the targets alone, validation and checkpoints."""
+"""transformers' Trainer over packed passes: weights, LoRA, loss at the targets alone or over pairs, validation and
+checkpoints."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from transformers import (
     set_seed,
 )
 
-from raypd.config import RunConfig
+from raypd.config import PreferenceConfig, RunConfig
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.errors import ModelError
 from raypd.models.control_tokens import CONTROL_TOKENS
@@ -117,6 +118,16 @@ class PackedTrainer(Trainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """Cross entropy (HPD: the targets of section 4.4) over all targets of the optimizer's step."""
+        output, losses = self._losses(model, inputs)
+        if num_items_in_batch is None:
+            loss = losses.mean()
+        else:  # of all workers, over which gradients are then averaged
+            loss = losses.sum() * self.accelerator.num_processes / num_items_in_batch
+        return (loss, output) if return_outputs else loss
+
+    @staticmethod
+    def _losses(model: torch.nn.Module, inputs: Batch) -> tuple[Any, torch.Tensor]:
+        """The model's output, and the cross entropy of each target: [targets], float32."""
         output = model(
             input_ids=inputs["input_ids"],
             position_ids=inputs["position_ids"],
@@ -124,14 +135,8 @@ class PackedTrainer(Trainer):
             logits_to_keep=inputs["label_index"],
             layout=layout(inputs),
         )
-        logits = output.logits[0].float()  # [targets, vocabulary]
         labels = inputs["shift_labels"]  # the name by which Trainer counts each of them as one item
-        loss = cross_entropy(logits, labels, reduction="sum")
-        if num_items_in_batch is None:
-            loss = loss / len(labels)
-        else:  # of all workers, over which gradients are then averaged
-            loss = loss * self.accelerator.num_processes / num_items_in_batch
-        return (loss, output) if return_outputs else loss
+        return output, cross_entropy(output.logits[0].float(), labels, reduction="none")
 
     def prediction_step(
         self, model: torch.nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -140,6 +145,50 @@ class PackedTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs).detach(), None, None
+
+
+class PreferenceTrainer(PackedTrainer):
+    """PackedTrainer of a preference round: every pass is a pair, the best and the worst answer to a prompt."""
+
+    preference: PreferenceConfig
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """BoNBoN's loss of a pair (PASTA, section 4, the one displayed equation):
+
+            - alpha log p(best) + (1 - alpha) (log p(best) / p(worst) - log p0(best) / p0(worst) - 1 / beta)^2
+
+        log p is the sum over the decoded tokens, not their mean: neither term is normalised by length. p0 is the model
+        before the round.
+        """
+        alpha, beta = self.preference.alpha, self.preference.beta
+        output, logprobs = self._logprobs(model, inputs)
+        best, worst = logprobs - inputs["initial"]
+        loss = -alpha * logprobs[0] + (1 - alpha) * (best - worst - 1 / beta) ** 2
+        return (loss, output) if return_outputs else loss
+
+    def _logprobs(self, model: torch.nn.Module, inputs: Batch) -> tuple[Any, torch.Tensor]:
+        """The model's output, and the log-probability of each answer: [2]."""
+        output, losses = self._losses(model, inputs)
+        own = inputs["label_index"] - inputs["shared"]
+        answer = torch.bucketize(own, inputs["lengths"].cumsum(0), right=True)
+        return output, losses.new_zeros(2).index_add(0, answer, -losses)
+
+    @torch.no_grad()
+    def keep_initial(self, pairs: Iterable[list[Example]]) -> None:
+        """Gives every answer its log-probability under the model as it is now, so that no second one is held."""
+        self.model.eval()
+        for pair in pairs:
+            inputs = self._prepare_inputs(pack(pair))
+            with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):  # as in a step
+                _, logprobs = self._logprobs(self.model, inputs)
+            for example, logprob in zip(pair, logprobs.tolist(), strict=True):
+                example.initial = logprob
 
 
 class _Report(TrainerCallback):
@@ -209,7 +258,8 @@ def make_trainer(
         seed=training.seed,
         fsdp=training.sharding == "fsdp",
     )
-    trainer = PackedTrainer(
+    kind = PackedTrainer if training.preference is None else PreferenceTrainer
+    trainer = kind(
         model=loaded.model,
         args=arguments,
         train_dataset=list(train),
@@ -219,6 +269,11 @@ def make_trainer(
     )
     trainer.remove_callback(PrinterCallback)
     trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the targets of the whole step
+    if training.preference is not None:
+        assert isinstance(trainer, PreferenceTrainer)
+        trainer.model_accepts_loss_kwargs = False  # the mean over the passes of the step
+        trainer.preference = training.preference
+        trainer.keep_initial([*train, *validation])
     if training.patience is not None:
         trainer.add_callback(EarlyStoppingCallback(training.patience))
     return trainer

@@ -101,6 +101,19 @@ def test_all_weights_in_float32_with_products_in_bfloat16(tmp_path):
     assert losses["bfloat16"] != losses["float32"]
 
 
+def test_every_target_of_a_step_counts_alike_in_whichever_pass_it_is(tmp_path):
+    loaded, config = ready({"epochs": 1, "accumulate": 3, "warmup": 0, "schedule": "constant"})
+    trainer = trainer_of(loaded, config, tmp_path, 1e-30)  # at this rate no weight changes
+    passes = list(trainer.train_dataset)
+    alone = [trainer.evaluate([one])["eval_loss"] for one in passes]  # the mean over the targets of a pass
+    counts = [len(example.targets) for (example,) in passes]
+    trainer.train()
+    (found,) = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    want = sum(loss * count for loss, count in zip(alone, counts, strict=True)) / sum(counts)
+    assert found == pytest.approx(want, rel=1e-4)
+    assert found != pytest.approx(sum(alone) / 3, rel=1e-4)
+
+
 def test_a_training_that_gets_no_better_ends(tmp_path):
     """After `patience` evaluations without a lower loss."""
     loaded, config = ready({"epochs": 10, "evaluations": 10, "patience": 2, "schedule": "constant", "warmup": 0})

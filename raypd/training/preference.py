@@ -1,0 +1,347 @@
+"""Preference rounds for PASTA (BoNBoN, section 4): a model learns from the best and the worst of its own answers.
+
+    raypd generate prompts.jsonl -o runs/samples -m pasta --model M task.samples=10 decoding.sampling.temperature=1
+    raypd generate prompts.jsonl -o runs/baseline --model B
+    python -m raypd.training.preference runs/samples runs/baseline > comparisons.jsonl
+    raypd generate comparisons.jsonl -o runs/judged --model JUDGE
+    raypd train configs/train/pasta_preference.yaml
+
+The judge compares every sample with the baseline's answer, in both orders. A sample's score is its theoretical speedup
+(tokens of the baseline's answer / longest path, section 5.1) + training.preference.quality_weight x quality, which is
+its wins less its losses, -2 to 2. (The paper's is their ratio, weighted with the judge's confidence, and over a second
+comparison, with the answer of the data set.) Of a conversation the first answer counts: later ones have other prompts.
+
+A run keeps the text of an answer with its tags, not its tokens. A sample is built again as its text is tokenized,
+thread by thread, and counts where the interpreter then makes the same text, warnings, number of tokens, threads and
+longest path of it. What was tokenized in another way, holds bytes that are no text, or was closed by the interpreter is
+left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from raypd import storage
+from raypd.config import ANSWER_KEYS, GenerationConfig, RunConfig
+from raypd.dataset import writer
+from raypd.dataset.planner import plan
+from raypd.dataset.reader import read_unit
+from raypd.decoding.methods.pasta_lang import Lexer, Piece, readable
+from raypd.errors import ConfigError, InputError, UserError
+from raypd.run.load import load_record, load_run
+from raypd.tasks.base import Document, Record
+from raypd.tasks.documents import conversation
+from raypd.training.example import Example, Skip, trace
+from raypd.training.generation import GenerationExamples, Kind, ThreadsTeacher
+
+Row = dict[str, Any]
+Place = tuple[str, int]  # source and place in it, of a document
+_COLUMNS = ["id", "source", "row", "status", "sample", "turn", "text", "finish_reason", "tokens", "raw", "counters",
+            "warnings"]  # fmt: skip
+_ORDERS = ("first", "second")  # where the sample stands
+_VERDICT = re.compile(r"\b(first|second|tie)\b", re.IGNORECASE)
+_KINDS: dict[str, Kind] = {"promise": "promise", "sync": "sync"}
+_UNLIKE = "samples whose text does not come back token by token"
+_PROMPT = """Compare two answers to the request below, and say which one you would rather have received.
+
+Look at whether an answer is right, does all that was asked and nothing else, and reads as one text: parts that say the
+same thing twice, contradict each other or do not join are faults. Neither length nor order is a merit.
+
+<request>
+{request}
+</request>
+
+<first>
+{first}
+</first>
+
+<second>
+{second}
+</second>
+
+Give your reasons in a few sentences. Then write a last line of one word: first, second, or tie."""
+
+
+def check(config: RunConfig) -> None:
+    """Sees that the runs of `training.preference` are there, and that samples were decoded as the configuration says.
+
+    Raises:
+        ConfigError: with the key that is wrong, and what to do.
+    """
+    preference = config.training.preference
+    assert preference is not None
+    if config.decoding.method != "pasta":
+        raise ConfigError(f"training.preference is for decoding.method pasta, and this is {config.decoding.method}")
+    if config.training.labels is not None:
+        raise ConfigError("training.labels and training.preference are both set: keep one")
+    if config.model.adapter is not None:
+        raise ConfigError("model.adapter: a preference round begins from model.name alone; use training.weights full")
+    own = [f"storage.{key}={value}" for key, value in config.storage.model_dump(exclude_defaults=True).items()]
+    for name, method in (("samples", "pasta"), ("baseline", "autoregressive"), ("judged", None)):
+        key, run = f"training.preference.{name}", getattr(preference, name)
+        try:
+            found = _recorded(run, method, own)
+            if name == "samples":
+                _check_alike(config, run, found)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from None
+
+
+def _recorded(run: str, method: str | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """The configuration of a run of generation. Raises ConfigError where it is none, or none with the method."""
+    found = load_record(storage.absolute(run), overrides).config
+    kind, used = found["task"]["kind"], found["decoding"]["method"]
+    if kind != "generation" or method not in (None, used):
+        wanted = f"with decoding.method {method}" if method else "of `raypd generate`"
+        raise ConfigError(f"{run}: is a run of task.kind {kind} with {used}; give one {wanted}")
+    return found
+
+
+def _check_alike(config: RunConfig, run: str, found: dict[str, Any]) -> None:
+    wanted = [("task", name) for name in ("prompt_column", "system", "chat_template", "thinking", "too_long")]
+    for section, name in [*wanted, *(("decoding", name) for name in ANSWER_KEYS["generation"]["pasta"])]:
+        here = getattr(getattr(config, section), name)
+        if (there := found[section].get(name, here)) != here:
+            raise ConfigError(
+                f"{run}: was decoded with {section}.{name} {there!r}, and here it is {here!r}: set it to the run's, "
+                "since examples are what decoding fed"
+            )
+
+
+def _rows(run: str) -> dict[Place, list[Row]]:
+    """The first answers of a run to each of its documents, in the order of their samples."""
+    found: dict[Place, list[Row]] = defaultdict(list)
+    folder = storage.absolute(run)
+    for unit, path in sorted(writer.objects(folder)):
+        for row in writer.read_table(folder, unit, _COLUMNS, path)[1].to_pylist():
+            if row["status"] == "ok" and row["turn"] == 0:
+                found[row["source"], row["row"]].append(row)
+    return {place: sorted(rows, key=lambda row: int(row["sample"])) for place, rows in found.items()}
+
+
+def _compared(samples: str, baseline: str, skipped: Counter[str]) -> Iterator[tuple[Place, Row, list[Row]]]:
+    """(place of a prompt, the baseline's answer, all samples that came to their end), for each that has both."""
+    answers = _rows(baseline)
+    for place, rows in _rows(samples).items():
+        whole = [row for row in rows if row["finish_reason"] == "stop"]
+        if place not in answers:
+            skipped["prompts that the baseline did not answer"] += 1
+            continue
+        if len(whole) < len(rows):
+            skipped["samples that were cut"] += len(rows) - len(whole)
+        yield place, answers[place][0], whole
+
+
+def comparisons(config: RunConfig, samples: str, baseline: str, skipped: Counter[str]) -> Iterator[dict[str, str]]:
+    """What the judge is asked, as documents for `raypd generate`: every sample of a run, in both orders.
+
+    Args:
+        config: of the run.
+        samples, baseline: folders of the run, and of the one that it is compared with.
+        skipped: counts what is left out by its reason.
+    """
+    assert isinstance(config.task, GenerationConfig)
+    read = (document for unit in plan(config) for document in read_unit(unit, config))
+    documents = {(document.source, document.place): document for document in read}
+    for place, answer, rows in _compared(samples, baseline, skipped):
+        if (document := documents.get(place)) is None:
+            skipped["prompts that are not in input.path any more"] += 1
+            continue
+        turns, left = conversation(document.fields.get(config.task.prompt_column), config.task)
+        request = "\n\n".join([*(f"[{turn['role']}] {turn['content']}" for turn in turns), left[0]])
+        for row in rows:
+            for order in _ORDERS:
+                first, second = (row, answer) if order == "first" else (answer, row)
+                prompt = _PROMPT.format(request=request, first=first["text"], second=second["text"])
+                yield {"id": _comparison(place, row, answer, order), "prompt": prompt}
+
+
+def _comparison(place: Place, row: Row, answer: Row, order: str) -> str:
+    """The id of a comparison, with a digest of both texts: a judge's word on another round's samples says nothing."""
+    digest = hashlib.sha256(json.dumps([row["text"], answer["text"]]).encode()).hexdigest()[:8]
+    return json.dumps([*place, row["sample"], digest, order])
+
+
+def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
+    """Id of a comparison -> 1: the sample won; -1: it lost; 0: a tie, or unclear."""
+    found = {}
+    for rows in _rows(run).values():
+        for row in rows:
+            try:
+                *_, order = json.loads(row["id"])
+            except (TypeError, ValueError):
+                raise ConfigError(
+                    f"training.preference.judged {run}: {row['id']!r} is no comparison; give the judge's run over the "
+                    "file of `python -m raypd.training.preference`"
+                ) from None
+            last = (row["text"].strip().splitlines() or [""])[-1]
+            words = {word.lower() for word in _VERDICT.findall(last)} if row["finish_reason"] == "stop" else set()
+            if len(words) != 1:
+                skipped["verdicts that say none of first, second and tie: taken as a tie"] += 1
+            clear = len(words) == 1 and "tie" not in words
+            found[row["id"]] = (1 if order in words else -1) if clear else 0
+    return found
+
+
+def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
+    """Puts the samples, each with its `score`, into labels_column of the documents; the others get an error.
+
+    Returns:
+        How often something was left out, by its reason.
+
+    Raises:
+        InputError: no sample is of any of the documents; ConfigError: the run that judged judges something else.
+    """
+    preference, skipped = config.training.preference, Counter[str]()
+    assert preference is not None
+    verdicts = _verdicts(preference.judged, skipped)
+    scored: dict[Place, list[Row]] = {}
+    for place, answer, samples in _compared(preference.samples, preference.baseline, skipped):
+        scored[place] = []
+        for row in samples:
+            keys = [_comparison(place, row, answer, order) for order in _ORDERS]
+            if not all(key in verdicts for key in keys):
+                skipped["samples that the judge did not answer in both orders"] += 1
+                continue
+            row["counters"] = json.loads(row["counters"])
+            speedup = answer["tokens"] / row["counters"]["longest_path"]
+            row["score"] = speedup + preference.quality_weight * sum(verdicts[key] for key in keys)
+            scored[place].append(row)
+    matched = 0
+    for document in documents:
+        samples = scored.get((document.source, document.place), [])
+        matched += bool(samples)
+        document.fields[config.training.labels_column] = samples
+        if not samples and document.error is None:
+            document.error = "training.preference: no sample that the baseline and the judge answered, too"
+    if not matched:
+        raise InputError(
+            f"training.preference: no prompt of input.path has a sample of {preference.samples} that was judged in "
+            f"{preference.judged} against {preference.baseline}; give runs over the same input{_counted(skipped)}"
+        )
+    return skipped
+
+
+class PairExamples(GenerationExamples):
+    """Makes examples of documents with scored samples: of each prompt the best and the worst, in turn.
+
+    Of a pair the prompt is shared. `skipped`, `lost` as in GenerationExamples; prompts without a pair are not lost.
+    """
+
+    def __call__(self, documents: Sequence[Document]) -> Iterator[Example]:
+        for document in documents:
+            try:
+                yield from self._pair(document)
+            except Skip as reason:
+                self.skipped[str(reason)] += 1
+                self.lost += 1
+
+    def _pair(self, document: Document) -> list[Example]:
+        if document.error is not None:
+            raise Skip(document.error.partition(": ")[2] or document.error)
+        ranked = sorted(document.fields[self.column], key=lambda row: -row["score"])
+        made: dict[int, Example | None] = {}
+
+        def first(places: Iterable[int]) -> int | None:
+            """The first of the samples that comes back."""
+            for place in places:
+                if place not in made:
+                    made[place] = self._sampled(document, ranked[place])
+                if made[place] is not None:
+                    return place
+            return None
+
+        best, worst = first(range(len(ranked))), first(reversed(range(len(ranked))))
+        if best is None or best == worst:
+            raise Skip("prompts with less than two samples that come back")
+        assert worst is not None
+        if ranked[best]["score"] == ranked[worst]["score"]:
+            self.skipped["prompts whose samples all score alike (more samples would tell them apart)"] += 1
+            return []
+        pair = [example for example in (made[best], made[worst]) if example is not None]
+        for example in pair:
+            example.shared = min(example.targets)  # all of the prompt but its last token, which predicts
+        return pair
+
+    def _sampled(self, document: Document, row: Row) -> Example | None:
+        """What the interpreter fed for a sample; None, and counted, where its tokens cannot be told from its text."""
+        request = next(self.task.plan([document]))
+        if isinstance(request, Record):
+            raise Skip(str(request.error))
+        try:
+            example, answer = trace(request.program, ThreadsTeacher(*self._threads(row["raw"])))
+            counted = (answer.raw, answer.warnings, answer.tokens, len(answer.threads), answer.longest_path)
+            kept = (row["counters"]["threads"], row["counters"]["longest_path"])
+            if counted != (row["raw"], row["warnings"] or [], row["tokens"], *kept):
+                raise ValueError(_UNLIKE)
+        except ValueError:  # the interpreter asked for another token than the text has, or none
+            self.skipped[_UNLIKE] += 1
+            return None
+        return example
+
+    def _threads(self, raw: str) -> tuple[list[tuple[list[int], Kind]], list[list[int]]]:
+        """The tokens of a text with tags: those of the main thread, and each child's up to its </async>.
+
+        Raises ValueError where a promise and a child do not follow on each other.
+        """
+        if "\ufffd" in raw:
+            raise ValueError("bytes that are no text")
+        lexer = Lexer(lambda flaw: None)
+        pieces = [*lexer.feed(raw.encode().decode("latin-1")), *lexer.close()]
+        main: list[tuple[list[int], Kind]] = []
+        children: list[list[int]] = []
+        while pieces:
+            piece = pieces.pop(0)
+            kind = _KINDS.get(_tag(piece), "text")
+            main.append((self._ids(piece), kind))
+            if kind == "promise":
+                tags = [_tag(inner) for inner in pieces]
+                end = tags.index("close")  # ValueError: the child has none
+                if tags[0] != "open":
+                    raise ValueError(f"{readable(piece.text)} has no content")
+                children.append([id for inner in pieces[1 : end + 1] for id in self._ids(inner)])
+                del pieces[: end + 1]
+        return [*main, ([self.task.end], "text")], children
+
+    def _ids(self, piece: Piece) -> list[int]:
+        text = readable(piece.text)
+        return self._encode(text) if piece.tag is None else self._markup(text)
+
+
+def _tag(piece: Piece) -> str:
+    return "" if piece.tag is None else piece.tag.kind
+
+
+def _counted(skipped: Counter[str]) -> str:
+    return "".join(f"\n  {count:,} x {reason}" for reason, count in skipped.most_common())
+
+
+def main(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of samples (its output.path)")],
+    baseline: Annotated[str, typer.Argument(metavar="BASELINE", help="Folder of an autoregressive run")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")] = None,
+) -> None:
+    """Print what a judge is to be asked, as JSON lines for `raypd generate`."""
+    skipped = Counter[str]()
+    try:
+        _recorded(baseline, "autoregressive", overrides or [])
+        _recorded(run, "pasta", overrides or [])
+        config = load_run(storage.absolute(run), overrides or [])
+        for document in comparisons(config, run, baseline, skipped):
+            print(json.dumps(document, ensure_ascii=False))
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+    if skipped:
+        print(f"left out:{_counted(skipped)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    typer.run(main)

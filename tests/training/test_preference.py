@@ -1,0 +1,439 @@
+"""Preference rounds: runs whose answers a script writes, against scores by hand and an unmodified model's loss."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from raypd.config import RunConfig
+from raypd.config.load import load_config
+from raypd.errors import ConfigError, InputError
+from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
+from raypd.models.load import LoadedModel
+from raypd.tasks import build_task
+from raypd.tasks.base import Document, Record
+from raypd.training import preference
+from raypd.training.data import check, prepare
+from raypd.training.labels import text_teacher
+from raypd.training.packing import pack
+from raypd.training.preference import PairExamples
+from raypd.training.trainer import make_trainable, make_trainer
+from tests.decoding.drivers import drive
+from tests.decoding.pasta_script import EOS, Script, promise
+from tests.evaluation.test_speedup import committed
+from tests.runs import read_all
+from tests.tiny import _Wide, in_float64, tiny_model, tiny_tokenizer
+from tests.training.data import allowed, recorded
+
+PARTS = f"{promise('a')}{promise('b', 10)}, and<sync/> so on"
+SAMPLES = {  # what the main thread and its children write
+    "parts": (PARTS, "first part</async>", "second</async>"),
+    "plain": ("all of it, one token after the other, which takes its time and then some more of it.",),
+    "short": ("no.",),
+}
+
+
+class Bytes(Script):
+    """A Script that may write bytes that are no text: \\udcff stands for ff."""
+
+    def say(self, script, written):
+        if not any("\ud800" <= char <= "\udfff" for char in script):
+            return super().say(script, written)
+        rest = script.encode("utf-8", "surrogateescape")[len(written) :]
+        return rest[0] if rest else EOS
+
+
+class Corpus:
+    """A folder with prompts, and runs over them. prompts: of two characters, as a Script expects. tags: whether those
+    of PASTA are tokens of their own."""
+
+    def __init__(self, tmp_path, prompts=("Q1", "Q2", "Q3", "Q4"), tags=False):
+        self.folder, self.tokenizer, self.words = tmp_path, tiny_tokenizer(), ()
+        if tags:
+            add_control_tokens(tiny_model("llama"), self.tokenizer, "pasta")
+            self.words = CONTROL_TOKENS["pasta"]
+        self.path = tmp_path / "prompts.jsonl"
+        self.path.write_text("".join(json.dumps({"id": p, "prompt": p}) + "\n" for p in prompts))
+
+    def config(self, method="pasta", samples=3, decoding=None, preference=None, path=None, task=None,
+               dtype="float32", **training):  # fmt: skip
+        runs = {name: str(self.folder / name) for name in ("samples", "baseline", "judged")}
+        chosen = None if preference is None else {**runs, **preference}
+        tree = {
+            "input": {"path": str(path or self.path), "text_columns": ["prompt"], "category_column": None},
+            "output": {"path": str(self.folder / "out")},
+            "task": {"kind": "generation", "chat_template": False, "samples": samples, **(task or {})},
+            "model": {"name": "tiny", "device": "cpu", "dtype": dtype},
+            "decoding": {"method": method, "max_new_tokens": 300, "sampling": {"temperature": 1}, **(decoding or {})},
+            "training": {"preference": chosen, "weights": "full", "validation": str(self.path), **training},
+        }
+        return RunConfig.model_validate(tree)
+
+    def decoded(self, name, method, scripts, **decoding):
+        """A run in which the n-th sample of every prompt is what the n-th script writes."""
+        config = self.config(method, len(scripts), decoding)
+        documents = read_all(config)
+        requests = list(build_task(config, self.tokenizer, 4096).plan(documents))
+        records = []
+        for request, script in zip(requests, itertools.cycle(scripts)):
+            model = Bytes(*script, words=self.words).answer
+            answer, _ = drive(request.program, text_teacher([*script[0].encode(), EOS]) if method != "pasta" else model)
+            records += request.finish(answer)
+        return committed(self.folder / name, config, documents, records)
+
+    def judge(self, verdict, name="judged", samples="samples"):
+        """A run over the judge's file; verdict(prompt, sample, where it stands) is what the judge says."""
+        asked = [json.loads(line) for line in self.printed(samples).splitlines()]
+        documents = [Document(n, row["id"], source="c.jsonl", place=n) for n, row in enumerate(asked)]
+        prompts = {document.place: document.id for document in read_all(self.config())}
+        records = []
+        for n, row in enumerate(asked):
+            _, place, sample, _, order = json.loads(row["id"])
+            text = verdict(prompts[place], sample, order)
+            said = {"sample": 0, "turn": 0, "text": text, "tokens": 1, "finish_reason": "stop"}
+            records.append(Record(n, said) if text is not None else Record(n, error="failed"))
+        return committed(self.folder / name, self.config("autoregressive", 1), documents, records)
+
+    def printed(self, samples="samples", baseline="baseline", code=0):
+        app = typer.Typer()
+        app.command()(preference.main)
+        result = CliRunner().invoke(app, [str(self.folder / samples), str(self.folder / baseline)])
+        assert result.exit_code == code, result.output
+        return result.stdout if code == 0 else result.output
+
+
+def other(order):
+    return "second" if order == "first" else "first"
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Samples that are whole, fast and slow, a baseline of 40 tokens, and a judge of parts."""
+    made = Corpus(tmp_path)
+    made.decoded("samples", "pasta", list(SAMPLES.values()))
+    made.decoded("baseline", "autoregressive", [("x" * 39,)])
+    made.judge(lambda _, sample, order: f"It is better.\n{(order, other(order), 'Tie')[sample]}")
+    return made
+
+
+def scored(corpus, **keys):
+    """{prompt: scores of its samples}, and what was left out."""
+    config = corpus.config(preference=keys)
+    documents = read_all(config)
+    skipped = preference.label(documents, config)
+    return {d.id: [row["score"] for row in d.fields["target"]] for d in documents}, skipped
+
+
+def pairs_of(corpus, **keys):
+    """The pairs of the corpus, as (decoded best, decoded worst), and what made them."""
+    config = corpus.config(preference=keys)
+    documents = read_all(config)
+    preference.label(documents, config)
+    make = PairExamples(config, corpus.tokenizer, 4096)
+    made = list(make(documents))
+    texts = [written(example) for example in made]
+    return list(zip(texts[::2], texts[1::2], strict=True)), make
+
+
+def written(example):
+    """All targets in the order of threads and positions."""
+    own = sorted(example.targets, key=lambda i: (example.segments[i], example.positions[i]))
+    return bytes(example.targets[i] for i in own if example.targets[i] > 2).decode()
+
+
+def test_the_judge_sees_every_sample_on_both_sides(corpus):
+    asked = [json.loads(line) for line in corpus.printed().splitlines()]
+    assert len(asked) == 4 * 3 * 2
+    whole = "first partsecond, and so on"
+    for row, order in zip(asked[:2], ("first", "second"), strict=True):
+        assert json.loads(row["id"])[2::2] == [0, order]
+        assert "<request>\nQ1\n</request>" in row["prompt"]
+        texts = {order: whole, other(order): "x" * 39}
+        for name, text in texts.items():
+            assert f"<{name}>\n{text}\n</{name}>" in row["prompt"]
+
+
+def test_a_score_is_speedup_and_what_the_judge_says(corpus):
+    """Speedup by hand: 40 tokens of the baseline over the longest path; the sum of both orders, times lambda."""
+    said = {
+        ("Q1", 0): lambda order: f"Because.\n\n**{order.title()}**",  # wins twice
+        ("Q1", 1): lambda order: f"I say\n{other(order)}\n",  # loses twice
+        ("Q1", 2): lambda order: "first",  # whatever stands there
+        ("Q2", 0): lambda order: f"{order}" if order == "first" else "tie",
+        ("Q2", 1): lambda order: "The first or the second",
+        ("Q2", 2): lambda order: "second\nHard to say.",
+        ("Q3", 1): lambda order: None,
+    }
+    corpus.judge(lambda prompt, sample, order: said.get((prompt, sample), lambda _: "tie")(order), "other judge")
+    found, skipped = scored(corpus, judged=str(corpus.folder / "other judge"), quality_weight=2)
+    # the main thread waits at its <sync/> for the child of the second promise, or that of the first
+    first, second = promise("a"), promise("b", 10)
+    child = max(len(first + "first part</async>"), len(first + second + "second</async>"),
+                len(first + second + ", and<sync/>"))  # fmt: skip
+    fast, slow, short = 40 / (child + len(" so on") + 1), 40 / (len(SAMPLES["plain"][0]) + 1), 40 / 4
+    assert found["Q1"] == pytest.approx([fast + 4, slow - 4, short])
+    assert found["Q2"] == pytest.approx([fast + 2, slow, short])
+    assert found["Q3"] == pytest.approx([fast, short])
+    assert found["Q4"] == pytest.approx([fast, slow, short])
+    assert dict(skipped) == {
+        "verdicts that say none of first, second and tie: taken as a tie": 4,
+        "samples that the judge did not answer in both orders": 1,
+    }
+
+
+def test_best_and_worst_make_a_pair(corpus):
+    """The short answer is the fastest; a judge who matters more than speed turns the order around."""
+    ranking = {0: 2, 1: -2, 2: 0}
+    corpus.judge(lambda _, sample, order: {2: order, -2: other(order), 0: "tie"}[ranking[sample]], "other judge")
+    judged = {"judged": str(corpus.folder / "other judge")}
+    found, make = pairs_of(corpus, quality_weight=0, **judged)
+    parts = PARTS.replace("<sync/>", "") + "<sync/>"
+    assert {best for best, _ in found} == {SAMPLES["short"][0]}
+    assert {worst for _, worst in found} == {SAMPLES["plain"][0]}
+    assert len(found) == 4
+    found, make = pairs_of(corpus, quality_weight=8, **judged)
+    for best, worst in found:
+        assert sorted(best) == sorted(parts + "first part</async>second</async>")
+        assert worst == SAMPLES["plain"][0]
+    assert not make.skipped
+
+
+def test_prompts_whose_samples_score_alike_make_none(corpus):
+    corpus.decoded("alike", "pasta", [("one",), ("two",), ("six",)])
+    corpus.judge(lambda prompt, sample, order: order if (prompt, sample) == ("Q2", 1) else "tie", "other", "alike")
+    found, make = pairs_of(corpus, samples=str(corpus.folder / "alike"), judged=str(corpus.folder / "other"))
+    assert found == [("two", "one")] or found == [("two", "six")]
+    ((reason, count),) = make.skipped.items()
+    assert (count, make.lost) == (3, 0)
+    assert "score alike" in reason
+
+
+CASES = [
+    SAMPLES["parts"],
+    ("a <b>bold</b> < text, no promise <sync/> here",),
+    (
+        f"x{promise('a', 30)}{promise('b')}<sync/>y{promise('c')}<sync/>z",
+        "1</async>",
+        "2 <sync/> 2</async>",
+        "3</async>",
+    ),
+    (f"{promise('é', 999)} ü <promise topic='q'> w", "ä</async>", "of no number</async>"),
+    (f"<async>stray</async>{promise('a')}", "</async>"),
+]
+
+
+@pytest.mark.parametrize("tags", [False, True])
+@pytest.mark.parametrize("script", CASES)
+def test_a_sample_comes_back_as_it_was_fed(tmp_path, script, tags):
+    """Tokens, positions, segments and targets are those of the decoding that wrote the run; the mask is its own."""
+    corpus = Corpus(tmp_path, ["Q1"], tags)
+    corpus.decoded("samples", "pasta", [script, ("no",)])
+    corpus.decoded("baseline", "autoregressive", [("x" * 99,)])
+    corpus.judge(lambda _, sample, order: order if sample == 0 else other(order))
+    config = corpus.config(preference={"quality_weight": 1000})
+    (document,) = read_all(config)
+    preference.label([document], config)
+    make = PairExamples(config, corpus.tokenizer, 4096)
+    example, worst = make([document])
+    assert not make.skipped
+    (request,) = build_task(corpus.config(samples=1), corpus.tokenizer, 4096).plan([document])
+    model = Script(*script, words=corpus.words)
+    said = []
+    _, feeds = drive(request.program, lambda feed: said.append(model.answer(feed)) or said[-1])
+    for name in ("tokens", "positions", "segments"):
+        assert getattr(example, name).tolist() == [value for feed in feeds for value in getattr(feed, name)]
+    assert list(example.targets.values()) == [token for tokens in said for token in tokens]
+    assert example.shared == worst.shared == len("<s>Q1") - len("<s>") + 1 - 1 == 2
+    assert np.array_equal(example.tokens[:2], worst.tokens[:2])
+    (request,) = build_task(corpus.config(samples=1), corpus.tokenizer, 4096).plan([document])
+    assert recorded(request.program, example, 260) == allowed(example)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        (f"{promise('a')} x", "no end"),  # the interpreter closes the child
+        ("\udcf0\udc9f\udc98 bytes of a character that is cut",),
+        (f"{promise('a')} x", "nothing but \udcc3</async>"),
+    ],
+)
+def test_what_does_not_come_back_is_left_out(tmp_path, script):
+    """Though it scores highest, and has as many tokens as its text."""
+    corpus = Corpus(tmp_path, tags=True)
+    corpus.decoded("baseline", "autoregressive", [("x" * 39,)])
+    corpus.decoded("other", "pasta", [script, *list(SAMPLES.values())[1:]])
+    corpus.judge(lambda _, sample, order: order if sample == 0 else "tie", "other judge", "other")
+    runs = {name: str(corpus.folder / f"other{end}") for name, end in (("samples", ""), ("judged", " judge"))}
+    found, make = pairs_of(corpus, quality_weight=8, **runs)
+    assert found == [(SAMPLES["short"][0], SAMPLES["plain"][0])] * 4
+    assert dict(make.skipped) == {"samples whose text does not come back token by token": 4}
+
+
+def test_tokens_that_are_not_those_of_the_text_are_left_out(corpus):
+    """As many more tokens were decoded as the text has: it was written in other tokens."""
+    config = corpus.config(preference={})
+    documents = read_all(config)
+    preference.label(documents, config)
+    for document in documents:
+        for row in document.fields["target"][:2]:
+            row["tokens"] += 1
+    make = PairExamples(config, tiny_tokenizer(), 4096)
+    assert list(make(documents)) == []
+    assert make.skipped["samples whose text does not come back token by token"] == 8
+    assert make.skipped["prompts with less than two samples that come back"] == make.lost == 4
+
+
+def trainer_of(corpus, tmp_path, model, rate=1e-3, **keys):
+    training = {"evaluations": 1, "accumulate": 4, **keys.pop("training", {})}
+    config = corpus.config(preference=keys, **training)
+    loaded = LoadedModel(model, tiny_tokenizer(), "tiny", torch.float32, torch.device("cpu"), 4096)
+    make_trainable(loaded, config)
+    _, train, validation = prepare(config, loaded.tokenizer, 4096)
+    return make_trainer(loaded, config, train, validation, tmp_path / "trainer", rate, lambda _: None), train
+
+
+def direct(model, example):
+    """log p of an answer by an unmodified model with a dense mask."""
+    n = len(example)
+    seen = np.tril(np.ones((n, n), dtype=bool))
+    seen[example.shared :] = example.seen()
+    mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~torch.from_numpy(seen), -torch.inf)
+    logits = model(torch.from_numpy(example.tokens)[None], attention_mask=mask,
+                   position_ids=torch.from_numpy(example.positions)[None], use_cache=False).logits[0]  # fmt: skip
+    logprobs = logits[list(example.targets)].log_softmax(-1)
+    return logprobs.gather(1, torch.tensor(list(example.targets.values()))[:, None]).sum()
+
+
+def test_the_loss_is_bonbons(corpus, tmp_path):
+    """Value and gradients in float64, of a pair whose worst answer has threads, or whose best has."""
+    trainer, train = trainer_of(
+        corpus, tmp_path, in_float64(tiny_model("llama")), quality_weight=8, alpha=0.3, beta=0.2
+    )
+    initial = in_float64(tiny_model("llama", seed=3))
+    assert [len(set(example.segments)) for example in train[0]] == [6, 1]  # the best has threads
+    for pair in (train[0], train[0][::-1]):
+        for example in pair:
+            with torch.no_grad():
+                example.initial = float(direct(initial, example).float())
+        theirs = in_float64(tiny_model("llama"))
+        best, worst = (direct(theirs, example) for example in pair)
+        was = pair[0].initial - pair[1].initial
+        want = -0.3 * best + 0.7 * (best - worst - was - 5) ** 2
+        want.backward()
+        trainer.model.zero_grad()
+        with _Wide():
+            found = trainer.compute_loss(trainer.model, pack(pair))
+            found.backward()
+        torch.testing.assert_close(found, want, rtol=1e-5, atol=0)
+        ours = dict(trainer.model.named_parameters())
+        for name, parameter in theirs.named_parameters():
+            torch.testing.assert_close(ours[name].grad, parameter.grad, rtol=1e-5, atol=1e-4, msg=name)
+
+
+def test_a_round_moves_the_model_from_worst_to_best(corpus, tmp_path):
+    """By 1/beta, from the log-ratio of the model before, which is kept with the examples."""
+    before, model = tiny_model("llama"), tiny_model("llama")
+    training = {"epochs": 40, "schedule": "linear"}
+    trainer, train = trainer_of(corpus, tmp_path, model, 2e-4, quality_weight=8, beta=0.1, training=training, alpha=0.0)
+    for pair in train:
+        for example in pair:
+            assert example.initial == pytest.approx(direct(before.double(), example).item(), rel=1e-4)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(10**2, rel=1e-3)  # the mean over a step's four pairs
+    model.set_attn_implementation("sdpa")
+
+    @torch.no_grad()
+    def ratio(of, pair):
+        best, worst = (float(direct(of.double(), example)) for example in pair)
+        return best - worst
+
+    rises = [ratio(model, pair) - ratio(before, pair) for pair in train]
+    assert rises == pytest.approx([10] * 4, abs=4)
+
+
+def test_the_model_before_computes_as_a_step_does(corpus, tmp_path):
+    """In bfloat16: before anything is learned the log-ratio has not moved, whatever is lost to rounding."""
+    training = {"epochs": 1, "dtype": "bfloat16"}
+    trainer, _ = trainer_of(corpus, tmp_path, tiny_model("llama"), 1e-9, beta=0.1, alpha=0.0, training=training)
+    assert trainer.args.bf16
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(10**2, rel=1e-6)
+
+
+def test_a_round_goes_on_to_the_same_weights(corpus, tmp_path):
+    """From a checkpoint, of a model that is loaded anew: the model before the round is still the one compared with."""
+    found = []
+    for name in ("whole", "on"):
+        training = {"epochs": 4, "evaluations": 4, "schedule": "constant"}
+        trainer, _ = trainer_of(corpus, tmp_path / name, tiny_model("llama"), training=training)
+        checkpoint = tmp_path / "whole" / "trainer" / "checkpoint-3"
+        trainer.train(resume_from_checkpoint=str(checkpoint) if name == "on" else None)
+        found.append((trainer.model.state_dict(), [e.initial for pair in trainer.train_dataset for e in pair]))
+    (whole, initial), (on, same) = found
+    assert initial == same
+    assert all(torch.equal(whole[name], on[name]) for name in whole)
+
+
+def test_bad_input_is_one_message(corpus, tmp_path):
+    none = {"samples": str(corpus.folder / "none")}
+    for keys, words in (
+        ({"preference": none}, "training.preference.samples: .*none: no run here .* give the output.path of a run"),
+        (
+            {"preference": {"samples": str(corpus.folder / "baseline")}},
+            "samples: .*give one with decoding.method pasta",
+        ),
+        ({"preference": {"baseline": str(corpus.folder / "samples")}}, "baseline: .*decoding.method autoregressive"),
+        ({"preference": {}, "decoding": {"max_async_tokens": 9}}, "samples: .*max_async_tokens 256, and here it is 9"),
+        ({"preference": {}, "task": {"system": "Be brief"}}, "samples: .*task.system None, and here it is 'Be brief'"),
+        ({"preference": {}, "labels": "x"}, "training.labels and training.preference are both set"),
+        ({"preference": {}, "method": "apar"}, "training.preference is for decoding.method pasta"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check(corpus.config(**keys))
+    config = corpus.config(preference={})
+    check(config)
+    with pytest.raises(ConfigError, match=r"model.adapter: a preference round begins from model.name alone"):
+        check(config.model_copy(update={"model": config.model.model_copy(update={"adapter": "a"})}))
+    (tmp_path / "elsewhere").mkdir()
+    others = Corpus(tmp_path / "elsewhere", ["A longer prompt"])
+    others.path = others.path.rename(others.folder / "others.jsonl")
+    config = corpus.config(preference={}, path=others.path, validation=str(others.path))
+    with pytest.raises(InputError, match=r"no prompt of input.path has a sample of .*give runs over the same input"):
+        prepare(config, tiny_tokenizer(), 4096)
+    with pytest.raises(ConfigError, match=r"'Q1' is no comparison; give the judge's run over the file of"):
+        prepare(corpus.config(preference={"judged": str(corpus.folder / "baseline")}), tiny_tokenizer(), 4096)
+    corpus.decoded("alike", "pasta", [("one",), ("two",), ("six",)])
+    runs = {"samples": str(corpus.folder / "alike")}
+    with pytest.raises(InputError, match="12 x samples that the judge did not answer"):  # but those of another round
+        prepare(corpus.config(preference=runs), tiny_tokenizer(), 4096)
+    corpus.judge(lambda *_: "tie", "all alike", "alike")
+    config = corpus.config(preference={**runs, "judged": str(corpus.folder / "all alike")})
+    with pytest.raises(InputError, match="no document that can be used\n  8 x prompts whose samples all score alike"):
+        prepare(config, tiny_tokenizer(), 4096)
+    for run, baseline, words in (
+        ("none", "baseline", "none: no run here"),
+        ("samples", "none", "none: no run here"),
+        ("baseline", "baseline", "give one with decoding.method pasta"),
+    ):
+        text = corpus.printed(run, baseline, 1)
+        assert words in text
+        assert len(text.splitlines()) == 1
+
+
+def test_runs_are_found_from_the_yaml(tmp_path):
+    """Relative paths are relative to the file, as training.labels is."""
+    runs = {"samples": "runs/s", "baseline": "s3://b/runs", "judged": "/x/judged"}
+    tree = {"input": {"path": "p.jsonl"}, "output": {"path": "o"}, "task": {"kind": "generation"},
+            "training": {"preference": runs}}  # fmt: skip
+    (tmp_path / "a.yaml").write_text(json.dumps(tree))
+    found = load_config(tmp_path / "a.yaml").training.preference
+    assert found is not None
+    assert [found.samples, found.baseline, found.judged] == [str(tmp_path / "runs/s"), "s3://b/runs", "/x/judged"]
+    with pytest.raises(ConfigError, match=r"training.preference.beta"):
+        load_config(tmp_path / "a.yaml", ["training.preference.beta=0"])
