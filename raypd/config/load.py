@@ -22,7 +22,7 @@ RENAMED = {  # keys with another name now, dotted -> the name: refused here, und
 }
 _PATHS = (
     "input.path", "task.categories_file", "task.template", "task.few_shot", "model.name", "model.adapter",
-    "training.labels", "training.validation",
+    "training.labels", "training.validation", "training.annotations",
     "training.preference.samples", "training.preference.baseline", "training.preference.judged",
 )  # fmt: skip
 

@@ -41,6 +41,11 @@ class TrainingConfig(Section):
         description="Output folder of a run over the same input whose answers are the labels, in place of that column: "
         "of a larger model (distillation), or of the model itself, decoded autoregressively (self-supervision)",
     )
+    annotations: str | None = Field(
+        None,
+        description="Output folder of a teacher's run over the file of `python -m raypd.training.annotate`, which "
+        "marks what of an answer can be written side by side (pasta); null: by rules",
+    )
     preference: PreferenceConfig | None = Field(
         None,
         description="A preference round for `pasta` (BoNBoN), in place of labels: {samples, baseline, judged: output "
@@ -77,7 +82,7 @@ class TrainingConfig(Section):
     max_skipped_share: float = Field(0.1, ge=0, le=1, description="Nothing is trained if more examples cannot be used")
     seed: int = Field(0, ge=0)
 
-    @field_validator("validation", "labels")
+    @field_validator("validation", "labels", "annotations")
     @classmethod
     def _no_credentials(cls, path: str | None) -> str | None:
         return None if path is None else without_credentials(path)

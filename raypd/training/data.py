@@ -14,7 +14,7 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError
 from raypd.run.training import TrainingData
 from raypd.tasks.base import Document
-from raypd.training import preference, teacher
+from raypd.training import annotate, preference, teacher
 from raypd.training.example import Example
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.generation import GenerationExamples
@@ -32,6 +32,7 @@ def check(config: RunConfig) -> None:
     if method not in METHODS.get(kind, ()):
         known = "; ".join(f"{kind}: {', '.join(methods)}" for kind, methods in METHODS.items())
         raise ConfigError(f"decoding.method {method} of task.kind {kind} cannot be trained yet; these can: {known}")
+    annotate.check(config)
     if config.training.preference is not None:
         preference.check(config)
 
@@ -100,6 +101,8 @@ def _documents(config: RunConfig) -> list[Document]:
             found.append(document)
     if training.labels is not None:
         teacher.label(found, training.labels, training.labels_column)
+    if training.annotations is not None:
+        annotate.label(found, config)
     return found
 
 

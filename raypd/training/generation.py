@@ -26,9 +26,10 @@ from raypd.models.control_tokens import control_token, markup_bytes
 from raypd.tasks.base import Document
 from raypd.tasks.generation import GenerationTask
 from raypd.tasks.prompting import encode
+from raypd.training import annotate
 from raypd.training.example import Example, Skip, trace
 from raypd.training.labels import text_teacher
-from raypd.training.structure import Paragraph, Promise, paragraphs, promises
+from raypd.training.structure import Paragraph, Promise, Sync, paragraphs, promises
 
 AR_SHARE = 0.5  # p_ar of SAR-SFT
 Kind = Literal["text", "promise", "sync"]
@@ -61,8 +62,8 @@ class GenerationExamples:
         structured: list[Example] = []
         for document in documents:
             try:
-                for prompt, answer in self._answers(document):
-                    example, forks = self._example(prompt, answer)
+                for prompt, answer, tagged in self._answers(document):
+                    example, forks = self._example(prompt, answer, tagged)
                     if len(example) > self.context_length:
                         raise Skip(f"conversations of more than {self.context_length} tokens, the model's context")
                     (structured if forks else plain).append(example)
@@ -77,8 +78,8 @@ class GenerationExamples:
         yield from plain
         yield from structured
 
-    def _answers(self, document: Document) -> Iterator[tuple[list[int], str]]:
-        """(the conversation up to an answer, as ids; the answer), for each answer."""
+    def _answers(self, document: Document) -> Iterator[tuple[list[int], str, str | None]]:
+        """(the conversation up to an answer, as ids; the answer; with a teacher's tags), for each answer."""
         if document.error is not None:
             raise Skip(document.error.partition(": ")[2] or document.error)
         prompt_column = self.task.task.prompt_column
@@ -94,20 +95,22 @@ class GenerationExamples:
             raise Skip(f"columns {prompt_column!r} and {self.column!r}: of different lengths")
         system = self.task.task.system
         before = [{"role": "system", "content": system}] if system else []
-        for turn, response in zip(turns, responses, strict=True):
+        tags = document.fields.get(annotate.COLUMN, [None] * len(turns))
+        for turn, response, tagged in zip(turns, responses, tags, strict=True):
             if not turn.strip() or not response.strip():
                 raise Skip("an empty turn")
             if any(name in response for name in (FORK, CHILD, MASK, PROMISE, OPEN, CLOSE, SYNC)):
                 raise Skip("text that holds a control token")
             before.append({"role": "user", "content": turn})
-            yield self.task.tokens_of(before), response
+            yield self.task.tokens_of(before), response, tagged
             before.append({"role": "assistant", "content": response})
 
-    def _example(self, prompt: list[int], answer: str) -> tuple[Example, bool]:
+    def _example(self, prompt: list[int], answer: str, tagged: str | None) -> tuple[Example, bool]:
         """An answer's example, and whether it forks."""
         end = self.task.end
         if self.method == "pasta":
-            return self._pasta(prompt, promises(answer))
+            taught = self.config.training.annotations is not None
+            return self._pasta(prompt, annotate.marked(tagged, answer) if taught else promises(answer))
         if self.method == "apar":
             root = paragraphs(answer)
             fork, child = self.control
@@ -122,23 +125,22 @@ class GenerationExamples:
             example = SpaceExample(**vars(example), mask=mask, k=self.config.decoding.mask_tokens)
         return example, False
 
-    def _pasta(self, prompt: list[int], pieces: list[str | Promise]) -> tuple[Example, bool]:
-        """What the interpreter feeds when the main thread writes the pieces, with a <sync/> behind its last promise.
+    def _pasta(self, prompt: list[int], pieces: list[str | Promise | Sync]) -> tuple[Example, bool]:
+        """What the interpreter feeds when the main thread writes the pieces.
 
         A promise names the tokens of its block, tags included, in multiples of ten (Pred-10X).
         """
         steps: list[tuple[list[int], Kind]] = []  # of the main thread
         children: list[list[int]] = []
-        last = max((n for n, piece in enumerate(pieces) if isinstance(piece, Promise)), default=-1)
-        for number, piece in enumerate(pieces):
-            if isinstance(piece, Promise):
+        for piece in pieces:
+            if isinstance(piece, Sync):
+                steps.append((self._markup(SYNC), "sync"))
+            elif isinstance(piece, Promise):
                 block = [*self._encode(piece.text), *self._markup(CLOSE)]
                 length = 10 * max(1, round((len(block) + len(self._markup(OPEN))) / 10))
                 children.append(block)
                 tag = f'{PROMISE} topic="{piece.topic}" tokens="{length}"/>'
                 steps.append((self._markup(tag), "promise"))
-                if number == last:
-                    steps.append((self._markup(SYNC), "sync"))
             elif piece:
                 steps.append((self._encode(piece), "text"))
         end = self.task.end

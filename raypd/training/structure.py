@@ -63,7 +63,7 @@ def _chain(answer: str, details: list[tuple[int, int]]) -> Paragraph:
     return chain
 
 
-_LEAST_WORDS, _TOPIC_WORDS = 5, 3
+LEAST_WORDS, TOPIC_WORDS = 5, 3
 
 
 @dataclass
@@ -74,20 +74,27 @@ class Promise:
     text: str
 
 
-def promises(answer: str) -> list[str | Promise]:
-    """An answer in the order of its text: what the main thread writes, and blocks that it promises.
+@dataclass
+class Sync:
+    """Here the main thread waits for all that it has promised."""
+
+
+def promises(answer: str) -> list[str | Promise | Sync]:
+    """An answer in the order of its text: what the main thread writes, blocks that it promises, and behind the last of
+    these a sync.
 
     The details of `paragraphs`, where they have at least five words; a topic is at most three words of what stands
     before it. Together the texts are the answer.
     """
-    pieces: list[str | Promise] = []
+    pieces: list[str | Promise | Sync] = []
     node: Paragraph | None = paragraphs(answer)
     while node is not None:
         pieces.append(node.text)
         if node.detail is not None:
             block = node.detail.text
             line = re.sub(r"^\d+\.", "", node.text.strip().rpartition("\n")[2])
-            topic = " ".join(re.findall(r"[\w'-]+", line)[:_TOPIC_WORDS])
-            pieces.append(Promise(topic, block) if len(block.split()) >= _LEAST_WORDS and topic else block)
+            topic = " ".join(re.findall(r"[\w'-]+", line)[:TOPIC_WORDS])
+            pieces.append(Promise(topic, block) if len(block.split()) >= LEAST_WORDS and topic else block)
         node = node.next
-    return pieces
+    last = max((n for n, piece in enumerate(pieces) if isinstance(piece, Promise)), default=None)
+    return pieces if last is None else [*pieces[: last + 1], Sync(), *pieces[last + 1 :]]

@@ -16,7 +16,7 @@ from raypd.tasks.base import Document
 from raypd.training import generation
 from raypd.training.example import trace
 from raypd.training.generation import GenerationExamples, TreeTeacher
-from raypd.training.structure import Paragraph, Promise, paragraphs
+from raypd.training.structure import Paragraph, Promise, Sync, paragraphs
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, recorded
 
@@ -198,11 +198,17 @@ LONG = LIST.replace("keep the room dark", "keep the whole room very dark").repla
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=4), st.text("cd", min_size=1, max_size=5)), max_size=3),
-       st.text("e", min_size=1))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.text("ab", min_size=1, max_size=4), st.text("cd", min_size=1, max_size=5), st.booleans()),
+        max_size=3,
+    ),
+    st.text("e", min_size=1),
+)
 def test_pasta_training_sees_what_decoding_sees(items, behind):
     examples = make("pasta")
-    pieces = [piece for root, block in items for piece in (root, Promise("topic", block))] + [behind]
+    parts = [(root, Promise("topic", block), *[Sync()] * joins) for root, block, joins in items]
+    pieces = [*sum(parts, ()), behind]
     made = []
     original = generation.pasta
 

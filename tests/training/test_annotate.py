@@ -1,0 +1,95 @@
+"""A teacher's marks become examples of `pasta`, where its text without them is the answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from raypd.config.load import make_config
+from raypd.dataset import writer
+from raypd.errors import ConfigError, InputError
+from raypd.run.records import UnitSummary
+from raypd.tasks import columns
+from raypd.tasks.base import Document, Record
+from raypd.training import annotate
+from raypd.training.annotate import marked
+from raypd.training.data import check, prepare
+from raypd.training.example import Skip
+from raypd.training.structure import Promise, Sync
+from tests.tiny import tiny_tokenizer
+
+ANSWER = "Two fit. Porto is small and very cheap. Vienna has more museums than one week. Both are near."
+MARKS = {"Porto is small and very cheap.": "Porto", "Vienna has more museums than one week.": "Vienna"}
+TAGGED = ANSWER
+for block, topic in MARKS.items():
+    TAGGED = TAGGED.replace(block, f'<async topic="{topic}">{block}</async>')
+TAGGED = TAGGED.replace(" Both", "<sync/> Both")
+
+
+def test_pieces_in_the_order_of_the_text():
+    porto, vienna = (Promise(topic, block) for block, topic in MARKS.items())
+    assert marked(TAGGED, ANSWER) == ["Two fit. ", porto, " ", vienna, Sync(), " Both are near."]
+    assert marked(f"\n{TAGGED}\n", ANSWER + " ") == marked(TAGGED, ANSWER)
+    assert marked(TAGGED.replace("<async topic", "<async\ntopic"), ANSWER) == marked(TAGGED, ANSWER)
+    assert marked(ANSWER, ANSWER) == [ANSWER]
+
+
+@pytest.mark.parametrize(
+    ("tagged", "reason"),
+    [
+        (None, "did not mark"),
+        (TAGGED.replace("cheap", "small"), "changed"),
+        (TAGGED.replace("</async>", "", 1), "not well-formed"),
+        (TAGGED.replace("<sync/>", "<sync>"), "not well-formed"),
+        (TAGGED.replace('"Porto"', '"the city of Porto"'), "topics"),
+        (TAGGED.replace('"Porto"', '""'), "topics"),
+        ('<async topic="two">Two fit.</async>' + ANSWER.removeprefix("Two fit."), "less than 5 words"),
+    ],
+)
+def test_what_cannot_be_used_is_left_out_with_its_reason(tagged, reason):
+    with pytest.raises(Skip, match=reason):
+        marked(tagged, ANSWER)
+
+
+def config_of(tmp_path, **training):
+    conversations = [{"id": str(i), "turns": ["Which?"], "responses": [f"{ANSWER} {i}"]} for i in range(4)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, conversations)))
+    tree = {
+        "input": {"path": str(tmp_path / "in.jsonl"), "text_columns": ["turns"], "category_column": None},
+        "output": {"path": str(tmp_path / "out")},
+        "task": {"kind": "generation", "prompt_column": "turns"},
+        "decoding": {"method": "pasta"},
+        "training": {"labels_column": "responses", "validation_share": 0.5, "seed": 1, "max_skipped_share": 0.3}
+        | training,
+    }
+    return make_config(tree)
+
+
+def test_a_run_over_what_the_teacher_is_asked_marks_the_responses(tmp_path):
+    config = config_of(tmp_path, annotations=str(tmp_path / "marked"))
+    asked = list(annotate.requests(config))
+    assert [request["prompt"].count(f"{ANSWER} {i}\n") for i, request in enumerate(asked)] == [1] * 4
+    texts = [f"{TAGGED} {i}" for i in range(3)] + ["Something else."]
+    documents = [Document(i, request["id"], {}, source="q.jsonl", place=i) for i, request in enumerate(asked)]
+    row = {"sample": 0, "turn": 0, "finish_reason": "stop", "tokens": 9, "counters": "{}", "warnings": []}
+    records = [Record(i, row | {"text": text, "raw": text}) for i, text in enumerate(texts)]
+    table = writer.make_table(documents, records, columns.GENERATION, 1)
+    writer.commit(str(tmp_path / "marked"), table, UnitSummary("u", "f", "s", "q.jsonl", 0, 4, 4, 0, 0.1), {})
+    data, train, validation = prepare(config, tiny_tokenizer(), 4096)
+    assert data.skipped == {"responses that the teacher changed": 1}
+    examples = [example for group in [*train, *validation] for example in group]
+    assert len(examples) == 3
+    want = TAGGED
+    for topic, length in (("Porto", 40), ("Vienna", 50)):
+        want = want.replace(f'<async topic="{topic}">', f'<promise topic="{topic}" tokens="{length}"/>')
+    learned = ["".join(sorted(tiny_tokenizer().decode(list(example.targets.values())))) for example in examples]
+    assert sorted(learned) == sorted("".join(sorted(f"{want} {i}<|im_end|>")) for i in range(3))  # threads interleave
+
+
+def test_a_run_over_something_else_is_one_message(tmp_path):
+    with pytest.raises(InputError, match="marks no response"):
+        prepare(config_of(tmp_path, annotations=str(tmp_path / "nothing")), tiny_tokenizer(), 4096)
+    config = config_of(tmp_path, annotations="x")
+    with pytest.raises(ConfigError, match=r"is for decoding.method pasta"):
+        check(config.model_copy(update={"decoding": config.decoding.model_copy(update={"method": "apar"})}))
