@@ -116,3 +116,32 @@ def test_two_workers_do_what_one_does(tmp_path, base, sharding):
                 cluster={"max_workers": 2, "min_workers": 2})  # fmt: skip
     found = [run_training(config, say=lambda _: None).best.validation_loss for config in (one, two)]
     assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_checkpoints_and_weights_on_s3(tmp_path, base, bucket, s3_server):
+    """Cut off, the same command goes on from the checkpoint in the bucket."""
+    config = short(tmp_path, base, "out")
+    sections = {"output": config.output.model_copy(update={"path": f"{bucket}/trained"}),
+                "storage": config.storage.model_copy(update={"endpoint_url": s3_server.url})}  # fmt: skip
+    config = config.model_copy(update=sections)
+    name = bucket.removeprefix("s3://")
+    lines = []
+
+    def keys():
+        found = s3_server.client().list_objects_v2(Bucket=name, Prefix="trained/").get("Contents", [])
+        return {entry["Key"].removeprefix("trained/") for entry in found}
+
+    def interrupt(line):
+        lines.append(line)
+        if any(key.endswith("trainer_state.json") for key in keys()):
+            _thread.interrupt_main()
+
+    with pytest.raises(Interrupted):
+        run_training(config, say=interrupt)
+    cut = len(lines)
+    done = run_training(config, say=lines.append)
+    assert {"training.json", "adapter/adapter_model.safetensors", "adapter/raypd.json"} <= keys()
+    assert done.weights == f"{bucket}/trained/adapter"
+    first = next(line for line in lines[cut:] if "step " in line)
+    assert int(first.split("step ")[1].split(" ")[0]) > 6, lines  # not from the beginning
