@@ -54,7 +54,7 @@ def test_scored_looks_at_the_listed_attributes_and_all_accepted_forms():
         "scored": ["Color"],
         "accepted": {"Color": ["red", "dark red"]},
     }
-    parts = score._of_record({"Brand": "Zeta", "Color": "Dark  red", "Size": "7"}, labels)
+    parts = score._of_record({"Brand": "Zeta", "Color": "Dark  red", "Size": "7"}, labels, 0.0)
     assert parts["scored"] == [1, 0, 0, 0, 0]
     assert parts["strict"] == [0, 2, 1, 0, 0]
 

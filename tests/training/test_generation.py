@@ -113,7 +113,7 @@ def test_apar_training_sees_what_decoding_sees(items, behind):
         return apar(Prompt([5, 6, 7]), 10**6, fork, child, frozenset([EOS]), max_threads=10**6)
 
     example, answer = trace(program(), TreeTeacher(examples._tree(tree, fork, EOS)))
-    assert answer.stopped
+    assert answer.cut is None
     assert tiny_tokenizer().decode(answer.tokens) == "".join(root + detail for root, detail in items) + behind
     assert recorded(program(), example, size=260) == allowed(example)
 
