@@ -154,7 +154,7 @@ def _allocator() -> dict[str, str]:
 
 def _name(config: RunConfig, rate: float) -> str:
     """Of the checkpoints: another one for whatever would make other weights, so that nothing goes on from those."""
-    keys = config.training.model_dump_json(exclude={"learning_rates", "max_skipped_share"})
+    keys = config.training.model_dump_json(exclude_defaults=True, exclude={"learning_rates", "max_skipped_share"})
     digest = hashlib.sha256(json.dumps([config.fingerprint(), str(config.input.path), keys]).encode()).hexdigest()
     return f"{rate:g}-{digest[:12]}"
 
