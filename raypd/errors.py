@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterable
 
 
 def did_you_mean(wanted: str, known: Iterable[str], shown: Callable[[str], object] = repr) -> str:
-    """`did you mean 'x'?`, about the nearest of the names that are known; "" where none is near."""
+    """`did you mean 'x'?`; "" where no name is near.
+
+    Args:
+        wanted, known, shown: what was written, the names that there are, and how one of them is shown.
+    """
     near = difflib.get_close_matches(wanted, list(known), 1, cutoff=0.5)
     return f"did you mean {shown(near[0])}?" if near else ""
 

@@ -9,6 +9,7 @@ import hashlib
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from raypd import storage
 from raypd.dataset.listing import InputObject
@@ -89,12 +90,13 @@ def digested(found: Iterable[InputObject], digest: hashlib._Hash) -> Iterator[In
 
 def kept(before: Plan, now: Listing, alone: set[str]) -> Iterator[Unit]:
     """The units whose objects are all as they were, which it marks; no damaged ones, nor shared ones of `alone`."""
+    keep = lru_cache(1)(now.keep)  # once an object, whose parts follow on each other
     for unit in before.all():
         found = [(part, now.find(part)) for part in unit.parts]
         shared = len(unit.parts) > 1 and not alone.isdisjoint(part.name for part in unit.parts)
         if unit.damaged is not None or shared or any(item is None for _, item in found):
             continue
         for part in unit.parts:
-            now.keep(part.name)
+            keep(part.name)
         # The folder of the input may have another place than in the last session.
         yield Unit(unit.id, tuple(replace(part, path=item.path, stamp=item.stamp) for part, item in found if item))
