@@ -23,6 +23,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.run import layout, lease, manifest, records
 from raypd.run.manifest import Manifest, Unreadable
 from raypd.run.records import UnitResult
+from raypd.run.text import share
 from raypd.run.unit import Unit
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for ru
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
+_JUDGED_AFTER = 100  # documents of a session, after which cluster.max_failed_share is looked at
 
 
 class Interrupted(RunError):
@@ -205,7 +207,8 @@ class DriverSession:
     own: lease.RunLease
     verbose: bool
     build: Build
-    failed_documents: int = 0
+    answered_documents: int = 0  # of this session
+    failed_documents: int = 0  # of these
     unit_errors: dict[str, str] = field(default_factory=dict)
     unreadable: Unreadable = field(default_factory=Unreadable)
 
@@ -251,12 +254,12 @@ class DriverSession:
 
         config, planned, own, say = self.config, self.planned, self.own, self._display.say
         ray_session.silence_ray_logs(say, self.verbose)
-        share = ray_session.worker_resources(config)
+        takes = ray_session.worker_resources(config)
         accounts = self._accounts = Accounts(
-            config, self.output, own.id, own.began, share, planned.documents, self.done_documents, say, planned.exact
+            config, self.output, own.id, own.began, takes, planned.documents, self.done_documents, say, planned.exact
         )
-        spec = WorkerSpec(config, self.output, own.id, share.threads, self.build, accounts.ledger, share.gpus)
-        scheduler = self._scheduler = Scheduler(spec, share, config.cluster, say)
+        spec = WorkerSpec(config, self.output, own.id, takes.threads, self.build, accounts.ledger, takes.gpus)
+        scheduler = self._scheduler = Scheduler(spec, takes, config.cluster, say)
         scheduler.admit = accounts.admit
         if accounts.deadline is not None:  # how many it takes is known after the first unit
             scheduler.wanted = max(1, config.cluster.min_workers)
@@ -265,7 +268,7 @@ class DriverSession:
             singles = take_apart(self.output, self._apart, config.fingerprint())
             self.units += len(singles) - len(self._apart)
             self._run(scheduler, accounts, iter(singles), len(singles))
-        self._display.update(self.done_documents, self.failed_documents)
+        self._update()
         if accounts.held:
             raise accounts.reached()
 
@@ -280,19 +283,40 @@ class DriverSession:
                 scheduler.closing = accounts.held
                 if event.workers:
                     self._display.begin()
-                self._display.update(self.done_documents + event.answered, self.failed_documents + event.failed)
+                self._update(event.answered, event.failed)
             else:
                 accounts.ended(event.unit, event.result.ok + event.result.failed if event.result.done else None)
                 self._take(event.unit, event.result)
 
+    def _update(self, answered: int = 0, failed: int = 0) -> None:
+        """Shows how far the run is, with the documents of units in flight."""
+        if not self.planned.exact and self.done_units:  # lines cut by bytes: units are of about as many
+            self._display.total = round(self.done_documents * self.units / self.done_units)
+        self._display.update(self.done_documents + answered, self.failed_documents + failed)
+
     def _error(self, what: str) -> RunError:
         return RunError(f"{what}\n{self.state()}; the same command resumes")
+
+    def _check_failed(self, unit: Unit) -> None:
+        """Raises RunError when too many documents have failed for the run to be worth its money."""
+        failed, documents, most = self.failed_documents, self.answered_documents, self.config.cluster.max_failed_share
+        if documents < _JUDGED_AFTER or failed <= min(most * documents, documents - 1):
+            return
+        errors = writer.read_table(self.output, unit.id, ["error"])[1]["error"].drop_null()
+        raise RunError(
+            f"{failed:,} of {documents:,} documents have failed ({share(failed, documents)}; cluster.max_failed_share "
+            f"is {most:g}), one because: {errors[0]}\nThey are committed as failed: `raypd errors {self.output}` lists "
+            "them, and once the cause is gone --retry-errors tries them again"
+        )
 
     def _take(self, unit: Unit, result: UnitResult) -> None:
         if result.error is None:
             self.done_units += 1
             self.done_documents += result.ok + result.failed
+            self.answered_documents += result.ok + result.failed
             self.failed_documents += result.failed
+            if result.failed:
+                self._check_failed(unit)
             return
         reason = result.error.strip().rpartition("\n")[2]
         if result.unreadable and len(unit.parts) > 1:

@@ -16,7 +16,7 @@ _LINE_SECONDS = 10.0
 class RunDisplay:
     """Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere.
 
-    total: documents of the run; done: those that were committed before it began.
+    total: documents of the run, which may change while it runs; done: those that were committed before it began.
     """
 
     def __init__(self, total: int, done: int) -> None:
@@ -56,8 +56,10 @@ class RunDisplay:
     def update(self, done: int, failed: int) -> None:
         """Shows how many documents are answered and failed, those of units in flight among them."""
         self._done = max(done, self._before)
+        self.total = max(self.total, self._done)
         if self._bar is not None:
-            self._bar.update(self._row, completed=self._done, failed=failed, rate=number(self._rate()))
+            rate = number(self._rate())
+            self._bar.update(self._row, total=self.total, completed=self._done, failed=failed, rate=rate)
         elif time.monotonic() - self._printed >= _LINE_SECONDS:
             self._printed = time.monotonic()
             if not self._begun:

@@ -40,6 +40,8 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
         f"{counted(manifest.documents, 'document')}: {ok}; {counted(manifest.units, 'unit')}; "
         f"{duration(manifest.seconds)}, {number(manifest.documents_per_second)} documents/s"
     )
+    if manifest.truncated:
+        console.print(f"cut to fit the model's context: {counted(manifest.truncated, 'document')} (column `truncated`)")
     if manifest.units_unreadable:
         left_out = f"left out: {counted(manifest.units_unreadable, 'unit')} of the input that cannot be read"
         console.print(f"{left_out}; the manifest lists them", style="red")

@@ -162,6 +162,7 @@ class DecodeWorker:
             began=began,
             busy_seconds=round(spent.prefill + spent.decode, 6),
             categories=spent.categories,
+            truncated=writer.count_truncated(table),
         )
         if not writer.commit(output, table, summary, partition):
             return writer.read_summary(output, unit.id)  # another attempt was first

@@ -21,6 +21,13 @@ class ClusterConfig(Section):
         256, ge=1, description="Documents of a unit of work, which is committed as one (JSONL: about as many)"
     )
     unit_bytes: int = Field(64 << 20, ge=1, description="Most bytes of a unit, where documents are large")
+    max_failed_share: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="A run ends early when more of its documents than this share have failed, or all of them: after "
+        "the first hundred. 1.0: only when all have",
+    )
     units_in_flight: int = Field(2, ge=1, description="Units a worker overlaps, so that it does not drain between two")
 
     @model_validator(mode="after")

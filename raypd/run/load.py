@@ -44,7 +44,9 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
         storage.configure(StorageConfig.model_validate({**(record.config.get("storage") or {}), **keys}))
     except FileNotFoundError:
         reason = "no run here (it has no run.json); give the output.path of a run"
-        if storage.exists(storage.join(output, layout.ESTIMATE)):
+        if storage.folders(storage.join(output, layout.NIGHTS)):
+            reason = "no night has ended well here yet; the folders in nights/ are runs, of which each can be looked at"
+        elif storage.exists(storage.join(output, layout.ESTIMATE)):
             reason = f"no run here yet, only an estimate: start the run, or `raypd report {output}` shows it"
         raise NoRun(f"{output}: {reason}") from None
     except storage.Unavailable:

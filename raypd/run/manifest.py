@@ -203,6 +203,7 @@ def make(
         documents=documents,
         ok=sum(u.ok for u in units),
         failed=sum(u.failed for u in units),
+        truncated=sum(u.truncated for u in units),
         units=len(units),
         units_planned=units_planned,
         units_unreadable=unreadable.units,

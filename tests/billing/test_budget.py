@@ -84,7 +84,7 @@ def session(config, monkeypatch):
         run = config("x.jsonl", max_workers=8).model_copy(update={"cost": CostConfig(**cost)})
         share: Any = SimpleNamespace(cpus=1, gpus=0)
         own = Accounts(run, run.output.path, "s", 1000.0, share, 1000, 0, lines.append)
-        own._standing = Standing(1000.0, *standing, None)
+        own._standing = Standing(1000.0, *standing, None, kept=True)
         return own, clock, lines
 
     return make
@@ -114,6 +114,18 @@ def test_units_are_begun_while_their_end_can_be_paid(session) -> None:
     clock.now += 20.0
     with pytest.raises(budget.BudgetReached, match="10 of 1,000"):  # ... until only the reserve is left
         own.look(2)
+
+
+def test_no_unit_is_begun_before_the_bill_has_a_file(session, monkeypatch) -> None:
+    own, _, lines = session(0.0, 0.0, 0, 0.0, 0.0)
+    own._standing = Standing(1000.0, 0.0, 0.0, 0, 0.0, 0.0, None)
+    now = own._began
+    monkeypatch.setattr(accounts_module.time, "monotonic", lambda: now)
+    assert not own.admit(unit("a"), 0)
+    assert (own.held, lines) == (False, [])
+    now += 61
+    assert own.admit(unit("a"), 0)  # a bill is not worth a run
+    assert "cannot be written" in lines[0]
 
 
 def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:

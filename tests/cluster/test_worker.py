@@ -7,6 +7,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from raypd.cluster.request_queue import UnitState
@@ -101,6 +102,18 @@ def test_an_error_costs_the_documents_of_its_work_alone(tmp_path: Path, config) 
     assert [r["answer"] for r in found if places[r["row"]] == 11] == ["TWICE", "AGAIN"]
     assert re.fullmatch(r"a.jsonl, byte \d+: no text in title", status[12])
     assert (summary.documents, summary.ok, summary.failed) == (14, 6, 8)
+
+
+def test_documents_that_were_cut_are_counted(tmp_path: Path, config, monkeypatch) -> None:
+    columns = pa.schema([("answer", pa.string()), ("truncated", pa.bool_())])
+    monkeypatch.setattr(fakes.FakeTask, "columns", lambda self: columns)
+    monkeypatch.setattr(
+        fakes, "Record", lambda row, values: Record(row, {**values, "truncated": "LONG" in str(values)})
+    )
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a", "long", "a", "twice long", "long"])))
+    assert worker(run).run_unit(next(iter(plan(run)))).truncated == 3
+    units = writer.summaries(run.output.path)
+    assert manifest.make(run, run.output.path, 1, units, manifest.Unreadable(), None).truncated == 3
 
 
 def test_a_committed_unit_is_not_decoded_again(tmp_path: Path, config) -> None:
