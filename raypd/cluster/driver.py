@@ -24,6 +24,7 @@ from raypd.run import layout, lease, manifest, records
 from raypd.run.manifest import Manifest, Unreadable
 from raypd.run.records import UnitResult
 from raypd.run.unit import Unit
+from raypd.tasks.columns import BY_KIND
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster.accounts import Accounts
@@ -71,6 +72,7 @@ def run_extract(
     if output != storage.absolute(config.output.path):
         say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")
     manifest.check(config, output)
+    writer.output_schema(BY_KIND[config.task.kind], config.output.partition)
     planned = planned or planner.plan(config, output)
     done = writer.committed(output)
     _check_known(planned, done, output)
@@ -87,11 +89,13 @@ def run_extract(
         if config.model.has_weights:
             from raypd.models.check_method import check_method
             from raypd.models.load import check_model_config
+            from raypd.tasks import check_task
             from raypd.tasks.card import check_card
 
             check_model_config(config.model)
             check_method(config)
             check_card(config)
+            check_task(config)
     manifest.claim(config, output)
     own = lease.RunLease(output, say)
     if own.took_over:  # and that one may have gone on while this one looked

@@ -279,12 +279,17 @@ def test_a_document_cannot_end_its_turn():
     ("changes", "words"),
     [
         ({"decoding": {"max_value_tokens": 3}}, "needs 5 tokens"),
-        ({"context_length": 500}, "no room"),
+        ({"context_length": 500}, r"no room .*lower decoding.max_value_tokens \(9\)"),
+        ({"context_length": 300, "decoding": {"method": "autoregressive"}}, r"lower decoding.max_new_tokens \(60\)"),
     ],
 )
 def test_what_cannot_fit_is_refused_up_front(changes, words):
     with pytest.raises(ConfigError, match=words):
         make(**changes)
+
+
+def test_a_whole_record_is_not_held_to_the_length_of_a_value():
+    make(decoding={"method": "autoregressive", "max_value_tokens": 3})
 
 
 def test_a_template_of_ones_own(tmp_path):
