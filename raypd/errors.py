@@ -16,6 +16,12 @@ def did_you_mean(wanted: str, known: Iterable[str], shown: Callable[[str], objec
     return f"did you mean {shown(near[0])}?" if near else ""
 
 
+def in_words(error: Exception) -> str:
+    """An error of Python's own for a user, who has no function to call where a number is too long to be read."""
+    text = str(error)
+    return "a number has more digits than can be read" if "set_int_max_str_digits" in text else text
+
+
 class UserError(Exception):
     """Something in the input, the configuration or the surroundings that the user can put right.
 

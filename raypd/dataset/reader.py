@@ -13,7 +13,7 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset.jsonl import BOM, Line, lines, lines_of_range, open_lines
 from raypd.dataset.split import line_limit
-from raypd.errors import InputError
+from raypd.errors import InputError, in_words
 from raypd.run.unit import Part, Unit
 from raypd.tasks.base import Document
 from raypd.tasks.documents import kind_of
@@ -92,7 +92,7 @@ def _parsed(line: Line, config: RunConfig) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: {error.reason} at byte {error.start} of the line") from None
     except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from None
+        raise ValueError(f"not JSON: {in_words(error)}") from None
     except RecursionError:
         raise ValueError("not JSON that can be read: nested too deeply") from None
     if not isinstance(fields, dict):
@@ -163,7 +163,11 @@ def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None
         if value is None:
             continue
         if not isinstance(value, str):
-            raise ValueError(f"column {name!r} holds {kind_of(value)}, not text")
+            other = (
+                next((part for part in value if not isinstance(part, str)), None) if isinstance(value, list) else None
+            )
+            held = f"a list with {kind_of(other)} in it" if isinstance(value, list) else kind_of(value)
+            raise ValueError(f"column {name!r} holds {held}, not text")
         if "\0" in value:
             raise ValueError(f"column {name!r} holds NUL characters")
         try:
