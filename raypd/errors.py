@@ -12,7 +12,7 @@ def did_you_mean(wanted: str, known: Iterable[str], shown: Callable[[str], objec
     Args:
         wanted, known, shown: what was written, the names that there are, and how one of them is shown.
     """
-    near = difflib.get_close_matches(wanted, list(known), 1, cutoff=0.5)
+    near = difflib.get_close_matches(wanted, [name for name in known if name != wanted], 1, cutoff=0.5)
     return f"did you mean {shown(near[0])}?" if near else ""
 
 

@@ -74,6 +74,8 @@ def run_extract(
     manifest.check(config, output)
     writer.output_schema(BY_KIND[config.task.kind], config.output.partition)
     planned = planned or planner.plan(config, output)
+    if planned.passed_over:
+        say(planned.passed_over)
     done = writer.committed(output)
     _check_known(planned, done, output)
     if len(done) == planned.units:

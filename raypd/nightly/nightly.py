@@ -135,6 +135,8 @@ class NightRun:
         state, scratch = self.state, self.scratch
         changes.load_index(scratch, self.root, [] if self.full or state is None else state.index)
         plan = planner.plan(self.config)
+        if plan.passed_over:
+            driver.say(plan.passed_over)
         tonight = changes.read_input(scratch, plan, self.config)
         if not tonight.units:
             objects = counted(tonight.damaged.units, "object")

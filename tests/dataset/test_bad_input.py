@@ -19,6 +19,7 @@ from raypd.dataset import planner, writer
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, RunError
+from raypd.verify import findings, verification
 from tests.cluster import fakes
 from tests.runs import parquet, read_all, run_here, write_jsonl
 
@@ -92,6 +93,60 @@ def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_pa
     made = driver.run_extract(corpus, build=fakes.build)
     assert (made.documents, made.units_unreadable) == (430, 0)
     assert ids(corpus) == Counter([*map(str, range(30)), *(f"x{i}" for i in range(400))])
+
+
+def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(tmp_path, corpus, capsys) -> None:
+    (tmp_path / "in/gone.jsonl").symlink_to("../elsewhere.jsonl")
+    (tmp_path / "in/loop.jsonl").symlink_to("loop.jsonl")
+    os.mkfifo(tmp_path / "in/pipe.parquet")
+    (tmp_path / "in/b.csv").write_text("id,title\n1,x\n")
+    (tmp_path / "in/deep").mkdir()
+    (tmp_path / "in/deep/READ.ME").write_text("x")
+    (tmp_path / "other").mkdir()
+    write_jsonl(tmp_path / "other/x.jsonl", ["lost"])
+    (tmp_path / "in/linked").symlink_to(tmp_path / "other")
+    made = plan(corpus)
+    assert (made.documents, made.totals.damaged) == (30, 3)
+    reasons = {unit.name: unit.damaged or "" for unit in made.damaged()}
+    assert reasons["gone.jsonl"].endswith(
+        "gone.jsonl: cannot be read: a link to ../elsewhere.jsonl, which is not there"
+    )
+    assert "symbolic links" in reasons["loop.jsonl"]
+    assert "a pipe, socket or device: raypd reads files" in reasons["pipe.parquet"]
+    run_here(corpus)
+    with pytest.raises(RunError, match=r"(?s)3 units of the input cannot be read.*gone.jsonl: .*pipe.parquet: "):
+        driver.run_extract(corpus)  # exit code 1
+    line = "3 files of the input left out (raypd reads .jsonl, .jsonl.gz, .jsonl.zst and .parquet, and follows no links"
+    printed = capsys.readouterr().err
+    assert printed.count(line) == printed.count("b.csv, deep/READ.ME, linked") == 1
+    result = verification.verify(corpus.output.path, corpus)
+    assert (result.passed, result.damaged_input.units) == (False, 3)
+    assert f"note: {line}" in findings.describe(result)
+    for name in ("gone.jsonl", "loop.jsonl", "pipe.parquet"):
+        (tmp_path / "in" / name).unlink()
+    assert driver.run_extract(corpus).units_unreadable == 0  # files of other formats end no run badly
+    result = verification.verify(corpus.output.path, corpus)
+    assert result.passed
+    assert "b.csv, deep/READ.ME, linked" in findings.describe(result)
+
+
+def test_many_files_of_no_format_are_counted(tmp_path, corpus) -> None:
+    for number in range(1200):
+        (tmp_path / f"in/{number:04d}.txt").touch()
+    assert plan(corpus).passed_over.endswith(": 0000.txt, 0001.txt, 0002.txt, 0003.txt, 0004.txt and 1,195 more")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_path_that_is_no_file_is_named_and_never_offered_again(tmp_path, config, kind) -> None:
+    path = tmp_path / "a.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("gone")
+    words = {"link": "a link to gone, which is not there", "pipe": "a pipe, socket or device", "folder": "no such file"}
+    with pytest.raises(InputError, match=words[kind]) as caught:
+        plan(config(str(path)))
+    assert "did you mean" not in str(caught.value)
 
 
 def test_many_units_that_cannot_be_read_do_not_end_a_run(tmp_path, config, ray_here, monkeypatch) -> None:
