@@ -21,9 +21,10 @@ from raypd.dataset import planner, writer
 from raypd.dataset.plan import Plan, take_apart
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout, lease, manifest, records
-from raypd.run.manifest import Manifest, Unreadable
+from raypd.run.manifest import Manifest
 from raypd.run.records import UnitResult
 from raypd.run.unit import Unit
+from raypd.run.unreadable import Unreadable
 from raypd.tasks.columns import BY_KIND
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
@@ -155,8 +156,7 @@ def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable
     if unreadable.units and config.input.on_damaged == "fail":
         raise RunError(
             f"{unreadable.units} units of the input cannot be read; all that can is done:\n{unreadable.shown()}"
-            f"{path} lists them. The same command tries them again, when the objects are put right or removed; with "
-            "input.on_damaged=skip it leaves them out and ends well"
+            f"{path} lists them. {unreadable.advice({unit.source for unit in units})}"
         )
     return result
 
@@ -304,8 +304,8 @@ class DriverSession:
         if result.unreadable and len(unit.parts) > 1:
             self._apart.append(unit)
         elif result.unreadable:
-            self.unreadable.add(unit, result.error)
-            self._display.say(f"unit {unit.id} cannot be read: {reason}")
+            if self.unreadable.add(unit, result.error):  # once a file
+                self._display.say(f"left out: {reason}")
         else:
             self.unit_errors[unit.id] = result.error
             self._display.say(f"unit {unit.id} failed: {reason}")

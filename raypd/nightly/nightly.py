@@ -22,9 +22,9 @@ from raypd.nightly.changes import Input
 from raypd.nightly.schema_change import Change
 from raypd.run import layout, manifest, records
 from raypd.run.lease import RunLease, held
-from raypd.run.manifest import Unreadable
 from raypd.run.records import NightStart, NightState, RecordError
 from raypd.run.text import counted
+from raypd.run.unreadable import Unreadable
 from raypd.verify.scratch import Scratch, quoted
 
 if TYPE_CHECKING:

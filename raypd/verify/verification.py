@@ -43,7 +43,7 @@ class Finding:
     def add(self, documents: int, units: int, examples: Iterable[str]) -> None:
         self.documents += documents
         self.units += units
-        self.examples += list(examples)[: _EXAMPLES - len(self.examples)]
+        self.examples = list(dict.fromkeys([*self.examples, *examples]))[:_EXAMPLES]
 
     def add_query(self, scratch: Scratch, query: str) -> None:
         """Adds the documents that SQL finds: its columns are id, source, row and object (or NULL)."""
