@@ -16,6 +16,7 @@ from raypd.cluster import ledger_actor
 from raypd.cluster.ledger_actor import Standing
 from raypd.cluster.ray_session import WorkerResources
 from raypd.config import RunConfig
+from raypd.config.cluster import deadline_at
 from raypd.run.text import count, duration, number
 from raypd.run.unit import Unit
 
@@ -54,7 +55,7 @@ class Accounts:
         self.config = config
         self.documents, self.done, self.exact, self._say = documents, done, exact, say
         cost = config.cost
-        self.deadline = None if cost.deadline is None else budget.parse_deadline(cost.deadline, began)
+        self.deadline = None if cost.deadline is None else deadline_at(cost.deadline, began)
         self.earlier = sum(bill.usd for bill in book.bills(output))
         self._standing = Standing(began, 0.0, 0.0, 0, 0.0, 0.0, None)
         if cost.budget_usd is not None and self.earlier >= cost.budget_usd:

@@ -21,10 +21,12 @@ from raypd.dataset import planner, writer
 from raypd.dataset.plan import Plan, take_apart
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout, lease, manifest, records
-from raypd.run.manifest import Manifest, Unreadable
+from raypd.run.manifest import Manifest
 from raypd.run.records import UnitResult
 from raypd.run.text import share
 from raypd.run.unit import Unit
+from raypd.run.unreadable import Unreadable
+from raypd.tasks.columns import BY_KIND
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster.accounts import Accounts
@@ -73,7 +75,10 @@ def run_extract(
     if output != storage.absolute(config.output.path):
         say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")
     manifest.check(config, output)
+    writer.output_schema(BY_KIND[config.task.kind], config.output.partition)
     planned = planned or planner.plan(config, output)
+    if planned.passed_over:
+        say(planned.passed_over)
     done = writer.committed(output)
     _check_known(planned, done, output)
     if len(done) == planned.units:
@@ -89,11 +94,13 @@ def run_extract(
         if config.model.has_weights:
             from raypd.models.check_method import check_method
             from raypd.models.load import check_model_config
+            from raypd.tasks import check_task
             from raypd.tasks.card import check_card
 
             check_model_config(config.model)
             check_method(config)
             check_card(config)
+            check_task(config)
     manifest.claim(config, output)
     own = lease.RunLease(output, say)
     if own.took_over:  # and that one may have gone on while this one looked
@@ -151,8 +158,7 @@ def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable
     if unreadable.units and config.input.on_damaged == "fail":
         raise RunError(
             f"{unreadable.units} units of the input cannot be read; all that can is done:\n{unreadable.shown()}"
-            f"{path} lists them. The same command tries them again, when the objects are put right or removed; with "
-            "input.on_damaged=skip it leaves them out and ends well"
+            f"{path} lists them. {unreadable.advice({unit.source for unit in units})}"
         )
     return result
 
@@ -322,8 +328,8 @@ class DriverSession:
         if result.unreadable and len(unit.parts) > 1:
             self._apart.append(unit)
         elif result.unreadable:
-            self.unreadable.add(unit, result.error)
-            self._display.say(f"unit {unit.id} cannot be read: {reason}")
+            if self.unreadable.add(unit, result.error):  # once a file
+                self._display.say(f"left out: {reason}")
         else:
             self.unit_errors[unit.id] = result.error
             self._display.say(f"unit {unit.id} failed: {reason}")

@@ -120,7 +120,7 @@ def _flat(name: str, value: Any) -> list[str]:
         return [part for key, inner in value.items() for part in _flat(str(key), inner)]
     if value is None or value == []:
         return []
-    return [f"{name}: {_short(value)}"]
+    return [f"{name}: {_short(json.dumps(value) if isinstance(value, bool) else value)}"]
 
 
 def _short(value: Any, most: int = 28) -> str:

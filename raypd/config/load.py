@@ -7,6 +7,7 @@ folder.
 from __future__ import annotations
 
 import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig
-from raypd.errors import ConfigError, did_you_mean
+from raypd.errors import ConfigError, did_you_mean, in_words
 
 RENAMED = {  # keys with another name now, dotted -> the name: refused here, understood in the record of an older run
     "engine.batch": "max_num_seqs",
@@ -91,7 +92,7 @@ def with_new_names(tree: dict[str, Any]) -> dict[str, Any]:
 def value_of(text: str) -> Any:
     """The value that stands behind `key=`, as YAML reads it, or as text where that is no YAML."""
     try:
-        return yaml.safe_load(text) if text else None
+        return yaml.load(text, Loader=_Loader) if text else None
     except yaml.YAMLError:
         return text
 
@@ -114,6 +115,16 @@ def set_key(tree: Any, key: str, value: Any) -> None:
     tree[last] = value
 
 
+class _Loader(yaml.SafeLoader):
+    """Tells the line of a value that looks like a date or a number and is none."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(None, None, in_words(error), node.start_mark) from None
+
+
 class _Yaml:
     """A parsed file that remembers the line of each key."""
 
@@ -122,7 +133,7 @@ class _Yaml:
         self.lines: dict[tuple[str | int, ...], int] = {}
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
-            self.tree = yaml.safe_load(text) or {}
+            self.tree = yaml.load(text, Loader=_Loader) or {}
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -201,6 +212,12 @@ def _keys_of(location: tuple[str | int, ...]) -> list[str]:
     return list(getattr(model, "model_fields", {}))
 
 
+def _as_yaml(value: bool | float | date) -> str:
+    """What YAML has made of a word without quotes: the boolean true, the number 1, the date 2026-11-30."""
+    kind = "boolean" if isinstance(value, bool) else "date" if isinstance(value, date) else "number"
+    return f"the {kind} {str(value).lower()}"
+
+
 def _explain(error: ValidationError, source: _Yaml) -> str:
     lines = []
     for item in error.errors():
@@ -219,7 +236,9 @@ def _explain(error: ValidationError, source: _Yaml) -> str:
             if item["type"] == "literal_error":
                 choices = re.findall("'([^']*)'", item["ctx"]["expected"])
                 what = f"{did_you_mean(str(item['input']), choices)} choose from {', '.join(choices)}".strip()
-            if item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
+            if item["type"] == "string_type" and isinstance(item["input"], (bool, int, float, date)):
+                what = f"YAML reads it as {_as_yaml(item['input'])}, not as text: quote it"
+            elif item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
                 what += f" (it is {item['input']!r})"
         lines.append(": ".join(part for part in (source.where(at), key, what) if part))
     return "\n".join(lines)

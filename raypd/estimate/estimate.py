@@ -143,13 +143,15 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
 
 
 def check_model(config: RunConfig) -> None:
-    """Raises ModelError for what can be known before any weights are loaded."""
+    """Raises ModelError or ConfigError for what can be known before any weights are loaded."""
     if config.model.has_weights:
         from raypd.models.check_method import check_method
         from raypd.models.load import check_model_config
+        from raypd.tasks import check_task
 
         check_model_config(config.model, machine=False)
         check_method(config)
+        check_task(config)
 
 
 def check_sample(found: Profile) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -25,37 +24,10 @@ from raypd.run.records import (
     Session,
     SessionTotals,
     UnitSummary,
-    UnreadableUnit,
 )
-from raypd.run.unit import Unit
+from raypd.run.unreadable import Unreadable
 
-_UNREADABLE_LISTED = 100
-_UNREADABLE_SHOWN = 10
 NO_KEY = "a file that prompts come from, or raypd itself"  # what makes another fingerprint beside the keys
-
-
-@dataclass
-class Unreadable:
-    """Units of the input that cannot be read: how many, and what is known of the first of them."""
-
-    units: int = 0
-    entries: list[UnreadableUnit] = field(default_factory=list)
-
-    def add(self, unit: Unit, error: str) -> None:
-        """Counts a unit, and keeps it while there are few.
-
-        Args:
-            unit, error: one that cannot be read, and why.
-        """
-        self.units += 1
-        if len(self.entries) < _UNREADABLE_LISTED:
-            self.entries.append(UnreadableUnit(unit.name, unit.bytes, error))
-
-    def shown(self) -> str:
-        """The first reasons on lines of their own, for a message."""
-        lines = "".join(f"  {entry.error}\n" for entry in self.entries[:_UNREADABLE_SHOWN])
-        more = self.units - _UNREADABLE_SHOWN
-        return lines + (f"  and {more:,} more\n" if more > 0 else "")
 
 
 def versions() -> dict[str, str]:

@@ -358,11 +358,12 @@ class SessionTotals:
 
 @dataclass
 class UnreadableUnit:
-    """A unit of the input that cannot be read: its object, that one's bytes, and why."""
+    """A file of the input of which units cannot be read: their bytes, why the first cannot, and how many they are."""
 
     source: str
     bytes: int
     error: str
+    units: int = 1
 
 
 @dataclass

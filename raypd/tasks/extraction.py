@@ -112,10 +112,11 @@ class ExtractionTask:
         before, behind = instruction(self.tokenizer, self._template, category=shown)
         ready = _CategoryPrompt(name, category.attributes, before, behind, keys, grammars)
         if self._remaining_tokens(ready) < 16:
+            key = "max_new_tokens" if self._whole else "max_value_tokens"
             raise ConfigError(
                 f"task.categories.{name}: instruction, {len(keys)} attributes and their answers leave no room for a "
-                f"document in the model's context of {self.context_length} tokens; lower decoding.max_value_tokens "
-                f"({self.decoding.max_value_tokens}) or split the category"
+                f"document in the model's context of {self.context_length} tokens; lower decoding.{key} "
+                f"({getattr(self.decoding, key)}) or split the category"
             )
         return ready
 
@@ -124,7 +125,7 @@ class ExtractionTask:
         if attribute.type in self._of_type:
             return self._of_type[attribute.type]
         grammar = Grammar(_automaton(attribute), self._vocabulary)
-        if (needed := grammar.needed()) > self.decoding.max_value_tokens:
+        if not self._whole and (needed := grammar.needed()) > self.decoding.max_value_tokens:
             raise ConfigError(
                 f"task.categories.{category}: {attribute.name!r} needs {needed} tokens for its longest value; "
                 f"decoding.max_value_tokens is {self.decoding.max_value_tokens}"

@@ -32,6 +32,7 @@ from raypd.models.load import check_model_config
 from raypd.models.source import find_source, read_config
 from raypd.run import layout, manifest, records, text
 from raypd.run.training import Attempt, Curve, Progress, TrainingData, TrainingRecord
+from raypd.tasks import check_task
 from raypd.tasks.card import make_card
 from raypd.training.data import check
 
@@ -74,6 +75,7 @@ def run_training(
     storage.configure(config.storage)
     check(config)
     check_model_config(config.model, machine=False)
+    check_task(config)
     storage.configure(config.storage)  # `check` has looked into runs, each as it reached its own storage
     output = driver.output_folder(config)
     connected = ray_session.connect(config.cluster, verbose)

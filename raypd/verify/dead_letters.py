@@ -138,4 +138,4 @@ def normalize(source: str, reason: str | None) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     text = lines[-1] if lines and text.startswith("Traceback") else (lines[0] if lines else "no reason")
     text = re.sub(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b", "X", text)
-    return re.sub(r"\d+(?:[.,]\d+)*", "N", text)[:300]
+    return re.sub(r"(UTF-\d+)|\d+(?:[.,]\d+)*", lambda found: found[1] or "N", text)[:300]

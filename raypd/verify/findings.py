@@ -45,6 +45,8 @@ def describe(result: Verification) -> str:
             f"{counted(repeated.documents, 'document')}, which keep rows of their own (source and row tell them apart):"
         )
         out += _indented(repeated.examples)
+    if result.passed_over:
+        out.append(f"note: {result.passed_over}")
     if result.temporary:
         files = counted(len(result.temporary), "temporary file")
         out.append(f"note: {files} of dead writers; no reader sees them, and the next run removes them")
