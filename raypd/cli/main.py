@@ -189,10 +189,10 @@ def estimate(
     overrides: o.Overrides = None,
     sample: o.Sample = 64,
     minutes: o.Minutes = None,
-    no_baseline: o.NoBaseline = False,
+    baseline: o.Baseline = False,
     run: o.EarlierRun = None,
     throughput: o.Throughput = None,
-    baseline: o.Baseline = None,
+    baseline_throughput: o.BaselineThroughput = None,
     documents: o.Documents = None,
     instance: o.Instances = None,
     nodes: o.Nodes = 8,
@@ -206,7 +206,7 @@ def estimate(
 
     made = load_config(config, overrides or []) if config is not None else None
     options = EstimateOptions(
-        sample, minutes, not no_baseline, run, throughput, baseline, documents, instance, nodes, head
+        sample, minutes, baseline, run, throughput, baseline_throughput, documents, instance, nodes, head
     )
     estimates.run(made, options, as_json, verbose)
 

@@ -46,12 +46,16 @@ LettersTo = Annotated[str | None, typer.Option("--output", "-o", help="Write the
 MaybeConfig = Annotated[str | None, typer.Argument(help="YAML of the run; not needed with --throughput")]
 Sample = Annotated[int, typer.Option(min=2, help="Documents that are decoded to measure; tune: by every setting")]
 Minutes = Annotated[float | None, typer.Option(help="Most time for measuring")]
-NoBaseline = Annotated[bool, typer.Option("--no-baseline", help="Do not measure autoregressive decoding")]
+Baseline = Annotated[
+    bool, typer.Option("--baseline/--no-baseline", help="Also decode the sample autoregressively, to compare with")
+]
 EarlierRun = Annotated[str | None, typer.Option("--from", metavar="RUN", help="Take an earlier run's figures")]
 Throughput = Annotated[
     list[str] | None, typer.Option(metavar="[GPU=]RATE", help="Documents/s of one GPU, in place of measuring")
 ]
-Baseline = Annotated[list[str] | None, typer.Option(metavar="[GPU=]RATE", help="The same of autoregressive decoding")]
+BaselineThroughput = Annotated[
+    list[str] | None, typer.Option(metavar="[GPU=]RATE", help="The same of autoregressive decoding")
+]
 Documents = Annotated[float | None, typer.Option(min=1, help="Size of the corpus, in place of counting")]
 Instances = Annotated[list[str] | None, typer.Option("--instance", help="Only these instance types")]
 Nodes = Annotated[int, typer.Option(min=1, help="Most nodes of the table")]

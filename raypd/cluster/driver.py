@@ -92,6 +92,7 @@ def run_extract(
 
             check_endpoint(config)
         if config.model.has_weights:
+            say("checking the model")  # it imports torch and transformers, for seconds
             from raypd.models.check_method import check_method
             from raypd.models.load import check_model_config
             from raypd.tasks import check_task

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import ray
 
-from raypd.cluster import ray_session
+from raypd.cluster import ray_private, ray_session
 from raypd.config import RunConfig
 from raypd.errors import RunError, UserError
 
@@ -32,27 +32,33 @@ class OneWorker:
         self, config: RunConfig, verbose: bool, make: Callable[[ray_session.WorkerResources], tuple[type, Any]]
     ) -> None:
         self.config, self.verbose, self._make = config, verbose, make
-        self.startup_seconds = 0.0  # from the connection until the object is ready
+        # As a bill counts: from when the nodes are paid until the object is ready; before and after that.
+        self.startup_seconds = self.unpaid_seconds = self.closing_seconds = 0.0
         self._actor: Any = None
 
     def __enter__(self) -> Self:
+        began = time.time()
         self._own = ray_session.connect(self.config.cluster, self.verbose)
-        began = time.monotonic()  # a bill begins with its nodes, and Ray on a machine of its own makes that one first
         try:
             self.share = ray_session.worker_resources(self.config)  # what it takes of the cluster
             self._start()
+            nodes = [node["began"] for node in ray_private.node_infos() if node["ended"] is None]
         except BaseException:
             self.__exit__()
             raise
-        self.startup_seconds = time.monotonic() - began
+        # Ray on a machine of its own makes its node first; one that came up for the worker is paid from then on.
+        self.unpaid_seconds = max(0.0, min(nodes, default=began) - began)
+        self.startup_seconds = max(0.0, time.time() - max(began, *nodes))
         return self
 
     def __exit__(self, *_: object) -> None:
+        began = time.monotonic()
         with contextlib.suppress(Exception):
             if self._actor is not None:
                 ray.kill(self._actor)
             if self._own:
                 ray.shutdown()
+        self.closing_seconds = time.monotonic() - began
 
     def _start(self) -> None:
         kind, arguments = self._make(self.share)

@@ -11,6 +11,20 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from raypd.run.text import duration, number
 
 _LINE_SECONDS = 10.0
+_LOADING = "loading the model"
+
+
+class ProgressLines:
+    """Progress on stderr where there is no terminal: a line every ten seconds, and none twice in a row."""
+
+    def __init__(self) -> None:
+        self._printed, self._last = time.monotonic(), ""
+
+    def show(self, line: str, at_once: bool = False) -> None:
+        """Prints a line if it says something new and it is time."""
+        if line != self._last and (at_once or time.monotonic() - self._printed >= _LINE_SECONDS):
+            self._printed, self._last = time.monotonic(), line
+            print(line, file=sys.stderr, flush=True)
 
 
 class RunDisplay:
@@ -22,7 +36,7 @@ class RunDisplay:
     def __init__(self, total: int, done: int) -> None:
         self.total, self._before, self._done = total, done, done
         self._console = Console(file=sys.stderr)
-        self._started = self._printed = time.monotonic()
+        self._started, self._lines = time.monotonic(), ProgressLines()
         self._begun = False
         self._bar: Progress | None = None
 
@@ -37,8 +51,10 @@ class RunDisplay:
                 TextColumn("{task.fields[failed]} failed"),
                 console=self._console,
             )
-            self._row = self._bar.add_task("extract", total=self.total, completed=self._done, failed=0, rate="0")
+            self._row = self._bar.add_task(_LOADING, total=self.total, completed=self._done, failed=0, rate="0")
             self._bar.start()
+        else:
+            self._lines.show(f"{self._done}/{self.total} documents, {_LOADING}", at_once=True)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
@@ -48,6 +64,8 @@ class RunDisplay:
         """The first worker is ready: documents/s are counted from here on."""
         if not self._begun:
             self._begun, self._started = True, time.monotonic()
+            if self._bar is not None:
+                self._bar.update(self._row, description="extract")
 
     def _rate(self) -> float:
         """Documents a second since `begin`."""
@@ -60,14 +78,10 @@ class RunDisplay:
         if self._bar is not None:
             rate = number(self._rate())
             self._bar.update(self._row, total=self.total, completed=self._done, failed=failed, rate=rate)
-        elif time.monotonic() - self._printed >= _LINE_SECONDS:
-            self._printed = time.monotonic()
-            if not self._begun:
-                self.say(f"{self._done}/{self.total} documents, workers are starting")
-                return
+        elif self._begun:
             left = (self.total - self._done) / self._rate() if self._rate() > 0 else None
             ends = f", {duration(left)} left" if left is not None else ""
-            self.say(f"{self._done}/{self.total} documents, {number(self._rate())}/s{ends}, {failed} failed")
+            self._lines.show(f"{self._done}/{self.total} documents, {number(self._rate())}/s{ends}, {failed} failed")
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""

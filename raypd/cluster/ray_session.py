@@ -57,6 +57,7 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
         # This package for workers on other machines; the working folder of `ray job submit` brings it already.
         submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or "RAY_JOB_SUBMISSION_ID" in os.environ
         keys = {"runtime_env": None if submitted else {"py_modules": [str(Path(__file__).resolve().parents[1])]}}
+    print("starting Ray" if wanted == "local" else "connecting to Ray", file=sys.stderr, flush=True)
     level = logging.INFO if verbose else logging.CRITICAL
     with _signals_kept(), contextlib.nullcontext() if verbose else _stderr_muted():
         try:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import Protocol
 
 import numpy as np
+
+from raypd.decoding.sampling import AllowedTokens
 
 _STRING = re.compile(r' ?"(?:[^"\\\n]|\\.)*', re.DOTALL)  # up to its closing quote, a newline, or where it was cut
 _BARE = re.compile(r"(?:[^,}\n]|(?<=\d),(?=\d))*")  # up to a comma that is not within a number, a brace or a newline
@@ -60,6 +62,9 @@ class Automaton(Protocol):
     def completion(self, state: int) -> str | None:
         """The whole value, once only one is possible."""
 
+    def open_values(self, state: int) -> Collection[str]:
+        """The values that are still possible, where they are few; none where anything may come."""
+
     def ended(self, state: int) -> bool:
         """Whether the closing character was read."""
 
@@ -73,7 +78,7 @@ class Grammar:
     def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
         self.automaton, self.vocabulary = automaton, vocabulary
         self._after: dict[tuple[int, int], int] = {}
-        self._reads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._reads: dict[int, tuple[AllowedTokens, np.ndarray]] = {}
         self._distances: dict[int, int] = {}
 
     def advance(self, state: int, token: int) -> int:
@@ -87,20 +92,21 @@ class Grammar:
             self._after[key] = at
         return self._after[key]
 
-    def allowed(self, state: int, left: int) -> np.ndarray | None:
-        """Ids that may come next, of which the last must leave a value that can stand.
+    def allowed(self, state: int, left: int) -> AllowedTokens | None:
+        """What may come next, of which the last must leave a value that can stand.
 
         Args:
             state: after the tokens so far.
             left: tokens that may still come, this one counted.
 
         Returns:
-            [ids] in rising order; None: all.
+            Tokens, and of each the values that it leaves open as its outcomes; None: all tokens.
         """
         if not self.automaton.limited(state):
             return None
-        ids, distances = self._read(state)
-        return ids if distances.max(initial=0) < left else ids[distances < left]
+        tokens, distances = self._read(state)
+        near = distances < left
+        return tokens if near.all() else tokens.where(near)
 
     def distance(self, state: int = 0) -> int:
         """Fewest tokens from a state to a value that can stand: what K_max must at least be."""
@@ -159,13 +165,25 @@ class Grammar:
             kept -= 1
         return kept, value[len("".join(texts[:kept])) :]
 
-    def _read(self, state: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, state: int) -> tuple[AllowedTokens, np.ndarray]:
         """Tokens that can be read in a state, and how far from a value each leaves."""
         if state not in self._reads:
             read = sorted(self.vocabulary.accepted(self.automaton, state))
             ids = np.array([i for i, _ in read], dtype=np.int64)
-            self._reads[state] = ids, np.array([self.distance(after) for _, after in read], dtype=np.int64)
+            tokens = AllowedTokens(ids, self._outcomes([after for _, after in read]))
+            self._reads[state] = tokens, np.array([self.distance(after) for _, after in read], dtype=np.int64)
         return self._reads[state]
+
+    def _outcomes(self, states: Sequence[int]) -> np.ndarray:
+        """[states, 2] the first and last value that each leaves open; what may still be anything is one of its own.
+
+        The values that begin alike stand side by side in their order, so that they are an interval.
+        """
+        values = [self.automaton.open_values(state) for state in states]
+        place = {value: i for i, value in enumerate(sorted({value for some in values for value in some}))}
+        own = range(len(place), len(place) + len(states))
+        spans = [(place[min(some)], place[max(some)]) if some else (i, i) for some, i in zip(values, own, strict=True)]
+        return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def done(self, state: int) -> bool:
         """Whether the value is complete: nothing more need be decoded."""
@@ -182,8 +200,8 @@ class Bounded:
     def __init__(self, grammar: Grammar, most: int) -> None:
         self.grammar, self.most = grammar, most
 
-    def allowed_token_ids(self, tokens: Sequence[int]) -> np.ndarray | None:
-        """Ids that may come next; None: all."""
+    def allowed_token_ids(self, tokens: Sequence[int]) -> AllowedTokens | None:
+        """What may come next; None: all."""
         return self.grammar.allowed(self._state(tokens), self.most - len(tokens))
 
     def stops(self, tokens: Sequence[int]) -> bool:
@@ -211,6 +229,9 @@ class _ValueOrNull:
 
     def completion(self, state: int) -> str | None:
         return _NULL_TEXT if _NULL <= state < _TAIL else None
+
+    def open_values(self, state: int) -> Collection[str]:
+        return [_NULL_TEXT] if _NULL <= state < _TAIL else []
 
     def ended(self, state: int) -> bool:
         return state == _END
@@ -303,6 +324,9 @@ class OneOf:
 
     def completion(self, state: int) -> str | None:
         return next(iter(self._below[state])) if len(self._below[state]) == 1 else None
+
+    def open_values(self, state: int) -> Collection[str]:
+        return self._below[state]
 
     def ended(self, state: int) -> bool:
         return self._read[state] in self._whole

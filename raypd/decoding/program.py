@@ -13,9 +13,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
 
+from raypd.decoding.sampling import AllowedTokens
 from raypd.decoding.visibility import Reach
 
 _T = TypeVar("_T")
@@ -62,7 +62,7 @@ class Feed:
         reach: {(query segment, key segment): Reach}, pairs added to those already known; pairs never named are HIDDEN,
             (0, 0) begins as CAUSAL.
         sample_at: indices into `tokens` behind which a next token is wanted; predictions come in this order.
-        allowed_token_ids: for each of `sample_at` the ids that may be chosen (None: all of them).
+        allowed_token_ids: for each of `sample_at` what may be chosen (None: any token).
         shared: how many leading tokens of a program's first feed other programs may have in common with it (an
             instruction). They must be segment 0 at positions 0, 1, 2, ..., are computed once, and stay for reuse.
         drop: row indices (0 is the program's first token ever fed) that leave the cache before this feed.
@@ -78,7 +78,7 @@ class Feed:
     segments: Sequence[int] | None = None
     reach: dict[tuple[int, int], Reach] = field(default_factory=dict)
     sample_at: Sequence[int] = ()
-    allowed_token_ids: Sequence[np.ndarray | None] | None = None
+    allowed_token_ids: Sequence[AllowedTokens | None] | None = None
     shared: int = 0
     drop: Sequence[int] = ()
     move: dict[int, int] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Predictions:
 
     Args:
         tokens: those picked by the program's sampling.
-        logprobs: their log-probabilities under the model (temperature 1, before `allowed_token_ids`).
+        logprobs: their log-probabilities under the model (temperature 1, among `allowed_token_ids`; see `sample`).
         logits: [vocabulary] each, on the model's device, where the feed wanted them.
         hidden: last hidden states [hidden size] each, on the model's device, where the feed wanted them.
         drafts: for each hidden state of the feed's `draft` the tokens that the heads drafted.

@@ -25,12 +25,35 @@ _CPU_ROWS, _DEVICE_ROWS = 16, 512  # rows of logits that are looked at together
 
 
 @dataclass
+class AllowedTokens:
+    """Tokens of which the next one is to be.
+
+    Args:
+        ids: [n] in rising order.
+        outcomes: [n, 2] the first and the last of what may still come out behind each, in an order in which that is
+            always an interval; of two tokens they are the same, apart, or one within the other. None: each has its own.
+    """
+
+    ids: np.ndarray
+    outcomes: np.ndarray | None = None
+
+    def where(self, kept: np.ndarray) -> AllowedTokens:
+        """Some of them. kept: [n] bool."""
+        return AllowedTokens(self.ids[kept], None if self.outcomes is None else self.outcomes[kept])
+
+    def table(self) -> np.ndarray:
+        """[n, 3] id, first and last outcome."""
+        own = np.arange(len(self.ids))
+        return np.column_stack([self.ids, *((own, own) if self.outcomes is None else self.outcomes.T)])
+
+
+@dataclass
 class SampleRequest:
-    """One next token that is wanted: how, a uniform draw in [0, 1) (unused when greedy), the allowed ids."""
+    """One next token that is wanted: how, a uniform draw in [0, 1) (unused when greedy), of what (None: all)."""
 
     sampling: Sampling = GREEDY
     draw: float = 0.0
-    allowed_token_ids: np.ndarray | None = None
+    allowed_token_ids: AllowedTokens | None = None
 
 
 def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -90,7 +113,8 @@ def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[in
         requests: in the order of the rows.
 
     Returns:
-        The tokens, and their log-probabilities under the model: at temperature 1 and before `allowed_token_ids`.
+        The tokens, and their log-probabilities under the model at temperature 1, among the tokens that are allowed. A
+        token stands there for all that lead to the same outcome, however they write it.
 
     Raises:
         ValueError: a request allows no token.
@@ -106,6 +130,7 @@ def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[in
 def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[torch.Tensor, torch.Tensor]:
     logits = _wide(logits)
     tokens = logits.argmax(-1)  # [requests]
+    among: list[tuple[torch.Tensor, torch.Tensor]] = []  # of limited requests: which, and their log-probabilities
     groups: dict[tuple[Sampling, bool], list[int]] = {}
     for i, request in enumerate(requests):
         if request.sampling.temperature > 0 or request.allowed_token_ids is not None:
@@ -114,13 +139,42 @@ def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[torch.
         index = torch.tensor(members, device=logits.device)
         draws = torch.tensor([requests[i].draw for i in members], device=logits.device)
         if limited:
-            # [members, most allowed], -1 pads
-            ids = _padded([requests[i].allowed_token_ids for i in members]).to(logits.device)
+            # [members, most allowed, 3], -1 pads
+            table = _padded([requests[i].allowed_token_ids for i in members]).to(logits.device)
+            ids = table[..., 0]
             scores = logits[index[:, None], ids.clamp_min(0)].masked_fill(ids < 0, -torch.inf)
-            tokens[index] = ids.gather(1, _choose(scores, sampling, draws)[:, None])[:, 0]
+            chosen = _choose(scores, sampling, draws)[:, None]
+            tokens[index] = ids.gather(1, chosen)[:, 0]
+            among.append((index, _outcome_logprobs(scores, table[..., 1], table[..., 2], chosen)))
         else:
             tokens[index] = _choose(logits[index], sampling, draws)
-    return tokens, -torch.nn.functional.cross_entropy(logits, tokens, reduction="none")
+    logprobs = -torch.nn.functional.cross_entropy(logits, tokens, reduction="none")
+    for index, own in among:
+        logprobs[index] = own
+    return tokens, logprobs
+
+
+def _outcome_logprobs(
+    scores: torch.Tensor, first: torch.Tensor, last: torch.Tensor, chosen: torch.Tensor
+) -> torch.Tensor:
+    """How likely the outcomes of the chosen token are, among all.
+
+    What lies behind a token that leaves more open than the chosen one is not known: it is taken to be shared as the
+    rest is.
+
+    Args:
+        scores: [n, allowed] logits, -inf pads.
+        first, last: [n, allowed] interval of outcomes.
+        chosen: [n, 1] place of the token.
+
+    Returns:
+        [n]
+    """
+    begin, end = first.gather(1, chosen), last.gather(1, chosen)
+    within = (first >= begin) & (last <= end)
+    wider = (first <= begin) & (last >= end) & ~within
+    own, whole = (scores.masked_fill(out, -torch.inf).logsumexp(-1) for out in (~within, wider))
+    return own - whole
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:
@@ -133,8 +187,8 @@ def _choose(scores: torch.Tensor, sampling: Sampling, draws: torch.Tensor) -> to
     return pick(probabilities(scores, sampling), draws)
 
 
-def _padded(allowed: list[np.ndarray | None]) -> torch.Tensor:
-    rows = [torch.from_numpy(ids) for ids in allowed if ids is not None]
+def _padded(allowed: list[AllowedTokens | None]) -> torch.Tensor:
+    rows = [torch.from_numpy(tokens.table()) for tokens in allowed if tokens is not None]
     if not all(map(len, rows)):
         raise ValueError("a request allows no token at all")
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)

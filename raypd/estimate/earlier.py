@@ -15,7 +15,7 @@ from raypd.config.load import with_new_names
 from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.estimate import estimator, sampling
-from raypd.estimate.machines import TOKENS, EstimateOptions, MethodSpeed, assemble, gpu_kind
+from raypd.estimate.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
 from raypd.run import layout, records
 from raypd.run.records import Bill, Estimate, RecordError, RunRecord
 
@@ -60,7 +60,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     if changed:
         notes.append(f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours")
     total = estimator.exact(options.documents) if options.documents else sampling.scan(config).documents
-    return assemble(config, options, total, [speed], [], _startup(bills), notes)
+    return assemble(config, options, total, [speed], [], _overhead(bills), notes)
 
 
 def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
@@ -73,13 +73,17 @@ def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
     return (gpus.pop(), ", ".join(sorted(types))) if gpus else (None, "that run's machine")
 
 
-def _startup(bills: list[Bill]) -> float | None:
-    """Seconds from when a worker's node was billed, or came up for it, until it decoded, on average over workers."""
-    found = []
+def _overhead(bills: list[Bill]) -> Overhead | None:
+    """From when a worker's node was billed, or came up for it, until it decoded, on average over workers; unpaid: of a
+    session before there was a node."""
+    startup, unpaid = [], []
     for bill in bills:
         nodes = {node.node: node.began for node in bill.nodes}
+        unpaid.append(max(0.0, min(nodes.values(), default=bill.began) - bill.began))
         for one in bill.workers:
             busy = [began for began, _, kind, _ in one.spans if kind == "busy"]
             if busy:
-                found.append(max(0.0, min(busy) - nodes.get(one.node, bill.began)))
-    return sum(found) / len(found) if found else None
+                startup.append(max(0.0, min(busy) - nodes.get(one.node, bill.began)))
+    if not startup:
+        return None
+    return Overhead(sum(startup) / len(startup), sum(unpaid) / len(unpaid))

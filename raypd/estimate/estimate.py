@@ -16,13 +16,13 @@ import numpy as np
 
 from raypd import storage
 from raypd.billing import prices
-from raypd.cluster.driver import Interrupted, output_folder
+from raypd.cluster.driver import Interrupted, output_folder, say
 from raypd.config import RunConfig
 from raypd.config.load import set_key
 from raypd.errors import ConfigError, RunError
 from raypd.estimate import earlier, estimator, profile, sampling
 from raypd.estimate.estimator import Array
-from raypd.estimate.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, assemble, gpu_kind
+from raypd.estimate.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
 from raypd.estimate.profile import DocumentCost, Profile
 from raypd.estimate.sampling import CorpusSample, ScannedDocument
 from raypd.run import layout, records
@@ -114,7 +114,6 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
     with profile.RemoteProfiler(config, verbose) as profiler:
         limit = max(1.0, ends - time.monotonic())
         found = profiler.profile(config, documents, limit, f"measure {config.decoding.method}")
-        startup = profiler.startup_seconds + found.load_seconds
         check_sample(found)
         ours = speed_of(sample, found, notes)
         baseline: list[MethodSpeed] = []
@@ -129,7 +128,11 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
             else:
                 notes.append("there was no time to measure autoregressive decoding: raise --minutes")
     total = sample.scan.documents if options.documents is None else estimator.exact(options.documents)
-    result = assemble(config, options, total, [ours], baseline, startup, notes + _notes(config, sample, found))
+    overhead = Overhead(
+        profiler.startup_seconds + found.load_seconds + found.warmup_seconds,
+        profiler.unpaid_seconds + profiler.closing_seconds,
+    )
+    result = assemble(config, options, total, [ours], baseline, overhead, notes + _notes(config, sample, found))
     result.sample = {
         "documents": len(documents),
         "strata": len(sample.strata),
@@ -145,6 +148,7 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
 def check_model(config: RunConfig) -> None:
     """Raises ModelError or ConfigError for what can be known before any weights are loaded."""
     if config.model.has_weights:
+        say("checking the model")
         from raypd.models.check_method import check_method
         from raypd.models.load import check_model_config
         from raypd.tasks import check_task
@@ -255,7 +259,7 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
     """From throughputs that were given; the corpus is planned unless its size was given."""
     ours = _speeds(options, "--throughput", config.decoding.method if config is not None else "given")
-    theirs = _speeds(options, "--baseline", "autoregressive")
+    theirs = _speeds(options, "--baseline-throughput", "autoregressive")
     if options.documents is not None:
         total = estimator.exact(options.documents)
     elif config is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,20 +21,21 @@ from raypd.run.records import BillEstimate, Estimate, MachineEstimate, SpeedEsti
 # of a document, as the meter counts them -> as tables call them
 TOKENS = {"prefill_tokens": "prefilled", "shared_tokens": "shared", "decode_tokens": "decoded"}
 GIVEN = "as given"  # the source of a speed that the user states
+_CUT_UNIT, _CUT_UNITS = 64, 8  # documents of a unit, and units, from which on the last ones are cut (`dataset.planner`)
 
 
 @dataclass
 class EstimateOptions:
     """Options of `raypd estimate`. sample: documents that are decoded; minutes: most time for that.
 
-    throughput, baseline_throughput: `[GPU=]RATE`, documents a second of one GPU. instances: the only types of the
-    table. nodes: its last column. head: instance type of the head node, "none" for no head. Raises ConfigError at an
-    unknown instance type.
+    baseline: decode them autoregressively, too. throughput, baseline_throughput: `[GPU=]RATE`, documents a second of
+    one GPU. instances: the only types of the table. nodes: its last column. head: instance type of the head node,
+    "none" for no head. Raises ConfigError at an unknown instance type, and at options that do not go together.
     """
 
     sample: int = 64
     minutes: float | None = None
-    baseline: bool = True
+    baseline: bool = False
     run: str | None = None
     throughput: list[str] | None = None
     baseline_throughput: list[str] | None = None
@@ -46,6 +47,34 @@ class EstimateOptions:
     def __post_init__(self) -> None:
         for name in [*(self.instances or []), *([self.head] if self.head != "none" else [])]:
             known_type(name)
+        if self.baseline and (self.throughput or self.run is not None):
+            given = "--throughput" if self.throughput else "--from"
+            instead = "; --baseline-throughput gives its speed" if self.throughput else ""
+            raise ConfigError(f"--baseline decodes a sample, and {given} decodes nothing: leave it out{instead}")
+        if self.baseline_throughput and not self.throughput:
+            raise ConfigError("--baseline-throughput goes with --throughput; --baseline measures it instead")
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What a run takes beside the seconds of its documents.
+
+    startup: seconds from when its nodes are paid until a worker decodes as fast as it will. unpaid: seconds of the run
+    before and after its nodes are paid. unit_documents: of a unit; 0: the corpus is not cut into units.
+    units_in_flight: of a worker.
+    """
+
+    startup: float = 0.0
+    unpaid: float = 0.0
+    unit_documents: int = 0
+    units_in_flight: int = 1
+
+    def in_run(self, config: RunConfig | None) -> Overhead:
+        """With what a configuration says of units and engines."""
+        if config is None:
+            return self
+        cluster = config.cluster
+        return replace(self, unit_documents=cluster.unit_documents, units_in_flight=cluster.units_in_flight)
 
 
 @dataclass
@@ -95,39 +124,37 @@ class NodeKind:
         return seconds * (1000 * self.usd_per_hour / self.workers / 3600)
 
 
-def bill(
-    documents: Array, seconds: Array, kind: NodeKind, nodes: int, startup: float, unit_documents: int
-) -> BillEstimate:
-    """What the whole corpus costs on `nodes` nodes, from the first node's start to the last worker's end.
+def bill(documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead: Overhead) -> BillEstimate:
+    """What the whole corpus takes on `nodes` nodes: paid from the first node's start to the last worker's end.
 
     The tail: workers that end at chance times within one of the last units leave the others idle for half of it on
-    average. Units of 64 documents or more are cut in four there (`dataset.planner`).
+    average. Units of 64 documents or more are cut in four there, where there are eight (`dataset.planner`). A small
+    corpus has few units: no more workers start than have as many as one overlaps.
 
     Args:
         documents: of the corpus.
         seconds: of one worker, for a document.
         kind: of every node; its head node is billed, too.
         nodes: that decode.
-        startup: seconds until they do.
-        unit_documents: documents of a unit; 0: the corpus is not cut into units.
+        overhead: what comes on top.
     """
-    workers = nodes * kind.workers
-    last_unit = unit_documents / 4 if unit_documents >= 64 else unit_documents
+    workers, unit = nodes * kind.workers, overhead.unit_documents
+    last_unit = unit / 4 if unit >= _CUT_UNIT and documents[0] >= _CUT_UNITS * unit else unit
     work = documents * seconds
     share = work / workers  # of each worker, if they all ended together
-    unit = np.minimum(documents, unit_documents) * seconds
     tail = 0.5 * np.minimum(documents, last_unit) * seconds * (1 - 1 / workers)
-    busy = np.maximum(share + tail, unit)
+    least = np.minimum(documents, unit * overhead.units_in_flight if workers > 1 else 0) * seconds
+    busy = np.maximum(share + tail, least)
     rate, head = nodes * kind.usd_per_hour / 3600, kind.head_usd_per_hour / 3600
     parts = {
         "decoding": share * rate,
-        "startup": startup * rate + 0 * share,
+        "startup": overhead.startup * rate + 0 * share,
         "idle": (busy - share) * rate,
-        "head": (startup + busy) * head,
+        "head": (overhead.startup + busy) * head,
     }
     return BillEstimate(
         nodes=nodes,
-        hours=figure((startup + busy) / 3600),
+        hours=figure((overhead.unpaid + overhead.startup + busy) / 3600),
         gpu_hours=figure(work / 3600),
         usd=figure(np.sum(list(parts.values()), axis=0)),
         parts={name: float(usd[0]) for name, usd in parts.items()},
@@ -140,12 +167,12 @@ def assemble(
     documents: Array,
     ours: Sequence[MethodSpeed],
     baseline: Sequence[MethodSpeed],
-    startup_seconds: float | None,
+    overhead: Overhead | None,
     notes: list[str],
 ) -> Estimate:
-    """The speeds on every machine that they hold for. startup_seconds: None where it is not known, and left out."""
+    """The speeds on every machine that they hold for. overhead: its seconds; None where they are not known."""
     cost = config.cost if config is not None else CostConfig()
-    unit_documents = config.cluster.unit_documents if config is not None else 0
+    on_top = (overhead or Overhead()).in_run(config)
     of_gpu = {speed.gpu: speed for speed in baseline}
     machines: list[MachineEstimate] = []
     for speed in ours:
@@ -159,7 +186,7 @@ def assemble(
         for kind in kinds:
             each = kind.usd_per_1000(speed.seconds)
             other = kind.usd_per_1000(theirs.seconds) if theirs is not None else None
-            bills = [bill(documents, speed.seconds, kind, n, startup_seconds or 0.0, unit_documents) for n in nodes]
+            bills = [bill(documents, speed.seconds, kind, n, on_top) for n in nodes]
             machines.append(
                 MachineEstimate(
                     name=kind.name,
@@ -176,17 +203,17 @@ def assemble(
                 )
             )
     machines.sort(key=lambda one: (one.usd_per_1000.value, one.workers))
-    if startup_seconds is None:
+    if overhead is None:
         notes.append("start-up is not in the bill: it was not measured")
     elif any(one.gpu for one in machines):
-        notes.append(f"start-up is as measured here, {startup_seconds:.0f} s; the time to boot a node comes on top")
+        notes.append(f"start-up is as measured here, {overhead.startup:.0f} s; the time to boot a node comes on top")
     return Estimate(
         documents=figure(documents),
         speeds=[speed.estimate(of_gpu.get(speed.gpu)) for speed in ours],
         baseline=[speed.estimate(None) for speed in baseline],
         machines=machines,
         not_measured=_not_measured({speed.gpu for speed in ours}, options),
-        startup_seconds=startup_seconds,
+        startup_seconds=overhead.startup if overhead is not None else None,
         notes=list(dict.fromkeys(notes)),
     )
 

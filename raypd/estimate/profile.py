@@ -13,7 +13,6 @@ import importlib.util
 import itertools
 import math
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -27,6 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from raypd.billing.meter import Meter
 from raypd.cluster.components import WorkerComponents, build
 from raypd.cluster.one_worker import OneWorker
+from raypd.cluster.progress import ProgressLines
 from raypd.cluster.request_queue import Cancelled, RequestQueue, UnitState
 from raypd.config import RunConfig
 from raypd.estimate import sampling
@@ -37,7 +37,7 @@ from raypd.tasks.base import Document
 _SAMPLES = 8  # parts of the window whose speeds are compared
 _UNIT = "sample"
 _POLL_SECONDS = 0.05
-_LINE_SECONDS = 10.0
+_LOADING = "loading the model, warming up"
 
 
 @dataclass
@@ -70,7 +70,9 @@ class Profile:
 
     costs: of the documents in their order; None where one was not answered within the limit. seconds: of the window.
     samples: (seconds at the rates of the whole window, seconds) of parts of it. load_seconds: 0 when the model was
-    loaded before. complete: the limit did not cut the window short.
+    loaded before. warmup_seconds: what the first documents took above what they take later: each category's instruction
+    was computed, and the engine was not full (as it will not be at a run's end). complete: the limit did not cut the
+    window short. share: of the documents that were to be answered, those that were.
     """
 
     method: str
@@ -81,6 +83,7 @@ class Profile:
     warmup_seconds: float
     worker: WorkerFacts
     complete: bool
+    share: float = 1.0
 
     @property
     def documents_per_second(self) -> float:
@@ -159,8 +162,8 @@ class Profiler:
         parts = build(config, self.threads, None if alone else self._load)
         loaded = time.perf_counter()
         # One document a category: the instruction of each is computed once.
-        first = {sampling.kind_of(document, config)[0]: document for document in documents}
-        self._answer(config, parts, list(first.values()), 0, len(first), math.inf)
+        first = {sampling.kind_of(document, config)[0]: place for place, document in enumerate(documents)}
+        self._answer(config, parts, [documents[place] for place in first.values()], 0, len(first), math.inf)
         warmed = time.perf_counter()
         lead = in_flight(config)
         # Whole rounds, and never fewer documents than are in flight: those that begin together also end together.
@@ -172,15 +175,18 @@ class Profiler:
         samples, complete = _window(np.array(meter.readings), lead, count)
         spent = samples.sum(0)  # prefill seconds, decode seconds, prefill tokens, decode tokens
         rates = spent[:2] / np.maximum(spent[2:], 1)
+        costs = _costs(unit, meter.end(_UNIT).categories, rates, len(documents))
+        later = sum(cost.seconds for place in first.values() if (cost := costs[place]) is not None)
         return Profile(
             config.decoding.method,
-            _costs(unit, meter.end(_UNIT).categories, rates, len(documents)),
+            costs,
             float(spent[:2].sum()),
             [(float(one[2:] @ rates), float(one[:2].sum())) for one in samples],
             loaded - began,
-            warmed - loaded,
+            max(0.0, warmed - loaded - later),
             facts,
             complete,
+            min(1.0, len(unit.answered) / (lead + count)),
         )
 
     def _answer(
@@ -298,19 +304,20 @@ class RemoteProfiler(OneWorker):
 @contextlib.contextmanager
 def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
     """Progress of one profile on stderr, (documents answered, wanted): a bar on a terminal, lines elsewhere."""
-    console, printed = Console(stderr=True), time.monotonic()
+    console, lines = Console(stderr=True), ProgressLines()
     columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn()]
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    row = bar.add_task(label, total=None, done="loading")
+    row = bar.add_task(label, total=None, done=_LOADING)
 
     def update(at: tuple[int, int]) -> None:
-        nonlocal printed
         done, total = at
-        text = f"{done / total:.0%} done" if total else "loading, warming up"
+        text = f"{done / total:.0%} done" if total else _LOADING
         bar.update(row, total=total or None, completed=done, done=text)
-        if bar.disable and time.monotonic() - printed >= _LINE_SECONDS:
-            printed = time.monotonic()
-            print(f"{label}: {text}", file=sys.stderr, flush=True)
+        if bar.disable:
+            lines.show(f"{label}: {text}")
+
+    if bar.disable:
+        lines.show(f"{label}: {_LOADING}", at_once=True)
 
     with bar:
         yield update

@@ -29,7 +29,10 @@ from raypd.estimate.machines import NodeKind, has_gpu, here, known_type
 from raypd.estimate.profile import RemoteProfiler, WorkerFacts, in_flight
 from raypd.estimate.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.run import records
+from raypd.run.text import duration
 from raypd.tasks.base import Document
+
+_LEAST_TRIALS = 3  # the reference, a second one where that is poor, and the configuration
 
 
 @dataclass
@@ -102,14 +105,17 @@ def tune(
         floor = Floor(options.agreement, options.judge)
         search = Search(config, trials.measure, floor, facts.types, options.reference, trials.show)
         best = search.run()
-    if best is None and any(trial.usable for trial in search.trials):
-        raise RunError(
-            f"{search.ended} before the configuration itself was measured: raise --minutes or --budget-usd; what was "
-            f"measured stands in {measurements}, and the same command goes on from there"
-        )
     if best is None:
-        errors = [f": {trial.error}" for trial in search.trials if trial.error is not None]
-        raise RunError(f"nothing could be measured ({search.ended}){''.join(errors[:1])}")
+        suffices, errors = (
+            _suffices(trials, options, kind),
+            [one.error for one in search.trials if one.error is not None],
+        )
+        if any(trial.usable for trial in search.trials):
+            raise RunError(
+                f"{search.ended} before the configuration itself was measured: {suffices}; what was measured stands in "
+                f"{measurements}, and the same command goes on from there"
+            )
+        raise RunError(f"nothing could be measured ({search.ended}): {errors[0] if errors else suffices}")
     return TuneResult(search, best, kind, len(documents), trials.taken, facts.machine)
 
 
@@ -134,12 +140,27 @@ def _seconds(options: TuneOptions, kind: NodeKind) -> float:
     return seconds
 
 
+def _suffices(trials: _Trials, options: TuneOptions, kind: NodeKind) -> str:
+    """What time or money does for the least that a search measures."""
+    if not trials.needed:
+        return "raise --minutes or --budget-usd"
+    seconds = trials.needed * max(1, _LEAST_TRIALS - trials.measured)
+    given = [] if options.minutes is None else [f"--minutes {math.ceil(seconds / 60)}"]
+    if options.budget_usd is not None:
+        given.append(f"--budget-usd {math.ceil(100 * kind.usd_per_hour * seconds / 3600) / 100:g}")
+    return (
+        f"one measurement takes about {duration(trials.needed)} here, and {' with '.join(given)} suffices for the "
+        "reference and the configuration as it is (a smaller --sample takes less)"
+    )
+
+
 @dataclass
 class _Trials:
     """Measures settings for the search, and keeps the measurements as lines of a file, one JSON object each.
 
     about: sample and machine; lines of others are left alone. ends: by `time.monotonic`, when the time is over.
-    count: settings asked for. measured: those that could be. taken: from the file.
+    count: settings asked for. measured: those that could be. taken: from the file. needed: seconds of the measurement
+    that took longest, or would have.
     """
 
     config: RunConfig
@@ -152,6 +173,7 @@ class _Trials:
     count: int = 0
     measured: int = 0
     taken: int = 0
+    needed: float = 0.0
 
     def __post_init__(self) -> None:
         self._known: dict[str, list[Trial]] = defaultdict(list)
@@ -183,9 +205,14 @@ class _Trials:
     def _fill(self, trial: Trial, config: RunConfig, limit: float) -> None:
         """Measures one setting. limit: seconds a document."""
         limit = min(self._left(), limit * (len(self.documents) + 3 * in_flight(config)))
+        began = time.monotonic()
         try:
             label = f"{self.count}. {describe(trial.changes)}"
             found = self.profiler.profile(config, self.documents, limit, label)
+            # While none is answered, all that is known is that those in flight take longer.
+            share = found.share or in_flight(config) / (len(self.documents) + 2 * in_flight(config))
+            answering = 0.0 if found.complete else limit
+            self.needed = max(self.needed, time.monotonic() - began + answering * (1 / share - 1))
             if not found.complete:
                 self._left()  # cut short by the end of the time, not for being slow
                 trial.cut = True

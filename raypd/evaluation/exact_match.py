@@ -66,8 +66,8 @@ def with_gaps(program: Program[Continuation]) -> Program[Reference]:
             predictions = yield feed
             assert predictions.logits is not None
             limits = feed.allowed_token_ids if feed.allowed_token_ids is not None else [None] * len(feed.sample_at)
-            for logits, ids in zip(predictions.logits, limits, strict=True):
-                own = logits if ids is None else logits[torch.from_numpy(ids).to(logits.device)]
+            for logits, tokens in zip(predictions.logits, limits, strict=True):
+                own = logits if tokens is None else logits[torch.from_numpy(tokens.ids).to(logits.device)]
                 best = own.double().topk(min(2, len(own))).values
                 gaps.append(float(best[0] - best[-1]) if len(best) > 1 else float("inf"))
             feed = program.send(predictions)

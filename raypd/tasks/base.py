@@ -86,9 +86,13 @@ class Task(Protocol):
         """Requests that together answer every document; of one that needs no decoding (an error) its record."""
 
 
-def confidence(logprobs: Sequence[float]) -> float | None:
-    """Geometric mean of token probabilities; None where there is no token."""
-    return math.exp(sum(logprobs) / len(logprobs)) if logprobs else None
+def confidence(logprobs: Sequence[float], choice: bool = False) -> float | None:
+    """How sure the model is of what it decoded; None where there is no token.
+
+    choice: it is one of a few that were allowed, and this is its probability among them. Otherwise the geometric mean
+    of the token probabilities, so that a long text is not unsure for its length.
+    """
+    return math.exp(sum(logprobs) / (1 if choice else len(logprobs))) if logprobs else None
 
 
 def seed_of(seed: int, ids: Sequence[str | int]) -> int:

@@ -10,7 +10,7 @@ VALUE = pa.struct(
         ("value", pa.string()),  # as text, whatever its type; null where there is none
         ("number", pa.float64()),
         ("boolean", pa.bool_()),
-        ("confidence", pa.float32()),  # geometric mean of the value's token probabilities
+        ("confidence", pa.float32()),  # of a choice its probability, else the mean of its tokens' (docs/methods.md)
         ("status", pa.string()),  # ok | null | truncated (cut at K_max) | invalid | ambiguous (not one number)
         ("raw", pa.string()),  # what was decoded, where no value could be made of it
     ]
@@ -29,7 +29,7 @@ QUESTION_ANSWERING = pa.schema(
         ("question", pa.string()),
         ("answer", pa.string()),  # text, or the choice's text; null where the context does not say
         ("choice_index", pa.int32()),  # of the answer among the choices, from 0; null for free answers
-        ("confidence", pa.float32()),  # geometric mean of the answer's token probabilities
+        ("confidence", pa.float32()),  # of a choice its probability, else the mean of its tokens'
         ("answer_status", pa.string()),  # ok | null | truncated (cut at max_answer_tokens) | invalid (empty)
         ("truncated", pa.bool_()),  # the context was cut to fit
     ]

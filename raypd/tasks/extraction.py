@@ -206,7 +206,8 @@ class ExtractionTask:
             for attribute, value in zip(category.attributes, ours, strict=True):
                 known = value.completion
                 text = self._text(value.tokens) if known is None else known.encode("latin-1").decode()
-                checked.append((check(attribute, text, value.closed), confidence(value.logprobs)))
+                rated = confidence(value.logprobs, choice=known is not None)
+                checked.append((check(attribute, text, value.closed), rated))
             records.append(self._record(category, body, checked))
         return records
 

@@ -227,7 +227,8 @@ class QuestionAnsweringTask:
         return records
 
     def _read(self, asked: _Asked, answer: Continuation) -> dict[str, Any]:
-        columns: dict[str, Any] = {"answer": None, "choice_index": None, "confidence": confidence(answer.logprobs)}
+        rated = confidence(answer.logprobs, choice=asked.rules is not None)
+        columns: dict[str, Any] = {"answer": None, "choice_index": None, "confidence": rated}
         if asked.rules is not None and asked.choices is not None:
             letter = asked.rules.completion(answer.tokens)
             if letter is None:

@@ -27,6 +27,7 @@ from raypd.decoding.methods.pasta import pasta
 from raypd.decoding.methods.skeleton_of_thought import POINT_REQUEST, OutlinePoint, skeleton_of_thought
 from raypd.decoding.methods.space import space
 from raypd.decoding.program import Program
+from raypd.decoding.sampling import AllowedTokens
 from tests.decoding import pasta_reference, reference
 from tests.decoding.drivers import INSTRUCTION, changed, prompts_of, steered, tokens_of
 from tests.tiny import tiny_model
@@ -121,8 +122,8 @@ class EverySeventh:
     def advance(self, state: int, token: int) -> int:
         return token
 
-    def allowed(self, state: int, left: int) -> np.ndarray | None:
-        return np.arange(4, 256, 2) if self.limited and state == 0 else None
+    def allowed(self, state: int, left: int) -> AllowedTokens | None:
+        return AllowedTokens(np.arange(4, 256, 2)) if self.limited and state == 0 else None
 
     def done(self, state: int) -> bool:
         return state % 7 == 0
@@ -151,9 +152,8 @@ def _stacked(stacks: tuple[int, ...], isolate_values: bool) -> Callable[[PreTrai
     prompts = [slotted(rng, documents, shared=bool(i % 2)) for i, documents in enumerate(stacks)]
 
     def values(stock: PreTrainedModel, prompt: SlottedPrompt) -> list:
-        def allowed(n: int, tokens: list[int]) -> list[int] | None:
-            ids = prompt.slots[n].grammar.allowed(tokens[-1] if tokens else 0, 9)
-            return None if ids is None else ids.tolist()
+        def allowed(n: int, tokens: list[int]) -> AllowedTokens | None:
+            return prompt.slots[n].grammar.allowed(tokens[-1] if tokens else 0, 9)
 
         ends = [slot.end for slot in prompt.slots]
         closed = lambda n, tokens: seventh(tokens)  # noqa: E731
@@ -194,7 +194,7 @@ def tree_of(rng: random.Random, contexts: int, instruction: list[int]) -> Prompt
     """A ragged tree: 0 to 5 questions a context, but some in the first; of some the first token is limited."""
 
     def question() -> Question:
-        letters = lambda tokens: None if tokens else np.arange(65, 69)  # noqa: E731
+        letters = lambda tokens: None if tokens else AllowedTokens(np.arange(65, 69))  # noqa: E731
         return Question(tokens_of(rng, 1, 6), seventh, letters if rng.random() < 0.3 else None)
 
     counts = [rng.randint(2, 5), *(rng.randint(0, 5) for _ in range(contexts - 1))]

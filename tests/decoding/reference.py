@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
+from raypd.decoding.sampling import AllowedTokens
+
 
 @torch.no_grad()
 def dense_output(
@@ -46,13 +48,19 @@ def plain_output(model: PreTrainedModel, tokens: Sequence[int]) -> tuple[torch.T
 
 
 def greedy(logits: torch.Tensor, allowed_token_ids: Sequence[int] | None) -> tuple[int, float, float]:
-    """(token, log-probability, gap to the runner-up) of the best allowed token."""
+    """(token, log-probability among the allowed ones, gap to the runner-up) of the best allowed token."""
     scores = logits.double()
     ids = torch.arange(len(scores)) if allowed_token_ids is None else torch.tensor(list(allowed_token_ids))
     best = scores[ids].topk(min(2, len(ids)))
     token = int(ids[best.indices[0]])
     gap = float(best.values[0] - best.values[-1]) if len(ids) > 1 else float("inf")
-    return token, float(scores.log_softmax(-1)[token]), gap
+    return token, float(scores[token] - scores[ids].logsumexp(-1)), gap
+
+
+def ids_of(allowed: AllowedTokens | None) -> list[int] | None:
+    """The ids of what is allowed, each of which is an outcome of its own; None: all."""
+    assert allowed is None or allowed.outcomes is None
+    return None if allowed is None else allowed.ids.tolist()
 
 
 def autoregressive(
@@ -60,14 +68,14 @@ def autoregressive(
     prompt: Sequence[int],
     count: int,
     stop: Callable[[list[int]], bool],
-    allowed_token_ids: Callable[[list[int]], Sequence[int] | None] | None = None,
+    allowed_token_ids: Callable[[list[int]], AllowedTokens | None] | None = None,
 ) -> list[tuple[int, float, float]]:
     """(token, log-probability, gap) of each decoded token; `allowed_token_ids(tokens so far)` limit the next one."""
     answer: list[tuple[int, float, float]] = []
     while len(answer) < count:
         tokens = [t for t, _, _ in answer]
         logits = plain_output(model, [*prompt, *tokens])[0]
-        answer.append(greedy(logits[-1], None if allowed_token_ids is None else allowed_token_ids(tokens)))
+        answer.append(greedy(logits[-1], None if allowed_token_ids is None else ids_of(allowed_token_ids(tokens))))
         if stop([t for t, _, _ in answer]):
             break
     return answer
@@ -79,7 +87,7 @@ def hyper_parallel(
     ends: Sequence[int],
     k_max: int,
     isolate_values: bool,
-    allowed_token_ids: Callable[[int, list[int]], Sequence[int] | None],
+    allowed_token_ids: Callable[[int, list[int]], AllowedTokens | None],
     closed: Callable[[int, list[int]], bool],
 ) -> list[list[tuple[int, float, float]]]:
     """HPD by its definition: values grow together, one token a step, each seeing what the paper's mask lets it see.
@@ -106,7 +114,7 @@ def hyper_parallel(
         live = []
         for n, index in asked:
             so_far = [t for t, _, _ in values[n]]
-            values[n].append(greedy(logits[index], allowed_token_ids(n, so_far)))
+            values[n].append(greedy(logits[index], ids_of(allowed_token_ids(n, so_far))))
             if not closed(n, [t for t, _, _ in values[n]]):
                 live.append(n)
         if not live or step == k_max:
@@ -163,7 +171,7 @@ class Replay:
                 logits, hidden = dense_output(self.model, self.tokens, self.positions, mask)
                 places = [first + index for index in feed.sample_at]
                 limits = feed.allowed_token_ids or [None] * len(places)
-                picked = [greedy(logits[place], limit) for place, limit in zip(places, limits, strict=True)]
+                picked = [greedy(logits[place], ids_of(limit)) for place, limit in zip(places, limits, strict=True)]
                 tokens, logprobs = [token for token, _, _ in picked], [logprob for _, logprob, _ in picked]
                 rows = [logits[place] for place in places] if feed.want_logits else None
                 states = [hidden[place] for place in places]

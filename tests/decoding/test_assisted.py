@@ -19,7 +19,7 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import hyper_parallel
 from raypd.decoding.methods.space import space
-from raypd.decoding.sampling import GREEDY, Sampling
+from raypd.decoding.sampling import GREEDY, AllowedTokens, Sampling
 from raypd.decoding.sequence import ProgramError
 from tests.decoding import reference
 from tests.decoding.cases import agree, pair, slotted
@@ -174,8 +174,16 @@ def test_programs_of_other_methods_and_their_errors_end_alone():
     for program, kind, words in (
         (hyper_parallel(slotted(random.Random(3), 2, shared=False), 5), ProgramError, alone),
         (space(prompt, 8, 2, 3), ProgramError, alone),
-        (autoregressive(prompt, 8, never, allowed_token_ids=lambda tokens: np.arange(9)), ProgramError, alone),
-        (autoregressive(prompt, 8, never, lambda tokens: np.arange(9) if tokens else None), ProgramError, alone),
+        (
+            autoregressive(prompt, 8, never, allowed_token_ids=lambda tokens: AllowedTokens(np.arange(9))),
+            ProgramError,
+            alone,
+        ),
+        (
+            autoregressive(prompt, 8, never, lambda tokens: AllowedTokens(np.arange(9)) if tokens else None),
+            ProgramError,
+            alone,
+        ),
         (autoregressive(prompt, 9, never), ProgramError, "more tokens than assisted generation may decode"),
         (autoregressive(prompt, 8, fails), KeyError, "a stop that fails"),
     ):

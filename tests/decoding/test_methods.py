@@ -69,8 +69,8 @@ def read(grammar: Grammar, tokens: list[int]) -> int:
 
 
 def allowed(grammar: Grammar, *texts: str, left: int = 30) -> set[str] | None:
-    ids = grammar.allowed(read(grammar, say(*texts)), left)
-    return None if ids is None else {TEXTS[i] for i in ids}
+    tokens = grammar.allowed(read(grammar, say(*texts)), left)
+    return None if tokens is None else {TEXTS[i] for i in tokens.ids}
 
 
 @pytest.mark.parametrize(

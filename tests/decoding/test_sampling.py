@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from raypd.decoding.sampling import SampleRequest, Sampling, sample
+from raypd.decoding.grammar import Grammar, JsonString, OneOf, Vocabulary
+from raypd.decoding.sampling import AllowedTokens, SampleRequest, Sampling, sample
 
 
 def by_hand(logits, ask):
     """Token and log-probability of one ask, in float64."""
-    model = logits.double().log_softmax(-1)
-    scores = logits.double()
-    if ask.allowed_token_ids is not None:
+    scores, allowed = logits.double(), ask.allowed_token_ids
+    if allowed is not None:
         kept = torch.full_like(scores, -torch.inf)
-        kept[ask.allowed_token_ids] = scores[ask.allowed_token_ids]
+        kept[allowed.ids] = scores[allowed.ids]
         scores = kept
     if ask.sampling.temperature == 0:
         token = int(scores.argmax())
     else:
         cumulative = (scores / ask.sampling.temperature).softmax(-1).cumsum(-1)
         token = int((cumulative <= ask.draw).sum())
-    return token, float(model[token])
+    chance = scores.softmax(-1)
+    if allowed is None or allowed.outcomes is None:
+        return token, math.log(chance[token])
+    sets = {int(i): set(range(a, b + 1)) for i, (a, b) in zip(allowed.ids, allowed.outcomes, strict=True)}
+    own = sum(float(chance[i]) for i, found in sets.items() if found <= sets[token])
+    return token, math.log(own / sum(float(chance[i]) for i, found in sets.items() if not found > sets[token]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -31,9 +38,13 @@ def test_each_ask_is_answered_as_if_alone(dtype):
     logits = torch.from_numpy(rng.normal(size=(77, 300)) * 4).to(dtype)  # more rows than are looked at together
     asks = []
     for _ in range(77):
-        allowed_token_ids = np.sort(rng.choice(300, rng.integers(1, 40), replace=False)) if rng.random() < 0.4 else None
+        allowed = None
+        if rng.random() < 0.5:
+            ids = np.sort(rng.choice(300, rng.integers(1, 40), replace=False))
+            nested = np.array([(0, 5), (0, 2), (3, 5), *((i, i) for i in range(6))])
+            allowed = AllowedTokens(ids, rng.choice(nested, len(ids)) if rng.random() < 0.5 else None)
         sampling = Sampling(float(rng.choice([0.0, 0.7, 1.3])))
-        asks.append(SampleRequest(sampling, float(rng.random()), allowed_token_ids))
+        asks.append(SampleRequest(sampling, float(rng.random()), allowed))
     tokens, logprobs = sample(logits, asks)
     expected = [by_hand(row, ask) for row, ask in zip(logits, asks, strict=True)]
     assert tokens == [token for token, _ in expected]
@@ -43,4 +54,32 @@ def test_each_ask_is_answered_as_if_alone(dtype):
 def test_nothing_asked_and_nothing_allowed():
     assert sample(torch.zeros(0, 9), []) == ([], [])
     with pytest.raises(ValueError, match="allows no token"):
-        sample(torch.zeros(1, 9), [SampleRequest(allowed_token_ids=np.array([], dtype=np.int64))])
+        sample(torch.zeros(1, 9), [SampleRequest(allowed_token_ids=AllowedTokens(np.array([], dtype=np.int64)))])
+
+
+TEXTS = ["true", " true", "t", "false", " false", " ", "null", '"', ' "', '"red', '"rose', "red", "rose", "x"]
+BOOLEAN = ["true", "false", "null"]
+
+
+@pytest.mark.parametrize(
+    ("automaton", "chances", "confidence"),
+    [
+        (OneOf(BOOLEAN), {"true": 0.1, "false": 0.098, "x": 0.8}, 0.505),  # the model would rather say something else
+        (OneOf(BOOLEAN), {" true": 0.2, "true": 0.2, "t": 0.1, "false": 0.3, " false": 0.2}, 0.5),  # in three ways
+        (OneOf(BOOLEAN), {" ": 0.2, " true": 0.3, "false": 0.3, "null": 0.2}, 0.375),  # " " leaves all open
+        (OneOf(BOOLEAN), {" ": 0.6, "true": 0.4}, 1.0),
+        (OneOf(['"red"', "null"]), {' "': 0.3, '"': 0.2, "x": 0.5}, 1.0),  # an enum of one value
+        (OneOf(['"red"', "null"]), {' "': 0.3, '"': 0.24, "null": 0.18, "x": 0.28}, 0.75),  # or none
+        (OneOf(['"red"', '"rose"', "null"]), {'"': 0.5, '"red': 0.2, '"rose': 0.1, "null": 0.2}, 0.8),  # what begins
+        (OneOf(['"red"', '"rose"', "null"]), {'"': 0.2, '"red': 0.4, '"rose': 0.1, "null": 0.2}, 4 / 7),
+        (JsonString(), {"null": 0.4, '"': 0.3, ' "': 0.2, '"red': 0.1}, 0.4),
+    ],
+)
+def test_a_choice_has_its_probability_among_what_the_grammar_allows(automaton, chances, confidence):
+    logits = torch.full((1, len(TEXTS)), -1e4)
+    for text, chance in chances.items():
+        logits[0, TEXTS.index(text)] = math.log(chance)
+    allowed = Grammar(automaton, Vocabulary(TEXTS)).allowed(0, 9)
+    (token,), (logprob,) = sample(logits, [SampleRequest(allowed_token_ids=allowed)])
+    assert TEXTS[token] == max((t for t in chances if t != "x"), key=lambda t: chances[t])
+    assert math.exp(logprob) == pytest.approx(confidence, abs=1e-3)

@@ -10,6 +10,7 @@ import math
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,19 @@ import numpy as np
 import pytest
 
 from raypd.billing import meter, prices
+from raypd.cluster import one_worker
 from raypd.cluster.request_queue import UnitState
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.errors import ConfigError, InputError
+from raypd.estimate import earlier, estimator, machines, profile, sampling
 from raypd.estimate import estimate as estimates
-from raypd.estimate import estimator, machines, profile, sampling
 from raypd.estimate.estimate import estimate
 from raypd.estimate.estimator import Array, exact, figure
-from raypd.estimate.machines import EstimateOptions, NodeKind
+from raypd.estimate.machines import EstimateOptions, NodeKind, Overhead
 from raypd.estimate.profile import DocumentCost, Profile, Profiler, WorkerFacts, in_flight
 from raypd.run import records
-from raypd.run.records import Estimate, Figure
+from raypd.run.records import Bill, Estimate, Figure, NodeTime, WorkerTime
 from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
 
@@ -102,16 +104,24 @@ def test_intervals_hold_what_they_promise(drawn: tuple[int, int], widest: float)
 
 def test_the_parts_of_a_bill_add_up() -> None:
     kind = NodeKind("x", 8, 30.0, "", head_usd_per_hour=0.4)
-    bill = machines.bill(exact(100_000), exact(0.5), kind, 4, 300, 32)
+    bill = machines.bill(exact(100_000), exact(0.5), kind, 4, Overhead(300, 0, 32))
     assert sum(bill.parts.values()) == pytest.approx(bill.usd.value, abs=1e-9)
     assert bill.usd.value == pytest.approx(bill.hours.value * (4 * 30 + 0.4))
     assert bill.gpu_hours.value == pytest.approx(100_000 * 0.5 / 3600)
     # all workers decode for as long as they share the work, then wait half a unit for the last of them
     assert bill.hours.value * 3600 == pytest.approx(300 + 50_000 / 32 + 0.5 * 16 * (1 - 1 / 32))
-    large = machines.bill(exact(100_000), exact(0.5), kind, 4, 300, 256)  # whose last units are cut into four
+    # larger units are cut into four at the end
+    large = machines.bill(exact(100_000), exact(0.5), kind, 4, Overhead(300, 0, 256))
     assert large.hours.value * 3600 == pytest.approx(300 + 50_000 / 32 + 0.5 * 32 * (1 - 1 / 32))
-    # a corpus of fewer units than workers takes as long as one unit
-    assert machines.bill(exact(300), exact(0.5), kind, 4, 0, 256).hours.value * 3600 == 128
+    # a corpus of fewer units than workers takes as long as one unit, or as many as a worker overlaps
+    assert machines.bill(exact(300), exact(0.5), kind, 4, Overhead(0, 0, 256)).hours.value * 3600 == 128
+    assert machines.bill(exact(300), exact(0.5), kind, 4, Overhead(0, 0, 100, 2)).hours.value * 3600 == 100
+    # so few units are not cut
+    one = machines.bill(exact(1000), exact(0.5), NodeKind("x", 1, 36.0, ""), 2, Overhead(0, 0, 256))
+    assert one.hours.value * 3600 == pytest.approx(250 + 0.5 * 128 * 0.5)
+    # what passes before a node is paid, and after it, takes time and no money
+    late = machines.bill(exact(1000), exact(0.5), NodeKind("x", 1, 36.0, ""), 1, Overhead(20, 7, 256))
+    assert (late.hours.value * 3600, late.usd.value) == pytest.approx((527, 5.2))
 
 
 # ----------------------------------------------------------------------------------------------------- the paper's case
@@ -343,6 +353,67 @@ def test_documents_of_one_prompt_share_its_tokens(tmp_path, fake_time) -> None:
     assert min(cost.decode_tokens for cost in costs) >= 1
 
 
+@pytest.mark.parametrize(("batch", "count"), [(4, 40), (16, 10), (16, 40), (16, 130), (64, 40)])
+def test_with_its_start_and_end_a_small_run_takes_what_was_estimated(tmp_path, fake_time, batch, count) -> None:
+    """Against an empty engine that answers the corpus to its end; a pass that is not full costs its 20 ms."""
+    costs = {"name": "fake", "fake": COSTS | {"step_seconds": 0.02}}
+    config = corpus(tmp_path, count, engine={"max_num_seqs": batch}, model=costs)
+    documents = sampling.draw(config, count).documents
+    assert len(documents) == count
+    found = Profiler(1).profile(config, documents)
+    decoding = sum(cost.seconds for cost in found.costs if cost is not None)
+    own, unit = meter.Meter(clock=fake_time.monotonic), UnitState(0, "run")
+    unit.categories = {document.index: "" for document in documents}
+    own.ready()
+    own.begin("run")
+    queue = OneThread(fake_time, profile.build(config, 1, None), batch, own)
+    began = fake_time.now
+    queue.answer(unit, documents)
+    took = fake_time.now - began
+    assert found.warmup_seconds + decoding == pytest.approx(took, rel=0.12)
+    assert decoding < took
+
+
+def test_start_and_end_are_reckoned_as_a_bill_does(tmp_path, monkeypatch) -> None:
+    """A Ray of its own makes its node after 5 s, which is paid; the connection stands 3 s later, the worker 4 s on."""
+    now = [1000.0]
+
+    def passes(seconds: float, result: object = None) -> Any:
+        def wait(*_: object) -> object:
+            now[0] += seconds
+            return result
+
+        return wait
+
+    class Clock:
+        time = monotonic = staticmethod(lambda: now[0])
+
+    monkeypatch.setattr(one_worker, "time", Clock)
+    monkeypatch.setattr(one_worker.ray_session, "connect", passes(8, result=True))
+    monkeypatch.setattr(one_worker.ray_session, "worker_resources", lambda config: None)
+    monkeypatch.setattr(one_worker.ray, "shutdown", passes(2))
+    nodes = [{"began": 1005.0, "ended": None}]
+    monkeypatch.setattr(one_worker.ray_private, "node_infos", lambda: nodes)
+    worker = one_worker.OneWorker(corpus(tmp_path, 1), False, lambda _: (object, ()))
+    monkeypatch.setattr(worker, "_start", passes(4))
+    with worker:
+        assert (worker.unpaid_seconds, worker.startup_seconds) == (5, 7)
+    assert worker.closing_seconds == 2
+    # A cluster that was there is paid from the command on; what is gone from it does not count.
+    nodes[:] = [{"began": 5.0, "ended": None}, {"began": 2000.0, "ended": 2000.0}]
+    with worker:
+        assert (worker.unpaid_seconds, worker.startup_seconds) == (0, 12)
+
+
+def test_the_start_of_an_earlier_run_is_that_of_its_bills() -> None:
+    """A Ray of its own, whose node came after 4 s, and a cluster that was there; both decode 12 s after their begin."""
+    spans = [(1005.0, 1012.0, "startup", None), (1012.0, 1020.0, "busy", "u")]
+    workers = [WorkerTime("w", "n", 1005.0, spans=spans)]
+    bills = [Bill("s", 1000.0, 1.0, nodes=[NodeTime("n", began)], workers=workers) for began in (1004.0, 1000.0)]
+    assert earlier._overhead(bills) == Overhead(startup=10, unpaid=2)
+    assert earlier._overhead([Bill("s", 1000.0, 1.0)]) is None
+
+
 def test_a_limit_ends_it(tmp_path, fake_time) -> None:
     fake_time.stop = 4.0  # the limit is over by then, and not all documents are answered
     _, found, costs = profiled(tmp_path, 150, limit=1.5)
@@ -351,15 +422,36 @@ def test_a_limit_ends_it(tmp_path, fake_time) -> None:
     assert found.documents_per_second > 0
 
 
+def stub_profiler(monkeypatch: pytest.MonkeyPatch, measured: Callable[..., Profile]) -> None:
+    for name, stub in (("__enter__", lambda self: self), ("__exit__", lambda *_: None), ("profile", measured)):
+        monkeypatch.setattr(profile.RemoteProfiler, name, stub)
+
+
+def test_autoregressive_decoding_is_measured_where_it_is_asked_for(tmp_path, monkeypatch) -> None:
+    measured: list[str] = []
+
+    def note(_: object, config: RunConfig, documents: list, limit: float, label: str) -> Profile:
+        measured.append(config.decoding.method)
+        costs = [DocumentCost(1.0, 10, 0, 2)] * len(documents)
+        return _profile(costs, method=config.decoding.method, load_seconds=3.0, warmup_seconds=2.0)
+
+    stub_profiler(monkeypatch, note)
+    plain = estimate(corpus(tmp_path, 100), EstimateOptions(sample=20))
+    assert (measured, plain.baseline, plain.startup_seconds) == (["hyper_parallel"], [], 5.0)
+    with_it = estimate(corpus(tmp_path, 100), EstimateOptions(sample=20, baseline=True))
+    assert measured[1:] == ["hyper_parallel", "autoregressive"]
+    assert [one.method for one in with_it.baseline] == ["autoregressive"]
+
+
 def test_a_baseline_for_which_no_time_was_left_is_named_and_left_out(tmp_path, monkeypatch, capsys) -> None:
     def measured(_: object, config: RunConfig, documents: list, limit: float, label: str) -> Profile:
         if config.decoding.method == "autoregressive":
             return _profile([None] * len(documents), complete=False, seconds=0.0)
         return _profile([DocumentCost(1.0, 10, 0, 2)] * len(documents))
 
-    for name, stub in (("__enter__", lambda self: self), ("__exit__", lambda *_: None), ("profile", measured)):
-        monkeypatch.setattr(profile.RemoteProfiler, name, stub)
-    estimates.run(corpus(tmp_path, 100), EstimateOptions(sample=20, minutes=1.0), False, False)
+    stub_profiler(monkeypatch, measured)
+    config = corpus(tmp_path, 100)
+    estimates.run(config, EstimateOptions(sample=20, minutes=1.0, baseline=True), False, False)
     tree = json.loads((tmp_path / "out" / "estimate.json").read_text())
     assert tree["baseline"] == []
     assert tree["machines"][0]["bills"][0]["usd"]["value"] > 0
@@ -375,7 +467,7 @@ def test_figures_stand_only_for_the_gpu_that_was_profiled(tmp_path) -> None:
 
     def on(gpu: str | None, memory: float) -> tuple[Estimate, list[str]]:
         speed = estimates.speed_of(sample, _profile([DocumentCost(1.0, 10, 0, 2)] * 20, gpu, memory), [])
-        found = machines.assemble(config, EstimateOptions(), sample.scan.documents, [speed], [], 60.0, [])
+        found = machines.assemble(config, EstimateOptions(), sample.scan.documents, [speed], [], Overhead(60.0), [])
         return found, [row.name for row in found.machines]
 
     laptop, names = on(None, 0)
@@ -417,6 +509,13 @@ def test_names_of_gpus(name: str, memory: float, gpu: str | None) -> None:
         ({"throughput": ["L40S=fast"], "documents": 5}, "give documents per second"),
         ({"throughput": ["6"], "documents": 5, "instances": ["g6e.48xl"]}, "did you mean g6e.48xlarge"),
         ({}, "give a configuration"),
+        ({"throughput": ["L40S=6"], "baseline": True}, "--throughput decodes nothing: .*; --baseline-throughput gives"),
+        ({"run": "runs/a", "baseline": True}, "--from decodes nothing: leave it out"),
+        ({"baseline_throughput": ["L40S=1"]}, "--baseline-throughput goes with --throughput"),
+        (
+            {"throughput": ["L40S=6"], "baseline_throughput": ["1"], "documents": 5},
+            "does --baseline-throughput hold for",
+        ),
     ],
 )
 def test_mistakes_are_told(given: dict, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -252,11 +253,21 @@ cost: {prices: {local: 3.6}}
 """
 
 
+class Clock:
+    """In place of the module `time`. seen: 0 where no document of a measurement that is cut short is answered."""
+
+    def __init__(self) -> None:
+        self.now, self.seen, self.time = 0.0, 1.0, time.time
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 class StubProfiler:
     """In place of a worker: documents/s by the physics above. measured: the settings that it was asked for."""
 
-    def __init__(self, small: bool, before: Before) -> None:
-        self.small, self.before = small, before
+    def __init__(self, small: bool, before: Before, clock: Clock) -> None:
+        self.small, self.before, self.clock = small, before, clock
         self.measured: list[dict[str, Any]] = []
 
     def facts(self, config: RunConfig) -> WorkerFacts:
@@ -276,7 +287,10 @@ class StubProfiler:
             found = values(**{f"a{i}": ("same" if one else "other", status) for i, one in enumerate(same)})
             costs.append(replace(found, seconds=1 / speed))
         seconds = len(documents) / speed
-        return Profile(setting["method"], costs, seconds, [(1.0, 1.0)] * 8, 0.0, 0.0, self.facts(config), True)
+        share = min(1.0, limit / seconds)
+        self.clock.now += share * seconds
+        samples, facts = [(1.0, 1.0)] * 8, self.facts(config)
+        return Profile(setting["method"], costs, seconds, samples, 0.0, 0.0, facts, share == 1, self.clock.seen * share)
 
 
 Command = Callable[..., list[dict[str, Any]]]
@@ -293,10 +307,14 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     (tmp_path / "run.yaml").write_text(RUN)
     monkeypatch.chdir(tmp_path)
 
+    clock = Clock()
+    monkeypatch.setattr(tune, "time", clock)
+
     def run(
-        *overrides: str, output: str | None = None, small: bool = False, before: Before = lambda _: None, **options: Any
-    ) -> list[dict[str, Any]]:
-        made = StubProfiler(small, before)
+        *overrides: str, output: str | None = None, small: bool = False, before: Before = lambda _: None,
+        seen: float = 1.0, **options: Any,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        made, clock.seen = StubProfiler(small, before, clock), seen
         monkeypatch.setattr(tune, "RemoteProfiler", lambda *_: contextlib.nullcontext(made))
         tune_command.run("run.yaml", [*overrides], output, tune.TuneOptions(**{"sample": 50, **options}), verbose=False)
         return made.measured
@@ -373,21 +391,36 @@ def test_ctrl_c_loses_only_the_measurement_in_flight(command, capsys) -> None:
     assert load_config("run.tuned.yaml").decoding.sampling.temperature == 0.5  # as on the command line
 
 
-def test_a_limit_of_money_or_time_ends_the_search(command, monkeypatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(tune.time, "monotonic", lambda: now[0])
-
+def test_a_limit_of_money_or_time_ends_the_search(command) -> None:
     def tick(config: RunConfig) -> None:
-        now[0] += 100
+        tune.time.now += 100
 
     assert len(command(before=tick, budget_usd=0.35)) == 4  # 3.6 USD an hour: 350 s
     assert Path("run.tuned.yaml").exists()  # what was measured counts
     with pytest.raises(ConfigError, match=r"cost\.prices\.local"):
         command("cost.prices={}", budget_usd=1.0)
-    with pytest.raises(RunError, match=r"before the configuration itself was measured: raise --minutes .* goes on"):
+    with pytest.raises(RunError, match=r"before the configuration itself was measured: one measurement .* goes on"):
         command(small=True, before=tick, sample=30, reference="document", minutes=1)
-    with pytest.raises(RunError, match=r"nothing could be measured \(the time or money given was used up\)"):
+    with pytest.raises(RunError, match=r"nothing could be measured \(the time or money given was used up\): raise"):
         command(fresh=True, minutes=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "little", "seen", "named"),
+    [("minutes", 0.1, 1.0, "11"), ("minutes", 0.1, 0.0, "12"), ("budget_usd", 0.001, 1.0, "0.65")],
+)
+def test_a_search_without_time_says_what_would_suffice(command, given: str, little: float, seen: float, named) -> None:
+    """Three times 216 s of which all but 16 are loading; and the same command with that measures the configuration."""
+
+    def slow(config: RunConfig) -> None:
+        tune.time.now += 200  # of loading and warming up
+
+    with pytest.raises(RunError, match="nothing could be measured") as caught:
+        command(before=slow, seen=seen, **{given: little})
+    assert f"--{given.replace('_', '-')} {named} suffices" in str(caught.value)
+    measured = command(before=slow, **{given: float(named)})
+    assert {"autoregressive", "hyper_parallel"} <= {setting["method"] for setting in measured}
+    assert Path("run.tuned.yaml").exists()
 
 
 def test_paths_keep_their_meaning_in_another_folder(command, tmp_path) -> None:

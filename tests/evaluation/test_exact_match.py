@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
+from raypd.decoding.sampling import AllowedTokens
 from raypd.evaluation import exact_match
 from raypd.evaluation.exact_match import Difference, ExactMatch, Reference, difference, with_gaps
 from raypd.models.load import LoadedModel
@@ -25,9 +27,9 @@ def loaded(dtype=torch.float32) -> LoadedModel:
 
 def test_gaps_are_those_of_the_reference():
     model, stock = pair("llama")
-    rules = (6, lambda tokens: False, lambda tokens: torch.arange(60, 90).numpy() if len(tokens) == 2 else None)
+    allow = lambda tokens: AllowedTokens(np.arange(60, 90)) if len(tokens) == 2 else None  # noqa: E731
+    rules = (6, lambda tokens: False, allow)
     (found,) = Engine(model).run([with_gaps(autoregressive(Prompt([5, 6, 7]), *rules))])
-    allow = lambda tokens: range(60, 90) if len(tokens) == 2 else None  # noqa: E731
     expected = reference.autoregressive(stock, [5, 6, 7], 6, lambda tokens: False, allow)
     assert found.tokens == [t for t, _, _ in expected]
     assert found.gaps == pytest.approx([gap for _, _, gap in expected], abs=1e-4)

@@ -12,7 +12,7 @@ import pytest
 
 from raypd.errors import ConfigError, RunError
 from raypd.estimate.estimator import Array, exact
-from raypd.estimate.machines import EstimateOptions, MethodSpeed, assemble
+from raypd.estimate.machines import EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.report import data, estimate_section, page
 from raypd.report.status import Watch
 from raypd.run import text
@@ -51,7 +51,7 @@ def put(
 
     ours, theirs = speed(method, spread(1.3, 1.062), 83, 24.3), speed("autoregressive", exact(6.5), 9, 131)
     options = EstimateOptions(instances=list(instances), head="none", nodes=8)
-    found = assemble(None, options, exact(documents), [ours], [theirs], 48.0, [])
+    found = assemble(None, options, exact(documents), [ours], [theirs], Overhead(48.0), [])
     about = {"fingerprint": "0123456789ab", "model": "Qwen/Qwen3-1.7B", "task": "extraction"}
     tree = {**to_json(found), **about, "created": "2026-09-20T20:00:00+00:00", **keys}
     root.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from raypd.tasks.base import Document, Request
 from raypd.tasks.prompting import end_tokens
 from raypd.tasks.values import check
 from tests.decoding.drivers import changed
+from tests.decoding.reference import plain_output
 from tests.runs import answer
 from tests.tiny import nearly, tiny_model, tiny_tokenizer
 
@@ -114,6 +115,61 @@ def test_typed_slots_never_come_out_invalid(isolate):
             assert values[name]["status"] in ("ok", "null")
         pa.RecordBatch.from_pylist([record.columns], schema=task.columns())
     assert len(statuses) > 1
+
+
+@pytest.mark.parametrize("method", ["hyper_parallel", "guided"])
+def test_the_confidence_of_a_choice_is_its_probability_among_all_choices(method):
+    """By the logits of the unmodified model: shares of what may be written, multiplied along what was."""
+    kinds = {"yes": ("boolean", []), "one": ("enum", ["red"]), "many": ("enum", ["red", "rose", "blue"])}
+    categories = {
+        name: {"attributes": [{"name": "a", "type": kind, **({"values": values} if values else {})}]}
+        for name, (kind, values) in kinds.items()
+    }
+    task = make(task={"categories": categories}, decoding={"method": method})
+    model = tiny_model("llama", max_position_embeddings=CONTEXT)
+    documents = [document(i, f"title {i} " * (i % 5 + 1), list(kinds)[i % 3]) for i in range(12)]
+    heard: dict[int, tuple[list[int], list[int]]] = {}  # row -> prompt, what was decoded
+
+    def listened(request: Request):
+        prompt, said = heard[request.documents[0]] = ([], [])
+
+        def change(feed, predictions) -> None:
+            prompt.extend([] if prompt else feed.tokens[: feed.sample_at[0] + 1])
+            said.extend(predictions.tokens)
+
+        return changed(request.program, change)
+
+    requests = list(task.plan(documents))
+    found = Engine(copy.deepcopy(model), max_num_seqs=4).run(map(listened, requests))
+    spread = []
+    for request, values in zip(requests, found, strict=True):
+        (record,) = request.finish(values)
+        kind, words = kinds[record.columns["category"]]
+        texts = ["null", *(("true", "false") if kind == "boolean" else (f'"{word}"' for word in words))]
+        wanted = chance_of_choice(model, *heard[record.index], [text.encode() for text in texts])
+        assert record.columns["values"][0]["confidence"] == pytest.approx(wanted, abs=1e-4)
+        spread.append(wanted)
+    assert min(spread) < 0.6 < max(spread)
+
+
+def chance_of_choice(model, prompt: list[int], said: list[int], texts: list[bytes]) -> float:
+    """The probability of what was said among texts, each of which a blank may stand before; tokens are bytes."""
+
+    def still(written: bytes) -> set[bytes]:
+        if written[:2] == b"  ":
+            return set()
+        return {text for text in texts if text.startswith(written.lstrip())}
+
+    chance = 1.0
+    for n, token in enumerate(said):
+        before = bytes(said[:n])
+        logits = plain_output(model, [*prompt, *said[:n]])[0][-1].double()
+        open_ = {byte: still(before + bytes([byte])) for byte in range(3, 256)}
+        own, behind = still(before + bytes([token])), {b: texts for b, texts in open_.items() if texts}
+        within = [b for b, texts in behind.items() if texts <= own]
+        rest = [b for b, texts in behind.items() if not texts > own]
+        chance *= float((logits[within].logsumexp(0) - logits[rest].logsumexp(0)).exp())
+    return chance
 
 
 @pytest.mark.parametrize("k_max", [9, 12])

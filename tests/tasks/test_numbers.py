@@ -115,8 +115,8 @@ def follow(grammar: Grammar, tokens: list[int], most: int = 30) -> int:
     state = 0
     for n, token in enumerate(tokens):
         assert not grammar.done(state)
-        ids = grammar.allowed(state, most - n)
-        assert ids is None or token in ids
+        allowed = grammar.allowed(state, most - n)
+        assert allowed is None or token in allowed.ids
         state = grammar.advance(state, token)
     return state
 
@@ -161,11 +161,11 @@ def test_where_a_number_ends(texts, done):
 
 def test_before_its_first_digit_a_number_is_held_to_its_beginning():
     grammar = byte_grammar()
-    starts = {chr(i) for i in grammar.allowed(0, 30)}
-    assert starts == {chr(i) for i in grammar.allowed(0, 2)} == set("0123456789+-.<>=~$n \xc2\xe2")
-    assert {chr(i) for i in grammar.allowed(0, 1)} == set("0123456789n")
-    assert {chr(i) for i in grammar.allowed(grammar.advance(0, ord("-")), 1)} == set("0123456789")
-    assert {chr(i) for i in grammar.allowed(grammar.advance(0, ord(" ")), 30)} == starts - {" "}  # one at the most
+    starts = {chr(i) for i in grammar.allowed(0, 30).ids}
+    assert starts == {chr(i) for i in grammar.allowed(0, 2).ids} == set("0123456789+-.<>=~$n \xc2\xe2")
+    assert {chr(i) for i in grammar.allowed(0, 1).ids} == set("0123456789n")
+    assert {chr(i) for i in grammar.allowed(grammar.advance(0, ord("-")), 1).ids} == set("0123456789")
+    assert {chr(i) for i in grammar.allowed(grammar.advance(0, ord(" ")), 30).ids} == starts - {" "}  # one at the most
     assert not grammar.automaton.accepting(grammar.advance(0, ord("<")))
     assert grammar.allowed(grammar.advance(0, ord("7")), 1) is None
     assert grammar.needed() == 2  # a digit and what ends it
@@ -234,9 +234,9 @@ def says(program, text: str, heard: list[int]):
 
     def say(feed, predictions) -> None:
         assert len(feed.sample_at) == 1
-        (ids,) = feed.allowed_token_ids or [None]
+        (allowed,) = feed.allowed_token_ids or [None]
         token = wanted[min(len(heard), len(wanted) - 1)]
-        if ids is None or token in ids:
+        if allowed is None or token in allowed.ids:
             predictions.tokens[0] = token
         heard.extend(predictions.tokens)
 

@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -205,18 +206,18 @@ def test_choice_letters():
     assert [say(make(), letter, [given])["answer"] for letter in "ABC"] == ["Ann", "4", "Bo"]
     (request,) = make().plan([document(0, [given])])
     texts = token_texts(tiny_tokenizer())
-    assert {texts[i] for i in next(request.program).allowed_token_ids[0]} == {"A", "B", "C"}
+    assert {texts[i] for i in next(request.program).allowed_token_ids[0].ids} == {"A", "B", "C"}
 
 
 def test_a_letter_is_a_letter_and_no_word():
     """ "All" is not "A"; where a letter takes two tokens, both are there."""
     whole = Bounded(Grammar(Choice("AB"), Vocabulary(["A", " A", "All", "A.", "B", " ", "AB"])), 1)
-    assert whole.allowed_token_ids([]).tolist() == [0, 1, 4]
+    assert whole.allowed_token_ids([]).ids.tolist() == [0, 1, 4]
     assert [whole.completion([i]) for i in (0, 1, 4)] == ["A", "A", "B"]
     grammar = Grammar(Choice("AB"), Vocabulary(["A", " ", "x", "B"]))
-    assert Bounded(grammar, 1).allowed_token_ids([]).tolist() == [0, 3]
+    assert Bounded(grammar, 1).allowed_token_ids([]).ids.tolist() == [0, 3]
     blank = Bounded(grammar, 2)
-    assert (blank.allowed_token_ids([]).tolist(), blank.stops([1]), blank.allowed_token_ids([1]).tolist()) == (
+    assert (blank.allowed_token_ids([]).ids.tolist(), blank.stops([1]), blank.allowed_token_ids([1]).ids.tolist()) == (
         [0, 1, 3],
         False,
         [0, 3],
@@ -375,7 +376,7 @@ def test_every_row_of_the_real_data_has_its_records(name):
     for request in task.plan(documents):
         feed = next(request.program)
         allowed_token_ids = feed.allowed_token_ids or [None] * len(feed.sample_at)
-        picked = [EOS if ids is None else int(ids[-1]) for ids in allowed_token_ids]
+        picked = [EOS if one is None else int(one.ids[-1]) for one in allowed_token_ids]
         with pytest.raises(StopIteration) as end:
             request.program.send(Predictions(picked, [0.0] * len(picked)))
         records = request.finish(end.value.value)
@@ -398,18 +399,22 @@ def test_smollm2_answers_as_in_one_prompt_a_question():
     (answers,) = Engine(loaded.model, max_num_batched_tokens=300).run([stacked.program])
     assert len(answers) == 5
     for found, request in zip(answers, alone, strict=True):
-        agree(one_by_one(stock, request), found.tokens, found.logprobs)
+        agree(one_by_one(stock, request, token_texts(loaded.tokenizer)), found.tokens, found.logprobs)
 
 
 @torch.no_grad()
-def one_by_one(stock, request: Request) -> list[tuple[int, float, float]]:
-    """(token, log-probability, gap) of each token of a prompt's answer."""
+def one_by_one(stock, request: Request, texts: Sequence[str]) -> list[tuple[int, float, float]]:
+    """(token, log-probability, gap) of each token of a prompt's answer. texts: of the vocabulary."""
     feed, cache, answer = next(request.program), None, []
     while True:
         output = stock(input_ids=torch.tensor([list(feed.tokens)]), past_key_values=cache, use_cache=True)
         cache = output.past_key_values
-        allowed_token_ids = feed.allowed_token_ids[0] if feed.allowed_token_ids is not None else None
-        answer.append(greedy(output.logits[0, -1], None if allowed_token_ids is None else allowed_token_ids.tolist()))
+        allowed = feed.allowed_token_ids[0] if feed.allowed_token_ids is not None else None
+        answer.append(greedy(output.logits[0, -1], None if allowed is None else allowed.ids.tolist()))
+        if allowed is not None:  # a letter, with or without a blank
+            chance, (token, _, gap) = output.logits[0, -1][allowed.ids].softmax(-1), answer[-1]
+            same = [texts[i].strip() == texts[token].strip() for i in allowed.ids]
+            answer[-1] = token, float(chance[same].sum().log()), gap
         try:
             feed = request.program.send(Predictions([answer[-1][0]], [answer[-1][1]]))
         except StopIteration:

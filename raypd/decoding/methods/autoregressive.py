@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
-
 from raypd.decoding.program import Feed, Program
+from raypd.decoding.sampling import AllowedTokens
 from raypd.decoding.text import Decode, GeneratedText, Prompt, Stops, TextMethod
 
 
@@ -46,7 +45,7 @@ def autoregressive(
     prompt: Prompt,
     max_new_tokens: int,
     stops: Stops,
-    allowed_token_ids: Callable[[Sequence[int]], np.ndarray | None] | None = None,
+    allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None,
 ) -> Program[Continuation]:
     """Decodes one token a pass; the last one is not fed.
 
@@ -54,7 +53,7 @@ def autoregressive(
         prompt: what is fed first, whole.
         max_new_tokens: most tokens that are decoded.
         stops: whether the text, as the tokens decoded so far, is complete.
-        allowed_token_ids: the ids that may come next behind the tokens decoded so far; None, or returning None: all.
+        allowed_token_ids: what may come next behind the tokens decoded so far; None, or returning None: all.
     """
     answer = Continuation()
     tokens, at = prompt.tokens, 0  # to be fed, and the position of the first

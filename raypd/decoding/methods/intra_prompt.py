@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Feed, Program
+from raypd.decoding.sampling import AllowedTokens
 from raypd.decoding.visibility import Reach
 
 
@@ -26,12 +25,12 @@ class Question:
     Args:
         tokens: its own, up to where its answer begins.
         stops: whether an answer (the tokens decoded so far) is complete; its last token is then not fed.
-        allowed_token_ids: the ids that may come next behind the tokens decoded so far; None, or returning None: all.
+        allowed_token_ids: what may come next behind the tokens decoded so far; None, or returning None: all.
     """
 
     tokens: Sequence[int]
     stops: Callable[[Sequence[int]], bool]
-    allowed_token_ids: Callable[[Sequence[int]], np.ndarray | None] | None = None
+    allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None
 
 
 @dataclass
@@ -119,7 +118,7 @@ def intra_prompt(prompt: PromptTree, max_answer_tokens: int) -> Program[list[Con
         return answers
     head = header(prompt)
 
-    def allowed(of: Sequence[int]) -> list[np.ndarray | None]:
+    def allowed(of: Sequence[int]) -> list[AllowedTokens | None]:
         rules = [(questions[n].allowed_token_ids, answers[n].tokens) for n in of]
         return [None if rule is None else rule(tokens) for rule, tokens in rules]
 
