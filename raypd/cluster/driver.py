@@ -24,6 +24,7 @@ from raypd.run import layout, lease, manifest, records
 from raypd.run.manifest import Manifest, Unreadable
 from raypd.run.records import UnitResult
 from raypd.run.unit import Unit
+from raypd.tasks.prompting import check_template
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster.accounts import Accounts
@@ -67,6 +68,7 @@ def run_extract(
         Interrupted: at SIGINT or SIGTERM. What is committed by then is whole, and the same call resumes.
     """
     storage.configure(config.storage)
+    check_template(config)
     output = output_folder(config)
     if output != storage.absolute(config.output.path):
         say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")

@@ -33,6 +33,7 @@ from raypd.models.source import find_source, read_config
 from raypd.run import layout, manifest, records, text
 from raypd.run.training import Attempt, Curve, Progress, TrainingData, TrainingRecord
 from raypd.tasks.card import make_card
+from raypd.tasks.prompting import check_template
 from raypd.training.data import check
 
 _LOOK_SECONDS = 1.0
@@ -73,6 +74,7 @@ def run_training(
     """
     storage.configure(config.storage)
     check(config)
+    check_template(config)
     check_model_config(config.model, machine=False)
     storage.configure(config.storage)  # `check` has looked into runs, each as it reached its own storage
     output = driver.output_folder(config)
