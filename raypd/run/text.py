@@ -105,3 +105,8 @@ def clean(value: object, most: int = 0) -> str:
             harmless = c in "\n\t" or (unicodedata.category(c) not in ("Cc", "Cs", "Cn") and ord(c) not in _TURNING)
             out.append(c if harmless else f"\\u{ord(c):04x}")
     return "".join(out)
+
+
+def one_line(value: object, most: int = 0) -> str:
+    """As `clean`, and line ends and tabs visible too: an id must not look like lines of raypd's own."""
+    return clean(value, most).replace("\n", "\\n").replace("\t", "\\t")
