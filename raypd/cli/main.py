@@ -20,7 +20,7 @@ from raypd.cli import options as o
 from raypd.cli.run import COMMANDS, config_over, run_task
 from raypd.config.load import load_config
 from raypd.errors import RunError, UserError
-from raypd.run.text import clean
+from raypd.run.text import clean, said
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -320,7 +320,7 @@ def report_errors() -> Iterator[None]:
     except UserError as error:
         code = getattr(error, "exit_code", 1 if isinstance(error, RunError) else 2)
         message = str(error) if code == 130 else f"error: {error}"
-    print(clean(message), file=sys.stderr, flush=True)
+    print(said(message), file=sys.stderr, flush=True)
     sys.stdout.flush()
     # Not sys.exit: threads of Ray that are in the middle of something would hold the process or print a traceback.
     os._exit(code)

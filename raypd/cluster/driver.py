@@ -23,7 +23,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.run import layout, lease, manifest, records
 from raypd.run.manifest import Manifest, Unreadable
 from raypd.run.records import UnitResult
-from raypd.run.text import clean
+from raypd.run.text import said
 from raypd.run.unit import Unit
 from raypd.tasks.prompting import check_template
 
@@ -171,7 +171,7 @@ def _check_known(planned: Plan, done: set[str], output: str) -> None:
 
 def say(line: str) -> None:
     """A line for the user, beside the progress on stderr."""
-    print(clean(line), file=sys.stderr, flush=True)
+    print(said(line), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

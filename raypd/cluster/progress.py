@@ -8,7 +8,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from raypd.run.text import clean, duration, number
+from raypd.run.text import duration, number, said
 
 _LINE_SECONDS = 10.0
 
@@ -69,7 +69,7 @@ class RunDisplay:
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""
-        line = clean(line)
+        line = said(line)
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False)
         else:

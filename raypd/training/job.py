@@ -78,6 +78,7 @@ def run_training(
     check_model_config(config.model, machine=False)
     storage.configure(config.storage)  # `check` has looked into runs, each as it reached its own storage
     output = driver.output_folder(config)
+    storage.make_folder(output)
     connected = ray_session.connect(config.cluster, verbose)
     try:
         resources = ray_session.worker_resources(config)
