@@ -32,7 +32,7 @@ def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool,
     if retry_errors or all_errors:
         from raypd.verify import retry
 
-        print(retry.retry_errors(config, everything=all_errors, verbose=verbose).describe())
+        print(clean(retry.retry_errors(config, everything=all_errors, verbose=verbose).describe()))
         return
     from raypd.cluster.driver import run_extract
     from raypd.cluster.summary import print_summary

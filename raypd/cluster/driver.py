@@ -23,10 +23,11 @@ from raypd.errors import ConfigError, RunError
 from raypd.run import layout, lease, manifest, records
 from raypd.run.manifest import Manifest
 from raypd.run.records import UnitResult
-from raypd.run.text import share
+from raypd.run.text import said, share
 from raypd.run.unit import Unit
 from raypd.run.unreadable import Unreadable
 from raypd.tasks.columns import BY_KIND
+from raypd.tasks.prompting import check_template
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster.accounts import Accounts
@@ -71,6 +72,7 @@ def run_extract(
         Interrupted: at SIGINT or SIGTERM. What is committed by then is whole, and the same call resumes.
     """
     storage.configure(config.storage)
+    check_template(config)
     output = output_folder(config)
     if output != storage.absolute(config.output.path):
         say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")
@@ -177,7 +179,7 @@ def _check_known(planned: Plan, done: set[str], output: str) -> None:
 
 def say(line: str) -> None:
     """A line for the user, beside the progress on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    print(said(line), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from raypd.run.text import duration, number
+from raypd.run.text import duration, number, said
 
 _LINE_SECONDS = 10.0
 _LOADING = "loading the model"
@@ -85,6 +85,7 @@ class RunDisplay:
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""
+        line = said(line)
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False)
         else:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from raypd.config.section import Section
+from raypd.config.section import Address, Section
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
@@ -16,7 +16,7 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\
 class ClusterConfig(Section):
     """Workers and units."""
 
-    address: str | None = Field(None, description="Ray cluster; null: RAY_ADDRESS, a running one, else a local one")
+    address: Address | None = Field(None, description="Ray cluster; null: RAY_ADDRESS, a running one, else a local one")
     min_workers: int = Field(1, ge=0)
     max_workers: int = Field(1, ge=1)
     cpus_per_worker: float | None = Field(None, gt=0, description="null: 1 on a GPU, else all cores / max_workers")

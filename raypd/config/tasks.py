@@ -77,7 +77,9 @@ class ExtractionConfig(Section):
         "boolean | enum, values: of an enum}",
     )
     categories_file: str | None = Field(None, description="YAML with the same mapping, for long schemas")
-    template: str | None = Field(None, description="Jinja2 file in place of the prompt that comes with raypd")
+    template: str | None = Field(
+        None, description="Jinja2 file in place of the prompt that comes with raypd; rendered in a sandbox"
+    )
     too_long: Literal["truncate", "refuse"] = Field(
         "truncate", description="A document that does not fit the context: cut, or an error row"
     )

@@ -99,6 +99,7 @@ def _write(result: Estimate, config: RunConfig) -> str | None:
     except RecordError:
         return None
     try:
+        storage.make_folder(output)
         records.write(path, result)
     except OSError as error:
         raise RunError(f"output.path {output}: cannot be written: {error}") from None

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from raypd import storage
+from raypd.config.secrets import redact
 from raypd.errors import RunError
 from raypd.report.ledger import RunBill, read_bill
 from raypd.report.sample import AnswerSample, read_sample
-from raypd.report.secrets import redact
 from raypd.report.units import CommittedUnit, Units, read_units
 from raypd.run import layout, records
 from raypd.run.load import NoRun, is_nightly, load_record

@@ -35,7 +35,7 @@ def show(watch: Watch, *, again: float | None = None, as_json: bool = False, con
     Raises:
         RunError: storage does not answer at the first look; a later look that fails is a note.
     """
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, markup=False)
 
     def show_look(found: Status) -> None:
         if as_json:

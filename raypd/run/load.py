@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import yaml
-
 from raypd import storage
 from raypd.config import RunConfig, StorageConfig
-from raypd.config.load import make_config, with_new_names
+from raypd.config.load import make_config, value_of, with_new_names
 from raypd.errors import ConfigError
 from raypd.run import layout, records
 from raypd.run.records import RecordError, RunRecord
@@ -33,7 +31,7 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
         ConfigError: it cannot be read; NoRun: there is none.
     """
     own = [o.removeprefix("storage.").split("=", 1) for o in overrides if o.startswith("storage.") and "=" in o]
-    keys = {key: yaml.safe_load(value) for key, value in own}
+    keys = {key: value_of(value) for key, value in own}
     path = storage.join(output, layout.RUN)
     try:
         storage.configure(StorageConfig.model_validate(keys))

@@ -53,7 +53,8 @@ def claim(config: RunConfig, output: str) -> None:
     mine = RunRecord(config.fingerprint(), recorded(config), _iso(time.time()), versions())
     check(config, output)
     try:
-        storage.put_new(path, records.encoded(mine))
+        storage.make_folder(output)
+        storage.put_new(path, records.encoded(mine), private=True)
     except storage.Unavailable:
         raise
     except storage.StorageError as error:

@@ -155,10 +155,17 @@ def _hash(path: str, inode: int, size: int, changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def put_new(path: str, data: bytes) -> bool:
+def make_folder(path: str) -> None:
+    """See Storage.make_folder."""
+    at = local_path(path)
+    at.parent.mkdir(parents=True, exist_ok=True)
+    at.mkdir(mode=0o700, exist_ok=True)
+
+
+def put_new(path: str, data: bytes, private: bool) -> bool:
     """Writes a file whole and durably unless it exists; False when it does (what is there stays as it is)."""
     path = str(local_path(path))
-    with _written(path, data) as temporary:
+    with _written(path, data, 0o600 if private else 0o666) as temporary:
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -194,13 +201,13 @@ def put(path: str, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _written(path: str, data: bytes) -> Iterator[str]:
+def _written(path: str, data: bytes, mode: int = 0o666) -> Iterator[str]:
     """A temporary file of this content beside `path`, to be moved there; what stays of it is removed."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     temporary = os.path.join(folder, f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -102,7 +102,7 @@ class Verification:
         self.failed = self.found - self.ok
 
     def to_json(self) -> str:
-        return json.dumps({"passed": self.passed, **asdict(self)}, indent=2, ensure_ascii=False)
+        return json.dumps({"passed": self.passed, **asdict(self)}, indent=2)
 
 
 def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:

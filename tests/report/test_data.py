@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
+from raypd.config.secrets import HIDDEN, redact
 from raypd.report import data, units
 from raypd.report.ledger import RunBill
-from raypd.report.secrets import HIDDEN, redact
 from raypd.report.series import RunningTime, rate
 from raypd.run.records import Bill, from_json
 from tests.report.builder import Plan, build
