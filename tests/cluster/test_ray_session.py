@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.faults.trial import Trial, gated
-from tests.processes import ROOT, ended, start
+from tests.processes import ROOT, end_all, ended, start
 from tests.s3 import free_ports
 
 SHELL = "import subprocess, sys; sys.exit(subprocess.call(['bash', '-ec', sys.argv[1]], cwd=sys.argv[2]))"
@@ -29,6 +29,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         monkeypatch.delenv(name, raising=False)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     yield {"HOME": str(home), "RAY_TMPDIR": str(sockets), "PATH": path}
+    end_all()  # or they go on writing there
     shutil.rmtree(sockets, ignore_errors=True)
 
 
