@@ -66,6 +66,8 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
             if found is not None:
                 ray_private.use_token_of_this_machine()
             ray.init(address=wanted, log_to_driver=verbose, logging_level=level, **keys)
+        except SystemExit:  # Ray's own handler of SIGTERM while it starts
+            raise KeyboardInterrupt from None
         except Exception as error:  # of any kind: on a busy machine Ray raises bare ones, too
             raise RunError(_why_not(wanted, str(error))) from None
     return True

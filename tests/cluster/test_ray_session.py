@@ -11,7 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
+from raypd.cluster import ray_session
+from raypd.config import ClusterConfig
+from raypd.errors import RunError
 from tests.faults.trial import Trial, gated
 from tests.processes import ROOT, end_all, ended, start
 from tests.s3 import free_ports
@@ -101,3 +105,16 @@ def test_the_lines_of_the_readme_after_a_local_run(tmp_path: Path, fresh: dict[s
     said = ended(start(*words, f"output.path={tmp_path}/named", f"cluster.address={address}", **fresh), 1)
     assert f"no connection to Ray at {address}" in said
     assert "set RAY_AUTH_MODE=token here" in said
+
+
+@pytest.mark.parametrize(("raised", "seen"), [(SystemExit(15), KeyboardInterrupt), (Exception("too slow"), RunError)])
+def test_what_goes_wrong_while_ray_starts_is_an_interrupt_or_a_line(monkeypatch, raised, seen) -> None:
+    """Ray's handler of SIGTERM ends the process, and on a busy machine Ray raises bare exceptions."""
+
+    def init(**_):
+        raise raised
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(seen):
+        ray_session.connect(ClusterConfig(address="local"))

@@ -146,7 +146,7 @@ def _do(
         return {1}
     if kind in ("interrupted", "terminated"):
         process.send_signal(signal.SIGINT if kind == "interrupted" else signal.SIGTERM)
-        return {130}
+        return {130, -signal.SIGTERM}  # the latter before it has begun
     if kind == "driver killed":
         process.kill()
         return {-signal.SIGKILL}
