@@ -23,6 +23,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.run import layout, lease, manifest, records
 from raypd.run.manifest import Manifest, Unreadable
 from raypd.run.records import UnitResult
+from raypd.run.text import counted
 from raypd.run.unit import Unit
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
@@ -219,7 +220,7 @@ class DriverSession:
         self._accounts: Accounts | None = None
 
     def state(self) -> str:
-        return f"{self.done_units} of {self.units} units committed"
+        return f"{self.done_units} of {counted(self.units, 'unit')} committed"
 
     def stream(self) -> None:
         """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""

@@ -50,6 +50,12 @@ def test_a_finished_run_has_no_forecast(tmp_path, capsys):
     assert "MADE UP" in _shown(watch.look())
 
 
+def test_a_machine_without_a_price_costs_no_dollars(tmp_path):
+    text = _shown(Watch(str(build(tmp_path / "run", Plan(units=4, usd_per_hour=0.0, budget_usd=None)))).look())
+    assert "no price" in text
+    assert "$" not in text
+
+
 def test_the_start_of_workers_does_not_count_as_slow_work(tmp_path):
     root = build(tmp_path / "run", Plan(units=40, documents=25, missing=20, how="running", now=time.time() - 3))
 
