@@ -2,6 +2,7 @@
 # make test: set everything up and run the tests but the slow ones: about six minutes on two cores.
 # make test-slow: the slow ones, long scenarios on a real Ray: a quarter of an hour more.
 # make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
+# make chaos MINUTES=60 SEED=n: break runs at random for so long, and verify each; ROUND=k runs one of them again.
 # Needs Python 3.11 to 3.13 and make, nothing else. PYTHON=python3.12 picks one.
 
 PYTHON ?= python3
@@ -11,7 +12,10 @@ READY := $(VENV)/.ready
 # Two tests side by side: many of them wait for Ray to start. SIDE= runs one after the other.
 SIDE ?= -n 2 --dist loadscope
 
-.PHONY: help setup demo test test-slow faults lint format clean
+MINUTES ?= 60
+SEED ?= 0
+
+.PHONY: help setup demo test test-slow faults chaos lint format clean
 
 help:
 	@grep -E '^# make' Makefile
@@ -42,6 +46,9 @@ test-slow: setup
 
 faults: setup
 	$(BIN)/python -m tests.faults
+
+chaos: setup
+	$(BIN)/python -m tests.faults.chaos --minutes $(MINUTES) --seed $(SEED) $(if $(ROUND),--round $(ROUND))
 
 lint: setup
 	$(BIN)/ruff check raypd jobs infra tests

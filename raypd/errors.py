@@ -12,8 +12,14 @@ def did_you_mean(wanted: str, known: Iterable[str], shown: Callable[[str], objec
     Args:
         wanted, known, shown: what was written, the names that there are, and how one of them is shown.
     """
-    near = difflib.get_close_matches(wanted, list(known), 1, cutoff=0.5)
+    near = difflib.get_close_matches(wanted, [name for name in known if name != wanted], 1, cutoff=0.5)
     return f"did you mean {shown(near[0])}?" if near else ""
+
+
+def in_words(error: Exception) -> str:
+    """An error of Python's own for a user, who has no function to call where a number is too long to be read."""
+    text = str(error)
+    return "a number has more digits than can be read" if "set_int_max_str_digits" in text else text
 
 
 class UserError(Exception):

@@ -1,10 +1,13 @@
 """One thread a process: tests run beside the processes of Ray, where threads that spin cost more than they help."""
 
 import os
+import secrets
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+# Ray writes a token of its own to ~/.ray/auth_token otherwise, which every later `ray start` of this user asks for.
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # On a busy machine Ray's own processes may take longer to come up than it waits for them.
 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "240")
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "240")

@@ -23,7 +23,7 @@ from raypd.run.lease import RunLease
 from raypd.tasks.base import Document, Record
 from tests.processes import start
 
-_OF_THE_CLUSTER = ("unit_documents", "units_in_flight", "unit_bytes", "min_workers", "max_workers")
+_OF_THE_CLUSTER = ("unit_documents", "units_in_flight", "unit_bytes", "min_workers", "max_workers", "max_failed_share")
 
 
 @pytest.fixture(name="config")

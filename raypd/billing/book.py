@@ -5,7 +5,6 @@ The file holds all that the book knows, so that a ledger that died goes on from 
 
 import contextlib
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,6 @@ from raypd.run.records import Bill, Counts, NodeTime, RecordError, RunCost, Unit
 
 _MOST_POINTS = 2000  # of the series
 _MOST_SPANS = 4000  # of all workers
-_STALE_SECONDS = 60.0  # a file that is not final and so old has lost its session
 
 
 def _path(output: str, session: str) -> str:
@@ -208,21 +206,14 @@ def read_all(output: str) -> tuple[list[Bill], list[str]]:
     return sorted(found, key=lambda bill: bill.began), torn
 
 
-def bills(output: str, now: float | None = None) -> list[Bill]:
-    """The bills of all sessions, the oldest first; damaged files are left out.
-
-    Args:
-        output: the run's folder.
-        now: unix second; a bill that is not final and has not moved for a minute before it is of a session that died,
-            and the open units of its workers are lost. None: all bills as they are.
-    """
-    found, _ = read_all(output)
-    return found if now is None else [_settled(bill, now) for bill in found]
+def bills(output: str) -> list[Bill]:
+    """The bills of all sessions, the oldest first; damaged files are left out."""
+    return read_all(output)[0]
 
 
-def _settled(bill: Bill, now: float) -> Bill:
-    """A bill of a session that has died, closed at its last report; any other as it is."""
-    if bill.final or now - bill.until < _STALE_SECONDS:
+def _settled(bill: Bill) -> Bill:
+    """A bill of a session that has died, closed at its last report: open units are lost; any other as it is."""
+    if bill.final:
         return bill
     book = Book(bill)
     book.close(bill.until)
@@ -256,22 +247,29 @@ def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
         output: the run's folder.
         units: all that are committed, whose documents and tokens are brought into the bills.
     """
-    own = defaultdict(list)
+    own, documents = defaultdict(list), 0
     for unit in units:
         own[unit.session].append(unit)
-    found = bills(output, time.time())
+        documents += unit.documents
+    found = [_settled(bill) for bill in bills(output)]  # who asks has ended, and so has every session before it
     for bill in found:
-        if bill.final and reconcile(bill, own[bill.session]):
+        if reconcile(bill, own[bill.session]):
             write(output, bill)
-    return summed(found)
+    return summed(found, documents)
 
 
-def summed(bills: Sequence[Bill]) -> RunCost | None:
-    """The run's bill: its sessions' together; None without any."""
+def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | None:
+    """The run's bill: its sessions' together; None without any.
+
+    Args:
+        bills: of the sessions.
+        documents: that are committed; None: as the bills count them.
+    """
     if not bills:
         return None
     usd = round(sum(bill.usd for bill in bills), 6)
-    documents = sum(bill.totals.get("documents", 0) for bill in bills)
+    if documents is None:
+        documents = sum(bill.totals.get("documents", 0) for bill in bills)
     kwh = [bill.energy.kwh for bill in bills if bill.energy.kwh is not None]
     co2e = [bill.energy.co2e_kg for bill in bills if bill.energy.co2e_kg is not None]
     return RunCost(

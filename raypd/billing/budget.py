@@ -7,16 +7,14 @@ flight is lost, and done again by the session that goes on.
 """
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from raypd.errors import ConfigError, RunError
+from raypd.errors import RunError
 from raypd.run.text import count, counted, usd
 
 _CAUTION = 1.25  # a unit may take this much longer than the slowest of the last ones
 NEVER = 1_000_000  # workers: no number is enough
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
 class BudgetReached(RunError):
@@ -58,27 +56,6 @@ def reached(budget: float, spent: float, done: int, documents: int, exact: bool 
         f"{now} ({usd(1000 * spent / done)} per 1,000). The rest takes about {usd(rest)}: the same command with "
         f"cost.budget_usd={wanted:.2f} goes on"
     )
-
-
-def parse_deadline(given: str, now: float) -> float:
-    """The unix second that cost.deadline stands for.
-
-    Args:
-        given: a time (2026-11-30T18:00, local where it names no zone) or a duration (8h, 1h30m).
-        now: unix second from which a duration counts.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    given = given.strip()
-    if given and (match := _DURATION.fullmatch(given)):
-        return now + sum(float(part or 0) * s for part, s in zip(match.groups(), (86400, 3600, 60, 1), strict=True))
-    try:
-        return datetime.fromisoformat(given).timestamp()
-    except ValueError:
-        raise ConfigError(
-            f"cost.deadline {given!r}: is neither a time such as 2026-11-30T18:00 nor a duration such as 8h or 1h30m"
-        ) from None
 
 
 def need(

@@ -20,6 +20,7 @@ from raypd.cli import options as o
 from raypd.cli.run import COMMANDS, config_over, run_task
 from raypd.config.load import load_config
 from raypd.errors import RunError, UserError
+from raypd.run.text import clean, said
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -108,7 +109,7 @@ def nightly(
     from raypd.nightly.nightly import run_night
 
     made = load_config(config, overrides or [])
-    print(run_night(made, full=full, retry_errors=retry_errors, verbose=verbose).describe())
+    print(clean(run_night(made, full=full, retry_errors=retry_errors, verbose=verbose).describe()))
 
 
 @app.command()
@@ -119,7 +120,7 @@ def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = 
     """
     from raypd.training.job import run_training
 
-    print(run_training(load_config(config, overrides or []), verbose=verbose).describe())
+    print(clean(run_training(load_config(config, overrides or []), verbose=verbose).describe()))
 
 
 @app.command()
@@ -135,7 +136,7 @@ def evaluate(
     from raypd.evaluation.score import evaluate as score
 
     made = score(run, labels, against, tolerance)
-    print(json.dumps(asdict(made), indent=1) if as_json else describe(made))
+    print(json.dumps(asdict(made), indent=1) if as_json else clean(describe(made)))
 
 
 @app.command()
@@ -152,7 +153,7 @@ def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as
     config = load.load_run(run, overrides or [])
     check = table_check.verify_table if load.is_nightly(run) else verification.verify
     result = check(run, config, threads)
-    print(result.to_json() if as_json else findings.describe(result))
+    print(result.to_json() if as_json else clean(findings.describe(result)))
     if not result.passed:
         raise typer.Exit(1)
 
@@ -179,8 +180,7 @@ def errors(
         findings.print_letters(run)
     else:
         summary = dead_letters.summarize(run)
-        tree = json.dumps(asdict(summary), indent=2, ensure_ascii=False)
-        print(tree if as_json else findings.describe_errors(summary))
+        print(json.dumps(asdict(summary), indent=2) if as_json else clean(findings.describe_errors(summary)))
 
 
 @app.command()
@@ -320,7 +320,7 @@ def report_errors() -> Iterator[None]:
     except UserError as error:
         code = getattr(error, "exit_code", 1 if isinstance(error, RunError) else 2)
         message = str(error) if code == 130 else f"error: {error}"
-    print(message, file=sys.stderr, flush=True)
+    print(said(message), file=sys.stderr, flush=True)
     sys.stdout.flush()
     # Not sys.exit: threads of Ray that are in the middle of something would hold the process or print a traceback.
     os._exit(code)

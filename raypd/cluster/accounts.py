@@ -16,10 +16,12 @@ from raypd.cluster import ledger_actor
 from raypd.cluster.ledger_actor import Standing
 from raypd.cluster.ray_session import WorkerResources
 from raypd.config import RunConfig
+from raypd.config.cluster import deadline_at
 from raypd.run.text import counted, duration, number
 from raypd.run.unit import Unit
 
 _ASK_SECONDS = 1.0
+_BILL_SECONDS = 60.0  # that the first unit waits for the bill's file
 _PACES = 64  # units whose pace counts
 _SLACK = 0.9  # of the time to the deadline that is planned with: workers also read, write and wait
 _RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
@@ -53,7 +55,7 @@ class Accounts:
         self.config = config
         self.documents, self.done, self.exact, self._say = documents, done, exact, say
         cost = config.cost
-        self.deadline = None if cost.deadline is None else budget.parse_deadline(cost.deadline, began)
+        self.deadline = None if cost.deadline is None else deadline_at(cost.deadline, began)
         self.earlier = sum(bill.usd for bill in book.bills(output))
         self._standing = Standing(began, 0.0, 0.0, 0, 0.0, 0.0, None)
         if cost.budget_usd is not None and self.earlier >= cost.budget_usd:
@@ -65,7 +67,7 @@ class Accounts:
         self.held = False
         self._in_flight: dict[str, tuple[float, int]] = {}  # unix second of a unit's begin, and its documents
         self._paces: deque[float] = deque(maxlen=_PACES)  # seconds a document, from a unit's begin to its commit
-        self._asked = 0.0
+        self._asked, self._began = 0.0, time.monotonic()
         self._answer: Any = None
         self._thought = 0.0
         self._shown: set[str] = set()  # what the user has been shown once
@@ -73,6 +75,8 @@ class Accounts:
     def admit(self, unit: Unit, beside: int) -> bool:
         """Whether a unit may be begun, on a worker that has `beside` others in flight; once not, never again."""
         now = time.time()
+        if not self._standing.kept and not self._waited_enough():
+            return False
         own = (now, unit.expected)
         if self.config.cost.budget_usd is not None:
             others = [other for name, other in self._in_flight.items() if name != unit.id]
@@ -83,6 +87,13 @@ class Accounts:
                 self.held = True
                 return False
         self._in_flight[unit.id] = own
+        return True
+
+    def _waited_enough(self) -> bool:
+        """Whether units are assigned though the bill has no file yet, after a minute in which there was none."""
+        if time.monotonic() - self._began < _BILL_SECONDS:
+            return False
+        self._say_once("bill", "the bill cannot be written yet: what this session costs from here on may be missing")
         return True
 
     def ended(self, unit: Unit, documents: int | None) -> None:

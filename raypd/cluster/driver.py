@@ -21,10 +21,13 @@ from raypd.dataset import planner, writer
 from raypd.dataset.plan import Plan, take_apart
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout, lease, manifest, records
-from raypd.run.manifest import Manifest, Unreadable
+from raypd.run.manifest import Manifest
 from raypd.run.records import UnitResult
-from raypd.run.text import counted
+from raypd.run.text import counted, said, share
 from raypd.run.unit import Unit
+from raypd.run.unreadable import Unreadable
+from raypd.tasks.columns import BY_KIND
+from raypd.tasks.prompting import check_template
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.cluster.accounts import Accounts
@@ -33,6 +36,7 @@ if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for ru
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
+_JUDGED_AFTER = 100  # documents of a session, after which cluster.max_failed_share is looked at
 
 
 class Interrupted(RunError):
@@ -68,11 +72,15 @@ def run_extract(
         Interrupted: at SIGINT or SIGTERM. What is committed by then is whole, and the same call resumes.
     """
     storage.configure(config.storage)
+    check_template(config)
     output = output_folder(config)
     if output != storage.absolute(config.output.path):
         say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")
     manifest.check(config, output)
+    writer.output_schema(BY_KIND[config.task.kind], config.output.partition)
     planned = planned or planner.plan(config, output)
+    if planned.passed_over:
+        say(planned.passed_over)
     done = writer.committed(output)
     _check_known(planned, done, output)
     if len(done) == planned.units:
@@ -89,11 +97,13 @@ def run_extract(
             say("checking the model")  # it imports torch and transformers, for seconds
             from raypd.models.check_method import check_method
             from raypd.models.load import check_model_config
+            from raypd.tasks import check_task
             from raypd.tasks.card import check_card
 
             check_model_config(config.model)
             check_method(config)
             check_card(config)
+            check_task(config)
     manifest.claim(config, output)
     own = lease.RunLease(output, say)
     if own.took_over:  # and that one may have gone on while this one looked
@@ -151,8 +161,7 @@ def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable
     if unreadable.units and config.input.on_damaged == "fail":
         raise RunError(
             f"{unreadable.units} units of the input cannot be read; all that can is done:\n{unreadable.shown()}"
-            f"{path} lists them. The same command tries them again, when the objects are put right or removed; with "
-            "input.on_damaged=skip it leaves them out and ends well"
+            f"{path} lists them. {unreadable.advice({unit.source for unit in units})}"
         )
     return result
 
@@ -170,7 +179,7 @@ def _check_known(planned: Plan, done: set[str], output: str) -> None:
 
 def say(line: str) -> None:
     """A line for the user, beside the progress on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    print(said(line), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -207,7 +216,8 @@ class DriverSession:
     own: lease.RunLease
     verbose: bool
     build: Build
-    failed_documents: int = 0
+    answered_documents: int = 0  # of this session
+    failed_documents: int = 0  # of these
     unit_errors: dict[str, str] = field(default_factory=dict)
     unreadable: Unreadable = field(default_factory=Unreadable)
 
@@ -253,12 +263,12 @@ class DriverSession:
 
         config, planned, own, say = self.config, self.planned, self.own, self._display.say
         ray_session.silence_ray_logs(say, self.verbose)
-        share = ray_session.worker_resources(config)
+        takes = ray_session.worker_resources(config)
         accounts = self._accounts = Accounts(
-            config, self.output, own.id, own.began, share, planned.documents, self.done_documents, say, planned.exact
+            config, self.output, own.id, own.began, takes, planned.documents, self.done_documents, say, planned.exact
         )
-        spec = WorkerSpec(config, self.output, own.id, share.threads, self.build, accounts.ledger, share.gpus)
-        scheduler = self._scheduler = Scheduler(spec, share, config.cluster, say)
+        spec = WorkerSpec(config, self.output, own.id, takes.threads, self.build, accounts.ledger, takes.gpus)
+        scheduler = self._scheduler = Scheduler(spec, takes, config.cluster, say)
         scheduler.admit = accounts.admit
         if accounts.deadline is not None:  # how many it takes is known after the first unit
             scheduler.wanted = max(1, config.cluster.min_workers)
@@ -267,7 +277,7 @@ class DriverSession:
             singles = take_apart(self.output, self._apart, config.fingerprint())
             self.units += len(singles) - len(self._apart)
             self._run(scheduler, accounts, iter(singles), len(singles))
-        self._display.update(self.done_documents, self.failed_documents)
+        self._update()
         if accounts.held:
             raise accounts.reached()
 
@@ -282,26 +292,47 @@ class DriverSession:
                 scheduler.closing = accounts.held
                 if event.workers:
                     self._display.begin()
-                self._display.update(self.done_documents + event.answered, self.failed_documents + event.failed)
+                self._update(event.answered, event.failed)
             else:
                 accounts.ended(event.unit, event.result.ok + event.result.failed if event.result.done else None)
                 self._take(event.unit, event.result)
 
+    def _update(self, answered: int = 0, failed: int = 0) -> None:
+        """Shows how far the run is, with the documents of units in flight."""
+        if not self.planned.exact and self.done_units:  # lines cut by bytes: units are of about as many
+            self._display.total = round(self.done_documents * self.units / self.done_units)
+        self._display.update(self.done_documents + answered, self.failed_documents + failed)
+
     def _error(self, what: str) -> RunError:
         return RunError(f"{what}\n{self.state()}; the same command resumes")
+
+    def _check_failed(self, unit: Unit) -> None:
+        """Raises RunError when too many documents have failed for the run to be worth its money."""
+        failed, documents, most = self.failed_documents, self.answered_documents, self.config.cluster.max_failed_share
+        if documents < _JUDGED_AFTER or failed <= min(most * documents, documents - 1):
+            return
+        errors = writer.read_table(self.output, unit.id, ["error"])[1]["error"].drop_null()
+        raise RunError(
+            f"{failed:,} of {documents:,} documents have failed ({share(failed, documents)}; cluster.max_failed_share "
+            f"is {most:g}), one because: {errors[0]}\nThey are committed as failed: `raypd errors {self.output}` lists "
+            "them, and once the cause is gone --retry-errors tries them again"
+        )
 
     def _take(self, unit: Unit, result: UnitResult) -> None:
         if result.error is None:
             self.done_units += 1
             self.done_documents += result.ok + result.failed
+            self.answered_documents += result.ok + result.failed
             self.failed_documents += result.failed
+            if result.failed:
+                self._check_failed(unit)
             return
         reason = result.error.strip().rpartition("\n")[2]
         if result.unreadable and len(unit.parts) > 1:
             self._apart.append(unit)
         elif result.unreadable:
-            self.unreadable.add(unit, result.error)
-            self._display.say(f"unit {unit.id} cannot be read: {reason}")
+            if self.unreadable.add(unit, result.error):  # once a file
+                self._display.say(f"left out: {reason}")
         else:
             self.unit_errors[unit.id] = result.error
             self._display.say(f"unit {unit.id} failed: {reason}")

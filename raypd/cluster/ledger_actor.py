@@ -45,6 +45,7 @@ class Standing:
     busy_seconds: float  # of all workers
     startup_seconds: float  # that one took on average
     unpriced: str | None  # why a node stands on the bill with $0
+    kept: bool = False  # whether the bill's file is on storage
 
 
 class Ledger:
@@ -65,9 +66,10 @@ class Ledger:
         tokens = (server.usd_per_million_prompt_tokens, server.usd_per_million_answer_tokens) if server else (0.0, 0.0)
         self.book = Book(kept, cost.watts_per_gpu, cost.co2e_grams_per_kwh, tokens)
         self._metrics: Metrics | None = None
-        self._writing, self._ended = threading.Lock(), threading.Event()
+        self._writing, self._ended, self._kept = threading.Lock(), threading.Event(), False
         self._durable = {worker.worker: worker.sequence for worker in self.book.workers.values()}
         self._look()
+        self._try(self._flush)  # before the first unit is assigned: a session that commits has a bill
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
     def report(self, report: WorkerTime) -> int:
@@ -88,6 +90,7 @@ class Ledger:
             busy_seconds=sum(billing.settled(own, now, final=False).busy for own in workers),
             startup_seconds=sum(own.startup for own in loaded) / len(loaded) if loaded else 0.0,
             unpriced=next((n.price_source for n in nodes if n.price_source.startswith(machines.UNKNOWN)), None),
+            kept=self._kept,
         )
 
     def close(self) -> None:
@@ -99,12 +102,15 @@ class Ledger:
 
     def _run(self) -> None:
         while not self.book.last.final and not self._ended.wait(_ROUND_SECONDS):
-            for step in (self._look, self._flush):
-                try:
-                    step()
-                except Exception:  # storage or Ray is away for a moment: the next round tries again
-                    traceback.print_exc()
-                    print("raypd: the ledger goes on", file=sys.stderr, flush=True)
+            self._try(self._look)
+            self._try(self._flush)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception:  # storage or Ray is away for a moment: the next round tries again
+            traceback.print_exc()
+            print("raypd: the ledger goes on", file=sys.stderr, flush=True)
 
     def _look(self) -> None:
         found = self._nodes({worker.node for worker in list(self.book.workers.values())})
@@ -120,6 +126,7 @@ class Ledger:
         with self._writing:
             bill = self.book.bill(time.time())
             book.write(self._output, bill)
+            self._kept = True
             self._durable = {own.worker: own.sequence for own in bill.workers}
         try:
             if self._metrics is None:

@@ -15,6 +15,7 @@ import ray
 from raypd.cluster import ray_private, ray_session
 from raypd.config import RunConfig
 from raypd.errors import RunError, UserError
+from raypd.tasks.prompting import check_template
 
 _WAIT_SECONDS = 1800.0  # for a worker on a cluster that may have to start a node first
 
@@ -37,6 +38,7 @@ class OneWorker:
         self._actor: Any = None
 
     def __enter__(self) -> Self:
+        check_template(self.config)
         began = time.time()
         self._own = ray_session.connect(self.config.cluster, self.verbose)
         try:

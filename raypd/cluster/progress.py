@@ -8,7 +8,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from raypd.run.text import duration, number
+from raypd.run.text import duration, number, said
 
 _LINE_SECONDS = 10.0
 _LOADING = "loading the model"
@@ -30,7 +30,7 @@ class ProgressLines:
 class RunDisplay:
     """Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere.
 
-    total: documents of the run; done: those that were committed before it began.
+    total: documents of the run, which may change while it runs; done: those that were committed before it began.
     """
 
     def __init__(self, total: int, done: int) -> None:
@@ -74,8 +74,10 @@ class RunDisplay:
     def update(self, done: int, failed: int) -> None:
         """Shows how many documents are answered and failed, those of units in flight among them."""
         self._done = max(done, self._before)
+        self.total = max(self.total, self._done)
         if self._bar is not None:
-            self._bar.update(self._row, completed=self._done, failed=failed, rate=number(self._rate()))
+            rate = number(self._rate())
+            self._bar.update(self._row, total=self.total, completed=self._done, failed=failed, rate=rate)
         elif self._begun:
             left = (self.total - self._done) / self._rate() if self._rate() > 0 else None
             ends = f", {duration(left)} left" if left is not None else ""
@@ -83,6 +85,7 @@ class RunDisplay:
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""
+        line = said(line)
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False)
         else:

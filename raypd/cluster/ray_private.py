@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -13,6 +15,40 @@ def local_address() -> str | None:
     from ray._private.utils import read_ray_address
 
     return read_ray_address()
+
+
+@contextlib.contextmanager
+def closed_to_others() -> Iterator[None]:
+    """A Ray that is started within listens on 127.0.0.1 alone, and to a token that no file holds.
+
+    Ray takes a loopback _node_ip_address for a mistake and replaces it; it binds to loopback by itself where clusters
+    are turned off, as on macOS. A token that it makes itself it writes to ~/.ray/auth_token, and every later
+    `ray start` asks for that one.
+    """
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+    loader = AuthenticationTokenLoader.instance()
+    if not loader.has_token(ignore_auth_mode=True):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # Ray's processes inherit it
+        loader.reset_cache()
+    variable, clusters = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    before = os.environ.get(variable)
+    os.environ[variable], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        os.environ.pop(variable)
+        if before is not None:
+            os.environ[variable] = before
+
+
+def use_token_of_this_machine() -> None:
+    """As Ray does with a cluster that it finds itself: a token in ~/.ray or the environment is shown to it."""
+    from ray._private.authentication import authentication_token_setup
+
+    authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def draining_nodes() -> dict[str, int]:

@@ -42,7 +42,7 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
 
     if ray.is_initialized():
         return False
-    wanted = config.address or os.environ.get("RAY_ADDRESS")
+    wanted, found = config.address or os.environ.get("RAY_ADDRESS"), None
     if wanted is None or wanted == "auto":
         found = ray_private.local_address()
         found = found if found and _answers(found) else None
@@ -59,13 +59,27 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
         keys = {"runtime_env": None if submitted else {"py_modules": [str(Path(__file__).resolve().parents[1])]}}
     print("starting Ray" if wanted == "local" else "connecting to Ray", file=sys.stderr, flush=True)
     level = logging.INFO if verbose else logging.CRITICAL
-    with _signals_kept(), contextlib.nullcontext() if verbose else _stderr_muted():
+    nothing = contextlib.nullcontext()
+    closed = ray_private.closed_to_others() if wanted == "local" else nothing
+    with _signals_kept(), nothing if verbose else _stderr_muted(), closed:
         try:
+            if found is not None:
+                ray_private.use_token_of_this_machine()
             ray.init(address=wanted, log_to_driver=verbose, logging_level=level, **keys)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            what = "Ray does not start on this machine" if wanted == "local" else f"no connection to Ray at {wanted}"
-            raise RunError(f"{what}: {error}") from None
+        except Exception as error:  # of any kind: on a busy machine Ray raises bare ones, too
+            raise RunError(_why_not(wanted, str(error))) from None
     return True
+
+
+def _why_not(address: str, error: str) -> str:
+    """Why there is no connection to the Ray of an address, and what to do where it asks for a token."""
+    if address == "local":
+        return f"Ray does not start on this machine: {error}"
+    return (
+        f"no connection to Ray at {address}: {error.partition('. ')[0]}. If that cluster asks for a token (`ray start` "
+        "does where there is a file ~/.ray/auth_token), set RAY_AUTH_MODE=token here, with the same file or with "
+        "RAY_AUTH_TOKEN (`ray get-auth-token` prints it there)"
+    )
 
 
 def _answers(address: str) -> bool:

@@ -15,7 +15,7 @@ from raypd import storage
 from raypd.dataset import writer
 from raypd.run import layout
 from raypd.run.records import Manifest, RunCost
-from raypd.run.text import count, counted, duration, number, share, usd
+from raypd.run.text import count, counted, duration, number, one_line, share, usd
 
 _ROWS = 8
 _OWN = ("id", "status", "error", "source", "row", "attempts")
@@ -28,7 +28,7 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
         manifest: of the run.
         console: where to; None: stdout, in the width of the terminal.
     """
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, markup=False)
     units = sorted(writer.committed(manifest.output))
     rows = writer.read_rows(manifest.output, units[0], _ROWS) if units else []
     if rows:
@@ -40,6 +40,8 @@ def print_summary(manifest: Manifest, console: Console | None = None) -> None:
         f"{counted(manifest.documents, 'document')}: {ok}; {counted(manifest.units, 'unit')}; "
         f"{duration(manifest.seconds)}, {number(manifest.documents_per_second)} documents/s"
     )
+    if manifest.truncated:
+        console.print(f"cut to fit the model's context: {counted(manifest.truncated, 'document')} (column `truncated`)")
     if manifest.units_unreadable:
         left_out = f"left out: {counted(manifest.units_unreadable, 'unit')} of the input that cannot be read"
         console.print(f"{left_out}; the manifest lists them", style="red")
@@ -85,8 +87,8 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(head, overflow="ellipsis", no_wrap=True, max_width=16)
     table.add_column("values", overflow="ellipsis", no_wrap=True, min_width=20, ratio=1)
     for row in rows:
-        category = [Text(str(row.pop("category", None) or ""))] if with_category else []
-        table.add_row(Text(str(row["id"])), *category, _values(row))
+        category = [Text(one_line(row.pop("category", None) or ""))] if with_category else []
+        table.add_row(Text(one_line(row["id"])), *category, _values(row))
     return table
 
 
@@ -118,9 +120,9 @@ def _flat(name: str, value: Any) -> list[str]:
         return [part for key, inner in value.items() for part in _flat(str(key), inner)]
     if value is None or value == []:
         return []
-    return [f"{name}: {_short(value)}"]
+    return [f"{name}: {_short(json.dumps(value) if isinstance(value, bool) else value)}"]
 
 
 def _short(value: Any, most: int = 28) -> str:
-    text = " ".join(str(value).split())
+    text = one_line(" ".join(str(value).split()))
     return text if len(text) <= most else text[: most - 1] + "…"

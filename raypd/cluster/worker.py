@@ -22,6 +22,7 @@ from raypd.cluster.components import WorkerComponents, build
 from raypd.cluster.in_flight import Progress
 from raypd.cluster.request_queue import Cancelled, EngineBroken, RequestQueue, UnitState, reason
 from raypd.config import RunConfig
+from raypd.config.secrets import redact
 from raypd.dataset import writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, UserError
@@ -103,9 +104,10 @@ class DecodeWorker:
         except EngineBroken as error:
             # A broken engine (a lost device, a bug) taints its process: end it, and the scheduler tries the units that
             # it held in a new one, a finite number of times.
-            print(f"raypd: the engine failed, this worker ends: {error}", file=sys.stderr, flush=True)
+            text = redact(str(error))
+            print(f"raypd: the engine failed, this worker ends: {text}", file=sys.stderr, flush=True)
             try:  # what Ray reports of a death does not name the cause
-                storage.put(retry_policy.failure_path(self.spec.output, attempt.unit.id), str(error).encode())
+                storage.put(retry_policy.failure_path(self.spec.output, attempt.unit.id), text.encode())
             except OSError:
                 traceback.print_exc()
             os._exit(1)
@@ -162,6 +164,7 @@ class DecodeWorker:
             began=began,
             busy_seconds=round(spent.prefill + spent.decode, 6),
             categories=spent.categories,
+            truncated=writer.count_truncated(table),
         )
         if not writer.commit(output, table, summary, partition):
             return writer.read_summary(output, unit.id)  # another attempt was first

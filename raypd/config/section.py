@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from raypd.config.secrets import SIGNED
+
 
 class Section(BaseModel):
     """A part of the tree: unknown keys are refused, values are checked."""
@@ -22,11 +24,20 @@ def without_credentials(uri: str) -> str:
     """The URI. Raises ValueError, which does not repeat it, where it holds credentials."""
     scheme, separator, rest = uri.partition("://")
     host = rest.split("/")[0]  # a secret key can hold a / itself
-    if separator and ("@" in host or (scheme.startswith("s3") and ":" in host and "@" in rest)):
+    named = "@" in host or (scheme.startswith("s3") and ":" in host and "@" in rest)
+    if separator and (named or SIGNED.search(rest)):
         raise ValueError(
             "a URI must hold no credentials: give them through the environment, storage.profile or the instance's role"
         )
     return uri
 
 
+def without_password(address: str) -> str:
+    """The address, with or without a scheme. Raises ValueError, which does not repeat it, where it holds a password."""
+    if "@" in address:
+        raise ValueError("an address is host:port and holds no user and password; Ray's own is RAY_AUTH_TOKEN")
+    return address
+
+
 Uri = Annotated[str, AfterValidator(without_credentials)]
+Address = Annotated[str, AfterValidator(without_password)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -11,7 +11,12 @@ from raypd.config.section import Section
 
 
 def _fits_json(text: str) -> bool:
-    return text.isprintable() and '"' not in text and "\\" not in text
+    return text.isprintable() and '"' not in text and "\\" not in text and text == text.strip()
+
+
+def bare(key: str) -> str:
+    """A key without its case and what stands between its words: as it is found in what a model writes."""
+    return re.sub(r'[ _./"-]+', "", key).casefold()
 
 
 class Attribute(Section):
@@ -29,14 +34,19 @@ class Attribute(Section):
         if len(set(self.values)) != len(self.values):
             raise ValueError(f"attribute {self.name!r}: a value stands twice")
         if not all(value and _fits_json(value) for value in self.values):
-            raise ValueError(f"attribute {self.name!r}: enum values are printable text without quotes and backslashes")
+            raise ValueError(
+                f"attribute {self.name!r}: enum values are printable text without quotes and backslashes, and without "
+                "blanks at their ends"
+            )
         return self
 
     @field_validator("name")
     @classmethod
     def _plain_name(cls, name: str) -> str:
         if not _fits_json(name):
-            raise ValueError(f"{name!r}: a name is printable text without quotes and backslashes")
+            raise ValueError(
+                f"{name!r}: a name is printable text without quotes and backslashes, and without blanks at its ends"
+            )
         return name
 
 
@@ -49,9 +59,11 @@ class Category(Section):
     @field_validator("attributes")
     @classmethod
     def _names_differ(cls, attributes: list[Attribute]) -> list[Attribute]:
-        name, count = Counter(attribute.name for attribute in attributes).most_common(1)[0]
-        if count > 1:
-            raise ValueError(f"two attributes are named {name!r}")
+        names: dict[str, str] = {}
+        for name in (attribute.name for attribute in attributes):
+            if (other := names.setdefault(bare(name), name)) is not name:
+                alike = f": {other!r} and {name!r} differ in case or punctuation alone" if other != name else ""
+                raise ValueError(f"two attributes are named {name!r}{alike}")
         return attributes
 
 
@@ -65,7 +77,9 @@ class ExtractionConfig(Section):
         "boolean | enum, values: of an enum}",
     )
     categories_file: str | None = Field(None, description="YAML with the same mapping, for long schemas")
-    template: str | None = Field(None, description="Jinja2 file in place of the prompt that comes with raypd")
+    template: str | None = Field(
+        None, description="Jinja2 file in place of the prompt that comes with raypd; rendered in a sandbox"
+    )
     too_long: Literal["truncate", "refuse"] = Field(
         "truncate", description="A document that does not fit the context: cut, or an error row"
     )

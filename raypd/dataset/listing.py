@@ -3,15 +3,19 @@
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from raypd import storage
 from raypd.config import InputConfig
 from raypd.errors import InputError
+from raypd.run.text import counted
 from raypd.storage.common import literal
 
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+_NAMED = 5
+_READ = "raypd reads .jsonl, .jsonl.gz, .jsonl.zst and .parquet, and follows no links to folders"
 
 
 class InputObject(NamedTuple):
@@ -25,8 +29,32 @@ class InputObject(NamedTuple):
     compression: str | None
 
 
-def objects(source: InputConfig) -> Iterator[InputObject]:
+@dataclass
+class PassedOver:
+    """Files among the input's objects whose names say no format: how many, and the first of them."""
+
+    files: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def add(self, name: str) -> None:
+        """Counts a file, and keeps its name while there are few."""
+        self.files += 1
+        if len(self.names) < _NAMED:
+            self.names.append(name)
+
+    def __str__(self) -> str:
+        if not self.files:
+            return ""
+        more = f" and {self.files - len(self.names):,} more" if self.files > len(self.names) else ""
+        return f"{counted(self.files, 'file')} of the input left out ({_READ}): {', '.join(self.names)}{more}"
+
+
+def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[InputObject]:
     """The input's objects, each once, in the order of the roots (entries of input.path) and of the names below each.
+
+    Args:
+        source: names the roots and their format.
+        passed: gets the files that are no objects of the input.
 
     Raises:
         InputError: a root does not exist or holds nothing that raypd reads.
@@ -43,6 +71,8 @@ def objects(source: InputConfig) -> Iterator[InputObject]:
                 if literal(root) != root:
                     raise InputError(_unsupported(item.path))
                 skipped = skipped or item
+                if passed is not None:
+                    passed.add(item.name)
                 continue
             found += 1
             try:

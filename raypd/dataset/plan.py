@@ -41,12 +41,13 @@ class Plan:
     Attributes:
         exact: whether `documents` is a count, or an estimate from the first lines of JSONL objects.
         changes: objects that are not what they were in the last session's plan.
+        passed_over: files beside the input's objects that raypd does not read, in words; "" where there are none.
     """
 
     def __init__(self, totals: PlanTotals, folder: str, spool: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.totals, self._folder, self._spool = totals, folder, spool
         self.units, self.documents, self.bytes, self.exact = totals.units, totals.documents, totals.bytes, totals.exact
-        self.changes = ""
+        self.changes = self.passed_over = ""
 
     def __iter__(self) -> Iterator[Unit]:
         """The units that can be read. Raises RunError when a chunk is damaged; storage.Unavailable."""

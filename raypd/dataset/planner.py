@@ -11,7 +11,7 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset.columns import Columns
 from raypd.dataset.jsonl import lines_of_range, open_lines
-from raypd.dataset.listing import InputObject, objects
+from raypd.dataset.listing import InputObject, PassedOver, objects
 from raypd.dataset.plan import Plan, PlanWriter, stored
 from raypd.dataset.plan import alone as stored_alone
 from raypd.dataset.refresh import Listing, digested, kept
@@ -42,8 +42,11 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
             missing everywhere, no object that can be read. Single objects that cannot be read are in the plan.
         RunError: storage failed: nothing is known of what was not looked into.
     """
+    passed = PassedOver()
     try:
-        return _plan(config, output)
+        made = _plan(config, output, passed)
+        made.passed_over = str(passed)
+        return made
     except OSError as error:
         outage = storage.outage(error, error.filename or str(config.input.path))
         if outage is None:  # a folder that may not be listed
@@ -52,16 +55,16 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
         raise RunError(f"{outage}; planning ended there, and no document is given up for it{resumes}") from error
 
 
-def _plan(config: RunConfig, output: str | None) -> Plan:
+def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
     cut = {"unit_documents": config.cluster.unit_documents, "unit_bytes": config.cluster.unit_bytes}
     before = stored(output) if output is not None else None
     alone = stored_alone(output) if output is not None else set()
     planning = _Planning(config, alone, _TAIL_UNITS if output is not None else 0)
     if before is None or before.totals.cut != cut:
         digest = hashlib.sha256()
-        planning.add(digested(objects(config.input), digest))
+        planning.add(digested(objects(config.input, passed), digest))
         return planning.finish(planning.objects, digest.hexdigest(), cut)
-    with contextlib.closing(Listing(objects(config.input))) as now:
+    with contextlib.closing(Listing(objects(config.input, passed))) as now:
         same = before.totals.listing == now.digest and before.totals.alone == len(alone)
         if same and not before.totals.damaged:
             return before

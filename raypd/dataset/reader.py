@@ -13,8 +13,9 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset.jsonl import BOM, Line, lines, lines_of_range, open_lines
 from raypd.dataset.split import line_limit
-from raypd.errors import InputError
+from raypd.errors import InputError, in_words
 from raypd.run.unit import Part, Unit
+from raypd.storage.common import SINCE_PLANNED
 from raypd.tasks.base import Document
 from raypd.tasks.documents import kind_of
 
@@ -40,7 +41,7 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
     if unit.only is None:
         return documents
     if unit.only and unit.only[-1] >= len(documents):
-        raise InputError(f"{unit.path}: has fewer documents than were wanted of it; start the run again")
+        raise InputError(f"{unit.path}: has changed {SINCE_PLANNED}: fewer documents than were wanted of it")
     return [documents[row] for row in unit.only]
 
 
@@ -60,13 +61,14 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
     except storage.Changed as error:
         raise InputError(str(error)) from None
     except FileNotFoundError:
-        raise InputError(f"{part.path}: is gone since the run was planned; start the run again") from None
+        raise InputError(f"{part.path}: is gone {SINCE_PLANNED}") from None
     except (EOFError, zlib.error, OSError, pa.ArrowException) as error:
         if outage := storage.outage(error, part.path):
             raise outage from error
         raise InputError(f"{part.path}: cannot be read: {error}") from error
     if part.rows not in (None, len(documents)):
-        raise InputError(f"{part.path}: {len(documents)} documents where {part.rows} were planned; start the run again")
+        count = f"{len(documents)} documents where {part.rows} were planned"
+        raise InputError(f"{part.path}: has changed {SINCE_PLANNED}: {count}")
     return documents
 
 
@@ -92,7 +94,7 @@ def _parsed(line: Line, config: RunConfig) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: {error.reason} at byte {error.start} of the line") from None
     except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from None
+        raise ValueError(f"not JSON: {in_words(error)}") from None
     except RecursionError:
         raise ValueError("not JSON that can be read: nested too deeply") from None
     if not isinstance(fields, dict):
@@ -163,7 +165,11 @@ def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None
         if value is None:
             continue
         if not isinstance(value, str):
-            raise ValueError(f"column {name!r} holds {kind_of(value)}, not text")
+            other = (
+                next((part for part in value if not isinstance(part, str)), None) if isinstance(value, list) else None
+            )
+            held = f"a list with {kind_of(other)} in it" if isinstance(value, list) else kind_of(value)
+            raise ValueError(f"column {name!r} holds {held}, not text")
         if "\0" in value:
             raise ValueError(f"column {name!r} holds NUL characters")
         try:

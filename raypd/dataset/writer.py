@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raypd import storage
@@ -110,9 +111,17 @@ def _printable(text: str) -> str:
 
 def count_documents(table: pa.Table) -> tuple[int, int]:
     """(ok, failed) documents of a unit's rows; a document with any error row counts as failed."""
-    places = list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
-    failed = {place for place, status in zip(places, table["status"].to_pylist(), strict=True) if status != "ok"}
-    return len(set(places)) - len(failed), len(failed)
+    failed = _places(table.filter(pc.not_equal(table["status"], "ok")))
+    return len(_places(table) - failed), len(failed)
+
+
+def count_truncated(table: pa.Table) -> int:
+    """Documents of a unit's rows that were cut to fit the model's context."""
+    return len(_places(table.filter(table["truncated"]))) if "truncated" in table.column_names else 0
+
+
+def _places(table: pa.Table) -> set[tuple[str, int]]:
+    return set(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
 
 
 def commit(output: str, table: pa.Table, summary: UnitSummary, partition: Mapping[str, str] | None = None) -> bool:

@@ -100,6 +100,7 @@ def _write(result: Estimate, config: RunConfig) -> str | None:
     except RecordError:
         return None
     try:
+        storage.make_folder(output)
         records.write(path, result)
     except OSError as error:
         raise RunError(f"output.path {output}: cannot be written: {error}") from None
@@ -147,14 +148,16 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
 
 
 def check_model(config: RunConfig) -> None:
-    """Raises ModelError for what can be known before any weights are loaded."""
+    """Raises ModelError or ConfigError for what can be known before any weights are loaded."""
     if config.model.has_weights:
         say("checking the model")
         from raypd.models.check_method import check_method
         from raypd.models.load import check_model_config
+        from raypd.tasks import check_task
 
         check_model_config(config.model, machine=False)
         check_method(config)
+        check_task(config)
 
 
 def check_sample(found: Profile) -> None:

@@ -18,7 +18,7 @@ from raypd.run.records import Estimate
 
 def show_estimate(result: Estimate) -> None:
     """Prints to stdout, in the width of the terminal. Brackets hold the 95% interval."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     about = "" if result.documents.counted else "about "
     words = "document" if result.documents.counted and result.documents.value == 1 else "documents"
     console.print(f"{about}{tables.with_interval(result.documents, text.count)} {words}\n")
@@ -32,7 +32,7 @@ def show_estimate(result: Estimate) -> None:
     if missing := tables.not_measured(result):
         console.print(missing, soft_wrap=True)
     for note in result.notes:
-        console.print(f"note: {note}", soft_wrap=True)
+        console.print(f"note: {text.clean(note)}", soft_wrap=True)
 
 
 def _table(cells: tables.Cells, width: int | None = None) -> Table:
@@ -49,7 +49,7 @@ def _table(cells: tables.Cells, width: int | None = None) -> Table:
 
 def show_tune(result: TuneResult) -> None:
     """Prints all that was tried, and why the best is the best, to stdout in the width of the terminal."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     priced = result.kind.usd_per_hour > 0
     cells = [["setting", "docs/s", *(["$/1,000"] if priced else []), "agree [95%]", ""]]
     for trial in result.search.trials:
@@ -64,7 +64,7 @@ def show_tune(result: TuneResult) -> None:
     console.print(table)
     console.print(why(result), soft_wrap=True)
     for note in _notes(result):
-        console.print(f"note: {note}", soft_wrap=True)
+        console.print(f"note: {text.clean(note)}", soft_wrap=True)
 
 
 def _remark(result: TuneResult, trial: Trial) -> str:

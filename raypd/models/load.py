@@ -104,7 +104,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
             "the tokenizer is that of another model"
         )
     check_decodable(model, config.name)
-    return LoadedModel(model, tokenizer, config.name, dtype, device, _context_length(config.name, model, tokenizer))
+    context = context_length(config.name, model.config, tokenizer)
+    return LoadedModel(model, tokenizer, config.name, dtype, device, context)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -177,8 +178,9 @@ def _check_base(config: ModelConfig, base: PretrainedConfig) -> None:
         raise ModelError(f"model {config.name!r}: a {base.model_type} model is not a causal language model")
 
 
-def _context_length(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    config = model.config.get_text_config()
+def context_length(name: str, base: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Most tokens of one sequence, by a model's config.json, else by its tokenizer. Raises ModelError: neither says."""
+    config = base.get_text_config()
     for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
         length = getattr(config, key, None)
         if isinstance(length, int) and length > 0:

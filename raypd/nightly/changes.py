@@ -21,8 +21,8 @@ from raypd.config import RunConfig
 from raypd.dataset.plan import Plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
-from raypd.run.manifest import Unreadable
 from raypd.run.unit import Unit, make_unit
+from raypd.run.unreadable import Unreadable
 from raypd.storage.threads import in_threads
 from raypd.tasks.base import Document
 from raypd.verify.scratch import Scratch

@@ -22,9 +22,9 @@ from raypd.nightly.changes import Input
 from raypd.nightly.schema_change import Change
 from raypd.run import layout, manifest, records
 from raypd.run.lease import RunLease, held
-from raypd.run.manifest import Unreadable
 from raypd.run.records import NightStart, NightState, RecordError
 from raypd.run.text import counted
+from raypd.run.unreadable import Unreadable
 from raypd.verify.scratch import Scratch, quoted
 
 if TYPE_CHECKING:
@@ -136,6 +136,8 @@ class NightRun:
         state, scratch = self.state, self.scratch
         changes.load_index(scratch, self.root, [] if self.full or state is None else state.index)
         plan = planner.plan(self.config)
+        if plan.passed_over:
+            driver.say(plan.passed_over)
         tonight = changes.read_input(scratch, plan, self.config)
         if not tonight.units:
             objects = counted(tonight.damaged.units, "object")

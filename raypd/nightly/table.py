@@ -122,7 +122,7 @@ def _write(root: str, documents: list[dict[str, Any]], config: RunConfig, change
 
     def find(file: str, source: str, row: int) -> list[dict[str, Any]]:
         if (file, source, row) not in there:
-            raise RunError(f"{file}: has no row for {source}, row {row}, that the index says it has; run with --full")
+            raise RunError(f"{file}: has no row for {source}, at {row}, that the index says it has; run with --full")
         return there[file, source, row]
 
     rows: list[dict[str, Any]] = []

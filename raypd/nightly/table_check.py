@@ -27,7 +27,7 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
     files = objects(root)
     result.objects = len(files)
     plan = planner.plan(config)
-    result.units = plan.units
+    result.units, result.passed_over = plan.units, plan.passed_over
     with Scratch() as scratch:
         scratch.create("input", INPUT)
         scratch.create("damaged", changes.DAMAGED)

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from raypd import storage
+from raypd.config.secrets import redact
 from raypd.errors import RunError
 from raypd.report.ledger import RunBill, read_bill
 from raypd.report.sample import AnswerSample, read_sample
-from raypd.report.secrets import redact
 from raypd.report.units import CommittedUnit, Units, read_units
 from raypd.run import layout, records
-from raypd.run.load import NoRun, load_record
-from raypd.run.records import Estimate, Manifest, PlanTotals, RecordError, Session
+from raypd.run.load import NoRun, is_nightly, load_record
+from raypd.run.records import Estimate, Manifest, NightState, PlanTotals, RecordError, Session
 from raypd.run.text import clean
 from raypd.run.training import TrainingRecord
 
@@ -50,9 +50,9 @@ class RunReport:
     """Everything a report shows.
 
     state: complete, running, interrupted, failed, killed, empty; estimated: only the estimate of a run is there;
-    trained: it is no run but a training.
-    forecast: None where no estimate was made, or where it is damaged: then its file is in `torn`. failures: (unit, the
-    last line of why its worker died).
+    trained: it is no run but a training. table: of a nightly folder, whose units, sessions and bill are those of all
+    its nights. unreadable: units of the input that cannot be read. forecast: None where no estimate was made, or where
+    it is damaged: then its file is in `torn`. failures: (unit, the last line of why its worker died).
     """
 
     root: str
@@ -70,6 +70,8 @@ class RunReport:
     forecast: Estimate | None = None
     training: TrainingRecord | None = None
     torn: list[str] = field(default_factory=list)  # files beside the bill that cannot be read
+    table: NightState | None = None
+    unreadable: int = 0
 
     @property
     def fake(self) -> bool:
@@ -103,8 +105,9 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
             if found := _only_trained(root) or _only_estimated(root):
                 return found
             raise
-        units, bill, plan, now = read_units(root), read_bill(root), read_plan(root), time.time()
-        sessions = read_sessions(root, units.read, bill, now, units.scale)
+        table, runs, now = read_table(root), runs_of(root), time.time()
+        units, bill, plan = read_units(runs), read_bill(runs), read_plan(root)
+        sessions = read_sessions(runs, units.read, bill, now, units.scale)
         planned = plan.units if plan else None
         forecast, torn = _read_forecast(root)
         return RunReport(
@@ -118,10 +121,12 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
             units=units,
             bill=bill,
             sample=read_sample(units.read, record.fingerprint),
-            failures=_failures(root),
+            failures=_failures(runs),
             read_at=now,
             forecast=forecast,
             torn=torn,
+            table=table,
+            unreadable=unreadable(plan, read_manifest(root)),
         )
     except OSError as error:
         raise RunError(f"{root}: cannot be read: {error}") from None
@@ -135,7 +140,7 @@ def _only_trained(root: str) -> RunReport | None:
         return None
     except RecordError as error:
         raise RunError(str(error)) from None
-    return RunReport(root, "", redact(found.config), "trained", found.versions, bill=read_bill(root), training=found)
+    return RunReport(root, "", redact(found.config), "trained", found.versions, bill=read_bill([root]), training=found)
 
 
 def _only_estimated(root: str) -> RunReport | None:
@@ -175,11 +180,39 @@ def read_plan(root: str) -> PlanTotals | None:
     plan = _read(PlanTotals, storage.join(root, layout.PLAN_TOTALS))
     if plan is not None:
         return plan
-    manifest = _read(Manifest, storage.join(root, layout.MANIFEST))
+    manifest = read_manifest(root)
     if manifest is None or not manifest.units_planned:
         return None
     done = manifest.units == manifest.units_planned
     return PlanTotals("", manifest.units_planned, manifest.documents if done else 0)
+
+
+def read_manifest(root: str) -> Manifest | None:
+    """What a run came to when it last ended; None where it never has. Raises RunError when the file is torn."""
+    return _read(Manifest, storage.join(root, layout.MANIFEST))
+
+
+def unreadable(plan: PlanTotals | None, manifest: Manifest | None) -> int:
+    """Units of the input that cannot be read.
+
+    Args:
+        plan, manifest: of the run; the one knows what was found at once, the other what was found later.
+    """
+    return max(plan.damaged if plan else 0, manifest.units_unreadable if manifest else 0)
+
+
+def read_table(root: str) -> NightState | None:
+    """The last good night of a nightly folder; None where it is none. Raises RunError when its record is torn."""
+    return _read(NightState, storage.join(root, layout.STATE))
+
+
+def runs_of(root: str) -> list[str]:
+    """The folders of a run: its own, or of a nightly folder those of all nights, the oldest first."""
+    if not is_nightly(root):
+        return [root]
+    folder = storage.join(root, layout.NIGHTS)
+    nights = [storage.join(folder, name) for name in sorted(storage.folders(folder))]
+    return [run for night in nights for run in (night, storage.join(night, layout.ADDED))]
 
 
 def _read(kind: type[_R], path: str) -> _R | None:
@@ -191,10 +224,11 @@ def _read(kind: type[_R], path: str) -> _R | None:
         raise RunError(str(error)) from None
 
 
-def _failures(root: str) -> list[tuple[str, str]]:
-    folder = storage.join(root, layout.FAILURES)
+def _failures(runs: Sequence[str]) -> list[tuple[str, str]]:
+    folders = (storage.join(run, layout.FAILURES) for run in runs)
+    files = [(folder, name) for folder in folders for name in storage.names(folder)]
     found = []
-    for name in storage.names(folder)[:_FAILURES]:
+    for folder, name in files[:_FAILURES]:
         try:
             text = storage.read(storage.join(folder, name)).decode(errors="replace").strip()
         except OSError:
@@ -204,17 +238,18 @@ def _failures(root: str) -> list[tuple[str, str]]:
 
 
 def read_sessions(
-    root: str, units: Sequence[CommittedUnit], bill: RunBill | None, now: float, scale: float = 1.0
+    runs: Sequence[str], units: Sequence[CommittedUnit], bill: RunBill | None, now: float, scale: float = 1.0
 ) -> list[ReportSession]:
-    """The sessions of a run, oldest first, with what each committed and cost; a torn file is left out.
+    """The sessions of some runs, oldest first, with what each committed and cost; a torn file is left out.
 
     units: as far as they are known, each for `scale` of them. now: unix seconds.
     """
     found = []
-    for name in storage.names(storage.join(root, layout.SESSIONS)):
-        with contextlib.suppress(RecordError, OSError):
-            found.append(records.read(Session, storage.join(root, layout.SESSIONS, name)))
-    bills = {one.session: one for one in bill.sessions} if bill else {}
+    for folder in (storage.join(run, layout.SESSIONS) for run in runs):
+        for name in storage.names(folder):
+            with contextlib.suppress(RecordError, OSError):
+                found.append(records.read(Session, storage.join(folder, name)))
+    bills = {one.session: one for one in (*bill.sessions, *bill.retries)} if bill else {}
     own: dict[str, list[CommittedUnit]] = {}
     for unit in units:
         own.setdefault(unit.session, []).append(unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from raypd import storage
@@ -60,13 +61,20 @@ class RunBill:
         return {name: sum(bill.totals.get(name, 0) for bill in self.sessions) for name in ("documents", "failed")}
 
 
-def read_bill(root: str) -> RunBill | None:
-    """The bill of the run at `root`, None where none was kept. Raises OSError when storage does not answer."""
-    sessions, torn = book.read_all(root)
-    retries: list[Bill] = []
-    folder = storage.join(root, layout.RETRIES)
-    for number in storage.folders(folder):
-        found, damaged = book.read_all(storage.join(folder, number))
-        retries += found
+def read_bill(runs: Sequence[str]) -> RunBill | None:
+    """The bill of some runs together, None where none was kept. Raises OSError when storage does not answer."""
+    sessions: list[Bill] = []
+    retries: dict[str, Bill] = {}
+    torn: list[str] = []
+    for run in runs:
+        tries = storage.join(run, layout.RETRIES)
+        for number in storage.folders(tries):
+            found, damaged = book.read_all(storage.join(tries, number))
+            retries |= {bill.session: bill for bill in found}
+            torn += damaged
+        found, damaged = book.read_all(run)
+        sessions += found
         torn += damaged
-    return RunBill(sessions, retries, torn) if sessions or torn else None
+    # The bills of a retry that has ended are copied into the run's own.
+    sessions = sorted((bill for bill in sessions if bill.session not in retries), key=lambda bill: bill.began)
+    return RunBill(sessions, list(retries.values()), torn) if sessions or torn else None

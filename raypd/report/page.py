@@ -161,6 +161,9 @@ def _warnings(run: RunReport) -> list[str]:
             share = text.share(committed, planned)
             done = f"{text.count(committed)} of {text.counted(planned, 'unit')} committed ({share})"
         found.append(f"This run is not finished: {done}. All figures are as of {text.when(run.read_at)}.")
+    if run.unreadable:
+        units = text.counted(run.unreadable, "unit")
+        found.append(f"{units} of the input cannot be read: their documents are not in these figures.")
     if not run.units.whole:
         found.append(
             f"Of {text.counted(committed, 'unit')}, {text.count(len(run.units.read))} evenly spread ones were "

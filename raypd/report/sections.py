@@ -94,12 +94,19 @@ def _not_shown(rows: Sequence[Any]) -> str:
 def tiles(run: RunReport) -> list[Tile]:
     """The headline figures; what is not known says so."""
     documents, failed, seconds = run.units.total("documents"), run.units.total("failed"), run.seconds
+    extracted = documents
+    if run.table is not None:
+        documents, failed = run.table.documents, run.table.failed
     prefill, shared, decode = (run.units.tokens(f"{kind}_tokens") for kind in ("prefill", "shared", "decode"))
     outcome = ["none is committed yet"]
     if documents:
         share = text.share(failed, documents)
         outcome = [f"{text.count(documents - failed)} ok", f"{text.count(failed)} failed ({share})"]
-    speed = text.number(documents / seconds) if seconds and documents else text.NONE
+    if run.table is not None:
+        outcome.append(
+            f"in the table of the night {text.clean(run.table.night, 40)}; {text.count(extracted)} extracted"
+        )
+    speed = text.number(extracted / seconds) if seconds and extracted else text.NONE
     tokens = [
         f"{text.compact(prefill)} of prompts, {text.compact(decode)} of answers",
         f"{text.compact(shared)} more were shared, not computed again",
@@ -108,7 +115,7 @@ def tiles(run: RunReport) -> list[Tile]:
     return [
         Tile("Documents", text.count(documents), "", outcome),
         Tile("Speed", speed, "documents/s", ["mean over all running time"]),
-        *_cost_tiles(run.bill, documents),
+        *_cost_tiles(run.bill, extracted),
         Tile("Tokens", text.compact(prefill + decode), "", tokens),
         Tile("Time", text.duration(seconds), "", [text.counted(len(run.sessions), "session"), began]),
     ]

@@ -1,7 +1,7 @@
 """How a run stands, from its folder alone and so from any machine: one look, or one every few seconds.
 
 Cheap on purpose: a look lists the units and reads the newest session and the bills; of the units themselves it reads
-a few footers, and only where no bill tells how many documents they hold.
+some footers, and none twice.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 from raypd import storage
 from raypd.report import data
-from raypd.report.ledger import RunBill, read_bill
+from raypd.report.ledger import read_bill
 from raypd.report.sample import read_errors
 from raypd.report.units import CommittedUnit, read_unit, spread, unit_objects
 from raypd.run.load import load_record
-from raypd.run.records import Bill
-from raypd.run.text import clean
+from raypd.run.records import Bill, Manifest, PlanTotals
+from raypd.run.text import clean, counted
 from raypd.verify import dead_letters
 
-_FOOTERS = 64  # read in one look
+_FOOTERS = 512  # read in one look
 _ERROR_UNITS = 8  # read for their errors in one look
 _ERRORS = 5
 _RATE_SECONDS = 600.0  # the speed of now is that of the last ten minutes
@@ -50,9 +50,12 @@ class Status:
     documents: int
     documents_planned: int | None
     exact: bool  # whether `documents` and `failed` were counted, not scaled up from some units
+    planned_exact: bool  # whether `documents_planned` was
     failed: int
     sessions: int
     running_seconds: float
+    extracted: int | None = None  # documents of all nights, where `documents` are those of a nightly table
+    unreadable: int = 0  # units of the input that cannot be read
     documents_per_second: float | None = None
     eta_seconds: float | None = None
     usd: float | None = None
@@ -81,29 +84,42 @@ class Watch:
 
     def look(self) -> Status:
         """Raises OSError when storage does not answer."""
-        now = time.time()
-        objects, bill, plan = unit_objects(self.root), read_bill(self.root), data.read_plan(self.root)
+        now, table, runs = time.time(), data.read_table(self.root), data.runs_of(self.root)
+        plan, manifest = data.read_plan(self.root), data.read_manifest(self.root)
+        objects, bill = unit_objects(runs), read_bill(runs)
         self._read_footers(objects)
         known = [unit for unit in map(self._held.get, objects) if unit is not None]
-        sessions = data.read_sessions(self.root, known, bill, now)
-        documents, failed, exact = _documents(len(objects), known, bill)
+        sessions = data.read_sessions(runs, known, bill, now)
+        documents, failed, exact = _documents(len(objects), known, manifest)
+        planned, planned_exact = _planned(plan, len(objects), documents, exact)
+        # Of nights it is the night that ends well or not, and each may have run twice or not at all.
+        ended = data.read_sessions([self.root], [], None, now) if table else sessions
         status = Status(
             run=self.root,
-            state=data.state_of(sessions, len(objects), plan.units if plan else None),
+            state=data.state_of(ended, len(objects), plan.units if plan else None),
             fake=self._fake,
             at=now,
             units=len(objects),
-            units_planned=plan.units if plan else None,
-            documents=documents,
-            documents_planned=plan.documents or None if plan else None,
-            exact=exact,
-            failed=failed,
+            units_planned=max(plan.units, len(objects)) if plan else None,
+            documents=table.documents if table else documents,
+            documents_planned=planned,
+            exact=exact or table is not None,
+            planned_exact=planned_exact,
+            failed=table.failed if table else failed,
             sessions=len(sessions),
             running_seconds=sum(s.seconds for s in sessions),
+            extracted=documents if table else None,
+            unreadable=data.unreadable(plan, manifest),
             heard=max((s.ended for s in sessions), default=None),
             errors=self._last_errors(known),
-            notes=bill.cost.notes if bill else ["no bill is kept for this run"],
+            notes=list(bill.cost.notes) if bill else ["no bill is kept for this run"],
         )
+        if table:
+            extracted = f"{counted(documents, 'document')} extracted in all nights"
+            status.notes.insert(0, f"the table is that of the night {table.night}; {extracted}")
+        if status.unreadable:
+            units = counted(status.unreadable, "unit")
+            status.notes.insert(0, f"{units} of the input cannot be read: their documents are not in these figures")
         if bill:
             status.usd, status.budget_usd, status.deadline = bill.usd, bill.newest.budget_usd, bill.newest.deadline
             status.workers = _workers(bill.newest)
@@ -113,7 +129,7 @@ class Watch:
     def _read_footers(self, objects: Sequence[storage.Object]) -> None:
         """The newest units are not known by name: of those that were not read, an even choice is."""
         new = [o for o in objects if o not in self._held]
-        with ThreadPoolExecutor(16) as pool:
+        with ThreadPoolExecutor(32) as pool:
             chosen = spread(new, _FOOTERS)
             for item, unit in zip(chosen, pool.map(read_unit, chosen), strict=True):
                 self._held[item] = unit
@@ -130,13 +146,26 @@ class Watch:
         return [clean(error, 160) for error in list(found)[:_ERRORS]]
 
 
-def _documents(units: int, known: Sequence[CommittedUnit], bill: RunBill | None) -> tuple[int, int, bool]:
-    """(documents, failed, whether they were counted)."""
-    if bill and bill.totals["documents"] and len(known) != units:
-        return bill.totals["documents"], bill.totals["failed"], True
+def _documents(units: int, known: Sequence[CommittedUnit], manifest: Manifest | None) -> tuple[int, int, bool]:
+    """(documents, failed, whether they were counted): of the units' own summaries, or of the manifest over them all."""
+    if len(known) < units and manifest is not None and manifest.units == units:
+        return manifest.documents, manifest.failed, True
     scale = units / len(known) if known else 0.0
     documents, failed = (round(sum(getattr(u, name) for u in known) * scale) for name in ("documents", "failed"))
     return documents, failed, len(known) == units
+
+
+def _planned(plan: PlanTotals | None, units: int, documents: int, exact: bool) -> tuple[int | None, bool]:
+    """(documents of the whole run, whether they were counted).
+
+    Where lines were cut by bytes nobody knows before the end how many there are: units are of about as many bytes.
+    """
+    if plan is None or not plan.documents:
+        return None, False
+    if plan.exact or not units:
+        return plan.documents, plan.exact
+    done = units >= plan.units
+    return documents if done else round(documents * plan.units / units), done and exact
 
 
 def _forecast(status: Status, bill: Bill | None) -> None:
@@ -146,8 +175,9 @@ def _forecast(status: Status, bill: Bill | None) -> None:
         rate = _recent(bill)
         there = (n for n in bill.nodes if n.ended is None or n.ended >= bill.until - 1)
         status.usd_per_hour = sum(n.usd_per_hour for n in there)
-    if not rate and status.documents and status.running_seconds > 0:
-        rate = status.documents / status.running_seconds
+    done = status.documents if status.extracted is None else status.extracted
+    if not rate and done and status.running_seconds > 0:
+        rate = done / status.running_seconds
     status.documents_per_second = rate
     if running and rate and status.documents_planned is not None:
         status.eta_seconds = max(0, status.documents_planned - status.documents) / rate

@@ -35,7 +35,7 @@ def show(watch: Watch, *, again: float | None = None, as_json: bool = False, con
     Raises:
         RunError: storage does not answer at the first look; a later look that fails is a note.
     """
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, markup=False)
 
     def show_look(found: Status) -> None:
         if as_json:
@@ -105,7 +105,8 @@ def _figures(status: Status) -> Table:
     about = "" if status.exact else "about "
     done, planned = f"{about}{text.count(status.documents)}", status.documents_planned
     if planned:
-        done += f" of {text.count(planned)}, {text.share(status.documents, planned)}"
+        nearly = "" if status.planned_exact else "about "
+        done += f" of {nearly}{text.count(planned)}, {text.share(status.documents, planned)}"
     if status.failed:
         done += f"; {about}{text.count(status.failed)} failed"
     table.add_row("documents", done)
@@ -131,8 +132,9 @@ def _cost(status: Status, usd: float) -> str:
     line = text.usd(usd)
     if status.budget_usd:
         line += f" of {text.usd(status.budget_usd)}, {text.share(usd, status.budget_usd)}"
-    if status.documents:
-        line += f"; {text.usd(1000 * usd / status.documents)} per 1,000 documents"
+    documents = status.documents if status.extracted is None else status.extracted
+    if documents:
+        line += f"; {text.usd(1000 * usd / documents)} per 1,000 documents"
     if status.usd_per_hour:
         line += f"; {text.usd(status.usd_per_hour)} an hour"
     if status.usd_at_end is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,14 +49,15 @@ class Units:
         return round(sum(u.counts.get(kind, 0) for u in self.read) * self.scale)
 
 
-def unit_objects(root: str) -> list[storage.Object]:
-    """The objects of the committed units, in the order of their names."""
-    return [o for o in storage.walk(storage.join(root, layout.UNITS)) if o.name.endswith(".parquet")]
+def unit_objects(runs: Sequence[str]) -> list[storage.Object]:
+    """The objects of the committed units of some runs, in the order of their names."""
+    found = (o for run in runs for o in storage.walk(storage.join(run, layout.UNITS)))
+    return [o for o in found if o.name.endswith(".parquet")]
 
 
-def read_units(root: str) -> Units:
+def read_units(runs: Sequence[str]) -> Units:
     """The summaries of the committed units, of very many an even choice. Damaged ones are named, and not counted."""
-    objects = unit_objects(root)
+    objects = unit_objects(runs)
     units = Units(committed=len(objects))
     chosen = spread(objects, READ_UNITS)
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -150,6 +150,7 @@ def held(output: str, say: Callable[[str], None]) -> Iterator[RunLease]:
     Raises:
         RunError: another session that is alive holds it.
     """
+    storage.make_folder(output)
     own, how = RunLease(output, say), "failed"
     try:
         yield own

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import yaml
-
 from raypd import storage
 from raypd.config import RunConfig, StorageConfig
-from raypd.config.load import make_config, with_new_names
+from raypd.config.load import make_config, value_of, with_new_names
 from raypd.errors import ConfigError
 from raypd.run import layout, records
 from raypd.run.records import RecordError, RunRecord
@@ -33,7 +31,7 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
         ConfigError: it cannot be read; NoRun: there is none.
     """
     own = [o.removeprefix("storage.").split("=", 1) for o in overrides if o.startswith("storage.") and "=" in o]
-    keys = {key: yaml.safe_load(value) for key, value in own}
+    keys = {key: value_of(value) for key, value in own}
     path = storage.join(output, layout.RUN)
     try:
         storage.configure(StorageConfig.model_validate(keys))
@@ -44,7 +42,9 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
         storage.configure(StorageConfig.model_validate({**(record.config.get("storage") or {}), **keys}))
     except FileNotFoundError:
         reason = "no run here (it has no run.json); give the output.path of a run"
-        if storage.exists(storage.join(output, layout.ESTIMATE)):
+        if storage.folders(storage.join(output, layout.NIGHTS)):
+            reason = "no night has ended well here yet; the folders in nights/ are runs, of which each can be looked at"
+        elif storage.exists(storage.join(output, layout.ESTIMATE)):
             reason = f"no run here yet, only an estimate: start the run, or `raypd report {output}` shows it"
         raise NoRun(f"{output}: {reason}") from None
     except storage.Unavailable:

@@ -6,7 +6,6 @@ import contextlib
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -25,37 +24,10 @@ from raypd.run.records import (
     Session,
     SessionTotals,
     UnitSummary,
-    UnreadableUnit,
 )
-from raypd.run.unit import Unit
+from raypd.run.unreadable import Unreadable
 
-_UNREADABLE_LISTED = 100
-_UNREADABLE_SHOWN = 10
 NO_KEY = "a file that prompts come from, or raypd itself"  # what makes another fingerprint beside the keys
-
-
-@dataclass
-class Unreadable:
-    """Units of the input that cannot be read: how many, and what is known of the first of them."""
-
-    units: int = 0
-    entries: list[UnreadableUnit] = field(default_factory=list)
-
-    def add(self, unit: Unit, error: str) -> None:
-        """Counts a unit, and keeps it while there are few.
-
-        Args:
-            unit, error: one that cannot be read, and why.
-        """
-        self.units += 1
-        if len(self.entries) < _UNREADABLE_LISTED:
-            self.entries.append(UnreadableUnit(unit.name, unit.bytes, error))
-
-    def shown(self) -> str:
-        """The first reasons on lines of their own, for a message."""
-        lines = "".join(f"  {entry.error}\n" for entry in self.entries[:_UNREADABLE_SHOWN])
-        more = self.units - _UNREADABLE_SHOWN
-        return lines + (f"  and {more:,} more\n" if more > 0 else "")
 
 
 def versions() -> dict[str, str]:
@@ -81,7 +53,8 @@ def claim(config: RunConfig, output: str) -> None:
     mine = RunRecord(config.fingerprint(), recorded(config), _iso(time.time()), versions())
     check(config, output)
     try:
-        storage.put_new(path, records.encoded(mine))
+        storage.make_folder(output)
+        storage.put_new(path, records.encoded(mine), private=True)
     except storage.Unavailable:
         raise
     except storage.StorageError as error:
@@ -203,6 +176,7 @@ def make(
         documents=documents,
         ok=sum(u.ok for u in units),
         failed=sum(u.failed for u in units),
+        truncated=sum(u.truncated for u in units),
         units=len(units),
         units_planned=units_planned,
         units_unreadable=unreadable.units,

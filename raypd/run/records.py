@@ -167,6 +167,7 @@ class UnitSummary:
     busy_seconds: float = 0.0  # of the engine, for this unit
     categories: dict[str, Counts] = field(default_factory=dict)
     retries: int = 0  # number of the last retry whose rows are among its rows; 0: none
+    truncated: int = 0  # documents that were cut to fit the model's context
 
 
 @dataclass(frozen=True)
@@ -357,19 +358,21 @@ class SessionTotals:
 
 @dataclass
 class UnreadableUnit:
-    """A unit of the input that cannot be read: its object, that one's bytes, and why."""
+    """A file of the input of which units cannot be read: their bytes, why the first cannot, and how many they are."""
 
     source: str
     bytes: int
     error: str
+    units: int = 1
 
 
 @dataclass
 class Manifest:
     """manifest.json: a run's totals.
 
-    fake: `model: fake` made the answers up. units_unreadable: because of the input; `unreadable` has the first hundred.
-    documents_per_second: over the time of all sessions. cost: None where no ledger ran.
+    fake: `model: fake` made the answers up. truncated: documents that were cut to fit the model's context.
+    units_unreadable: because of the input; `unreadable` has the first hundred. documents_per_second: over the time of
+    all sessions. cost: None where no ledger ran.
     """
 
     fingerprint: str = ""
@@ -377,6 +380,7 @@ class Manifest:
     documents: int = 0
     ok: int = 0
     failed: int = 0
+    truncated: int = 0
     units: int = 0
     units_planned: int = 0
     units_unreadable: int = 0

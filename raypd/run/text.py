@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from raypd.config.secrets import redact
+
 NONE = "\N{EN DASH}"  # where there is no figure
 Show = Callable[[float], str]  # a figure as people read it
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -110,3 +112,13 @@ def clean(value: object, most: int = 0) -> str:
             harmless = c in "\n\t" or (unicodedata.category(c) not in ("Cc", "Cs", "Cn") and ord(c) not in _TURNING)
             out.append(c if harmless else f"\\u{ord(c):04x}")
     return "".join(out)
+
+
+def one_line(value: object, most: int = 0) -> str:
+    """As `clean`, and line ends and tabs visible too: an id must not look like lines of raypd's own."""
+    return clean(value, most).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def said(value: object) -> str:
+    """A message as it may stand on a terminal and in a log: as `clean`, and without secrets (by their form)."""
+    return clean(redact(str(value)))

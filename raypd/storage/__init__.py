@@ -147,18 +147,24 @@ class Storage:
         file = S3Reader(self.s3, path, version, size, ahead=False) if remote else local.open_read(path, 0, version)
         return pa.PythonFile(file, mode="r")
 
-    def put_new(self, path: str, data: bytes) -> bool:
+    def make_folder(self, path: str) -> None:
+        """Makes a folder that its owner alone can enter; one that is there stays as it is. Nothing on S3."""
+        if not is_remote(path):
+            local.make_folder(path)
+
+    def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
         """Writes a file whole unless it exists.
 
         Args:
             path: its folders are made where they are not there.
             data: all of its bytes; they must differ between writers that want to know who was first.
+            private: a local file is its owner's alone to read.
 
         Returns:
             False when it exists, and what is there stays as it is. Of many writers at once one gets True (on a store
             that knows no conditional PUT: at least one), and so does one whose answer was lost, if it finds its data.
         """
-        return s3.put_new(self.s3, path, data) if is_remote(path) else local.put_new(path, data)
+        return s3.put_new(self.s3, path, data) if is_remote(path) else local.put_new(path, data, private)
 
     def put(self, path: str, data: bytes) -> None:
         """Writes a file whole in place of what is there.
@@ -190,4 +196,4 @@ default = Storage()
 configure, find, walk, names, folders = default.configure, default.find, default.walk, default.names, default.folders
 is_folder, exists, version, read = default.is_folder, default.exists, default.version, default.read
 open_read, open_file, delete = default.open_read, default.open_file, default.delete
-put_new, put, put_if = default.put_new, default.put, default.put_if
+put_new, put, put_if, make_folder = default.put_new, default.put, default.put_if, default.make_folder

@@ -41,11 +41,14 @@ class Unavailable(StorageError):
     """
 
 
+SINCE_PLANNED = "since it was planned"  # in every reason why a file is not the one that was planned
+
+
 class Changed(StorageError):
     """The object at a path is not, or no longer, the version that was asked for."""
 
     def __str__(self) -> str:
-        return f"{self.args[0]}: has changed since it was planned: it was replaced or deleted; start the run again"
+        return f"{self.args[0]}: has changed {SINCE_PLANNED}: it was replaced or deleted"
 
 
 def outage(error: BaseException, path: str) -> Unavailable | None:

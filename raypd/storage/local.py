@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import os
 import socket
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from raypd.errors import InputError, did_you_mean
-from raypd.storage.common import Changed, Object, choose, literal
+from raypd.storage.common import Changed, Object, StorageError, choose, literal
 
 # Above this a file is known by size and time of change: every worker would have to read all of it for a hash.
 _HASHED_BYTES = 64 << 20
@@ -39,6 +40,8 @@ def find(path: str) -> Iterator[Object]:
     start = literal(str(at))
     glob = None if at.is_dir() else str(at)
     if glob == start:
+        if os.path.lexists(at):
+            raise InputError(f"{path}: {_no_file(at)}")
         raise InputError(f"{path}: no such file or folder{_near(at)}")
     root = at if glob is None else Path(os.path.dirname(start))
 
@@ -48,7 +51,7 @@ def find(path: str) -> Iterator[Object]:
         only = "only hidden files (a part of their names begins with . or _)" if listed else "no files"
         return f"{path}: the folder holds {only}"
 
-    yield from choose(_objects(root), glob, none)
+    yield from choose(_objects(root, every=True), glob, none)
 
 
 def walk(folder: str) -> Iterator[Object]:
@@ -57,19 +60,27 @@ def walk(folder: str) -> Iterator[Object]:
     return (item for item in found if not os.path.basename(item.name).startswith(_TEMPORARY))
 
 
-def _objects(root: Path) -> Iterator[Object]:
-    for file in _files(root):
+def _objects(root: Path, every: bool = False) -> Iterator[Object]:
+    for file in _files(root, every):
         with contextlib.suppress(FileNotFoundError):  # gone since it was listed
             yield _object(file, root)
 
 
 def _object(file: Path, root: Path) -> Object:
-    stat = file.stat()
-    return Object(str(file), file.relative_to(root).as_posix(), stat.st_size, f"{stat.st_size}-{stat.st_mtime_ns}")
+    try:
+        found = file.stat()
+    except OSError:
+        if not file.is_symlink():
+            raise
+        found = file.lstat()  # of a link to nothing: `version` tells
+    return Object(str(file), file.relative_to(root).as_posix(), found.st_size, f"{found.st_size}-{found.st_mtime_ns}")
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """The files below a folder in the order of their parts; links to folders are not followed."""
+def _files(folder: Path, every: bool) -> Iterator[Path]:
+    """The files below a folder in the order of their parts; links to folders are not followed.
+
+    every: also what is neither a file nor a folder (pipes, links to nothing or to folders), for who must not lose it.
+    """
     try:
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda e: e.name)
@@ -77,9 +88,18 @@ def _files(folder: Path) -> Iterator[Path]:
         return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path))
-        elif entry.is_file():
+            yield from _files(Path(entry.path), every)
+        elif every or entry.is_file():
             yield Path(entry.path)
+
+
+def _no_file(at: Path) -> str:
+    """What stands at a path in place of a file."""
+    if not at.exists():
+        return f"a link to {os.readlink(at)}, which is not there"
+    if at.is_dir():
+        return "a link to a folder, which is not followed: name that folder in input.path"
+    return "a pipe, socket or device: raypd reads files; write what comes out of it to one"
 
 
 def _missing(folder: Path) -> str:
@@ -116,10 +136,17 @@ def open_read(path: str, offset: int, wanted: str | None) -> BinaryIO:
 def version(path: str) -> str:
     """See Storage.version. A hash survives a copy of the file, as `ray job submit --working-dir` makes one."""
     at = local_path(path)
-    stat = os.stat(at)
-    if stat.st_size > _HASHED_BYTES:
-        return f"{stat.st_size}-{stat.st_mtime_ns}"
-    return _hash(str(at), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    try:
+        found = os.stat(at)
+    except FileNotFoundError:
+        if not at.is_symlink():
+            raise
+        raise StorageError(_no_file(at)) from None
+    if not stat.S_ISREG(found.st_mode):  # to open a pipe is to wait for its writer
+        raise StorageError(_no_file(at))
+    if found.st_size > _HASHED_BYTES:
+        return f"{found.st_size}-{found.st_mtime_ns}"
+    return _hash(str(at), found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 @lru_cache(maxsize=4096)
@@ -128,10 +155,17 @@ def _hash(path: str, inode: int, size: int, changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def put_new(path: str, data: bytes) -> bool:
+def make_folder(path: str) -> None:
+    """See Storage.make_folder."""
+    at = local_path(path)
+    at.parent.mkdir(parents=True, exist_ok=True)
+    at.mkdir(mode=0o700, exist_ok=True)
+
+
+def put_new(path: str, data: bytes, private: bool) -> bool:
     """Writes a file whole and durably unless it exists; False when it does (what is there stays as it is)."""
     path = str(local_path(path))
-    with _written(path, data) as temporary:
+    with _written(path, data, 0o600 if private else 0o666) as temporary:
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -167,13 +201,13 @@ def put(path: str, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _written(path: str, data: bytes) -> Iterator[str]:
+def _written(path: str, data: bytes, mode: int = 0o666) -> Iterator[str]:
     """A temporary file of this content beside `path`, to be moved there; what stays of it is removed."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     temporary = os.path.join(folder, f"{_TEMPORARY}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

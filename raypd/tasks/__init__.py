@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raypd.config import GenerationConfig, QuestionAnsweringConfig, RunConfig
+from raypd.decoding.methods.registry import REGISTRY
 from raypd.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -34,3 +35,17 @@ def build_task(
     if isinstance(config.task, GenerationConfig):
         return GenerationTask(config, tokenizer, context_length, model)
     return ExtractionTask(config, tokenizer, context_length)
+
+
+def check_task(config: RunConfig) -> None:
+    """Makes the task as a worker will, out of the tokenizer alone, before anything is started.
+
+    Without weights there is no context to fill, and heads are weights. Raises as `build_task`.
+    """
+    if not config.model.has_weights or REGISTRY[config.decoding.method].heads:
+        return
+    from raypd.models.load import context_length, load_tokenizer
+    from raypd.models.source import find_source, read_config
+
+    tokenizer = load_tokenizer(config.model)
+    build_task(config, tokenizer, context_length(config.model.name, read_config(find_source(config.model)), tokenizer))

@@ -27,7 +27,7 @@ from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.columns import EXTRACTION
 from raypd.tasks.documents import category_of, text_of
-from raypd.tasks.prompting import encode, end_tokens, instruction, load_template
+from raypd.tasks.prompting import PRODUCTS, encode, end_tokens, messages, pieces
 from raypd.tasks.values import CheckedValue, JsonObjectEnd, check, find_value
 
 _Rated = tuple[CheckedValue, float | None]  # a value and its confidence
@@ -68,10 +68,9 @@ class ExtractionTask:
         self.ends = end_tokens(tokenizer)
         self._open = self._encode("<product>\n")
         self._close = self._encode("\n</product>\n")
-        self._template = load_template(self.task.template, "extraction.j2")
         self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
         self._of_type: dict[str, Grammar] = {}
-        self._categories = {name: self._ready(name) for name in self.task.categories}
+        self._categories = {name: self._ready(name, message) for name, message in messages(self.task).items()}
 
     def columns(self) -> pa.Schema:
         return EXTRACTION
@@ -101,21 +100,21 @@ class ExtractionTask:
         for name, stack in stacks.items():
             yield self._request(self._categories[name], stack)
 
-    def _ready(self, name: str) -> _CategoryPrompt:
+    def _ready(self, name: str, message: str) -> _CategoryPrompt:
         category = self.task.categories[name]
-        shown = {"name": name, "description": category.description, "attributes": category.attributes}
         keys = [
             self._encode(("{" if i == 0 else ",") + "\n" + json.dumps(attribute.name, ensure_ascii=False) + ":")
             for i, attribute in enumerate(category.attributes)
         ]
         grammars = [self._grammar(name, attribute) for attribute in category.attributes]
-        before, behind = instruction(self.tokenizer, self._template, category=shown)
+        before, behind = pieces(self.tokenizer, message, [PRODUCTS])
         ready = _CategoryPrompt(name, category.attributes, before, behind, keys, grammars)
         if self._remaining_tokens(ready) < 16:
+            key = "max_new_tokens" if self._whole else "max_value_tokens"
             raise ConfigError(
                 f"task.categories.{name}: instruction, {len(keys)} attributes and their answers leave no room for a "
-                f"document in the model's context of {self.context_length} tokens; lower decoding.max_value_tokens "
-                f"({self.decoding.max_value_tokens}) or split the category"
+                f"document in the model's context of {self.context_length} tokens; lower decoding.{key} "
+                f"({getattr(self.decoding, key)}) or split the category"
             )
         return ready
 
@@ -124,7 +123,7 @@ class ExtractionTask:
         if attribute.type in self._of_type:
             return self._of_type[attribute.type]
         grammar = Grammar(_automaton(attribute), self._vocabulary)
-        if (needed := grammar.needed()) > self.decoding.max_value_tokens:
+        if not self._whole and (needed := grammar.needed()) > self.decoding.max_value_tokens:
             raise ConfigError(
                 f"task.categories.{category}: {attribute.name!r} needs {needed} tokens for its longest value; "
                 f"decoding.max_value_tokens is {self.decoding.max_value_tokens}"

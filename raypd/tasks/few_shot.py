@@ -8,7 +8,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from raypd.config import QuestionAnsweringConfig
-from raypd.errors import ConfigError
+from raypd.errors import ConfigError, in_words
 
 
 def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
@@ -34,7 +34,7 @@ def load_examples(task: QuestionAnsweringConfig) -> list[dict[str, Any]]:
             examples.append({"context": row[task.context_column].strip(), "questions": questions})
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ConfigError(
-                f"{path}:{number}: not a solved example ({type(error).__name__}: {error}); it needs "
+                f"{path}:{number}: not a solved example ({type(error).__name__}: {in_words(error)}); it needs "
                 f"{task.context_column}, and {task.questions_column} as a list of objects with question and answers"
             ) from None
     return examples

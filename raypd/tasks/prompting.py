@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jinja2
-
+from raypd.config import ExtractionConfig, RunConfig
 from raypd.errors import ConfigError
+from raypd.tasks.sandbox import TemplateFault, render, render_apart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HERE = Path(__file__).parent / "templates"
-_CUT = "\u241eproducts\u241e"  # stands for the documents while the chat template is applied
+PRODUCTS = "\u241eproducts\u241e"  # stands for the documents while the templates are applied
 
 
 def template_text(path: str | None, name: str) -> str:
@@ -27,40 +27,38 @@ def template_text(path: str | None, name: str) -> str:
     file = Path(path) if path else _HERE / name
     try:
         return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file}: the template cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{file}: the template cannot be read: {reason}") from None
 
 
-def load_template(path: str | None, name: str) -> jinja2.Template:
-    """A template that is ready to be rendered.
+def messages(task: ExtractionConfig) -> dict[str, str]:
+    """Category -> the message that its documents are asked with, PRODUCTS in their place.
 
-    Args:
-        path: of a file; None: the template that comes with raypd.
-        name: of the latter.
+    A template of the user's is rendered apart (see `sandbox`); it gets plain values, nothing that can do anything.
 
     Raises:
-        ConfigError: it cannot be read, or is not valid at a line.
+        ConfigError: the template cannot be read, is not valid, or cannot be used.
     """
-    env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False)
+    text = template_text(task.template, "extraction.j2")
+    shown = [
+        {"products": PRODUCTS, "category": {"name": name, **category.model_dump()}}
+        for name, category in task.categories.items()
+    ]
+    where = task.template or _HERE / "extraction.j2"
     try:
-        return env.from_string(template_text(path, name))
-    except jinja2.TemplateSyntaxError as error:
-        where = Path(path) if path else _HERE / name
-        raise ConfigError(f"{where}:{error.lineno}: not a valid Jinja2 template: {error.message}") from None
+        made = (render_apart if task.template else render)(text, shown)
+    except TemplateFault as fault:
+        raise ConfigError(f"task.template {where}{f':{fault.line}' if fault.line else ''}: {fault}") from None
+    if any(message.count(PRODUCTS) != 1 for message in made):
+        raise ConfigError(f"task.template {where}: it must hold {{{{ products }}}} once")
+    return dict(zip(task.categories, made, strict=True))
 
 
-def instruction(tokenizer: PreTrainedTokenizerBase, template: jinja2.Template, **context: Any) -> list[list[int]]:
-    """Ids of what stands before the documents (shared) and of what stands behind them, up to the answer.
-
-    Raises ConfigError where the template cannot be used.
-    """
-    try:
-        message = template.render(products=_CUT, **context)
-    except jinja2.UndefinedError as error:
-        raise ConfigError(f"task.template: {error.message}; it may use category and products") from None
-    if message.count(_CUT) != 1:
-        raise ConfigError("task.template: it must hold {{ products }} once")
-    return pieces(tokenizer, message, [_CUT])
+def check_template(config: RunConfig) -> None:
+    """Renders a template of the user's once, before anything is started. Raises ConfigError."""
+    if isinstance(config.task, ExtractionConfig) and config.task.template:
+        messages(config.task)
 
 
 def pieces(
@@ -103,9 +101,9 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Ids that end an answer: the end of a text, and what the chat template writes behind an answer."""
     ends = {tokenizer.eos_token_id} - {None}
     if tokenizer.chat_template:
-        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _CUT}]
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PRODUCTS}]
         text = rendered(tokenizer, turns, header=False)
-        behind = encode(tokenizer, text.partition(_CUT)[2].lstrip(), special=True)[:1]
+        behind = encode(tokenizer, text.partition(PRODUCTS)[2].lstrip(), special=True)[:1]
         ends |= set(behind) & set(tokenizer.added_tokens_decoder)
     return frozenset(ends)
 

@@ -28,7 +28,8 @@ from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.columns import QUESTION_ANSWERING
 from raypd.tasks.documents import as_list, text_of
 from raypd.tasks.few_shot import load_examples
-from raypd.tasks.prompting import encode, end_tokens, load_template, pieces
+from raypd.tasks.prompting import encode, end_tokens, pieces, template_text
+from raypd.tasks.sandbox import render
 
 _CONTEXT, _QUESTION = "\u241econtext\u241e", "\u241equestion\u241e"  # stand for them while the template is applied
 _LEAST_CONTEXT = 16  # tokens of a context that must fit beside the longest question
@@ -77,13 +78,14 @@ class QuestionAnsweringTask:
         self._line_end = partial(_line_ends, token_texts(tokenizer), end_tokens(tokenizer))
         self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
         self._letters: dict[int, Bounded] = {}
-        message = load_template(None, "question_answering.j2").render(
-            instruction=(self.task.instruction or "").strip(),
-            unanswerable=self.task.unanswerable,
-            examples=load_examples(self.task),
-            context=_CONTEXT,
-            question=_QUESTION,
-        )
+        shown = {
+            "instruction": (self.task.instruction or "").strip(),
+            "unanswerable": self.task.unanswerable,
+            "examples": load_examples(self.task),
+            "context": _CONTEXT,
+            "question": _QUESTION,
+        }
+        (message,) = render(template_text(None, "question_answering.j2"), [shown])
         around = pieces(tokenizer, message, [_CONTEXT, _QUESTION], cue="\nAnswer:")
         self._instruction, self._between, self._behind = around
         if self._remaining_tokens([]) < _LEAST_CONTEXT:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raypd.config import Attribute
+from raypd.config.tasks import bare
 from raypd.tasks.numbers import read_number
 
 Status = Literal["ok", "null", "truncated", "invalid", "ambiguous"]
@@ -115,7 +116,7 @@ class JsonObjectEnd:
 
     def __init__(self, texts: Sequence[str], end_tokens: frozenset[int], wanted: Sequence[str]) -> None:
         self._texts, self._ends = texts, end_tokens
-        self._wanted = {_bare(name) for name in wanted}
+        self._wanted = {bare(name) for name in wanted}
         self._keys: set[str] = set()
         self._read = 0
         self._depth = 1
@@ -147,7 +148,7 @@ class JsonObjectEnd:
         elif char == '"':
             self._inside, self._word = True, ""
         elif char == ":" and self._depth == 1 and not self._after_colon:
-            key = _bare(self._word)
+            key = bare(self._word)
             self._over |= key in self._keys
             self._keys.add(key)
             self._after_colon = True
@@ -163,8 +164,3 @@ class JsonObjectEnd:
         if self._depth == 1 and self._after_colon:
             self._after_colon = False
             self._over |= self._wanted <= self._keys
-
-
-def _bare(key: str) -> str:
-    """A key without its case and what stands between its words."""
-    return re.sub(r'[ _./"-]+', "", key).casefold()

@@ -25,7 +25,7 @@ from raypd.decoding.methods.registry import REGISTRY
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.documents import as_list, category_of, conversation, text_of
-from raypd.tasks.prompting import load_template
+from raypd.tasks.prompting import PRODUCTS, messages
 
 _PREFIXES_KEPT = 64  # as the real engine
 
@@ -134,12 +134,9 @@ class FakeTask:
         self._method = config.decoding.method
         self._prompts: dict[str, tuple[int, int]] = {}
         if isinstance(self.task, ExtractionConfig):
-            template = load_template(self.task.template, "extraction.j2")
-            for name, category in self.task.categories.items():
-                shown = {"name": name, "description": category.description, "attributes": category.attributes}
-                text = template.render(products="", category=shown)
-                keys = "".join(f',\n"{attribute.name}":' for attribute in category.attributes)
-                self._prompts[name] = self._tokens(text), self._tokens(keys)
+            for name, message in messages(self.task).items():
+                keys = "".join(f',\n"{attribute.name}":' for attribute in self.task.categories[name].attributes)
+                self._prompts[name] = self._tokens(message.replace(PRODUCTS, "")), self._tokens(keys)
 
     def columns(self) -> pa.Schema:
         return columns.BY_KIND[self.task.kind]

@@ -32,7 +32,9 @@ from raypd.models.load import check_model_config
 from raypd.models.source import find_source, read_config
 from raypd.run import layout, manifest, records, text
 from raypd.run.training import Attempt, Curve, Progress, TrainingData, TrainingRecord
+from raypd.tasks import check_task
 from raypd.tasks.card import make_card
+from raypd.tasks.prompting import check_template
 from raypd.training.data import check
 
 _LOOK_SECONDS = 1.0
@@ -73,9 +75,12 @@ def run_training(
     """
     storage.configure(config.storage)
     check(config)
+    check_template(config)
     check_model_config(config.model, machine=False)
+    check_task(config)
     storage.configure(config.storage)  # `check` has looked into runs, each as it reached its own storage
     output = driver.output_folder(config)
+    storage.make_folder(output)
     connected = ray_session.connect(config.cluster, verbose)
     try:
         resources = ray_session.worker_resources(config)

@@ -1,6 +1,7 @@
 """Dead letters: documents of a run that have no answer and units that could not be done, with their reasons."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -10,12 +11,16 @@ import pyarrow.compute as pc
 from raypd import storage
 from raypd.dataset import writer
 from raypd.run import layout
+from raypd.storage.threads import in_threads
 from raypd.verify.table_object import objects, read_object
 
 _EXAMPLES = 3
+_LOOKED_AT = 512  # units, for the most frequent reason
+_ROWS_READ = 20  # units of these that have failures
 SCHEMA = pa.schema(
     {"id": "string", "source": "string", "row": "int64", "attempts": "int32", "reason": "string", "unit": "string"}
 )
+_COLUMNS = ["id", "status", "error", "source", "row", "attempts"]
 _MOST_REASONS = 10_000  # kinds that are counted apart
 
 
@@ -52,16 +57,15 @@ def letters(output: str) -> Iterator[pa.Table]:
 
     Of units without failures the footer alone is read. Raises RunError at an object that is damaged.
     """
-    columns = ["id", "status", "error", "source", "row", "attempts"]
     if storage.exists(storage.join(output, layout.STATE)):  # nights: the objects of the table, which have no summaries
         for path in objects(output):
-            found = _error_rows(read_object(path, columns), path.rpartition("/")[2].removesuffix(".parquet"))
+            found = _error_rows(read_object(path, _COLUMNS), path.rpartition("/")[2].removesuffix(".parquet"))
             if len(found):
                 yield found
         return
     for unit_id, path in sorted(writer.objects(output)):
         if writer.read_summary(output, unit_id, path).failed:
-            yield _error_rows(writer.read_table(output, unit_id, columns, path)[1], unit_id)
+            yield _error_rows(writer.read_table(output, unit_id, _COLUMNS, path)[1], unit_id)
 
 
 def _error_rows(table: pa.Table, unit_id: str) -> pa.Table:
@@ -85,6 +89,17 @@ def summarize(output: str) -> Summary:
                 group.examples.append(row)
     ordered = sorted(reasons.values(), key=lambda r: (-r.documents, r.reason))
     return Summary(output, sum(r.documents for r in ordered), ordered, list(_failed_units(output)))
+
+
+def most_frequent(output: str) -> str | None:
+    """Why most documents of a run failed, as far as an even choice of its units tells; None where it has none."""
+    found = list(writer.objects(output))
+    chosen = found[:: -(-len(found) // _LOOKED_AT)] if found else []
+    summaries = in_threads(lambda item: (item, writer.read_summary(output, *item)), chosen, 16)
+    failed = [item for item, summary in summaries if summary.failed][:_ROWS_READ]
+    tables = [_error_rows(writer.read_table(output, unit, _COLUMNS, path)[1], unit) for unit, path in failed]
+    reasons = Counter(normalize(row["source"], row["reason"]) for table in tables for row in table.to_pylist())
+    return reasons.most_common(1)[0][0] if reasons else None
 
 
 def _failed_units(output: str) -> Iterator[FailedUnit]:
@@ -123,4 +138,4 @@ def normalize(source: str, reason: str | None) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     text = lines[-1] if lines and text.startswith("Traceback") else (lines[0] if lines else "no reason")
     text = re.sub(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b", "X", text)
-    return re.sub(r"\d+(?:[.,]\d+)*", "N", text)[:300]
+    return re.sub(r"(UTF-\d+)|\d+(?:[.,]\d+)*", lambda found: found[1] or "N", text)[:300]

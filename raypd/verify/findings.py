@@ -2,21 +2,24 @@
 
 import csv
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 
 from raypd import storage
 from raypd.errors import ConfigError
-from raypd.run.text import counted
+from raypd.run.text import counted, one_line
 from raypd.verify import dead_letters
 from raypd.verify.dead_letters import SCHEMA, Summary
 from raypd.verify.scratch import Scratch, quoted
 from raypd.verify.verification import Finding, Verification
 
 _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}  # suffix -> DuckDB's COPY
+_FORMULA = re.compile(r"[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![0-9.]+$)")  # a number may have a sign
 _EXAMPLES_SHOWN = 5
 _UNITS_SHOWN = 10
 
@@ -45,6 +48,8 @@ def describe(result: Verification) -> str:
             f"{counted(repeated.documents, 'document')}, which keep rows of their own (source and row tell them apart):"
         )
         out += _indented(repeated.examples)
+    if result.passed_over:
+        out.append(f"note: {result.passed_over}")
     if result.temporary:
         files = counted(len(result.temporary), "temporary file")
         out.append(f"note: {files} of dead writers; no reader sees them, and the next run removes them")
@@ -63,7 +68,7 @@ def _finding(name: str, finding: Finding, what: str) -> list[str]:
 def _indented(lines: Sequence[str], limit: int = _EXAMPLES_SHOWN, more: bool | None = None) -> list[str]:
     """The first lines; with `more`, whether there are others, a line that says so."""
     dots = ["    ..."] if more is not None and (more or len(lines) > limit) else []
-    return [f"    {line}" for line in lines[:limit]] + dots
+    return [f"    {one_line(line)}" for line in lines[:limit]] + dots
 
 
 def _verdict(result: Verification) -> str:
@@ -91,12 +96,12 @@ def describe_errors(summary: Summary) -> str:
     if summary.reasons:
         width = len(f"{summary.reasons[0].documents:,}")
         out += [
-            f"{group.documents:>{width},}  {group.reason}"
+            f"{group.documents:>{width},}  {one_line(group.reason)}"
             + ("" if group.can_change else "  [as it stands in the input]")
             for group in summary.reasons
         ]
         out += ["examples:"] + [
-            f"    {row['id']} ({row['source']}, at {row['row']}, attempts {row['attempts']}): {row['reason']}"
+            one_line(f"    {row['id']} ({row['source']}, at {row['row']}, attempts {row['attempts']}): {row['reason']}")
             for group in summary.reasons
             for row in group.examples
         ]
@@ -113,7 +118,21 @@ def print_letters(output: str) -> None:
     writer = csv.writer(sys.stdout, dialect="excel-tab", lineterminator="\n")
     writer.writerow(SCHEMA.names)
     for table in dead_letters.letters(output):
-        writer.writerows(tuple(row.values()) for row in table.to_pylist())
+        writer.writerows(map(_readable, table.to_pylist()))
+
+
+def _readable(row: dict[str, object]) -> list[object]:
+    """The cells of a dead letter as a person may look at them."""
+    return [one_line(cell) if isinstance(cell, str) else cell for cell in row.values()]
+
+
+def _for_spreadsheets(table: pa.Table) -> pa.Table:
+    """Dead letters whose texts no spreadsheet takes for a formula."""
+    rows = [
+        [f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell for cell in _readable(row)]
+        for row in table.to_pylist()
+    ]
+    return pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
 
 
 def write_letters(output: str, path: str) -> int:
@@ -133,7 +152,7 @@ def write_letters(output: str, path: str) -> int:
         with Scratch() as scratch:
             scratch.create("letters", SCHEMA)
             for table in dead_letters.letters(output):
-                scratch.add("letters", table)
+                scratch.add("letters", _for_spreadsheets(table) if written.startswith("csv") else table)
             scratch.run(f"COPY (FROM letters ORDER BY unit, source, row) TO {quoted([part])} (FORMAT {written})")
             count = scratch.number("SELECT count(*) FROM letters")
         os.replace(part, path)

@@ -206,6 +206,7 @@ def _merge(path: str, folder: str, unit: Unit, number: int) -> UnitSummary:
         ok, failed = commit.count_documents(table)
         counts = {name: summary.counts.get(name, 0) + count for name, count in done.counts.items()}
         new = replace(summary, ok=ok, failed=failed, retries=number, counts={**summary.counts, **counts})
+        new.truncated = commit.count_truncated(table)
         new.seconds = round(summary.seconds + done.seconds, 3)
         if commit.replace_rows(path, table, new, version):
             return done

@@ -43,7 +43,7 @@ class Finding:
     def add(self, documents: int, units: int, examples: Iterable[str]) -> None:
         self.documents += documents
         self.units += units
-        self.examples += list(examples)[: _EXAMPLES - len(self.examples)]
+        self.examples = list(dict.fromkeys([*self.examples, *examples]))[:_EXAMPLES]
 
     def add_query(self, scratch: Scratch, query: str) -> None:
         """Adds the documents that SQL finds: its columns are id, source, row and object (or NULL)."""
@@ -61,7 +61,7 @@ class Verification:
     output that cannot be read whole. unreadable: input that cannot be read now and so cannot be compared.
     repeated_ids: ids that several documents of the input share (their source and row differ: none is doubled).
     damaged_input: objects that the plan lists as unreadable, which the configuration may allow (input.on_damaged skip).
-    temporary: files that dead writers left; the next run removes them.
+    temporary: files that dead writers left; the next run removes them. passed_over: files that raypd does not read.
     """
 
     run: str
@@ -81,6 +81,7 @@ class Verification:
     damaged_input: Finding = field(default_factory=Finding)
     damaged_allowed: bool = False
     temporary: list[str] = field(default_factory=list)
+    passed_over: str = ""
 
     @property
     def passed(self) -> bool:
@@ -101,7 +102,7 @@ class Verification:
         self.failed = self.found - self.ok
 
     def to_json(self) -> str:
-        return json.dumps({"passed": self.passed, **asdict(self)}, indent=2, ensure_ascii=False)
+        return json.dumps({"passed": self.passed, **asdict(self)}, indent=2)
 
 
 def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
@@ -149,6 +150,7 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
             return unit.id
 
         plan = units.plan(config, output)
+        result.passed_over = plan.passed_over
         planned = set(in_threads(read, plan, threads))
         result.units = len(planned)
         for unit in plan.damaged():

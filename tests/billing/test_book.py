@@ -71,19 +71,23 @@ def test_the_series_keeps_its_ends_and_its_size() -> None:
     assert [point[0] for point in series] == sorted({point[0] for point in series})
 
 
-def test_a_session_that_died_is_closed_by_who_reads_it(tmp_path) -> None:
+def test_a_session_that_died_is_closed_when_the_run_is_summed(tmp_path) -> None:
     own = new()
-    lost = report(1, heard=109.0, decode=8.0)
+    lost = report(1, heard=109.0, documents=4, decode=8.0)
     lost.open = {"u": (0.0, 8.0)}
     own.take(lost)
     book.write(str(tmp_path), own.bill(110.0))
-    (fresh,) = book.bills(str(tmp_path), now=111.0)
-    assert (fresh.final, fresh.parts["lost"]) == (False, 0)
-    (dead,) = book.bills(str(tmp_path), now=1000.0)
-    assert (dead.final, dead.until, dead.usd) == (True, 110.0, 0.1)
-    assert dead.parts["lost"] == pytest.approx(0.08)
     (tmp_path / "ledger/broken.json").write_text("{")
-    assert [bill.usd for bill in book.bills(str(tmp_path))] == [0.1]
+    (left,) = book.bills(str(tmp_path))
+    assert (left.final, left.parts["lost"], left.totals["documents"]) == (False, 0, 4)
+    whole = book.of_run(str(tmp_path), [unit(4), unit(6)])  # the report of the second was lost
+    assert (whole.usd, whole.documents, whole.usd_per_1000_documents) == (0.1, 10, 10.0)
+    (dead,) = book.bills(str(tmp_path))
+    assert (dead.final, dead.until, dead.usd, dead.totals["documents"]) == (True, 110.0, 0.1, 10)
+    assert dead.parts["lost"] == pytest.approx(0.08)
+    old = unit(5)
+    old.categories = {}  # of a raypd whose units do not tell
+    assert book.of_run(str(tmp_path), [old]).documents == 5
 
 
 def unit(documents: int, seconds: float = 1.0) -> UnitSummary:

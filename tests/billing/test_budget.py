@@ -17,6 +17,7 @@ from raypd.cluster.accounts import Accounts
 from raypd.cluster.driver import run_extract
 from raypd.cluster.ledger_actor import Standing
 from raypd.config import CostConfig
+from raypd.config.cluster import deadline_at
 from raypd.errors import ConfigError
 from tests.cluster.test_ledger_actor import begin, check_rows, check_sums, files, trial
 from tests.processes import LONG, ended
@@ -42,12 +43,12 @@ def test_the_message_at_the_end_says_how_to_go_on() -> None:
 
 def test_a_deadline_is_a_duration_or_a_time() -> None:
     durations = {"8h": 28800, "1h30m": 5400, "90m": 5400, "2d": 172800, "45s": 45, "0.5h": 1800}
-    assert {text: budget.parse_deadline(text, 1000.0) - 1000.0 for text in durations} == durations
-    assert budget.parse_deadline("2026-11-30T18:00:00+00:00", 0.0) == 1796061600
-    assert budget.parse_deadline("2026-11-30T18:00", 0.0) == datetime(2026, 11, 30, 18).timestamp()
+    assert {text: deadline_at(text, 1000.0) - 1000.0 for text in durations} == durations
+    assert deadline_at("2026-11-30T18:00:00+00:00", 0.0) == 1796061600
+    assert deadline_at("2026-11-30T18:00", 0.0) == datetime(2026, 11, 30, 18).timestamp()
     for text in ("", "soon", "8 hours", "25:00"):
-        with pytest.raises(ConfigError, match=r"cost\.deadline"):
-            budget.parse_deadline(text, 0.0)
+        with pytest.raises(ValueError, match="neither a time"):
+            deadline_at(text, 0.0)
 
 
 def test_workers_for_a_deadline() -> None:
@@ -85,7 +86,7 @@ def session(config, monkeypatch):
         run = config("x.jsonl", max_workers=8).model_copy(update={"cost": CostConfig(**cost)})
         share: Any = SimpleNamespace(cpus=1, gpus=0)
         own = Accounts(run, run.output.path, "s", 1000.0, share, 1000, 0, lines.append)
-        own._standing = Standing(1000.0, *standing, None)
+        own._standing = Standing(1000.0, *standing, None, kept=True)
         return own, clock, lines
 
     return make
@@ -115,6 +116,18 @@ def test_units_are_begun_while_their_end_can_be_paid(session) -> None:
     clock.now += 20.0
     with pytest.raises(budget.BudgetReached, match="10 of 1,000"):  # ... until only the reserve is left
         own.look(2)
+
+
+def test_no_unit_is_begun_before_the_bill_has_a_file(session, monkeypatch) -> None:
+    own, _, lines = session(0.0, 0.0, 0, 0.0, 0.0)
+    own._standing = Standing(1000.0, 0.0, 0.0, 0, 0.0, 0.0, None)
+    now = own._began
+    monkeypatch.setattr(accounts_module.time, "monotonic", lambda: now)
+    assert not own.admit(unit("a"), 0)
+    assert (own.held, lines) == (False, [])
+    now += 61
+    assert own.admit(unit("a"), 0)  # a bill is not worth a run
+    assert "cannot be written" in lines[0]
 
 
 def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:

@@ -79,6 +79,21 @@ def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(tmp_path, con
     assert (made.documents, made.units_unreadable) == (6, 0)
 
 
+@pytest.mark.parametrize(("bad", "most", "ends"), [(4, 0.3, True), (4, 0.4, False), (10, 1.0, True)])
+def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, bad, most, ends) -> None:
+    """So many documents of ten have no text, in the first half of the input."""
+    titles = ([""] * bad + ["a"] * (10 - bad)) * 10 + ["a"] * 100
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), max_failed_share=most, units_in_flight=1)
+    if not ends:
+        assert driver.run_extract(run, build=fakes.build).documents == 200
+        return
+    with pytest.raises(RunError) as caught:
+        driver.run_extract(run, build=fakes.build)
+    for part in ("have failed", "no text in title", f"is {most:g}", "--retry-errors", "units committed"):
+        assert part in str(caught.value)
+    assert 100 <= pq.read_table(tmp_path / "out/units").num_rows < 200
+
+
 def test_a_worker_that_cannot_start_ends_the_run(tmp_path, config, ray_here) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 30)))
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from raypd.cluster.request_queue import UnitState
@@ -14,7 +17,7 @@ from raypd.cluster.worker import DecodeWorker, EngineBroken, WorkerSpec
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.decoding.counts import Finished
-from raypd.run import manifest
+from raypd.run import manifest, retry_policy
 from raypd.run.retry_policy import Attempt, checkpointed
 from raypd.tasks.base import Record
 from tests.cluster import fakes
@@ -103,6 +106,18 @@ def test_an_error_costs_the_documents_of_its_work_alone(tmp_path: Path, config) 
     assert (summary.documents, summary.ok, summary.failed) == (14, 6, 8)
 
 
+def test_documents_that_were_cut_are_counted(tmp_path: Path, config, monkeypatch) -> None:
+    columns = pa.schema([("answer", pa.string()), ("truncated", pa.bool_())])
+    monkeypatch.setattr(fakes.FakeTask, "columns", lambda self: columns)
+    monkeypatch.setattr(
+        fakes, "Record", lambda row, values: Record(row, {**values, "truncated": "LONG" in str(values)})
+    )
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a", "long", "a", "twice long", "long"])))
+    assert worker(run).run_unit(next(iter(plan(run)))).truncated == 3
+    units = writer.summaries(run.output.path)
+    assert manifest.make(run, run.output.path, 1, units, manifest.Unreadable(), None).truncated == 3
+
+
 def test_a_committed_unit_is_not_decoded_again(tmp_path: Path, config) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a", "b"])))
     (unit,) = plan(run)
@@ -119,6 +134,22 @@ def test_a_broken_engine_breaks_the_units_that_it_holds(tmp_path: Path, config) 
         made.run_unit(next(iter(plan(run))))
     with pytest.raises(EngineBroken):  # and the next one at once
         made.run_unit(next(iter(plan(run))))
+
+
+def test_what_a_dying_worker_leaves_holds_no_secret(tmp_path: Path, config, monkeypatch, capsys) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"])))
+    made, (unit,) = worker(run), plan(run)
+
+    def broken(*_: Any) -> None:
+        raise EngineBroken("GET https://me:Pa55word@hub.example/m?token=t0ken failed")
+
+    monkeypatch.setattr(made, "run_unit", broken)
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(SystemExit):
+        made.run(Attempt(unit))
+    left = Path(retry_policy.failure_path(run.output.path, unit.id)).read_text()
+    assert left == "GET https://(hidden)@hub.example/m?token=(hidden) failed"
+    assert left in capsys.readouterr().err
 
 
 def test_a_bisecting_attempt_leaves_a_checkpoint_before_each_group(tmp_path: Path, config) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from raypd.config import ANSWER_KEYS, METHODS, SAMPLING_KEYS, DecodingConfig, RunConfig
 from raypd.config.load import RENAMED, make_config, with_new_names
+from raypd.config.section import Uri
 from raypd.errors import ConfigError
 from raypd.run import manifest
 
@@ -73,7 +74,8 @@ def others(config: RunConfig, key: str) -> list[Any]:
         return [value + 1]
     if isinstance(value, float):
         return [value / 2 or 0.5]
-    assert str in (annotation, *typing.get_args(annotation)), f"decoding.{key}: give this test another value for it"
+    kinds = (annotation, *typing.get_args(annotation))
+    assert str in kinds or Uri in kinds, f"decoding.{key}: give this test another value for it"
     return ["another"]
 
 

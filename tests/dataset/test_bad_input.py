@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +21,10 @@ from raypd.config import RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
-from raypd.errors import InputError, RunError
+from raypd.errors import ConfigError, InputError, RunError
+from raypd.run.unit import Part, make_unit
+from raypd.run.unreadable import Unreadable
+from raypd.verify import findings, verification
 from tests.cluster import fakes
 from tests.runs import parquet, read_all, run_here, write_jsonl
 
@@ -94,6 +100,60 @@ def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_pa
     assert ids(corpus) == Counter([*map(str, range(30)), *(f"x{i}" for i in range(400))])
 
 
+def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(tmp_path, corpus, capsys) -> None:
+    (tmp_path / "in/gone.jsonl").symlink_to("../elsewhere.jsonl")
+    (tmp_path / "in/loop.jsonl").symlink_to("loop.jsonl")
+    os.mkfifo(tmp_path / "in/pipe.parquet")
+    (tmp_path / "in/b.csv").write_text("id,title\n1,x\n")
+    (tmp_path / "in/deep").mkdir()
+    (tmp_path / "in/deep/READ.ME").write_text("x")
+    (tmp_path / "other").mkdir()
+    write_jsonl(tmp_path / "other/x.jsonl", ["lost"])
+    (tmp_path / "in/linked").symlink_to(tmp_path / "other")
+    made = plan(corpus)
+    assert (made.documents, made.totals.damaged) == (30, 3)
+    reasons = {unit.name: unit.damaged or "" for unit in made.damaged()}
+    assert reasons["gone.jsonl"].endswith(
+        "gone.jsonl: cannot be read: a link to ../elsewhere.jsonl, which is not there"
+    )
+    assert "symbolic links" in reasons["loop.jsonl"]
+    assert "a pipe, socket or device: raypd reads files" in reasons["pipe.parquet"]
+    run_here(corpus)
+    with pytest.raises(RunError, match=r"(?s)3 units of the input cannot be read.*gone.jsonl: .*pipe.parquet: "):
+        driver.run_extract(corpus)  # exit code 1
+    line = "3 files of the input left out (raypd reads .jsonl, .jsonl.gz, .jsonl.zst and .parquet, and follows no links"
+    printed = capsys.readouterr().err
+    assert printed.count(line) == printed.count("b.csv, deep/READ.ME, linked") == 1
+    result = verification.verify(corpus.output.path, corpus)
+    assert (result.passed, result.damaged_input.units) == (False, 3)
+    assert f"note: {line}" in findings.describe(result)
+    for name in ("gone.jsonl", "loop.jsonl", "pipe.parquet"):
+        (tmp_path / "in" / name).unlink()
+    assert driver.run_extract(corpus).units_unreadable == 0  # files of other formats end no run badly
+    result = verification.verify(corpus.output.path, corpus)
+    assert result.passed
+    assert "b.csv, deep/READ.ME, linked" in findings.describe(result)
+
+
+def test_many_files_of_no_format_are_counted(tmp_path, corpus) -> None:
+    for number in range(1200):
+        (tmp_path / f"in/{number:04d}.txt").touch()
+    assert plan(corpus).passed_over.endswith(": 0000.txt, 0001.txt, 0002.txt, 0003.txt, 0004.txt and 1,195 more")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_path_that_is_no_file_is_named_and_never_offered_again(tmp_path, config, kind) -> None:
+    path = tmp_path / "a.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("gone")
+    words = {"link": "a link to gone, which is not there", "pipe": "a pipe, socket or device", "folder": "no such file"}
+    with pytest.raises(InputError, match=words[kind]) as caught:
+        plan(config(str(path)))
+    assert "did you mean" not in str(caught.value)
+
+
 def test_many_units_that_cannot_be_read_do_not_end_a_run(tmp_path, config, ray_here, monkeypatch) -> None:
     for i in range(20):
         write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["t"] * 10)
@@ -114,21 +174,104 @@ def test_many_units_that_cannot_be_read_do_not_end_a_run(tmp_path, config, ray_h
     assert sum(ids(run).values()) == 60
 
 
-def test_a_page_that_is_damaged_costs_the_units_that_touch_it(tmp_path, config) -> None:
-    path = tmp_path / "a.parquet"
+def test_one_file_of_many_units_is_told_once_beside_the_others(tmp_path, config, ray_here, monkeypatch, capfd) -> None:
+    for name, documents in (("a", 300), ("b", 10), ("c", 10), ("d", 10), ("e", 10)):
+        write_jsonl(tmp_path / f"in/{name}.jsonl", [f"{name} {i}" for i in range(documents)])
+    run = config(str(tmp_path / "in"))
+    real = planner.plan
+
+    def plan_then_change(*given):
+        made = real(*given)
+        for name in "abcd":
+            write_jsonl(tmp_path / f"in/{name}.jsonl", ["other"] * 10)
+        return made
+
+    monkeypatch.setattr(driver.planner, "plan", plan_then_change)
+    with pytest.raises(RunError, match="units of the input cannot be read") as caught:
+        driver.run_extract(run, build=fakes.build)
+    lines = str(caught.value).splitlines()
+    for name in "abcd":
+        assert sum(f"in/{name}.jsonl: has changed since it was planned" in line for line in lines) == 1
+    assert re.search(r"replaced or deleted \(\d\d units of it\)", str(caught.value))
+    said = [line for line in capfd.readouterr().err.splitlines() if "has changed since" in line]
+    assert len(said) == len(set(said)) == 4
+    tree = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert sorted(entry["source"] for entry in tree["unreadable"]) == [f"{name}.jsonl" for name in "abcd"]
+    assert sum(entry["units"] for entry in tree["unreadable"]) == tree["units_unreadable"] >= 33
+
+
+def test_the_advice_for_a_file_that_changed_in_mid_run_works(tmp_path, config, ray_here, monkeypatch) -> None:
+    path = write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 40)
+    write_jsonl(tmp_path / "in/b.jsonl", ["b"] * 10)
+    run, before = config(str(tmp_path / "in")), path.read_bytes()
+    with pytest.raises(RunError, match="cut off"):
+        run_here(run, most=2)
+    real = planner.plan
+
+    def plan_then_change(*given):
+        made = real(*given)
+        write_jsonl(path, ["other"] * 40)
+        return made
+
+    monkeypatch.setattr(driver.planner, "plan", plan_then_change)
+    with pytest.raises(RunError) as caught:
+        driver.run_extract(run, build=fakes.build)
+    monkeypatch.undo()
+    assert "Units of a.jsonl are done with what it held: put that back, and the same command does" in str(caught.value)
+    assert "same command tries" not in str(caught.value)
+    assert "on_damaged=skip" not in str(caught.value)  # which would not help either
+    with pytest.raises(ConfigError, match=r"a\.jsonl was replaced"):
+        driver.run_extract(run, build=fakes.build)
+    anew = run.model_copy(update={"output": run.output.model_copy(update={"path": str(tmp_path / "anew")})})
+    assert driver.run_extract(anew, build=fakes.build).documents == 50
+    path.write_bytes(before)
+    assert driver.run_extract(run, build=fakes.build).documents == 50
+
+
+def test_what_can_be_done_about_each_file() -> None:
+    part = Part("/in/x", "x", "v", "s", 9, "jsonl", None)
+    found = Unreadable()
+    for name, error in (("a", "has changed since it was planned"), ("b", "cannot be read: no"), ("c", "gone")):
+        found.add(make_unit([replace(part, name=name)], "f"), error)
+    assert found.advice(()) == (
+        "The same command tries them again, when the objects are put right or removed. With input.on_damaged=skip it "
+        "leaves them out and ends well."
+    )
+    assert found.advice({"b"}).startswith("Units of b are done: put right it is another file, for a new output.path. ")
+    assert "tries the others again" in found.advice({"a", "b"})
+    assert "tries" not in found.advice({"a", "b", "c"})
+
+
+def damage_pages(path: Path, groups: Sequence[int]) -> None:
+    """A Parquet file of 30 documents, ten a row group, with damage in the titles of some of these."""
     table = pa.table({"id": [str(i) for i in range(30)], "title": [os.urandom(40).hex() for _ in range(30)]})
     pq.write_table(table, path, row_group_size=10, compression="zstd")
-    chunk = pq.ParquetFile(path).metadata.row_group(1).column(1)
-    run = config(str(path))
-    data = bytearray(path.read_bytes())
-    begin = chunk.dictionary_page_offset or chunk.data_page_offset
-    for at in range(begin, begin + chunk.total_compressed_size):
-        data[at] ^= 0x5A
+    data, metadata = bytearray(path.read_bytes()), pq.ParquetFile(path).metadata
+    for chunk in (metadata.row_group(group).column(1) for group in groups):
+        begin = chunk.dictionary_page_offset or chunk.data_page_offset
+        for at in range(begin, begin + chunk.total_compressed_size):
+            data[at] ^= 0x5A
     path.write_bytes(data)
+
+
+def test_a_page_that_is_damaged_costs_the_units_that_touch_it(tmp_path, config) -> None:
+    path = tmp_path / "a.parquet"
+    damage_pages(path, [1])
+    run = config(str(path))
     first, second, third = plan(run)
     assert [int(d.id) for unit in (first, third) for d in read_unit(unit, run)] == [*range(10), *range(20, 30)]
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read"):
         read_unit(second, run)
+
+
+def test_verify_names_each_file_that_cannot_be_read(tmp_path, config) -> None:
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        damage_pages(tmp_path / f"in/{name}.parquet", [0, 1, 2])
+    run = config(str(tmp_path / "in"))
+    found = verification.verify(run.output.path, run).unreadable
+    assert (found.units, len(found.examples)) == (9, 3)
+    assert all(f"in/{name}.parquet: " in text for name, text in zip("abc", found.examples, strict=True))
 
 
 def test_a_column_that_is_missing_everywhere_is_the_configurations_fault(tmp_path, config) -> None:

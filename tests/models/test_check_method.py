@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
 from raypd.cli.main import app
+from raypd.cluster import ray_session
 from raypd.config import RunConfig
-from raypd.errors import ModelError
+from raypd.errors import ConfigError, ModelError
 from raypd.models.check_method import check_method
 from raypd.models.prepare import add_heads, add_tokens
 from tests.tiny import save_tiny
@@ -85,4 +88,41 @@ def test_the_command_refuses_before_it_starts_anything(folders, tmp_path):
     words = ["generate", str(tmp_path / "in.jsonl"), "-m", "apar", "--model", str(folders / "plain")]
     with pytest.raises(ModelError, match="add-tokens"):
         CliRunner().invoke(app, [*words, "-o", str(tmp_path / "out")], catch_exceptions=False)
+    assert not (tmp_path / "out").exists()
+
+
+MANY = {"attributes": [{"name": f"Attribute {number}"} for number in range(200)]}
+LONG = {"attributes": [{"name": "Fit", "type": "enum", "values": [f"{'very ' * 9}{end}" for end in ("wide", "slim")]}]}
+
+
+@pytest.mark.parametrize(
+    ("category", "words"),
+    [
+        (MANY, "task.categories.shoes: .*200 attributes.*leave no room.*lower decoding.max_value_tokens .30."),
+        (LONG, "task.categories.shoes: 'Fit' needs 47 tokens.*decoding.max_value_tokens is 30"),
+    ],
+)
+@pytest.mark.parametrize("command", ["extract", "estimate", "train"])
+def test_answers_that_cannot_fit_are_refused_before_ray(folders, tmp_path, monkeypatch, command, category, words):
+    (tmp_path / "in.jsonl").write_text('{"id": "1", "category": "shoes", "title": "Acme", "target": {}}\n')
+    tree = {
+        "input": {"path": str(tmp_path / "in.jsonl"), "text_columns": ["title"]},
+        "output": {"path": str(tmp_path / "out")},
+        "model": {"name": str(folders / "plain"), "device": "cpu"},
+        "task": {"categories": {"shoes": category}},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(tree))
+    monkeypatch.setattr(ray_session, "connect", lambda *_: pytest.fail("Ray was started"))
+    with pytest.raises(ConfigError, match=words) as caught:  # exit code 2
+        CliRunner().invoke(app, [command, str(tmp_path / "run.yaml")], catch_exceptions=False)
+    assert "resumes" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_partition_that_hides_a_column_is_refused_before_ray_starts(folders, tmp_path, monkeypatch):
+    (tmp_path / "in.jsonl").write_text('{"id": "1", "prompt": "Hi"}\n')
+    monkeypatch.setattr(ray_session, "connect", lambda *_: pytest.fail("Ray was started"))
+    words = ["generate", str(tmp_path / "in.jsonl"), "--model", str(folders / "plain"), "-o", str(tmp_path / "out")]
+    with pytest.raises(ConfigError, match=r"output.partition: 'status' is a column of the output"):
+        CliRunner().invoke(app, [*words, "output.partition={status: x}"], catch_exceptions=False)
     assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -13,9 +14,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from raypd import storage
+from raypd.billing import book
 from raypd.cli.main import app
 from raypd.cluster.worker import WorkerComponents
 from raypd.config import RunConfig
@@ -24,8 +27,11 @@ from raypd.errors import ConfigError, RunError
 from raypd.nightly import nightly
 from raypd.nightly.nightly import Night, run_night
 from raypd.nightly.table_check import verify_table
+from raypd.report import data, page, sections, terminal
+from raypd.report.status import Watch
 from raypd.run import load, manifest
 from raypd.run.lease import RunLease
+from raypd.run.records import Bill
 from raypd.tasks import columns
 from raypd.tasks.base import Record, Request
 from raypd.verify.scratch import Scratch
@@ -519,6 +525,33 @@ def test_a_night_that_can_read_nothing_leaves_the_table_alone(write, run, monkey
     assert titles(config) == {"a": "1"}
     assert night(config).extracted == 1
     assert titles(config) == {"a": "1", "b": "1"}
+
+
+def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, run) -> None:
+    config, root = run(), str(tmp_path / "root")
+    (tmp_path / "root/nights/2026-01-01").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="no night has ended well here yet"):
+        Watch(root)
+    write("a.jsonl", {"a": "1", "b": "bad", "c": "3"})
+    nights = [night(config)]
+    write("a.jsonl", {"a": "2", "b": "bad", "c": "3", "d": "4"})
+    nights.append(night(config))
+    for made, usd in zip(nights, (0.2, 0.1), strict=True):
+        bill = Bill(f"session {made.name}", 1.0, usd, until=5.0, final=True)
+        book.write(storage.join(root, "nights", made.name), bill)
+    found = Watch(root).look()
+    assert (found.documents, found.failed, found.exact) == (4, 1, True)
+    assert (found.extracted, found.state, found.usd, found.units) == (5, "complete", pytest.approx(0.3), 2)
+    console = Console(file=io.StringIO(), width=120)
+    console.print(terminal.render(found))
+    shown = console.file.getvalue()
+    assert "documents   4; 1 failed" in shown
+    assert "$60.00 per 1,000 documents" in shown  # of the five that were extracted
+    assert f"the table is that of the night {nights[1].name}; 5 documents extracted in all nights" in shown
+    report = data.load(root)
+    tile, _, cost, *_ = sections.tiles(report)
+    assert (tile.value, tile.notes[:2], cost.value) == ("4", ["3 ok", "1 failed (25%)"], "$0.30")
+    assert "5 extracted" in page.render(report)
 
 
 def test_the_command_says_what_it_left_out_and_ends_with_exit_code_1(tmp_path, write, run, monkeypatch) -> None:

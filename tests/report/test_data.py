@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
+from raypd.config.secrets import HIDDEN, redact
 from raypd.report import data, units
 from raypd.report.ledger import RunBill
-from raypd.report.secrets import HIDDEN, redact
 from raypd.report.series import RunningTime, rate
 from raypd.run.records import Bill, from_json
 from tests.report.builder import Plan, build
@@ -39,9 +39,18 @@ def test_retries_are_on_the_bill(tmp_path):
     root = build(tmp_path / "run", Plan(units=6))
     before = data.load(str(root)).bill
     retry = build(tmp_path / "retry", Plan(units=1, workers=1))
+    for file in (*retry.glob("ledger/*.json"), *retry.glob("sessions/*.json")):
+        text = file.read_text().replace(file.stem, "retry-1")
+        file.unlink()
+        file.with_stem("retry-1").write_text(text)
     (root / "retries").mkdir()
     retry.rename(root / "retries/1")
     after = data.load(str(root)).bill
+    for part in ("ledger", "sessions"):  # what has ended is copied into the run
+        (root / part / "retry-1.json").write_bytes((root / f"retries/1/{part}/retry-1.json").read_bytes())
+    copied = data.load(str(root))
+    assert copied.bill.usd == pytest.approx(after.usd)
+    assert [s.usd for s in copied.sessions if s.id == "retry-1"] == [pytest.approx(after.parts["retry"])]
     assert after.parts["retry"] > 0
     assert after.usd == pytest.approx(before.usd + after.parts["retry"]) == pytest.approx(sum(after.parts.values()))
     assert after.usd == pytest.approx(sum(n.usd for n in after.nodes))

@@ -68,7 +68,7 @@ def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make):
     values = [("5", "ok", None), ("long te", "truncated", None), (None, "truncated", "12"), (None, "null", None)]
     values += [(None, "ambiguous", "7/8"), (None, "ambiguous", "<5"), (None, "invalid", "five"), ("6", "ok", None)]
     rows = [
-        {"id": str(n), "source": "x", "row": n, "status": "ok", "category": "shoes",
+        {"id": str(n), "source": "x.jsonl", "row": 2_000_054 + n, "status": "ok", "category": "shoes",
          "values": [value("Size", shown, 0.5, status, raw)]}
         for n, (shown, status, raw) in enumerate(values)
     ]  # fmt: skip
@@ -79,6 +79,7 @@ def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make):
     counted = dict(zip(table.heads, table.rows[0], strict=True))
     assert [counted[name] for name in ("found", "null", "ambiguous", "invalid or cut")] == ["38%", "12%", "25%", "25%"]
     text = " ".join(Tags(page.render(run)).text.split())
+    assert "x.jsonl at 2000054" in text  # a byte: as `tail -c +2000055` takes it
     for shown in ("7/8 ambiguous", "<5 ambiguous", "12 cut", "five invalid"):
         assert shown in text
 

@@ -56,6 +56,42 @@ def test_a_machine_without_a_price_costs_no_dollars(tmp_path):
     assert "$" not in text
 
 
+def test_documents_are_those_that_are_committed_whatever_the_bill_says(tmp_path, monkeypatch):
+    """A session that was killed committed units that its bill does not know of."""
+    root = build(tmp_path / "run", Plan(units=90, documents=10, sessions=2))
+    edit_bill(root, lambda tree: tree["totals"].update(documents=430))
+    write(str(root / "plan/plan.json"), PlanTotals("p", 90, 900))
+    monkeypatch.setattr(status, "_FOOTERS", 20)
+    found = Watch(str(root)).look()
+    assert (found.state, found.documents, found.documents_planned, found.exact) == ("complete", 900, 900, True)
+    assert f"{1000 * found.usd / 900:.2f} per 1,000" in _shown(found)
+    (root / "manifest.json").unlink()  # it was killed before it wrote one
+    watch = Watch(str(root))
+    assert "about 900 of 900, 100%" in _shown(watch.look())
+    for _ in range(4):
+        found = watch.look()
+    assert "  900 of 900, 100%" in _shown(found)
+
+
+def test_of_lines_cut_by_bytes_the_number_is_not_known_before_the_end(tmp_path):
+    root = build(tmp_path / "run", Plan(units=8, documents=25, missing=4, how="killed"))
+    write(str(root / "plan/plan.json"), PlanTotals("p", 8, 43, exact=False))
+    assert "100 of about 200, 50%" in _shown(Watch(str(root)).look())
+    done = build(tmp_path / "done", Plan(units=8, documents=25))
+    write(str(done / "plan/plan.json"), PlanTotals("p", 8, 43, exact=False))
+    assert "200 of 200, 100%" in _shown(Watch(str(done)).look())
+
+
+def test_complete_beside_input_that_cannot_be_read_says_so(tmp_path):
+    root = build(tmp_path / "run", Plan(units=4))
+    write(str(root / "plan/plan.json"), PlanTotals("p", 4, 100, damaged=2))
+    words = "2 units of the input cannot be read"
+    found = Watch(str(root)).look()
+    assert found.state == "complete"
+    assert words in _shown(found)
+    assert words in page.render(data.load(str(root)))
+
+
 def test_the_start_of_workers_does_not_count_as_slow_work(tmp_path):
     root = build(tmp_path / "run", Plan(units=40, documents=25, missing=20, how="running", now=time.time() - 3))
 
@@ -69,6 +105,7 @@ def test_the_start_of_workers_does_not_count_as_slow_work(tmp_path):
 
 def test_without_a_bill_a_look_reads_few_units_and_none_twice(tmp_path, monkeypatch):
     root = build(tmp_path / "run", Plan(units=300, documents=10, ledger=False, how="running", now=time.time()))
+    monkeypatch.setattr(status, "_FOOTERS", 64)
     opened = []
     real = storage.open_file
     monkeypatch.setattr(storage, "open_file", lambda path, *a, **k: (opened.append(path), real(path, *a, **k))[1])

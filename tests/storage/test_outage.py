@@ -25,6 +25,7 @@ from raypd.dataset.planner import plan
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.run import load, manifest
 from raypd.run.retry_policy import Attempt
+from raypd.run.unreadable import Unreadable
 from raypd.storage import local
 from raypd.verify.verification import verify
 from tests.cluster import fakes
@@ -150,7 +151,7 @@ def test_an_object_that_is_forbidden_is_left_out_and_listed(proxy, corpus, bucke
 def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -> None:
     run = corpus("skip")
     made = plan(run)
-    unreadable = manifest.Unreadable()
+    unreadable = Unreadable()
     for unit in made:
         unreadable.add(unit, f"{unit.path}: cannot be read: gone")
     with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 3 units of it:\n  s3://.*on_damaged"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -335,12 +336,36 @@ def test_a_document_cannot_end_its_turn():
     ("changes", "words"),
     [
         ({"decoding": {"max_value_tokens": 3}}, "needs 5 tokens"),
-        ({"context_length": 500}, "no room"),
+        ({"context_length": 500}, r"no room .*lower decoding.max_value_tokens \(9\)"),
+        ({"context_length": 300, "decoding": {"method": "autoregressive"}}, r"lower decoding.max_new_tokens \(60\)"),
     ],
 )
 def test_what_cannot_fit_is_refused_up_front(changes, words):
     with pytest.raises(ConfigError, match=words):
         make(**changes)
+
+
+def test_a_whole_record_is_not_held_to_the_length_of_a_value():
+    make(decoding={"method": "autoregressive", "max_value_tokens": 3})
+
+
+def test_a_template_may_use_what_is_documented(tmp_path):
+    page = (Path(__file__).resolve().parents[2] / "docs/methods.md").read_text()
+    part = page.partition("## A template of your own\n")[2].partition("\n## ")[0]
+    table = "".join(line for line in part.splitlines() if line.startswith("|"))
+    names = [name for name in re.findall("`([^`]+)`", table) if name != ".values"]
+    own = [name for name in names if "." not in name and name != "products"]
+    assert set(names) >= {"category.name", "category.description", "category.attributes", "products"}
+    assert own == ["name", "description", "type", '["values"]']
+    shown = "/".join(f"{{{{ a{name if name[0] == '[' else f'.{name}'} }}}}" for name in own)
+    file = tmp_path / "mine.j2"
+    text = "{{ category.name }}/{{ category.description }}:{% for a in category.attributes %} " + shown
+    file.write_text(text + "{% endfor %}{{ products }}")
+    (request,) = make(task={"template": str(file)}).plan([document(0)])
+    expected = (
+        "shoes/: Brand/the maker/text/[] Größe//number/[] Waterproof//boolean/[] Color//enum/['red', 'red wine', "
+    )
+    assert expected in prompt_text(request)
 
 
 def test_a_template_of_ones_own(tmp_path):

@@ -55,6 +55,10 @@ def test_reasons_are_grouped_without_their_numbers_and_places(run) -> None:
         ("the document has 1,234.5 bytes", "the document has N bytes"),
         ("object at 0x7f3a21 is gone", "object at X is gone"),
         ("Traceback (most recent call last):\n  File\nKeyError: 'x'", "KeyError: 'x'"),
+        (
+            "a.jsonl, byte 13: not UTF-8: invalid start byte at byte 21 of UTF-16",
+            "not UTF-8: invalid start byte at byte N of UTF-16",
+        ),
         (None, "no reason"),
     ],
 )

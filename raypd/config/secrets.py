@@ -1,4 +1,4 @@
-"""What must not leave with a page: secrets in a configuration, by the name of the key or the form of the value."""
+"""Secrets, by the name of their key or by their form: no configuration may hold them, no page or log show them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ _KEYS = re.compile(
     r"|api_?key|access_?key(_id)?|secret_?key|token)$",
     re.IGNORECASE,
 )
+SIGNED = re.compile(  # a part of a URL that is as good as a password
+    r"(?i)([?&](?:x-amz-[a-z-]+|sig|signature|token|access_token|key|api_?key|secret|password|awsaccesskeyid)=)[^&\s\"']+"
+)
 _VALUES = [
     (re.compile(r"(?<=://)[^/@\s]+@"), f"{HIDDEN}@"),  # user:password@host
-    (
-        re.compile(r"(?i)([?&](?:x-amz-[a-z-]+|sig|signature|token|key|secret|password|awsaccesskeyid)=)[^&\s\"']+"),
-        rf"\1{HIDDEN}",
-    ),
+    (re.compile(r"(?<![^\s'\"=])[^\s/@'\"]*:[^\s/@'\"]+@(?=[^\s/@]+:\d)"), f"{HIDDEN}@"),  # the same without ://
+    (SIGNED, rf"\1{HIDDEN}"),
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), HIDDEN),  # AWS access keys
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}\b|\bsk-[A-Za-z0-9_-]{20,}"), HIDDEN),  # Hub and API tokens
     (re.compile(r"(?i)\bbearer\s+[A-Za-z0-9._~+/=-]{8,}"), f"Bearer {HIDDEN}"),

@@ -1,0 +1,80 @@
+"""What of the input cannot be read: counted in units, told by file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from raypd.run.records import UnreadableUnit
+from raypd.run.text import counted
+from raypd.run.unit import Unit
+from raypd.storage.common import SINCE_PLANNED
+
+_LISTED = 100
+_SHOWN = 10
+_NAMED = 3
+
+
+@dataclass
+class Unreadable:
+    """Units of the input that cannot be read: how many, and what is known of the first files."""
+
+    units: int = 0
+    entries: list[UnreadableUnit] = field(default_factory=list)
+    _of_file: dict[str, UnreadableUnit] = field(default_factory=dict)
+
+    def add(self, unit: Unit, error: str) -> bool:
+        """Counts a unit, and keeps its file while there are few.
+
+        Args:
+            unit, error: one that cannot be read, and why.
+
+        Returns:
+            Whether it is the first of a file that is kept: of the others nothing new is known.
+        """
+        self.units += 1
+        if (known := self._of_file.get(unit.name)) is not None:
+            known.units += 1
+            known.bytes += unit.bytes
+        elif len(self.entries) < _LISTED:
+            self._of_file[unit.name] = UnreadableUnit(unit.name, unit.bytes, error)
+            self.entries.append(self._of_file[unit.name])
+            return True
+        return False
+
+    def shown(self) -> str:
+        """The first files with their reasons on lines of their own, for a message."""
+        first = self.entries[:_SHOWN]
+        lines = [f"{e.error} ({counted(e.units, 'unit')} of it)" if e.units > 1 else e.error for e in first]
+        if more := self.units - sum(entry.units for entry in first):
+            lines.append(f"and {more:,} more")
+        return "".join(f"  {line}\n" for line in lines)
+
+    def advice(self, begun: Collection[str]) -> str:
+        """What can be done, in sentences.
+
+        Args:
+            begun: the sources of which units are committed. Put right, such a file is another, and would be refused.
+        """
+        partly = [entry for entry in self.entries if entry.source in begun]
+        changed = [entry.source for entry in partly if SINCE_PLANNED in entry.error]
+        damaged = [entry.source for entry in partly if SINCE_PLANNED not in entry.error]
+        said = []
+        if changed:
+            said.append(
+                f"Units of {_names(changed)} are done with what it held: put that back, and the same command does the "
+                "rest; as it is now it needs a new output.path."
+            )
+        if damaged:
+            said.append(f"Units of {_names(damaged)} are done: put right it is another file, for a new output.path.")
+        if len(partly) < len(self.entries):
+            others = "the others" if partly else "them"
+            said.append(f"The same command tries {others} again, when the objects are put right or removed.")
+        if not changed:
+            said.append("With input.on_damaged=skip it leaves them out and ends well.")
+        return " ".join(said)
+
+
+def _names(sources: list[str]) -> str:
+    more = len(sources) - _NAMED
+    return ", ".join(sources[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,87 @@
+"""Renders a prompt's template: in Jinja's sandbox, and one that a user wrote in a process of its own, with limits.
+
+This file is also that process: templates and values come as JSON on stdin, texts or what is wrong go to stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+CPU_SECONDS = 2  # of the processor, so that a busy machine refuses no template
+_WALL_SECONDS = 120.0  # a machine that does not even start the process
+_MEMORY = 1 << 30
+
+
+class TemplateFault(Exception):
+    """What is wrong with a template; `line`: where, if that is known."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def render(text: str, values: list[dict[str, Any]]) -> list[str]:
+    """A template with each of some values, in this process: for templates that come with raypd.
+
+    Raises:
+        TemplateFault: it is not valid, uses what there is not, or does what a template may not do.
+    """
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    try:
+        template = environment.from_string(text)
+        return [template.render(**one) for one in values]
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateFault(f"not a valid Jinja2 template: {error.message}", error.lineno) from None
+    except jinja2.UndefinedError as error:
+        raise TemplateFault(f"{error.message}; it may use category and products") from None
+    except MemoryError:
+        raise TemplateFault("it takes too much memory") from None
+    except Exception as error:  # a template can raise whatever a filter or an operator does
+        raise TemplateFault(f"{type(error).__name__}: {error}") from None
+
+
+def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
+    """As `render`, for templates of others: in a process that ends after CPU_SECONDS, with little memory."""
+    # -P: this folder has a numbers.py, which is not Python's.
+    command = [sys.executable, "-P", __file__]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps([text, values]).encode(), capture_output=True, timeout=_WALL_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise TemplateFault(f"it is not rendered within {_WALL_SECONDS:.0f} s") from None
+    if done.returncode < 0:
+        raise TemplateFault(f"it is not rendered within {CPU_SECONDS} s: does a loop of it end?")
+    if done.returncode:
+        raise TemplateFault(f"it cannot be rendered: {done.stderr.decode(errors='replace').strip()[-300:]}")
+    found = json.loads(done.stdout)
+    if "fault" in found:
+        raise TemplateFault(found["fault"], found["line"])
+    return list(found["texts"])
+
+
+def _main() -> None:
+    """Reads from stdin, writes to stdout."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    with contextlib.suppress(ValueError, OSError):  # not on every system
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    # Objects that have their keys and nothing to call: in a dict `attribute.values` would be a method.
+    text, values = json.load(sys.stdin, object_hook=lambda tree: SimpleNamespace(**tree))
+    try:
+        answer: dict[str, Any] = {"texts": render(text, [vars(one) for one in values])}
+    except TemplateFault as fault:
+        answer = {"fault": str(fault), "line": fault.line}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,110 @@
+"""Ids and texts of documents on a terminal: nothing of them steers it, is taken for rich's markup, or looks like a line
+of raypd's own; and no cell of a CSV is a formula."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from raypd.cli.main import app, report_errors
+from raypd.cluster import driver, progress
+from raypd.cluster.summary import print_summary
+from raypd.config import RunConfig
+from raypd.dataset import planner
+from raypd.errors import ConfigError
+from tests.runs import run_here
+
+FAKED = "ok: every document of the input stands in the output exactly once"
+IDS = [
+    "\x1b]0;another title\x07",
+    "\x1b[31mred",
+    "\x9b31mred, too",
+    "[bold red]loud[/bold red]",
+    "\u202eback to front",
+    f"one\n{FAKED}",
+    "a\r\tb",
+    '=HYPERLINK("http://x")',
+    "+1+1",
+    "-cmd|' /C calc'!A0",
+    "@SUM(A1)",
+    "-5",
+]
+
+
+def steers(text: str) -> list[str]:
+    """Characters that a terminal does something with, beside the end of a line and the tab."""
+    return [c for c in text if (unicodedata.category(c) == "Cc" and c not in "\n\t") or c == "\u202e"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, config) -> RunConfig:
+    """Each id once with an answer and once without, then once more in input that is not in the output."""
+    lines = [{"id": id, "title": title} for id in IDS for title in ("a", "")]
+    file = tmp_path / "\x1b[32min.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = config(str(file), unit_documents=100)
+    run_here(made)
+    return made
+
+
+def outputs(run: RunConfig) -> Iterator[tuple[str, str]]:
+    """(what a person looks at, all of it)."""
+    for words in (["errors"], ["errors", "--all"], ["errors", "--json"], ["verify"], ["verify", "--json"]):
+        yield " ".join(words), CliRunner().invoke(app, [words[0], run.output.path, *words[1:]]).output
+    for terminal in (False, True):
+        printed = io.StringIO()
+        console = Console(file=printed, width=160, force_terminal=terminal, color_system=None, highlight=False)
+        print_summary(driver.finish(run, run.output.path, planner.plan(run)), console)
+        yield "summary", printed.getvalue()
+
+
+def test_ids_are_shown_and_steer_nothing(run: RunConfig) -> None:
+    for name, text in outputs(run):
+        assert steers(text) == [], name
+        assert FAKED not in [line.strip() for line in text.splitlines()[:-1]], name
+        assert "31mred" in text, name
+    assert "\\u001b]0;another title\\u0007 (" in dict(outputs(run))["errors"]
+
+
+def test_markup_in_ids_and_paths_is_text(run: RunConfig, capsys) -> None:
+    path = run.output.path + "[bold]"
+    Path(run.output.path).rename(path)
+    moved = run.model_copy(update={"output": run.output.model_copy(update={"path": path})})
+    print_summary(driver.finish(moved, path, planner.plan(moved)))
+    shown = capsys.readouterr().out
+    assert f"manifest: {path}/manifest.json" in shown
+    assert "[bold red]loud" in shown
+
+
+def test_lines_beside_the_progress_and_errors_steer_nothing(capsys, monkeypatch) -> None:
+    driver.say(IDS[0])
+    progress.RunDisplay(1, 0).say(IDS[1])
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    with report_errors():
+        raise ConfigError(IDS[2])
+    assert codes == [2]
+    assert steers(capsys.readouterr().err) == []
+
+
+def test_no_cell_of_a_csv_is_a_formula(run: RunConfig, tmp_path: Path) -> None:
+    path = tmp_path / "errors.csv"
+    assert CliRunner().invoke(app, ["errors", run.output.path, "-o", str(path)]).exit_code == 0
+    text = path.read_text()
+    assert steers(text) == []
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == len(IDS)
+    assert not [cell for row in rows for cell in row.values() if cell[0] in "=+-@" and cell != "-5"]
+    assert {row["id"] for row in rows} >= {"'+1+1", "'@SUM(A1)", "-5", "a\\u000d\\tb"}
+    # A program gets them as they are.
+    path = tmp_path / "errors.jsonl"
+    CliRunner().invoke(app, ["errors", run.output.path, "-o", str(path)])
+    assert {json.loads(line)["id"] for line in path.read_text().splitlines()} == set(IDS)

@@ -1,0 +1,103 @@
+"""What a local Ray listens on and leaves behind, and the README's way to a cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.trial import Trial, gated
+from tests.processes import ROOT, end_all, ended, start
+from tests.s3 import free_ports
+
+SHELL = "import subprocess, sys; sys.exit(subprocess.call(['bash', '-ec', sys.argv[1]], cwd=sys.argv[2]))"
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The environment of a machine on which no Ray ever ran; that of other tests is not seen."""
+    home, sockets = tmp_path / "home", Path("/tmp") / f"rs{os.getpid()}"  # Ray's sockets need a short path
+    home.mkdir()
+    sockets.mkdir()
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    yield {"HOME": str(home), "RAY_TMPDIR": str(sockets), "PATH": path}
+    end_all()  # or they go on writing there
+    shutil.rmtree(sockets, ignore_errors=True)
+
+
+def processes_of(home: str) -> dict[int, psutil.Process]:
+    """All processes, Ray's too, that were started with this home."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("HOME") == home:
+                found[process.pid] = process
+        except psutil.Error:  # gone, or somebody else's
+            continue
+    return found
+
+
+def test_a_local_run_listens_on_loopback_alone_and_leaves_no_token(tmp_path: Path, fresh: dict[str, str]) -> None:
+    run = Trial(tmp_path, gated(1, "go", 2))
+    process = run.start(**fresh)
+    run.wait(1)
+    own = processes_of(fresh["HOME"])
+    listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in own]
+    servers = {own[c.pid].name(): own[c.pid] for c in listening if c.pid}
+    assert {"gcs_server", "raylet"} <= servers.keys()
+    assert {c.laddr.ip for c in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    asked = servers["gcs_server"].environ()  # other users of the machine reach loopback, too
+    assert asked["RAY_AUTH_MODE"] == "token"
+    assert re.fullmatch("[0-9a-f]{64}", asked["RAY_AUTH_TOKEN"])
+    run.go("go")
+    ended(process)
+    assert not Path(fresh["HOME"], ".ray").exists()
+
+
+def cluster_lines() -> list[str]:
+    """What the README says to type for a cluster."""
+    text = (ROOT / "README.md").read_text().partition("On a Ray cluster")[2]
+    lines = re.findall("^    (.+)$", text, re.M)
+    end = next(number for number, line in enumerate(lines) if line.startswith("ray job submit"))
+    return lines[: end + 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_token", [True, False])
+def test_the_lines_of_the_readme_after_a_local_run(tmp_path: Path, fresh: dict[str, str], with_token: bool) -> None:
+    """As they stand but for ports and the output. Without a token: start and submit alone, as Ray's own pages."""
+    clone, (port,) = tmp_path / "clone", free_ports(1)
+    for folder in ("raypd", "jobs"):
+        shutil.copytree(ROOT / folder, clone / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    run = Trial(tmp_path, ["a"] * 10, model={"name": "fake"})
+    (clone / "configs").mkdir()
+    shutil.copy(run.file, clone / "configs/mine.yaml")
+    ended(start("-m", "raypd", "extract", str(run.file), "output.path=" + str(tmp_path / "local"), **fresh))
+
+    lines = [line for line in cluster_lines() if with_token or line.startswith(("ray start", "ray job"))]
+    script = "\n".join(lines).replace("s3://bucket/runs/mine", f"{run.output} cluster.address=null")
+    assert "ray start --head\n" in script
+    script = script.replace("ray start --head", f"ray start --head --port=0 --dashboard-port={port} --num-cpus=2")
+    fresh["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
+    assert "succeeded" in ended(start("-c", SHELL, script, str(clone), **fresh))
+    assert run.outcome("").lost == 0
+    if not with_token:
+        return
+
+    # The shell of another day has no RAY_AUTH_MODE: a cluster that is found here is shown the token that lies here, ...
+    words = ["-m", "raypd", "extract", str(run.file)]
+    ended(start(*words, f"output.path={tmp_path}/found", "cluster.address=auto", **fresh))
+    # ... one that is named is not, since it may be anybody's.
+    address = Path(fresh["RAY_TMPDIR"], "ray/ray_current_cluster").read_text()
+    fresh["RAY_gcs_server_port_wait_time_s"] = "5"
+    said = ended(start(*words, f"output.path={tmp_path}/named", f"cluster.address={address}", **fresh), 1)
+    assert f"no connection to Ray at {address}" in said
+    assert "set RAY_AUTH_MODE=token here" in said

@@ -1,0 +1,13 @@
+"""The few documents that a run shows at its end stand there as they do in the table."""
+
+from __future__ import annotations
+
+import json
+
+from raypd.cluster.summary import _values
+
+
+def test_a_boolean_is_that_of_the_record() -> None:
+    record = {"Waterproof": True, "Decaf": False, "Brand": "Acme", "Weight in g": 7, "Color": None}
+    row = {"id": "1", "status": "ok", "record": json.dumps(record), "truncated": False}
+    assert str(_values(row)) == "Waterproof: true  Decaf: false  Brand: Acme  Weight in g: 7"

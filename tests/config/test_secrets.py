@@ -1,0 +1,153 @@
+"""Secrets in a configuration: refused where they can be told, hidden where they are not, and never in run.json."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from raypd import storage
+from raypd.cli.main import report_errors
+from raypd.cluster import driver, progress
+from raypd.config.load import load_config, make_config
+from raypd.config.secrets import HIDDEN, redact
+from raypd.errors import ConfigError, RunError
+from raypd.run import lease, manifest
+from tests.processes import ended, start
+from tests.runs import write_jsonl
+
+SECRET = "Pa55word-9f3c"
+SIGNED = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F&X-Amz-Signature={SECRET}"
+RUN = {
+    "input": {"path": "in.jsonl"},
+    "output": {"path": "out"},
+    "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("cluster.address", f"ray://me:{SECRET}@head:10001"),
+        ("cluster.address", f"me:{SECRET}@head:6379"),
+        ("cluster.address", f":{SECRET}@head:6379"),
+        ("model.name", f"https://me:{SECRET}@hub.example/m"),
+        ("model.adapter", f"https://hub.example/adapter?token={SECRET}"),
+        ("model.adapter", f"s3://weights/adapter?{SIGNED}"),
+        ("decoding.heads", f"https://hub.example/heads?x=1&access_token={SECRET}"),
+        ("decoding.draft_model", f"https://{SECRET}@hub.example/m"),
+        ("model.endpoint.url", f"https://api.example/v1?api_key={SECRET}"),
+        ("input.path", f"https://bucket.s3.amazonaws.com/in.jsonl?{SIGNED}"),
+        ("input.path", f"[a.jsonl, 's3://bucket/in.jsonl?{SIGNED}']"),
+        ("output.path", f"s3://bucket/out?{SIGNED}"),
+        ("storage.endpoint_url", f"https://store.example?password={SECRET}"),
+        ("training.labels", f"s3://bucket/labels?{SIGNED}"),
+    ],
+)
+def test_a_secret_is_refused_and_not_repeated(key: str, value: str) -> None:
+    made = {**RUN, "storage": {"profile": "p"}}
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.")) as caught:
+        make_config(made, [f"{key}={value}", "cluster.max_workers=0"])
+    assert "cluster.max_workers" in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert "no credentials" in str(caught.value) or "no user and password" in str(caught.value)
+
+
+def test_paths_and_addresses_without_one_are_taken() -> None:
+    for key, value in {
+        "cluster.address": "ray://head.example:10001",
+        "model.name": "owner/model",
+        "model.adapter": "/home/me@example.org/adapter",
+        "model.endpoint.url": "https://me.example/v1?api-version=2026-01-01",
+        "input.path": "s3://bucket/me@example.org/what?.jsonl",
+    }.items():
+        make_config(RUN, [f"{key}={value}"])
+
+
+def test_messages_and_logs_hide_what_has_the_form_of_a_secret(capsys, monkeypatch) -> None:
+    """Those of values that no key of raypd's holds: RAY_ADDRESS, what a server or a library quotes."""
+    text = f"no answer from redis://me:{SECRET}@host:6379, me:{SECRET}@host:6379 or https://b.example/k?{SIGNED}"
+    driver.say(text)
+    progress.RunDisplay(1, 0).say(text)
+    monkeypatch.setattr("os._exit", lambda code: None)
+    with report_errors():
+        raise RunError(text)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        assert SECRET not in line
+        assert "AKIA" not in line
+        assert line.count(HIDDEN) == 2 + 3
+        assert "@host:6379" in line
+    assert redact("at 12:30 me@example.org, 10:20@30") == "at 12:30 me@example.org, 10:20@30"
+
+
+def test_an_override_is_not_repeated_with_its_secret() -> None:
+    for override in (f"https://me:{SECRET}@host", f"cluster.max_workers=https://me:{SECRET}@host"):
+        with pytest.raises(ConfigError, match="hidden") as caught:
+            make_config(RUN, [override])
+        assert SECRET not in str(caught.value)
+
+
+def test_ray_address_with_a_password_as_a_user_sees_it(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in.jsonl", ["a"])
+    (tmp_path / "run.yaml").write_text(
+        "input: {path: in.jsonl, category: c, category_column: null, text_columns: [title]}\nmodel: fake\n"
+        f"output: {{path: {tmp_path}/out}}\ntask: {{categories: {{c: {{attributes: [{{name: a}}]}}}}}}\n"
+    )
+    said = ended(start("-m", "raypd", "extract", str(tmp_path / "run.yaml"), RAY_ADDRESS=f"me:{SECRET}@127.0.0.1:1"), 1)
+    assert f"RAY_ADDRESS {HIDDEN}@127.0.0.1:1: no Ray cluster answers" in said
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in text for text in [said.encode(), *written])
+
+
+def test_a_new_run_folder_is_its_owners_alone(tmp_path: Path, config) -> None:
+    def modes(output: Path) -> tuple[int, int]:
+        return output.stat().st_mode & 0o777, (output / "run.json").stat().st_mode & 0o777
+
+    write_jsonl(tmp_path / "a.jsonl", ["a"])
+    manifest.claim(config(str(tmp_path / "a.jsonl"), "new/run"), str(tmp_path / "new/run"))
+    assert modes(tmp_path / "new/run") == (0o700, 0o600)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    manifest.claim(config(str(tmp_path / "a.jsonl"), "shared"), str(shared))
+    assert modes(shared) == (0o755, 0o600)
+    with lease.held(str(tmp_path / "nights"), print):
+        assert (tmp_path / "nights").stat().st_mode & 0o777 == 0o700
+    storage.put(str(tmp_path / "plain/a"), b"")
+    assert (tmp_path / "plain/a").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)), "aliases"),
+        (
+            "a0: &a0 {k: x}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60)),
+            "aliases",
+        ),
+        ("input: &a [*a]\n", "aliases"),
+        ("input: " + "[" * 5000 + "]" * 5000 + "\n", "nested too deeply"),
+    ],
+)
+def test_yaml_that_grows_without_end_is_refused_at_once(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=rf"run\.yaml.*{words}"):
+        load_config(file)
+    assert time.process_time() - began < 5
+
+
+def test_aliases_as_people_write_them_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    attributes = "".join(f"        - &a{n} {{name: a{n}}}\n" for n in range(50))
+    again = "".join(f"      c{n}: {{attributes: *all}}\n" for n in range(500))
+    file.write_text(
+        "input: {path: x.jsonl}\noutput: {path: out}\ntask:\n    categories:\n      c:\n        attributes: &all\n"
+        + attributes.replace("        -", "          -")
+        + again
+    )
+    assert len(load_config(file).task.categories) == 501

@@ -1,0 +1,241 @@
+"""`make chaos MINUTES=60 SEED=n`: runs under faults that are drawn at random, one after the other, verified after each.
+
+A round is a run on disk or on a real S3 server, with a fake engine or a real one over a tiny model. Its process, its
+workers and its ledger are killed, it is interrupted and started twice, S3 fails, cuts and is away; it is started again
+until it ends well. Then no document may be lost or doubled, `raypd verify` has to pass, the bill has to be documents x
+price and the sum of its nodes, and `raypd status` has to say what verify says. The faults of a round are drawn from
+SEED and the round's number alone: `make chaos SEED=n ROUND=k` runs that round again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import SkipTest, mock
+
+import psutil
+
+from raypd import storage
+from raypd.billing import book
+from raypd.config import StorageConfig
+from raypd.report.status import Watch
+from raypd.run import layout, records
+from raypd.run.records import Manifest
+from raypd.verify.verification import verify
+from tests import fault_proxy, s3
+from tests.fault_proxy import Faults, Proxy
+from tests.faults import on_cluster, one_machine
+from tests.faults.trial import Trial
+from tests.processes import LONG, end_all
+from tests.tiny import save_tiny
+
+_STARTS = 6  # of a run with faults; the ones after these have none
+_WHOLE = [on_cluster.node_removed, on_cluster.spot_handed_back, on_cluster.spot_finished, one_machine.disk_full]
+_PROCESSES = ("worker killed", "driver killed", "ledger killed", "interrupted", "terminated", "started twice")
+_OF_S3 = ("S3 away", "S3 failing", "S3 cutting")
+
+
+@dataclass
+class Round:
+    """What a round came to; `problems` in words."""
+
+    what: str
+    documents: int = 0
+    lost: int = 0
+    doubled: int = 0
+    starts: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    def expect(self, what: str, found: object, wanted: object) -> None:
+        """Notes a figure that is not what it has to be."""
+        if found != wanted:
+            self.problems.append(f"{what}: {found!r}, not {wanted!r}")
+
+
+def run_round(draw: random.Random, folder: Path) -> Round:
+    """Draws a round and runs it."""
+    if draw.random() < 0.15:
+        fault = draw.choice(_WHOLE)
+        found = fault(folder)
+        return Round(str(fault.__doc__), found.documents, found.lost, found.doubled, 1, Counter([fault.__name__]))
+    on_s3, real = draw.random() < 0.5, draw.random() < 0.3
+    odd = ["", "program"] if real else ["", "program", "kill", "sleep 1"]
+    titles = [draw.choice(odd) if draw.random() < 0.03 else f"sleep 0.0{draw.randint(1, 9)}" for _ in range(200)]
+    keys = {
+        "cluster": {"max_workers": draw.randint(1, 2), "cpus_per_worker": 0.5, "units_in_flight": draw.randint(1, 3)},
+        "cost": {"prices": {"local": 36.0}},
+    }
+    with ExitStack() as stack:
+        proxy = stack.enter_context(_bucket(folder)) if on_s3 else None
+        if proxy is not None:
+            keys |= {"output": {"path": "s3://chaos/run"}, "storage": {"endpoint_url": proxy.url, "read_timeout": 3}}
+        if real:
+            model = str(save_tiny(folder / "model"))
+            keys |= {"model": {"name": model, "device": "cpu", "dtype": "float32"}, "decoding": {"max_value_tokens": 8}}
+        trial = Trial(folder, titles, draw.choice((5, 10, 40)), **keys)
+        storage.configure(trial.config.storage)
+        stack.callback(storage.configure, StorageConfig())
+        made = Round(f"{'real' if real else 'fake'} on {'S3' if on_s3 else 'disk'}", len(titles))
+        build = "raypd.cluster.components:build" if real else "tests.cluster.fakes:build"
+        while _start(trial, build, draw, made, proxy) != 0:
+            if made.starts > 2 * _STARTS:
+                made.problems.append("it does not end")
+                break
+        _check(trial, made)
+    return made
+
+
+@contextlib.contextmanager
+def _bucket(folder: Path) -> Iterator[Proxy]:
+    with (
+        s3.server(folder / "weed") as server,
+        fault_proxy.proxy(server.url) as proxy,
+        mock.patch.dict(os.environ, s3.environment()),
+    ):
+        server.client().create_bucket(Bucket="chaos")
+        yield proxy
+
+
+def _start(trial: Trial, build: str, draw: random.Random, made: Round, proxy: Proxy | None) -> int:
+    """Starts the run, does to it what is drawn, and waits for its end; its exit code."""
+    kinds = _PROCESSES + (_OF_S3 if proxy else ())
+    drawn = [(draw.uniform(1, 8), draw.choice(kinds), draw.random()) for _ in range(draw.randint(0, 4))]
+    process, allowed = trial.start(build), {0}
+    made.starts += 1
+    for delay, kind, chance in drawn if made.starts <= _STARTS else ():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(delay)
+            break
+        allowed |= _do(kind, chance, process, trial, build, proxy)
+        made.faults[kind] += 1
+    out, err = process.communicate(timeout=LONG)
+    if process.returncode not in allowed or "Traceback" in err:
+        made.problems.append(f"exit code {process.returncode} after {drawn}: {err[-2000:]}{out[-500:]}")
+    return process.returncode
+
+
+def _do(
+    kind: str, chance: float, process: subprocess.Popen[str], trial: Trial, build: str, proxy: Proxy | None
+) -> set[int]:
+    """A fault; the exit codes that it may end a run with. chance: 0 to 1, what there is to choose."""
+    if kind == "started twice":
+        second = trial.start(build)
+        out, err = second.communicate(timeout=LONG)
+        assert second.returncode in (0, 1), out + err  # 0: the first one had ended, and this one did the rest
+        return set()
+    if kind in _OF_S3 and proxy is not None:
+        kinds = {"S3 away": ("503", "reset"), "S3 failing": ("500", "lost"), "S3 cutting": ("cut",)}[kind]
+        share = 1.0 if kind == "S3 away" else 0.1
+        proxy.faults = Faults(share=share, kinds=kinds, seed=int(1e6 * chance))
+        time.sleep(1 + 3 * chance)
+        proxy.faults = Faults()
+        return {1}
+    if kind in ("interrupted", "terminated"):
+        process.send_signal(signal.SIGINT if kind == "interrupted" else signal.SIGTERM)
+        return {130}
+    if kind == "driver killed":
+        process.kill()
+        return {-signal.SIGKILL}
+    name = "ray::Ledger" if kind == "ledger killed" else "ray::DecodeWorker"
+    found = []
+    with contextlib.suppress(psutil.Error):
+        found = [child for child in psutil.Process(process.pid).children(recursive=True) if _is(child, name)]
+    if found:
+        with contextlib.suppress(psutil.Error):
+            found[int(chance * len(found))].kill()
+    return set()
+
+
+def _is(process: psutil.Process, name: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline()).startswith(name)
+    return False
+
+
+def _check(trial: Trial, made: Round) -> None:
+    """Compares what raypd says of a run that has ended, here and there, and with its input."""
+    found, verified = trial.outcome(""), verify(trial.output, trial.config)
+    made.lost, made.doubled = found.lost, found.doubled
+    made.expect("verify", verified.passed, True)
+    manifest = records.read(Manifest, storage.join(trial.output, layout.MANIFEST))
+    made.expect("documents of the manifest", (manifest.documents, manifest.failed), (verified.found, verified.failed))
+    at = trial.config.storage.endpoint_url
+    shown = Watch(trial.output, [f"storage.endpoint_url={at}"] if at else []).look()
+    wanted = ("complete", verified.found, verified.failed, verified.objects, True)
+    made.expect("status", (shown.state, shown.documents, shown.failed, shown.units, shown.exact), wanted)
+    cost = manifest.cost
+    if cost is None:
+        made.problems.append("no bill")
+        return
+    made.expect("documents of the bill", cost.documents, verified.documents)
+    price = 1000 * cost.usd / cost.documents
+    if abs((cost.usd_per_1000_documents or 0.0) - price) > 1e-5:
+        made.problems.append(f"price per 1,000: {cost.usd_per_1000_documents}, not {price}")
+    made.expect("USD in status", round(shown.usd or 0.0, 6), cost.usd)
+    for bill in book.bills(trial.output):
+        for name, parts in {"nodes": [node.usd for node in bill.nodes], "parts": bill.parts.values()}.items():
+            if abs(sum(parts) - bill.usd) > 1e-6:
+                made.problems.append(f"session {bill.session}: its {name} are {sum(parts)}, its bill {bill.usd}")
+        time_billed = sum(node.seconds * node.usd_per_hour / 3600 for node in bill.nodes)
+        if abs(time_billed - bill.usd) > 1e-4:
+            made.problems.append(f"session {bill.session}: {time_billed} of time, a bill of {bill.usd}")
+
+
+def main() -> int:
+    """Runs rounds until the time is over; 1 where anything went wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.chaos")
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--round", type=int, help="this one alone")
+    asked = parser.parse_args()
+    ends, number, total, wrong, bills = time.monotonic() + 60 * asked.minutes, asked.round or 0, Round(""), 0, 0
+    while time.monotonic() < ends:
+        with tempfile.TemporaryDirectory(prefix="raypd-chaos-", ignore_cleanup_errors=True) as folder:
+            try:
+                made = run_round(random.Random(f"{asked.seed} {number}"), Path(folder))
+            except SkipTest as why:
+                made = Round(f"left out: {why}")
+            except Exception:
+                made = Round("ended by an error", problems=[traceback.format_exc()])
+            finally:
+                end_all()
+        total.starts += made.starts
+        total.lost += made.lost
+        total.doubled += made.doubled
+        total.faults += made.faults
+        wrong += bool(made.problems or made.lost or made.doubled)
+        bills += any("bill" in problem or "USD" in problem or "price" in problem for problem in made.problems)
+        faults = ", ".join(f"{count} {kind}" for kind, count in sorted(made.faults.items())) or "no fault"
+        print(
+            f"round {number}: {made.what}: {made.documents} documents, {made.starts} starts; {faults}; "
+            f"lost {made.lost}, doubled {made.doubled}",
+            flush=True,
+        )
+        for problem in made.problems:
+            print(f"  WRONG (make chaos SEED={asked.seed} ROUND={number}): {problem}", flush=True)
+        number += 1
+        if asked.round is not None:
+            break
+    print(
+        f"{number - (asked.round or 0)} runs, {total.starts} starts, {total.faults.total()} faults: lost {total.lost}, "
+        f"doubled {total.doubled}, bills that did not add up {bills}, rounds with anything wrong {wrong}"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

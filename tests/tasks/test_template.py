@@ -1,0 +1,69 @@
+"""A template of a user's: what it may do, how long it may take, and that this is found before Ray starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raypd.config import RunConfig
+from raypd.errors import ConfigError
+from raypd.tasks.prompting import PRODUCTS, check_template, messages
+from tests.processes import ended, start
+
+SHELL = "{{ category.attributes[0].__class__.__mro__[-1].__subclasses__() }}"
+GLOBALS = "{{ lipsum.__globals__['os'].system('touch MARK') }}"
+OPCODES = "cos\\nsystem\\n(S'touch MARK'\\ntR."
+PICKLE = f'{{{{ category.attributes[0].parse_raw("{OPCODES}", proto="pickle", allow_pickle=True) }}}}'
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def config(template: Path, **keys: object) -> RunConfig:
+    attributes = [{"name": "Brand"}, {"name": "Fit", "type": "enum", "values": ["in", "over"]}]
+    task = {"categories": {"shoes": {"description": "worn", "attributes": attributes}}, "template": str(template)}
+    return RunConfig.model_validate({"input": {"path": "x.jsonl"}, "output": {"path": "out"}, "task": task, **keys})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SHELL, r"mine\.j2: .*__class__.* is unsafe"),
+        (GLOBALS, r"mine\.j2: .*__globals__.* is unsafe"),
+        (PICKLE, r"mine\.j2: .*has no attribute 'parse_raw'"),
+        ("{{ category.attributes.clear() }}", r"mine\.j2: .*not safely callable|is unsafe"),
+        ("{% include 'other' %}", r"mine\.j2: .*no loader"),
+        (ENDLESS, r"mine\.j2: it is not rendered within 2 s"),
+        ("{{ 10 ** (10 ** 10) }}", r"mine\.j2: it is not rendered within 2 s"),
+        ("{{ 'x' * 10 ** 11 }}", r"mine\.j2: it takes too much memory"),
+    ],
+)
+def test_what_a_template_may_not_do(tmp_path: Path, text: str, words: str) -> None:
+    file, mark = tmp_path / "mine.j2", tmp_path / "mark"
+    file.write_text("{{ products }}" + text.replace("MARK", str(mark)))
+    with pytest.raises(ConfigError, match=words):
+        check_template(config(file))
+    assert not mark.exists()
+
+
+def test_what_a_template_has(tmp_path: Path) -> None:
+    file = tmp_path / "mine.j2"
+    file.write_text(
+        "{{ category.name }} {{ category.description }}{% for a in category.attributes %} {{ a.name }} {{ a.type }}"
+        " {{ a.values | join('/') }} {{ a['values'] | length }}{{ a.description }}{% endfor %}{{ products }}"
+    )
+    assert messages(config(file).task) == {"shoes": f"shoes worn Brand text  0 Fit enum in/over 2{PRODUCTS}"}
+    file.write_bytes(b"\xff{{ products }}")
+    with pytest.raises(ConfigError, match=r"mine\.j2: the template cannot be read: .*utf-8"):
+        messages(config(file).task)
+
+
+def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"id": 1, "title": "a", "category": "shoes"}\n')
+    (tmp_path / "mine.j2").write_text("{{ nothing }}{{ products }}")
+    run = config(tmp_path / "mine.j2", model="fake", output={"path": str(tmp_path / "out")})
+    (tmp_path / "run.yaml").write_text(run.model_dump_json())
+    said = ended(start("-X", "importtime", "-m", "raypd", "extract", str(tmp_path / "run.yaml")), 2)
+    assert "mine.j2: 'nothing' is undefined; it may use category and products" in said
+    assert "resumes" not in said
+    assert "ray._private" not in said  # of the list of imports
+    assert not (tmp_path / "out").exists()
