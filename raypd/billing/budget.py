@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from raypd.errors import RunError
-from raypd.run.text import count, usd
+from raypd.run.text import count, counted, usd
 
 _CAUTION = 1.25  # a unit may take this much longer than the slowest of the last ones
 NEVER = 1_000_000  # workers: no number is enough
@@ -46,8 +46,8 @@ def reached(budget: float, spent: float, done: int, documents: int, exact: bool 
         done, documents: those that are committed, and all of the run.
         exact: whether all were counted, not estimated.
     """
-    of = ("" if exact else "about ") + count(documents)
-    now = f"cost.budget_usd {usd(budget)} is reached: {count(done)} of {of} documents are done for {usd(spent)}"
+    of = ("" if exact else "about ") + counted(documents, "document")
+    now = f"cost.budget_usd {usd(budget)} is reached: {count(done)} of {of} done for {usd(spent)}"
     if done <= 0:
         return f"{now}; the start of the workers alone may take more than that: raise cost.budget_usd"
     rest = spent / done * max(0, documents - done)

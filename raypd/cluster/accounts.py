@@ -17,7 +17,7 @@ from raypd.cluster.ledger_actor import Standing
 from raypd.cluster.ray_session import WorkerResources
 from raypd.config import RunConfig
 from raypd.config.cluster import deadline_at
-from raypd.run.text import count, duration, number
+from raypd.run.text import counted, duration, number
 from raypd.run.unit import Unit
 
 _ASK_SECONDS = 1.0
@@ -156,11 +156,11 @@ class Accounts:
         workers, takes = budget.need(left, seconds, per_worker, own.startup_seconds, running, most)
         late = now + takes - self.deadline
         if workers > most and late > 0:
-            would = f"{count(workers)} workers" if workers < budget.NEVER else "no number of workers"
+            would = counted(workers, "worker") if workers < budget.NEVER else "no number of workers"
             self._say_once(
                 "late",
-                f"the deadline, {budget.clock(self.deadline)}, cannot be met: {count(left)} documents are left, and "
-                f"{most} workers (cluster.max_workers) do {number(per_worker * most)} documents/s, so it is done at "
+                f"the deadline, {budget.clock(self.deadline)}, cannot be met: {counted(left, 'document')} left, "
+                f"{counted(most, 'worker')} (cluster.max_workers), {number(per_worker * most)} documents/s: done at "
                 f"about {budget.clock(now + takes)}, {duration(late)} late; {would} would do",
             )
         return min(max(workers, self.config.cluster.min_workers, 1), most)

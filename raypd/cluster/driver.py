@@ -23,7 +23,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.run import layout, lease, manifest, records
 from raypd.run.manifest import Manifest
 from raypd.run.records import UnitResult
-from raypd.run.text import said, share
+from raypd.run.text import counted, said, share
 from raypd.run.unit import Unit
 from raypd.run.unreadable import Unreadable
 from raypd.tasks.columns import BY_KIND
@@ -230,7 +230,7 @@ class DriverSession:
         self._accounts: Accounts | None = None
 
     def state(self) -> str:
-        return f"{self.done_units} of {self.units} units committed"
+        return f"{self.done_units} of {counted(self.units, 'unit')} committed"
 
     def stream(self) -> None:
         """Runs units until none is left. Raises RunError when some could not be done, or too much goes wrong."""

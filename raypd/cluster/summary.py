@@ -64,7 +64,7 @@ def _cost_lines(cost: RunCost | None) -> list[str]:
     if not cost.usd:
         parts = [f"{name} {duration(seconds)}" for name, seconds in _largest(cost.seconds) if seconds >= 0.05]
         reason = "; ".join(cost.notes or cost.prices)
-        return [f"cost:   $0 ({reason})", *([f"time:   {', '.join(parts)}"] if parts else [])]
+        return [f"cost:   no price ({reason})", *([f"time:   {', '.join(parts)}"] if parts else [])]
     sessions = f", {counted(cost.sessions, 'session')}" if cost.sessions > 1 else ""
     each = cost.usd_per_1000_documents
     per_1000 = "" if each is None else f", {usd(each)} per 1,000 documents"

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from raypd.estimate.profile import DocumentCost
+from raypd.run.text import counted
 
 _Z = 1.96  # 95%, both sides
 _WHOLE = ("ok", "null")  # statuses
@@ -66,7 +67,7 @@ class Agreement:
         if not self.of:
             return "no value to compare"
         low, high = self.interval()
-        return f"{self.share:.1%} [{100 * low:.0f}-{high:.0%}] of {self.of} values"
+        return f"{self.share:.1%} [{100 * low:.0f}-{high:.0%}] of {counted(self.of, 'value')}"
 
 
 @dataclass(frozen=True)

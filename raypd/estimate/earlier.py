@@ -18,6 +18,7 @@ from raypd.estimate import estimator, sampling
 from raypd.estimate.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
 from raypd.run import layout, records
 from raypd.run.records import Bill, Estimate, RecordError, RunRecord
+from raypd.run.text import counted
 
 
 def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
@@ -45,7 +46,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     speed = MethodSpeed(
         str(theirs.get("decoding", {}).get("method", "")),
         estimator.ratio([unit.busy_seconds for unit in units], documents, rng),
-        f"{len(units)} units of {run}, {sum(documents):,.0f} documents",
+        f"{counted(len(units), 'unit')} of {run}, {counted(int(sum(documents)), 'document')}",
         gpu,
         machine,
         {name: estimator.ratio([unit.counts.get(name, 0) for unit in units], documents, rng) for name in TOKENS},

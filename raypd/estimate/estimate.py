@@ -27,6 +27,7 @@ from raypd.estimate.profile import DocumentCost, Profile
 from raypd.estimate.sampling import CorpusSample, ScannedDocument
 from raypd.run import layout, records
 from raypd.run.records import Estimate, RecordError, RunRecord
+from raypd.run.text import counted
 
 # Of each stratum all that was scanned, and what was measured of it.
 _Strata = list[tuple[list[ScannedDocument], list[tuple[ScannedDocument, DocumentCost]]]]
@@ -165,7 +166,7 @@ def check_sample(found: Profile) -> None:
     failed = [cost for cost in done if cost.error is not None]
     if not done or found.seconds <= 0:
         raise RunError(
-            f"not one of {len(found.costs)} documents was done in the time given: raise --minutes or lower "
+            f"not one of {counted(len(found.costs), 'document')} was done in the time given: raise --minutes or lower "
             "engine.max_num_seqs"
         )
     if len(failed) == len(done):
@@ -194,13 +195,15 @@ def speed_of(sample: CorpusSample, found: Profile, notes: list[str]) -> MethodSp
     costs = [cost for _, done in strata for _, cost in done]
     failed = [cost for cost in costs if cost.error is not None]
     if failed:
-        notes.append(f"{found.method}: {len(failed)} of {len(costs)} documents failed, the first: {failed[0].error}")
+        notes.append(
+            f"{found.method}: {len(failed)} of {counted(len(costs), 'document')} failed, the first: {failed[0].error}"
+        )
     machine = np.random.default_rng([sampling.SEED, zlib.crc32(found.method.encode())])
     pace = estimator.ratio([took for _, took in found.samples], [expected for expected, _ in found.samples], machine)
     return MethodSpeed(
         found.method,
         _corpus_mean(sample, strata, "seconds") * (pace / pace[0]),
-        f"measured on {found.worker.machine}, {len(costs)} documents, {found.seconds:.0f} s",
+        f"measured on {found.worker.machine}, {counted(len(costs), 'document')}, {found.seconds:.0f} s",
         found.worker.gpu,
         found.worker.machine,
         {name: _corpus_mean(sample, strata, name) for name in TOKENS},
@@ -238,11 +241,15 @@ def _notes(config: RunConfig, sample: CorpusSample, found: Profile) -> list[str]
     if not found.complete:
         notes.append("the time given ended before the sample was done: what is missing is not in the figures")
     if len(sample.documents) < _FEW:
-        notes.append(f"the sample is small ({len(sample.documents)} documents): raise --sample for a narrower interval")
+        drawn = counted(len(sample.documents), "document")
+        notes.append(f"the sample is small ({drawn}): raise --sample for a narrower interval")
     if not scan.whole:
-        notes.append(f"shares of categories and lengths are from {len(scan.units)} of {scan.units_planned} units")
+        notes.append(
+            f"shares of categories and lengths are from {len(scan.units)} of {counted(scan.units_planned, 'unit')}"
+        )
     if sample.unreadable:
-        notes.append(f"{sample.unreadable} of {len(scan.seen)} documents cannot be read and become error rows")
+        seen = counted(len(scan.seen), "document")
+        notes.append(f"{sample.unreadable} of {seen} cannot be read: error rows in the run")
     return notes
 
 

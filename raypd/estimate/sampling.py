@@ -21,6 +21,7 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
 from raypd.estimate import estimator
 from raypd.estimate.estimator import Array
+from raypd.run.text import counted
 from raypd.run.unit import Unit
 from raypd.tasks.base import Document
 
@@ -85,7 +86,7 @@ def draw(config: RunConfig, size: int) -> CorpusSample:
     found = scan(config)
     readable = [one for one in found.seen if one.category != _UNREADABLE]
     if not readable:
-        raise InputError(f"none of the {len(found.seen)} documents that were looked at can be read")
+        raise InputError(f"of {counted(len(found.seen), 'document')} looked at none can be read")
     strata = _stratify(readable, size)
     drawn = [(place, one) for place, (_, chosen) in enumerate(strata) for one in chosen]
     random.Random(SEED).shuffle(drawn)

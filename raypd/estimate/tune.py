@@ -29,7 +29,7 @@ from raypd.estimate.machines import NodeKind, has_gpu, here, known_type
 from raypd.estimate.profile import RemoteProfiler, WorkerFacts, in_flight
 from raypd.estimate.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.run import records
-from raypd.run.text import duration
+from raypd.run.text import counted, duration
 from raypd.tasks.base import Document
 
 _LEAST_TRIALS = 3  # the reference, a second one where that is poor, and the configuration
@@ -250,10 +250,11 @@ class _Trials:
         elif trial.cut:
             found = "stopped: far slower than the best so far"
         elif reference:
-            found += f", {same.of} values to compare others with"
+            found += f", {counted(same.of, 'value')} to compare others with"
             found += f", {same.left_out} are not whole" if same.left_out else ""
         else:
-            found += f", {same.share:.1%} of {same.of} values agree" if same.of else ", no whole value to compare"
+            agree = f"{same.share:.1%} of {counted(same.of, 'value')} agree"
+            found += f", {agree}" if same.of else ", no whole value to compare"
         self.say(f"{self.count}. {describe(trial.changes)}: {found}")
 
 

@@ -20,7 +20,8 @@ def show_estimate(result: Estimate) -> None:
     """Prints to stdout, in the width of the terminal. Brackets hold the 95% interval."""
     console = Console(highlight=False, markup=False)
     about = "" if result.documents.counted else "about "
-    console.print(f"{about}{tables.with_interval(result.documents, text.count)} documents\n")
+    words = "document" if result.documents.counted and result.documents.value == 1 else "documents"
+    console.print(f"{about}{tables.with_interval(result.documents, text.count)} {words}\n")
     console.print(_table(tables.speeds(result)))
     for line in tables.sentences(result):
         console.print(line, soft_wrap=True)
@@ -87,10 +88,12 @@ def why(result: TuneResult) -> str:
         reason = f"{_not_judged(search)}. So only settings that leave the answers alone were changed: "
     elif not search.agrees(best):
         sure = " surely" if by_low else ""
-        return f"none of {count} settings{sure} agrees {agrees}; this one agrees most, in {best.agreement}"
+        return (
+            f"none of {text.counted(count, 'setting')}{sure} agrees {agrees}; this one agrees most, in {best.agreement}"
+        )
     else:
         how = "low end of the 95% interval" if by_low else "share"
-        reason = f"fastest of {count} settings among those that agree {agrees} ({how}): "
+        reason = f"fastest of {text.counted(count, 'setting')} among those that agree {agrees} ({how}): "
     reason += f"{best.speed:.3g} documents/s of one worker"
     if search.judged:
         reason += ", itself the reference" if best is search.reference else f", {best.agreement} agree"
@@ -112,7 +115,7 @@ def _not_judged(search: Search) -> str:
         reason = f"no sample can show that {floor.share:.0%} of values agree; lower --agreement"
     else:
         reason = (
-            f"{_reference(search)} gave {there} whole values, and a floor of {floor.share:.0%} needs "
+            f"{_reference(search)} gave {text.counted(there, 'whole value')}, and a floor of {floor.share:.0%} needs "
             f"{floor.needed:.0f} even if all of them agree; raise --sample or lower --agreement"
         )
     return f"agreement was NOT judged: {reason}, or take the share as it is with --judge share"
@@ -120,7 +123,7 @@ def _not_judged(search: Search) -> str:
 
 def _notes(result: TuneResult) -> list[str]:
     search = result.search
-    notes = [f"measured on {result.machine}, {result.documents} documents; {search.ended}"]
+    notes = [f"measured on {result.machine}, {text.counted(result.documents, 'document')}; {search.ended}"]
     notes += [f"{describe(t.changes)}: {t.error.splitlines()[0]}" for t in search.trials if t.error is not None]
     if search.judged and any(t.usable and not search.agrees(t) and search.unsure(t) for t in search.trials):
         notes.append(f"unsure: it may agree in less than {search.floor.share:.0%} of values; a larger --sample tells")

@@ -28,6 +28,7 @@ import numpy as np
 from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import InputError
+from raypd.run.text import counted
 
 _SAMPLES, _SEED = 1000, 0
 VC, VW, NV, VN, NN = range(5)
@@ -320,8 +321,8 @@ def describe(evaluation: Evaluation) -> str:
     lines = [f"{'':<24}{'':<18}{'value':>8}  95% interval    documents"]
     lines += [_row(measure) for measure in evaluation.measures]
     if evaluation.differences:
-        count = evaluation.differences[0].documents
-        lines += ["", f"{f'over the {count:,} documents of both runs':<42}{'value':>8}   other  difference [95%]"]
+        both = f"over the {counted(evaluation.differences[0].documents, 'document')} of both runs"
+        lines += ["", f"{both:<42}{'value':>8}   other  difference [95%]"]
         lines += [
             f"{'':<24}{one.name:<18}{one.ours:8.3f}{one.theirs:8.3f}  {one.ours - one.theirs:+.3f} "
             f"[{one.low:+.3f} to {one.high:+.3f}]"
@@ -329,11 +330,11 @@ def describe(evaluation: Evaluation) -> str:
         ]
     for count, what in (
         (evaluation.failed, "failed: each counts as without any value"),
-        (evaluation.unlabelled, "have no labels: left out"),
-        (evaluation.missing, "labelled ones are not in the run: left out"),
+        (evaluation.unlabelled, "without labels: left out"),
+        (evaluation.missing, "with labels, not in the run: left out"),
     ):
         if count:
-            lines.append(f"{count:,} documents {what}")
+            lines.append(f"{counted(count, 'document')} {what}")
     return "\n".join(lines)
 
 

@@ -24,6 +24,7 @@ from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import ConfigError, UserError
 from raypd.run.load import load_record
+from raypd.run.text import counted
 
 _COLUMNS = ["id", "source", "row", "status", "sample", "turn", "tokens", "counters", "finish_reason"]
 _SHOWN = 10  # missing answers that are named
@@ -77,7 +78,7 @@ def read_answers(path: str, baseline: bool, overrides: Sequence[str] = ()) -> An
                 answers.cut.add(key)
     if not answers.length:
         raise ConfigError(
-            f"{path}: no answers here ({len(answers.failed)} documents failed); see `raypd status {path}`"
+            f"{path}: no answers here ({counted(len(answers.failed), 'document')} failed); see `raypd status {path}`"
         )
     return answers
 
@@ -123,7 +124,7 @@ def table(run: Answers, baseline: Answers) -> str:
         if cut := len(here.cut & there.length.keys()):
             lines.append(f"  {cut:,} of those in both were cut in {side} (finish_reason length)")
         if here.failed:
-            lines.append(f"  {len(here.failed):,} documents failed in {side}")
+            lines.append(f"  {counted(len(here.failed), 'document')} failed in {side}")
     return "\n".join(lines)
 
 

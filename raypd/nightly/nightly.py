@@ -60,8 +60,9 @@ class Night:
         if self.damaged.units:
             objects = counted(self.damaged.units, "object")
             left_out = f"{objects} of the input cannot be read; all that can is done:\n{self.damaged.shown()}"
+        documents = counted(self.documents, "document")
         if self.nothing_new:
-            return f"{left_out}nothing new since the night {self.name}: {self.documents:,} documents in {where}"
+            return f"{left_out}nothing new since the night {self.name}: {documents} in {where}"
         lines = [
             f"night {self.name}: {self.new:,} new, {self.changed:,} changed, {self.removed:,} removed, "
             f"{self.unchanged:,} as they were; {self.extracted:,} extracted"
@@ -69,13 +70,13 @@ class Night:
         if self.added_attributes:
             lines.append(f"added attributes: {self.added_attributes}")
         if self.shadowed:
-            lines.append(
-                f"{self.shadowed:,} documents have an id that a later one has too: the later one is in the table"
-            )
+            double = counted(self.shadowed, "document")
+            lines.append(f"{double} with an id that a later one has too: the later one is in the table")
         if self.stale:
-            lines.append(f"{self.stale:,} documents of objects that cannot be read stay as an earlier night had them")
+            kept = counted(self.stale, "document")
+            lines.append(f"{kept} of objects that cannot be read: as an earlier night had them")
         failed = f", {self.failed:,} of them failed (raypd errors {self.root})" if self.failed else ""
-        lines.append(f"table: {self.documents:,} documents{failed}; its objects: {where}")
+        lines.append(f"table: {documents}{failed}; its objects: {where}")
         return left_out + "\n".join(lines)
 
 

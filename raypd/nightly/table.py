@@ -19,6 +19,7 @@ from raypd.config import RunConfig
 from raypd.errors import RunError
 from raypd.nightly import schema_change
 from raypd.nightly.schema_change import Change
+from raypd.run.text import counted
 from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch
 from raypd.verify.table_object import read_object, write_object
@@ -68,9 +69,8 @@ def settle(scratch: Scratch, folder: str, everything_again: bool) -> None:
         LEFT JOIN added d ON p.winner AND p.file IS NOT NULL AND d.unit = p.unit AND d.source = p.source
             AND d.row = p.row""")
     if without := scratch.number("SELECT count(*) FROM final WHERE winner AND file IS NULL"):
-        raise RunError(
-            f"{without} documents of the input have no row though tonight's run ended; run the command again"
-        )
+        documents = counted(without, "document")
+        raise RunError(f"{documents} of the input without a row though tonight's run ended; run the command again")
     stays = (
         "count(DISTINCT f.file) = 1 AND bool_and(f.from_source = f.source AND f.from_row = f.row) "
         # Not held: of a night before, and what else is in it the table does not show.

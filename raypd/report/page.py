@@ -156,22 +156,22 @@ def _warnings(run: RunReport) -> list[str]:
     ]
     committed, planned = run.units.committed, run.units_planned
     if run.state != "complete":
-        done = f"{text.count(committed)} units are committed"
+        done = f"{text.counted(committed, 'unit')} committed"
         if planned:
             share = text.share(committed, planned)
-            done = f"{text.count(committed)} of {text.count(planned)} units are committed ({share})"
+            done = f"{text.count(committed)} of {text.counted(planned, 'unit')} committed ({share})"
         found.append(f"This run is not finished: {done}. All figures are as of {text.when(run.read_at)}.")
     if run.unreadable:
         units = text.counted(run.unreadable, "unit")
         found.append(f"{units} of the input cannot be read: their documents are not in these figures.")
     if not run.units.whole:
         found.append(
-            f"Of {text.count(committed)} units, {text.count(len(run.units.read))} evenly spread ones were "
+            f"Of {text.counted(committed, 'unit')}, {text.count(len(run.units.read))} evenly spread ones were "
             "read for this page. Totals of documents and tokens are scaled up from them."
         )
     if run.units.damaged:
         found.append(
-            f"{text.count(len(run.units.damaged))} units cannot be read and are not counted, for instance "
+            f"{text.counted(len(run.units.damaged), 'unit')} cannot be read and not counted, for instance "
             f"{text.clean(run.units.damaged[0], 300)}. `raypd verify` says more."
         )
     if run.bill and run.bill.torn:
@@ -188,6 +188,8 @@ def _money(run: RunReport, clock: RunningTime) -> Drawn:
     bill = run.bill
     if bill is None or not bill.sessions:
         return Drawn(None, "No bill was kept for this run.")
+    if not bill.usd:
+        return Drawn(None, "No machine of this run has a price. cost.prices (USD per hour) gives the next run one.")
     if len(bill.series) < 2 or clock.total <= 0:
         return Drawn(None, f"{text.usd(bill.usd)} in all; how it grew was not kept.")
     times, dollars = series.money(bill.series, clock)

@@ -128,15 +128,15 @@ def _cost_tiles(bill: RunBill | None, documents: int) -> list[Tile]:
     if budget:
         notes = [f"{text.share(bill.usd, budget)} of the budget of {text.usd(budget)}"]
     if bill.usd == 0:
-        notes.append("no machine of this run has a price")
+        notes = ["no machine of this run has a price"]
     if not bill.newest.final:
         notes.append(f"as of {text.when(bill.newest.until)}")
     if bill.cost.kwh is not None:
         co2 = f", {text.number(bill.cost.co2e_kg)} kg CO₂e" if bill.cost.co2e_kg is not None else ""
         notes.append(f"{text.number(bill.cost.kwh)} kWh{co2}")
-    each = text.usd(1000 * bill.usd / documents) if documents else text.NONE
+    each = text.cost(1000 * bill.usd / documents) if documents else text.NONE
     return [
-        Tile("Cost", text.usd(bill.usd), "", notes),
+        Tile("Cost", text.cost(bill.usd), "", notes),
         Tile("Per 1,000 documents", each, "", ["all costs of the run"]),
     ]
 
@@ -145,7 +145,9 @@ def _cost_tiles(bill: RunBill | None, documents: int) -> list[Tile]:
 
 
 def money_tables(bill: RunBill) -> list[Bars]:
-    """Where the money went: by kind of time, by category."""
+    """Where the money went: by kind of time, by category; nothing where there is no price."""
+    if not bill.usd:
+        return []
     parts = {_PART_NAMES[name]: usd for name, usd in bill.parts.items() if usd}
     tables = [Bars("Where the money went", _bars_of(parts, text.usd))] if parts else []
     if bill.categories:
@@ -175,7 +177,7 @@ def machine_table(bill: RunBill) -> Table:
         sums[1] += node.seconds / 3600
         sums[2] += node.usd
     rows = [
-        [kind, market, text.count(machines), text.number(hours), text.usd(price), text.usd(usd), source]
+        [kind, market, text.count(machines), text.number(hours), text.cost(price), text.cost(usd), source]
         for (kind, market, price, source), (machines, hours, usd) in sorted(groups.items(), key=lambda i: -i[1][2])
     ]
     heads = ["machine", "market", "machines", "hours", "USD per hour", "cost", "price from"]
@@ -212,7 +214,7 @@ def error_bars(sample: AnswerSample) -> Bars:
         notes.append(f"{text.count(len(sample.errors) - _REASONS)} rarer reasons are not shown.")
     if sample.error_units < sample.failed_units:
         notes.append(
-            f"Read from {text.count(sample.error_units)} of {text.count(sample.failed_units)} units with failures."
+            f"Read from {text.count(sample.error_units)} of {text.counted(sample.failed_units, 'unit')} with failures."
         )
     return Bars("Errors by reason", _bars_of(found, text.count), " ".join(notes), "failed documents", stacked=True)
 
@@ -235,7 +237,7 @@ def session_table(run: RunReport) -> Table:
     """First run and resumptions."""
     rows = []
     for one in run.sessions:
-        cost = text.NONE if one.usd is None else text.usd(one.usd)
+        cost = text.NONE if one.usd is None else text.cost(one.usd)
         done = [text.count(one.units), text.count(one.documents), cost]
         rows.append([one.id, text.when(one.began), text.duration(one.seconds), one.how, *done])
     return Table(["session", "began", "time", "ended", "units", "documents", "cost"], rows, "", (0, 1, 3))

@@ -127,6 +127,8 @@ def _figures(status: Status) -> Table:
 
 
 def _cost(status: Status, usd: float) -> str:
+    if not usd and not status.usd_per_hour:
+        return text.cost(usd)
     line = text.usd(usd)
     if status.budget_usd:
         line += f" of {text.usd(status.budget_usd)}, {text.share(usd, status.budget_usd)}"

@@ -20,7 +20,7 @@ def tiles(found: TrainingRecord) -> list[Tile]:
         Tile("Validation loss", f"{best.validation_loss:.4f}", "", [f"learning rate {best.learning_rate:g}"]),
         Tile("Tokens", text.compact(found.tokens), "", [f"{text.number(rate)} a second"]),
         Tile("Time", text.duration(found.seconds)),
-        Tile("Cost", text.usd(found.usd)),
+        Tile("Cost", text.cost(found.usd)),
     ]
 
 

@@ -55,6 +55,11 @@ def usd(value: float) -> str:
     return f"{sign}${value:.{2 if value >= 0.1 else 3 if value >= 0.01 else 5}f}"
 
 
+def cost(value: float) -> str:
+    """Dollars that were billed: a bill of nothing is one of machines without a price."""
+    return usd(value) if value else "no price"
+
+
 def share(part: float, whole: float) -> str:
     """A percentage that never rounds something to 0% or not all to 100%.
 

@@ -32,12 +32,13 @@ def test_the_end_of_what_is_in_flight_is_that_of_the_slowest_pace() -> None:
 
 def test_the_message_at_the_end_says_how_to_go_on() -> None:
     line = budget.reached(20.0, 19.5, 1500, 5000)
-    assert "cost.budget_usd $20.00 is reached: 1,500 of 5,000 documents are done for $19.50 ($13.00 per 1,000)" in line
+    assert "cost.budget_usd $20.00 is reached: 1,500 of 5,000 documents done for $19.50 ($13.00 per 1,000)" in line
     assert "takes about $45.50" in line
     wanted = float(re.findall(r"cost\.budget_usd=([\d.]+)", line)[0])
     assert 19.5 + 45.5 < wanted < 80
     assert "raise cost.budget_usd" in budget.reached(0.1, 0.09, 0, 5000)
     assert "about 5,000" in budget.reached(20.0, 19.5, 1500, 5000, exact=False)
+    assert "0 of 1 document done" in budget.reached(0.1, 0.09, 0, 1)
 
 
 def test_a_deadline_is_a_duration_or_a_time() -> None:
@@ -140,7 +141,7 @@ def test_a_deadline_asks_for_workers_and_says_when_it_is_lost(session) -> None:
     clock.now += 240
     assert own.look(4) == 8
     (line,) = lines
-    for part in ("cannot be met: 950 documents are left", "8 workers (cluster.max_workers)", "8 documents/s", "late;"):
+    for part in ("cannot be met: 950 documents left", "8 workers (cluster.max_workers)", "8 documents/s", "late;"):
         assert part in line
     clock.now += 40
     own.look(8)
@@ -179,7 +180,7 @@ def test_a_run_that_misjudged_is_stopped_and_what_is_in_flight_is_lost(tmp_path)
     """Units that take minutes: nobody knows it before the first has ended."""
     run = trial(tmp_path, units=4, prices={"local": 360.0}, reserve_seconds=10.0, budget_usd=6.0)
     err = ended(begin(run, "model.fake.step_seconds=8"), code=3)
-    assert "0 of 40 documents are done" in err
+    assert "0 of 40 documents done" in err
     (tree,) = files(tmp_path)
     check_sums(tree)
     assert 4.5 < tree["usd"] <= 6.0

@@ -79,6 +79,19 @@ def test_version_help_and_mistyped_commands(folder: Path) -> None:
     assert "extract" in done.stderr
 
 
+def test_the_readme_puts_the_command_on_the_path() -> None:
+    """The line that it names, in a new shell, after `make setup`."""
+    (line,) = [line.strip() for line in (ROOT / "README.md").read_text().splitlines() if "/activate" in line]
+    if not (ROOT / line.split()[1]).exists():
+        pytest.skip("needs the virtual environment of `make setup`")
+    command = f"{line} && command -v raypd"
+    found = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    assert Path(found.stdout.strip()).parent.name == "bin"
+    assert ".venv" in found.stdout
+
+
 def test_config_show_is_yaml_that_reads_back(folder: Path) -> None:
     (folder / "run.yaml").write_text(RUN + "engine:  # which the override fills\n")
     shown = raypd(folder, "config", "show", "run.yaml", "engine.max_num_seqs=3").stdout

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from raypd.cluster import driver, progress, ray_session
+from raypd.cluster import driver, progress, ray_session, summary
 from raypd.config import ClusterConfig
 from raypd.errors import ModelError
 from raypd.estimate.estimate import check_model, with_changes
+from raypd.run.records import RunCost
 from tests.runs import write_jsonl
 
 
@@ -55,6 +58,17 @@ def test_a_run_that_stands_still_says_so_once(clock, capsys) -> None:
         "0/130 documents, loading the model",
         "0/130 documents, 0/s, 0 failed",
     ]
+
+
+def test_a_machine_without_a_price_costs_no_dollars() -> None:
+    cost = RunCost(0.0, notes=["a machine of your own; cost.prices.local gives it a price"], seconds={"decode": 3.0})
+    wanted = ["cost:   no price (a machine of your own; cost.prices.local gives it a price)", "time:   decode 3.0 s"]
+    assert summary._cost_lines(cost) == wanted
+
+
+def test_one_unit_is_one() -> None:
+    own = SimpleNamespace(done_units=0, units=1)
+    assert driver.DriverSession.state(own) == "0 of 1 unit committed"  # type: ignore[arg-type]
 
 
 def test_what_takes_seconds_is_said_before_it_begins(monkeypatch, capsys, config, tmp_path) -> None:

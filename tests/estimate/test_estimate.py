@@ -228,7 +228,7 @@ def test_what_cannot_be_read_takes_nothing_and_is_counted(tmp_path) -> None:
     speed = estimates.speed_of(sample, measured, [])
     assert speed.seconds[0] == pytest.approx(0.5)
     (tmp_path / "corpus.jsonl").write_text('{"id": 1, "category": "a", "title": ""}\n')
-    with pytest.raises(InputError, match="none of the 1 documents"):
+    with pytest.raises(InputError, match="of 1 document looked at none can be read"):
         sampling.draw(config, 50)
 
 
@@ -441,6 +441,15 @@ def test_autoregressive_decoding_is_measured_where_it_is_asked_for(tmp_path, mon
     with_it = estimate(corpus(tmp_path, 100), EstimateOptions(sample=20, baseline=True))
     assert measured[1:] == ["hyper_parallel", "autoregressive"]
     assert [one.method for one in with_it.baseline] == ["autoregressive"]
+
+
+def test_one_document_is_one(tmp_path, monkeypatch, capsys) -> None:
+    stub_profiler(monkeypatch, lambda self, config, documents, limit, label: _profile([DocumentCost(1.0, 10, 0, 2)]))
+    estimates.run(corpus(tmp_path, 1), EstimateOptions(), False, False)
+    out = capsys.readouterr().out
+    assert out.startswith("1 document\n")
+    assert "here, 1 document, 10 s" in out
+    assert "1 documents" not in out
 
 
 def test_a_baseline_for_which_no_time_was_left_is_named_and_left_out(tmp_path, monkeypatch, capsys) -> None:

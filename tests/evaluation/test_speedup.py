@@ -93,7 +93,7 @@ def test_what_is_not_compared_is_printed(tmp_path):
         "2 of those in both were cut in the run (finish_reason length)",
         "1 of those in both were cut in the baseline (finish_reason length)",
         "2 documents failed in the run",
-        "1 documents failed in the baseline",
+        "1 document failed in the baseline",
     }
     assert expected <= {line.strip() for line in text.splitlines()}
 
@@ -117,7 +117,7 @@ def test_runs_that_cannot_be_compared(tmp_path):
         (space, ar, "space: its decoding.method is space, whose counters have no longest_path; give a run of apar"),
         (ar, ar, "ar: its decoding.method is autoregressive, whose counters have no longest_path"),
         (pasta, other, "no document id in common"),
-        (failed, ar, "failed: no answers here (1 documents failed)"),
+        (failed, ar, "failed: no answers here (1 document failed)"),
         (pasta, empty, "empty: no answers here (0 documents failed)"),
         (twice, ar, "twice: 'a' (sample 0, turn 0) stands there twice"),
         (str(extraction), ar, "extraction: its task.kind is extraction; give a run of `raypd generate`"),

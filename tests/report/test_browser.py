@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import io
 import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from raypd.report import data, page
 from tests.processes import LONG, wait_for
@@ -128,6 +131,27 @@ def test_it_fits_every_screen(browser, tmp_path, size):
     assert min(size for size, *_ in letters) >= 8.8
     assert not [left for _, left, right in letters if left < 0 or right > size["width"]]
     assert errors == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_table_that_goes_on_has_a_shadow_at_that_side(browser, tmp_path, scheme):
+    """On a phone, where no scrollbar shows: at the right first, at the left at its end, nowhere where it fits."""
+    tab, *_ = open_page(browser, _page(tmp_path, Plan(units=30, workers=5)), viewport=PHONE, color_scheme=scheme)
+
+    def shadows(label: str, scrolled: float) -> tuple[bool, bool]:
+        table = tab.locator(f".scroll[aria-label='{label}']").first
+        table.evaluate("(e, part) => { e.scrollLeft = part * (e.scrollWidth - e.clientWidth); }", scrolled)
+        seen = np.asarray(Image.open(io.BytesIO(table.screenshot())).convert("RGB"), int)
+        color = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        plain = np.array([int(part) for part in re.findall(r"\d+", color)])
+        dark = [np.median(abs(seen[:, at] - plain).sum(-1)) > 20 for at in (1, -2)]  # lines and letters are few
+        return bool(dark[0]), bool(dark[1])
+
+    assert shadows("Machines", 0.0) == (False, True)
+    assert shadows("Machines", 0.5) == (True, True)
+    assert shadows("Machines", 1.0) == (True, False)
+    tab.set_viewport_size(DESKTOP)
+    assert shadows("Machines", 0.0) == (False, False)
 
 
 def test_search_filter_order_and_paging(browser, tmp_path):

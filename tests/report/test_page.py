@@ -46,6 +46,23 @@ def test_figures_stand_on_the_page(make):
         assert label in text, label  # on the axes
 
 
+def test_a_run_without_a_price_says_so_and_draws_no_money(make):
+    text = Tags(page.render(make(units=6, usd_per_hour=0.0, budget_usd=None, sessions=2))).text
+    assert "no machine of this run has a price" in text
+    assert text.count("no price") >= 5  # cost, cost of 1,000 documents, sessions, machines
+    assert not re.search(r"\$\d", text)
+    for title in ("spent, USD", "Where the money went", "Cost by category"):
+        assert title not in text
+    assert "documents/s" in text  # the other charts stand
+
+
+def test_one_of_a_thing_is_one(make):
+    run = make(units=1, missing=1, documents=1, how="interrupted")
+    run.units_planned = 1
+    text = Tags(page.render(run)).text
+    assert "0 of 1 unit committed (0%)" in text
+
+
 def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make):
     run = make(units=1, documents=1)
     values = [("5", "ok", None), ("long te", "truncated", None), (None, "truncated", "12"), (None, "null", None)]

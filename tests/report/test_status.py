@@ -50,6 +50,12 @@ def test_a_finished_run_has_no_forecast(tmp_path, capsys):
     assert "MADE UP" in _shown(watch.look())
 
 
+def test_a_machine_without_a_price_costs_no_dollars(tmp_path):
+    text = _shown(Watch(str(build(tmp_path / "run", Plan(units=4, usd_per_hour=0.0, budget_usd=None)))).look())
+    assert "no price" in text
+    assert "$" not in text
+
+
 def test_documents_are_those_that_are_committed_whatever_the_bill_says(tmp_path, monkeypatch):
     """A session that was killed committed units that its bill does not know of."""
     root = build(tmp_path / "run", Plan(units=90, documents=10, sessions=2))

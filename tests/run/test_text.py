@@ -7,6 +7,7 @@ from raypd.run import text
 
 def test_money_shares_and_durations():
     """No rounding hides a rest."""
+    assert (text.cost(0.0), text.cost(0.67)) == ("no price", "$0.67")
     money = {0: "$0.00", 0.00002: "$0.00002", 0.0123: "$0.012", 0.67: "$0.67", 12.3456: "$12.35", 9999.99: "$9,999.99"}
     money |= {597_000.4: "$597,000", -3.5: "-$3.50"}
     assert {value: text.usd(value) for value in money} == money
