@@ -90,6 +90,7 @@ def test_the_lines_of_the_readme_after_a_local_run(tmp_path: Path, fresh: dict[s
     script = "\n".join(lines).replace("s3://bucket/runs/mine", f"{run.output} cluster.address=null")
     assert "ray start --head\n" in script
     script = script.replace("ray start --head", f"ray start --head --port=0 --dashboard-port={port} --num-cpus=2")
+    script = script.replace("ray job submit", "sleep 20\nray job submit", 1)  # until Ray's agent is there to take jobs
     fresh["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
     assert "succeeded" in ended(start("-c", SHELL, script, str(clone), **fresh))
     assert run.outcome("").lost == 0
