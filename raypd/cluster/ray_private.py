@@ -18,8 +18,11 @@ def local_address() -> str | None:
 
 
 @contextlib.contextmanager
-def closed_to_others() -> Iterator[None]:
+def closed_to_others(dashboard: bool) -> Iterator[None]:
     """A Ray that is started within listens on 127.0.0.1 alone, and to a token that no file holds.
+
+    Without a dashboard of its own, Ray asks whichever other Ray has one at the usual port: Ray Train then finds its
+    controller unknown there, so dead, and ends the training.
 
     Ray takes a loopback _node_ip_address for a mistake and replaces it; it binds to loopback by itself where clusters
     are turned off, as on macOS. A token that it makes itself it writes to ~/.ray/auth_token, and every later
@@ -32,16 +35,20 @@ def closed_to_others() -> Iterator[None]:
     if not loader.has_token(ignore_auth_mode=True):
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # Ray's processes inherit it
         loader.reset_cache()
-    variable, clusters = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
-    before = os.environ.get(variable)
-    os.environ[variable], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    variables = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
+    if not dashboard:
+        variables[ray_constants.RAY_API_SERVER_ADDRESS_ENVIRONMENT_VARIABLE] = "http://127.0.0.1:1"  # nothing answers
+    clusters, before = ray_constants.ENABLE_RAY_CLUSTER, {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = clusters
-        os.environ.pop(variable)
-        if before is not None:
-            os.environ[variable] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def use_token_of_this_machine() -> None:

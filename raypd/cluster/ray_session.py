@@ -60,7 +60,7 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
     print("starting Ray" if wanted == "local" else "connecting to Ray", file=sys.stderr, flush=True)
     level = logging.INFO if verbose else logging.CRITICAL
     nothing = contextlib.nullcontext()
-    closed = ray_private.closed_to_others() if wanted == "local" else nothing
+    closed = ray_private.closed_to_others(dashboard=verbose) if wanted == "local" else nothing
     with _signals_kept(), nothing if verbose else _stderr_muted(), closed:
         try:
             if found is not None:

@@ -148,13 +148,14 @@ def _fit(
 
 def _allocator() -> dict[str, str]:
     """jemalloc, which comes with Ray, in the place of glibc's malloc: that walks ever longer lists of free blocks where
-    tensors of many sizes come and go, and a training on a CPU is half as fast after a quarter of an hour."""
+    tensors of many sizes come and go, and a training on a CPU is half as fast after a quarter of an hour. Pages that a
+    minute has not used go back, or it grows until Ray ends it."""
     import ray
 
     library = Path(ray.__file__).with_name("core") / "libjemalloc.so"
     if not library.is_file():  # macOS
         return {}
-    return {"LD_PRELOAD": str(library), "MALLOC_CONF": "thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1"}
+    return {"LD_PRELOAD": str(library), "MALLOC_CONF": "thp:always,dirty_decay_ms:60000,muzzy_decay_ms:60000"}
 
 
 def _name(config: RunConfig, rate: float) -> str:

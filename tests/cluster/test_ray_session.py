@@ -7,7 +7,9 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
@@ -66,6 +68,37 @@ def test_a_local_run_listens_on_loopback_alone_and_leaves_no_token(tmp_path: Pat
     assert not Path(fresh["HOME"], ".ray").exists()
 
 
+ASKS = """
+import ray
+from ray.util.state import get_actor
+from ray.util.state.exception import ServerUnavailable
+from raypd.cluster import ray_session
+from raypd.config import ClusterConfig
+
+ray_session.connect(ClusterConfig(address="local"))
+try:
+    print(ray.get(ray.remote(get_actor).remote("ab" * 16, timeout=2)))
+except ServerUnavailable:  # which Ray Train waits for
+    print("no dashboard")
+"""
+
+
+def test_a_local_ray_does_not_ask_the_dashboard_of_another(fresh: dict[str, str]) -> None:
+    """Ray Train does while it trains, and what is unknown there it takes for dead."""
+    asked = []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+    with HTTPServer(("127.0.0.1", 8265), Other) as server:  # Ray's port
+        Thread(target=server.serve_forever, daemon=True).start()
+        assert "no dashboard" in ended(start("-c", ASKS, **fresh))
+        server.shutdown()
+    assert not asked
+
+
 def cluster_lines() -> list[str]:
     """What the README says to type for a cluster."""
     text = (ROOT / "README.md").read_text().partition("On a Ray cluster")[2]
@@ -78,7 +111,7 @@ def cluster_lines() -> list[str]:
 @pytest.mark.parametrize("with_token", [True, False])
 def test_the_lines_of_the_readme_after_a_local_run(tmp_path: Path, fresh: dict[str, str], with_token: bool) -> None:
     """As they stand but for ports and the output. Without a token: start and submit alone, as Ray's own pages."""
-    clone, (port,) = tmp_path / "clone", free_ports(1)
+    clone, (port, agent) = tmp_path / "clone", free_ports(2)
     for folder in ("raypd", "jobs"):
         shutil.copytree(ROOT / folder, clone / folder, ignore=shutil.ignore_patterns("__pycache__"))
     run = Trial(tmp_path, ["a"] * 10, model={"name": "fake"})
@@ -89,8 +122,8 @@ def test_the_lines_of_the_readme_after_a_local_run(tmp_path: Path, fresh: dict[s
     lines = [line for line in cluster_lines() if with_token or line.startswith(("ray start", "ray job"))]
     script = "\n".join(lines).replace("s3://bucket/runs/mine", f"{run.output} cluster.address=null")
     assert "ray start --head\n" in script
-    script = script.replace("ray start --head", f"ray start --head --port=0 --dashboard-port={port} --num-cpus=2")
-    script = script.replace("ray job submit", "sleep 20\nray job submit", 1)  # until Ray's agent is there to take jobs
+    ports = f"--port=0 --dashboard-port={port} --dashboard-agent-listen-port={agent}"  # other tests have Rays, too
+    script = script.replace("ray start --head", f"ray start --head {ports} --num-cpus=2")
     fresh["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
     assert "succeeded" in ended(start("-c", SHELL, script, str(clone), **fresh))
     assert run.outcome("").lost == 0
