@@ -1,3 +1,18 @@
 """raypd: structured answers out of very large document collections, decoded in parallel."""
 
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
+__all__ = ["LLM", "Answer", "Run", "answer", "estimate", "extract", "generate", "nightly", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    """Names of raypd.api, imported when they are used: `raypd.decoding` must do where torch is all that there is."""
+    if name not in __all__:
+        raise AttributeError(f"module 'raypd' has no attribute {name!r}")
+    return getattr(importlib.import_module("raypd.api"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -30,6 +30,7 @@ ROOMS = (  # from the bottom: each may import those before it
     "report",
     "training",
     "evaluation",
+    "api",
     "cli",
     "__main__",
 )

@@ -18,6 +18,8 @@ from raypd.training.job import run_training
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
 
+pytestmark = pytest.mark.timeout(900)  # up to three starts of Ray Train, beside other tests
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):

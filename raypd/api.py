@@ -1,0 +1,429 @@
+"""What `import raypd` gives: runs as functions, and LLM for a few texts in this process.
+
+A run from Python is the run that the command line starts: durable, with a bill, and the same call goes on where it was
+cut off. `LLM` needs no Ray and writes no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from raypd import storage
+from raypd.config import ModelConfig, RunConfig
+from raypd.config.load import load_config, make_config
+from raypd.errors import ConfigError, InputError
+from raypd.run import layout, records
+from raypd.run.records import Estimate, Manifest, RunCost
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from raypd.cluster.components import WorkerComponents
+    from raypd.estimate.tune import TuneResult
+    from raypd.models.load import LoadedModel
+    from raypd.nightly.nightly import Night
+    from raypd.tasks.base import Record
+
+_WHOLE = "_SUCCESS"  # beside the files of a table that was written whole
+
+
+class Run:
+    """A run that has ended, by its folder.
+
+    Raises:
+        ConfigError: there is no run, or it has not ended: the call (or command) that began it goes on with it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        from raypd.run.load import load_record
+
+        self.path = storage.absolute(str(path))
+        load_record(self.path)
+        try:
+            self.manifest = records.read(Manifest, storage.join(self.path, layout.MANIFEST))
+        except FileNotFoundError:
+            raise ConfigError(f"{self.path}: this run has not ended; what began it goes on with it") from None
+
+    def __repr__(self) -> str:
+        made = self.manifest
+        return f"Run({self.path!r}: {made.documents:,} documents, {made.failed:,} failed)"
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        from raypd.dataset import writer
+
+        parts = [writer.read_table(self.path, unit, path=path)[1] for unit, path in sorted(writer.objects(self.path))]
+        return pa.concat_tables([part.replace_schema_metadata(None) for part in parts])
+
+    def to_arrow(self) -> pa.Table:
+        """All rows, units in the order of their ids; it is held in memory whole."""
+        return self._table
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All rows; a record is a JSON text, `values` a list of dicts."""
+        return self._table.to_pandas()
+
+    @property
+    def bill(self) -> RunCost | None:
+        """What it took and cost; None where no ledger ran."""
+        return self.manifest.cost
+
+    def report(self, path: str | None = None) -> str:
+        """Writes the report page, into the run's folder unless told where; returns its path."""
+        from raypd.report import data, page
+
+        return page.write(data.load(self.path), path)
+
+
+@dataclass
+class Answer:
+    """What `LLM` makes of one document, question or prompt.
+
+    Attributes:
+        value: the record, {attribute: value or None}; the answer or text. None where there is none.
+        confidence: 0 to 1 (docs/methods.md), of a record {attribute: confidence}.
+        status: of a record {attribute: ok | null | truncated | invalid | ambiguous}; of an answer one of these; of a
+            text stop or length.
+        error: why there is nothing.
+    """
+
+    value: Any = None
+    confidence: Any = None
+    status: Any = None
+    error: str | None = None
+
+
+class LLM:
+    """A model in this process, without Ray and files: for a notebook, a service, a first look.
+
+    Args:
+        model: as model.name.
+        settings: other keys of the configuration, dotted: {"model.adapter": ..., "engine.max_num_seqs": 64}. A method
+            (decoding.method) counts where it does what is asked.
+
+    Raises:
+        ConfigError, ModelError: with the first call.
+    """
+
+    def __init__(self, model: str = "smollm2-135m-instruct", *, settings: Mapping[str, Any] | None = None) -> None:
+        self.settings = {"model.name": model, **(settings or {})}
+        self._models: dict[str, LoadedModel] = {}  # by their section of the configuration
+        self._parts: dict[str, WorkerComponents] = {}  # the last one, by the whole configuration
+
+    def extract(self, documents: Sequence[str | Mapping[str, Any]], schema: Any) -> list[Answer]:
+        """Extracts the attributes of a schema (as `raypd.extract` takes it) from each document.
+
+        Args:
+            documents: texts, or records with title, description and, of several categories, category.
+            schema: as that of `raypd.extract`.
+        """
+        plain = all(isinstance(one, str) for one in documents)
+        fields = [{"text": one} if isinstance(one, str) else dict(one) for one in documents]
+        columns = {"text_columns": ["text"], "category_column": None} if plain else {}
+        rows = self._rows("extraction", {"input": {"path": "-", **columns}, "task": _schema(schema)}, fields)
+        return [_extracted(*own) for own in rows]
+
+    def answer(self, context: str, questions: Sequence[str | Mapping[str, Any]]) -> list[Answer]:
+        """Answers questions on one context, in their order.
+
+        Args:
+            context: a text.
+            questions: texts, or records of question, choices and multi_select.
+        """
+        rows = self._rows("question_answering", {}, [{"context": context, "questions": list(questions)}])[0]
+        return [
+            Answer(
+                one.columns.get("answer"), one.columns.get("confidence"), one.columns.get("answer_status"), one.error
+            )
+            for one in rows
+        ]
+
+    def generate(self, prompts: Sequence[str | list[Any]]) -> list[Answer]:
+        """Writes an answer to each prompt: texts, or conversations as lists of turns; of these the last answer."""
+        rows = self._rows("generation", {}, [{"prompt": prompt} for prompt in prompts])
+        return [_answered(own[-1], "text", "finish_reason") for own in rows]
+
+    def _rows(self, kind: str, tree: dict[str, Any], fields: Sequence[dict[str, Any]]) -> list[list[Record]]:
+        """The records of each document, in their order."""
+        from raypd.billing.meter import Meter
+        from raypd.cluster.components import build
+        from raypd.cluster.request_queue import RequestQueue
+        from raypd.config import METHODS
+        from raypd.tasks.base import Document
+
+        unsaid = {"input": {"path": "-"}, "output": {"path": "-"}}
+        settings = dict(self.settings)
+        if settings.get("decoding.method") not in METHODS[kind]:
+            settings.pop("decoding.method", None)
+        config = make_config({**unsaid, **tree, "task": {"kind": kind, **tree.get("task", {})}}, _overrides(settings))
+        key = config.model_dump_json()
+        if key not in self._parts:
+            self._parts = {key: build(config, None, self._load)}
+        meter = Meter("", config.decoding.method)
+        queue = RequestQueue(self._parts[key], config.engine.max_num_seqs, meter)
+        documents = [Document(i, str(one.get("id") or i), one) for i, one in enumerate(fields)]
+        with contextlib.closing(queue), queue.unit("call") as unit:
+            meter.ready()
+            meter.begin("call")
+            queue.answer(unit, documents)
+        rows: list[list[Record]] = [[] for _ in documents]
+        for record in unit.records:
+            rows[record.index].append(record)
+        return rows
+
+    def _load(self, model: ModelConfig) -> LoadedModel:
+        from raypd.models.load import load_model
+
+        key = model.model_dump_json()
+        if key not in self._models:
+            self._models[key] = load_model(model)
+        return self._models[key]
+
+
+def _answered(row: Record, value: str, status: str) -> Answer:
+    columns = row.columns
+    return Answer(columns.get(value), columns.get("confidence"), columns.get(status), row.error)
+
+
+def _extracted(row: Record) -> Answer:
+    if row.error is not None:
+        return Answer(error=row.error)
+    values = row.columns["values"]
+    confidence, status = ({value["name"]: value[key] for value in values} for key in ("confidence", "status"))
+    return Answer(json.loads(row.columns["record"]), confidence, status)
+
+
+def extract(
+    source: Any,
+    schema: Any = None,
+    *,
+    model: str | None = None,
+    output: str | None = None,
+    text: str | Sequence[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Run:
+    """Extracts the attributes of a schema from every document: `raypd extract` as a function.
+
+    Args:
+        source: a path (file, folder, glob, S3), a list of paths, a pandas DataFrame, an Arrow table, a Ray Dataset, or
+            the YAML of a run. What is no path is written into the run's folder first, so that the run can go on later.
+        schema: a pydantic model; a JSON Schema or the path of one; attributes (names, or {name, type, ...}); or
+            {category: {attributes}}, or the path of a YAML with that. None where `source` is a YAML.
+        model: as model.name, and model.adapter in `settings`.
+        output: folder of the run; None: below `runs`, by what is asked of which documents.
+        text: column or columns that hold the document; None: title and description, or the only column of text.
+        settings: other keys of the configuration, dotted: {"cluster.max_workers": 8}.
+
+    Returns:
+        The run, with its rows, bill and report.
+
+    Raises:
+        ConfigError, InputError, ModelError: before anything runs, naming the key or the column.
+        RunError: as `raypd extract`; the same call goes on.
+    """
+    return _run(_config("extraction", source, schema, model, output, text, settings))
+
+
+def answer(
+    source: Any, *, model: str | None = None, output: str | None = None, settings: Mapping[str, Any] | None = None
+) -> Run:
+    """Answers the questions of every context (columns `context` and `questions`): arguments as those of `extract`."""
+    return _run(_config("question_answering", source, None, model, output, None, settings))
+
+
+def generate(
+    source: Any, *, model: str | None = None, output: str | None = None, settings: Mapping[str, Any] | None = None
+) -> Run:
+    """Writes an answer to every prompt (column `prompt`): arguments as those of `extract`."""
+    return _run(_config("generation", source, None, model, output, None, settings))
+
+
+def estimate(
+    source: Any,
+    schema: Any = None,
+    *,
+    model: str | None = None,
+    output: str | None = None,
+    text: str | Sequence[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    sample: int = 64,
+) -> Estimate:
+    """What `extract` over the same arguments would take and cost, from `sample` decoded documents."""
+    from raypd.estimate.estimate import estimate as make
+    from raypd.estimate.machines import EstimateOptions
+
+    config = _config("extraction", source, schema, model, output, text, settings)
+    return make(config, EstimateOptions(sample=sample))
+
+
+def tune(config: str | Path, *, settings: Mapping[str, Any] | None = None, **options: Any) -> TuneResult:
+    """The cheapest settings for the corpus of a YAML; what was measured stands beside it, as `raypd tune` leaves it.
+
+    Args:
+        config, settings: as those of `extract`.
+        options: the fields of TuneOptions.
+    """
+    from raypd.estimate.tune import TuneOptions
+    from raypd.estimate.tune import tune as search
+
+    measurements = Path(config).with_suffix(".tuned.jsonl")
+    return search(load_config(config, _overrides(settings)), TuneOptions(**options), measurements)
+
+
+def nightly(config: str | Path, *, settings: Mapping[str, Any] | None = None, full: bool = False) -> Night:
+    """Brings the table of a YAML up to tonight's input, as `raypd nightly`."""
+    from raypd.nightly.nightly import run_night
+
+    return run_night(load_config(config, _overrides(settings)), full=full)
+
+
+def _run(config: RunConfig) -> Run:
+    from raypd.cluster.driver import run_extract
+
+    return Run(run_extract(config).output)
+
+
+def _overrides(settings: Mapping[str, Any] | None) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
+
+
+def _config(
+    kind: str,
+    source: Any,
+    schema: Any,
+    model: str | None,
+    output: str | None,
+    text: str | Sequence[str] | None,
+    settings: Mapping[str, Any] | None,
+) -> RunConfig:
+    """The configuration of a call. A source that is no path is written into the run's folder."""
+    settings = dict(settings or {})
+    settings |= {key: given for key, given in (("model.name", model), ("output.path", output)) if given is not None}
+    if isinstance(source, (str, Path)) and str(source).endswith((".yaml", ".yml")):
+        if schema is not None or text is not None:
+            raise ConfigError(
+                f"{source} has its own task and columns: leave `schema` and `text` out, or use `settings`"
+            )
+        return load_config(source, _overrides(settings))
+    data = _Source.of(source)
+    tree: dict[str, Any] = {
+        "input": {"path": "-", **data.columns(kind, text)},
+        "output": {"path": "-"},
+        "task": {"kind": kind, **(_schema(schema) if kind == "extraction" else {})},
+    }
+    config = make_config(tree, _overrides(settings))
+    if config.output.path == "-":
+        digest = hashlib.sha256(f"{config.fingerprint()} {data.digest}".encode()).hexdigest()[:12]
+        config = make_config(tree, _overrides({**settings, "output.path": f"runs/{kind}-{digest}"}))
+    storage.configure(config.storage)
+    return make_config(
+        tree, _overrides({**settings, "output.path": config.output.path, "input.path": data.stored(config)})
+    )
+
+
+def _schema(given: Any) -> dict[str, Any]:
+    """What a schema is as keys of the task."""
+    if given is None:
+        raise ConfigError("schema: name the attributes, or give a pydantic model or a JSON Schema")
+    if hasattr(given, "model_json_schema"):
+        return {"schema": given.model_json_schema()}
+    if isinstance(given, (str, Path)):
+        path = str(given)
+        with_categories = False
+        if path.endswith((".yaml", ".yml")) and Path(path).is_file():
+            tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            with_categories = isinstance(tree, dict) and "properties" not in tree and "$ref" not in tree
+        return {"categories_file" if with_categories else "schema": path}
+    if isinstance(given, Mapping):
+        is_json_schema = "properties" in given or "$ref" in given or isinstance(given.get("type"), str)
+        return {"schema" if is_json_schema else "categories": dict(given)}
+    attributes = [{"name": one} if isinstance(one, str) else dict(one) for one in given]
+    return {"categories": {"record": {"attributes": attributes}}}
+
+
+@dataclass
+class _Source:
+    """Where documents come from: paths, or batches in memory. digest: of what they hold, for a Dataset of nothing."""
+
+    digest: str
+    paths: str | list[str] | None = None
+    schema: pa.Schema | None = None  # None of paths
+    batches: Callable[[], Iterable[pa.Table]] = tuple
+
+    @classmethod
+    def of(cls, given: Any) -> _Source:
+        if isinstance(given, (str, Path)):
+            return cls(str(given), str(given))
+        if isinstance(given, (list, tuple)) and all(isinstance(one, (str, Path)) for one in given):
+            return cls(json.dumps([str(one) for one in given]), [str(one) for one in given])
+        if hasattr(given, "iter_batches"):
+            schema = given.schema()
+            if schema is None:
+                raise InputError("the dataset has no rows")
+            return cls("dataset", None, schema.base_schema, lambda: given.iter_batches(batch_format="pyarrow"))
+        table = given if isinstance(given, pa.Table) else _table_of(given)
+        if not len(table):
+            raise InputError("the table has no rows")
+        return cls(hashlib.sha256(_parquet(table)).hexdigest(), None, table.schema, lambda: [table])
+
+    def columns(self, kind: str, text: str | Sequence[str] | None) -> dict[str, Any]:
+        """Keys of section `input` that name columns: what is given, and what the source's own columns tell."""
+        columns: dict[str, Any] = {} if text is None else {"text_columns": [text] if isinstance(text, str) else [*text]}
+        if self.schema is None:
+            return columns
+        names = self.schema.names
+        columns |= {f"{key}_column": key if key in names else None for key in ("id", "category")}
+        if kind == "extraction" and text is None:
+            held = [name for name in ("title", "description") if name in names]
+            held = held or [one.name for one in self.schema if one.type in (pa.string(), pa.large_string())]
+            if len(held) != 1 and not {"title", "description"} & set(held):
+                raise ConfigError(f"text: name the columns that hold the document, of {', '.join(names)}")
+            columns["text_columns"] = held
+        return columns
+
+    def stored(self, config: RunConfig) -> str | list[str]:
+        """The paths to read. What is in memory is written below the run's folder, once."""
+        from raypd.cluster.driver import output_folder
+
+        if self.paths is not None:
+            return self.paths
+        folder = storage.join(output_folder(config), "input", self.digest[:16])
+        if not storage.exists(storage.join(folder, _WHOLE)):
+            storage.make_folder(folder)
+            for number, batch in enumerate(self.batches()):
+                storage.put(storage.join(folder, f"{number:06d}.parquet"), _parquet(batch))
+            storage.put(storage.join(folder, _WHOLE), b"")
+        return storage.join(folder, "*.parquet")
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return bytes(sink.getvalue())
+
+
+def _table_of(frame: Any) -> pa.Table:
+    """A pandas DataFrame (or what pyarrow takes for one) as a table."""
+    if not hasattr(frame, "columns"):
+        raise ConfigError(
+            f"source: a path, a list of paths, a DataFrame, an Arrow table or a Ray Dataset, not {type(frame).__name__}"
+        )
+    names = [str(name) for name in frame.columns]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InputError(f"the table has two columns {twice[0]!r}")
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    except pa.ArrowException as error:  # a column of texts and numbers
+        raise InputError(f"the table cannot be stored: {'; '.join(map(str, error.args))}") from None
