@@ -17,7 +17,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what Ray h
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 # ------------------------------------------------------------------------------------------- extract, answer, generate
-Source = Annotated[str, typer.Argument(help="YAML of the run, or the data itself (.jsonl[.gz|.zst], .parquet)")]
+Source = Annotated[str, typer.Argument(help="YAML of the run, or the data itself (.jsonl, .csv, .tsv, .parquet)")]
 Method = Annotated[str | None, typer.Option("--method", "-m", help="decoding.method")]
 Model = Annotated[str | None, typer.Option(help="model.name")]
 Output = Annotated[str | None, typer.Option("--output", "-o", help="output.path")]

@@ -129,3 +129,6 @@ class NightlyConfig(Section):
         description="Documents that the input does not have anymore leave the table, or stay in it (where "
         "input.path holds only what is new)",
     )
+    delta: bool = Field(
+        False, description="output.path is a Delta table too: a version a night (pip install 'raypd[delta]')"
+    )

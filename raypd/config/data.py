@@ -15,9 +15,10 @@ class InputConfig(Section):
     """Where the documents are and which columns hold what."""
 
     path: str | list[str] = Field(
-        description="File, folder or glob, local or s3:// (or a list): .jsonl[.gz|.zst], .parquet"
+        description="File, folder or glob, local or s3:// (or a list): .jsonl, .csv, .tsv (also .gz, .zst), .parquet"
     )
-    format: Literal["auto", "jsonl", "parquet"] = Field("auto", description="auto: by the file's name")
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet"] = Field("auto", description="auto: by the file's name")
+    encoding: str = Field("utf-8", description="Of CSV and TSV, as Python names it: latin-1, cp1252, utf-16, shift_jis")
     id_column: str | None = Field("id", description="Column with the document's id; null: file name and place in it")
     text_columns: list[str] = Field(
         ["title", "description"], min_length=1, description="Columns that make up the document, in this order"
@@ -29,6 +30,15 @@ class InputConfig(Section):
         "fail",
         description="Where objects cannot be read: the rest is done either way, and the run ends with exit code 1 or 0",
     )
+
+    @field_validator("encoding")
+    @classmethod
+    def _encodes_text(cls, name: str) -> str:
+        try:
+            "".encode(name)
+        except LookupError as error:
+            raise ValueError(f"{error}; Python's names are utf-8, latin-1, cp1252, utf-16, shift_jis, ...") from None
+        return name
 
     @field_validator("path")
     @classmethod

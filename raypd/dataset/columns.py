@@ -1,4 +1,6 @@
-"""Whether the columns that the configuration names exist: in every Parquet schema, in the first lines of JSONL."""
+"""Whether the columns that the configuration names exist: in every Parquet schema and CSV header, in the first lines
+of JSONL, or in the object's path.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,11 +14,15 @@ _SHOWN = 20
 
 @dataclass
 class SeenColumns:
-    """The columns of an object's schema or first lines; `objects`: of its lines, how many are JSON objects."""
+    """The columns of an object's schema or first lines, and of its path.
+
+    schema: whether these are all that it has. objects: of its lines, how many are JSON objects.
+    """
 
     names: list[str]
     lines: int = 0
     objects: int = 0
+    schema: bool = False
 
 
 def columns_of(lines: Iterable[bytes]) -> SeenColumns:
@@ -47,9 +53,9 @@ class Columns:
         self._first: tuple[str, list[str]] | None = None  # a JSONL object that was looked into, and its columns
         self._objects = 0
 
-    def lacks(self, seen: SeenColumns, strict: bool) -> str | None:
-        """Why an object cannot be read: a column that a schema lacks (strict), or all text columns of its lines."""
-        if strict:
+    def lacks(self, seen: SeenColumns) -> str | None:
+        """Why an object cannot be read: a column that a schema lacks, or all text columns of its lines."""
+        if seen.schema:
             missing = [(key, name) for key, name in self.wanted.items() if name not in seen.names]
         else:
             nothing = seen.objects and not set(seen.names).intersection(self.content.values())

@@ -14,6 +14,11 @@ _SKIP = 1 << 20  # bytes at a time of a line that is not wanted
 BOM = b"\xef\xbb\xbf"
 
 
+def line_limit(max_document_bytes: int) -> int:
+    """Bytes of a line, or of a record of CSV, beyond which it is not parsed: room for escapes and for other columns."""
+    return 4 * max_document_bytes + 65536
+
+
 class Line(NamedTuple):
     """A line that is not blank."""
 
@@ -24,7 +29,7 @@ class Line(NamedTuple):
 
 
 def open_lines(path: str, compression: str | None, offset: int = 0, version: str | None = None) -> BinaryIO:
-    """The uncompressed bytes of a JSONL file.
+    """The uncompressed bytes of a JSONL or CSV file.
 
     Args:
         compression: gz, zst or None.

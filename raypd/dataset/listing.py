@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from raypd import storage
 from raypd.config import InputConfig
@@ -13,9 +14,11 @@ from raypd.run.text import counted
 from raypd.storage.common import literal
 
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 _NAMED = 5
-_READ = "raypd reads .jsonl, .jsonl.gz, .jsonl.zst and .parquet, and follows no links to folders"
+_ENDINGS = "raypd reads .jsonl, .csv and .tsv (also with .gz or .zst), and .parquet"
+_READ = f"{_ENDINGS}; it follows no links to folders"
+_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 class InputObject(NamedTuple):
@@ -101,13 +104,20 @@ def _format(name: str, wanted: str) -> tuple[str | None, str | None]:
     stem, suffix = os.path.splitext(name.lower())
     compression = _COMPRESSIONS.get(suffix)
     if wanted != "auto":
-        return wanted, compression if wanted == "jsonl" else None
+        return wanted, compression if wanted != "parquet" else None
     format = _FORMATS.get(os.path.splitext(stem)[1] if compression else suffix)
     return (None, None) if format == "parquet" and compression else (format, compression)
 
 
 def _unsupported(path: str) -> str:
-    return (
-        f"{path}: raypd reads .jsonl, .jsonl.gz, .jsonl.zst and .parquet; if it is one of these under another "
-        "name, set input.format"
-    )
+    return f"{path}: {_ENDINGS}; if it is one of these under another name, set input.format"
+
+
+def partition_keys(name: str) -> dict[str, str]:
+    """Columns that the folders of an object's name tell, as Hive, Spark and Athena write them.
+
+    >>> partition_keys("country=DE/date=2026-11-21/part-0.parquet")
+    {'country': 'DE', 'date': '2026-11-21'}
+    """
+    pairs = [folder.partition("=") for folder in name.split("/")[:-1]]
+    return {unquote(key): unquote(value) for key, equals, value in pairs if key and equals and value != _NO_PARTITION}

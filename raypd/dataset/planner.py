@@ -8,14 +8,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from raypd import storage
-from raypd.config import RunConfig
+from raypd.config import InputConfig, RunConfig
+from raypd.dataset import delimited
 from raypd.dataset.columns import Columns
-from raypd.dataset.jsonl import lines_of_range, open_lines
+from raypd.dataset.jsonl import line_limit, lines_of_range, open_lines
 from raypd.dataset.listing import InputObject, PassedOver, objects
 from raypd.dataset.plan import Plan, PlanWriter, stored
 from raypd.dataset.plan import alone as stored_alone
 from raypd.dataset.refresh import Listing, digested, kept
-from raypd.dataset.split import Inspected, inspect, line_limit
+from raypd.dataset.split import Inspected, inspect
 from raypd.errors import InputError, RunError, UserError
 from raypd.run.unit import Part, Unit, make_unit
 from raypd.storage.threads import in_threads
@@ -152,7 +153,7 @@ class _Planning:
                 documents += part.expected
         else:
             try:
-                pieces = [[part] for part in _cut(unit.parts[0], line_limit(self.config.input.max_document_bytes))]
+                pieces = [[part] for part in _cut(unit.parts[0], self.config.input)]
             except (storage.Changed, FileNotFoundError):
                 return [unit]  # reading it tells what is wrong
         return [make_unit(piece, self.fingerprint) for piece in pieces if piece]
@@ -171,20 +172,28 @@ class _Planning:
         return made
 
 
-def _cut(part: Part, limit: int) -> list[Part]:
-    """Pieces of a range, of which every document is in one, with the same totals. limit: bytes of a line."""
+def _cut(part: Part, source: InputConfig) -> list[Part]:
+    """Pieces of a range, of which every document is in one, with the same totals."""
     at, documents, size = (
         [first + count * i // _TAIL_PIECES for i in range(_TAIL_PIECES + 1)]
         for first, count in ((part.start, part.end - part.start), (0, part.expected), (0, part.bytes))
     )
     if part.format == "jsonl" and part.compression is None:
         if part.exact:  # it stays exact where a piece begins with a line
+            limit = line_limit(source.max_document_bytes)
             with open_lines(part.path, None, max(0, part.start - 1), part.version) as file:
                 begins = [line.offset for line in lines_of_range(file, limit, part.start, part.end)]
             at[1:-1] = [begins[number] for number in documents[1:-1]]
         size = at
-    ends = itertools.pairwise(zip(at, documents, size, strict=True))
+    lines = [part.line] * len(at)
+    if part.format in delimited.DELIMITERS:
+        if not delimited.can_seek(part, source):
+            return [part]  # each piece would have to read the file from its beginning
+        _, records = delimited.ranged(part, source)
+        places = [(record.offset, record.line) for record in records]
+        at[1:-1], lines[1:-1] = zip(*(places[number] for number in documents[1:-1]), strict=True)
+    ends = itertools.pairwise(zip(at, documents, size, lines, strict=True))
     return [
-        replace(part, start=start, end=end, expected=till - since, bytes=upto - begin)
-        for (start, since, begin), (end, till, upto) in ends
+        replace(part, start=start, end=end, expected=till - since, bytes=upto - begin, line=line)
+        for (start, since, begin, line), (end, till, upto, _) in ends
     ]

@@ -3,7 +3,8 @@
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -11,20 +12,24 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.dataset.jsonl import BOM, Line, lines, lines_of_range, open_lines
-from raypd.dataset.split import line_limit
+from raypd.dataset import delimited
+from raypd.dataset.jsonl import BOM, Line, line_limit, lines, lines_of_range, open_lines
+from raypd.dataset.listing import partition_keys
 from raypd.errors import InputError, in_words
+from raypd.run.text import counted
 from raypd.run.unit import Part, Unit
 from raypd.storage.common import SINCE_PLANNED
 from raypd.tasks.base import Document
 from raypd.tasks.documents import kind_of
+
+Found = tuple[int, str, Callable[[], dict[str, Any]]]  # a row's place, that in words, and what gives its fields
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
     """The documents of a unit, in order; of a unit with `only` these alone, numbered as in the whole unit.
 
     Args:
-        columns: of Parquet, beside those that the configuration names.
+        columns: of Parquet and of the path, beside those that the configuration names.
 
     Returns:
         As many as the unit's rows, or where these are None as many as there are.
@@ -48,18 +53,27 @@ def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> lis
 def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) -> list[Document]:
     """The documents of one part; `row`: the place of the first in its unit."""
     documents = []
-    parquet = part.format == "parquet"
+    source = config.input
+    wanted = {*columns, *config.wanted_columns().values(), source.id_column, source.category_column}
+    of_path = {key: value for key, value in partition_keys(part.name).items() if key in wanted}
     try:
-        found = _parquet_rows(part, config, columns) if parquet else _jsonl_lines(part, config)
-        for number, (place, raw) in enumerate(found, row):
+        if part.format == "parquet":
+            found = _parquet_rows(part, wanted)
+        elif part.format == "jsonl":
+            found = _jsonl_lines(part, config)
+        else:
+            found = _records(part, config)
+        for number, (place, where, fields) in enumerate(found, row):
             document = Document(number, f"{part.name}:{place}", source=part.name, place=place)
             documents.append(document)
             try:
-                _fill(document, raw if parquet else _parsed(raw, config), config)
+                _fill(document, {**of_path, **fields()}, config)
             except ValueError as error:
-                document.error = f"{part.name}, {'row' if parquet else 'byte'} {place}: {error}"
+                document.error = f"{part.name}, {where}: {error}"
     except storage.Changed as error:
         raise InputError(str(error)) from None
+    except InputError as error:
+        raise InputError(f"{part.path}: {error}") from None
     except FileNotFoundError:
         raise InputError(f"{part.path}: is gone {SINCE_PLANNED}") from None
     except (EOFError, zlib.error, OSError, pa.ArrowException) as error:
@@ -72,8 +86,8 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
     return documents
 
 
-def _jsonl_lines(part: Part, config: RunConfig) -> Iterator[tuple[int, Any]]:
-    """(byte at which it begins, Line) of every line of a part."""
+def _jsonl_lines(part: Part, config: RunConfig) -> Iterator[Found]:
+    """Every line of a part; its place is the byte at which it begins."""
     limit = line_limit(config.input.max_document_bytes)
     offset = max(0, part.start - 1) if part.compression is None else 0
     with open_lines(part.path, part.compression, offset, part.version) as file:
@@ -81,7 +95,23 @@ def _jsonl_lines(part: Part, config: RunConfig) -> Iterator[tuple[int, Any]]:
             found = lines_of_range(file, limit, part.start, part.end)
         else:
             found = itertools.islice(lines(file, limit), part.start, part.end)
-        yield from ((line.offset, line) for line in found)
+        yield from ((line.offset, f"byte {line.offset}", partial(_parsed, line, config)) for line in found)
+
+
+def _records(part: Part, config: RunConfig) -> Iterator[Found]:
+    """Every record of a part of a CSV file; its place is the byte at which it begins."""
+    names, found = delimited.ranged(part, config.input)
+    for record in found:
+        yield record.offset, f"line {record.line}", partial(_named, names, record)
+
+
+def _named(names: Sequence[str], record: delimited.Record) -> dict[str, str]:
+    """A record's fields. Raises ValueError."""
+    if record.error is not None:
+        raise ValueError(record.error)
+    if len(record.fields) != len(names):
+        raise ValueError(f"{counted(len(record.fields), 'field')} where the header has {len(names)}")
+    return dict(zip(names, record.fields, strict=True))
 
 
 def _parsed(line: Line, config: RunConfig) -> dict[str, Any]:
@@ -102,10 +132,8 @@ def _parsed(line: Line, config: RunConfig) -> dict[str, Any]:
     return fields
 
 
-def _parquet_rows(part: Part, config: RunConfig, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    """(number in the object, fields) of a part's rows."""
-    source = config.input
-    wanted = {*columns, *config.wanted_columns().values(), source.id_column, source.category_column}
+def _parquet_rows(part: Part, wanted: Container[str | None]) -> Iterator[Found]:
+    """A part's rows, and of their columns those that are wanted; a row's place is its number in the object."""
     with storage.open_file(part.path, part.version, part.size) as file:
         parquet = pq.ParquetFile(file)
         present = [name for name in parquet.schema_arrow.names if name in wanted]
@@ -121,7 +149,7 @@ def _parquet_rows(part: Part, config: RunConfig, columns: Sequence[str]) -> Iter
                 skip = min(max(0, part.start - at), len(batch))
                 piece = batch.slice(skip, max(0, part.end - at - skip))
                 for number, row in enumerate(zip(*map(_values, piece.columns), strict=True), at + skip):
-                    yield number, dict(zip(piece.schema.names, row, strict=True))
+                    yield number, f"row {number}", partial(dict, zip(piece.schema.names, row, strict=True))
                 at += len(batch)
 
 

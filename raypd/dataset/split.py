@@ -1,7 +1,8 @@
 """Looking into one object of the input: whether it can be read, and the ranges that it is cut into.
 
 Parquet is cut by rows and bytes from its footer; uncompressed JSONL by bytes, of which only the first megabyte is
-read; compressed JSONL by rows, for which all of it is read once, since a stream has no way into its middle.
+read; compressed JSONL by rows, for which all of it is read once, since a stream has no way into its middle; and so is
+CSV, by the bytes of its text, since a line break may stand in a quoted field.
 """
 
 import io
@@ -16,9 +17,10 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.config import RunConfig
+from raypd.dataset import delimited
 from raypd.dataset.columns import Columns, SeenColumns, columns_of
-from raypd.dataset.jsonl import Line, is_broken, lines, open_lines
-from raypd.dataset.listing import InputObject
+from raypd.dataset.jsonl import Line, is_broken, line_limit, lines, open_lines
+from raypd.dataset.listing import InputObject, partition_keys
 from raypd.errors import InputError
 from raypd.run.unit import Part
 
@@ -36,11 +38,6 @@ class Inspected:
     damaged: str | None = None  # why it cannot be read
 
 
-def line_limit(max_document_bytes: int) -> int:
-    """Bytes of a JSONL line beyond which it is not parsed: room for escapes and for columns that are not text."""
-    return 4 * max_document_bytes + 65536
-
-
 def inspect(found: InputObject, config: RunConfig, columns: Columns) -> Inspected:
     """Looks into an object. What is wrong with it stands in the result.
 
@@ -49,9 +46,9 @@ def inspect(found: InputObject, config: RunConfig, columns: Columns) -> Inspecte
     """
     try:
         version = found.stamp if storage.is_remote(found.path) else storage.version(found.path)
-        cut = _parquet if found.format == "parquet" else _plain if found.compression is None else _compressed
-        parts, seen = cut(Part(**found._asdict(), version=version), config)
-        reason = columns.lacks(seen, strict=found.format == "parquet")
+        parts, seen = _cut(Part(**found._asdict(), version=version), config)
+        seen.names += [key for key in partition_keys(found.name) if key not in seen.names]
+        reason = columns.lacks(seen)
     except InputError as error:
         reason = str(error)
     except (pa.ArrowException, OSError) as error:
@@ -65,6 +62,14 @@ def inspect(found: InputObject, config: RunConfig, columns: Columns) -> Inspecte
     return Inspected(found, (part for part in parts if part.expected or not part.exact), seen)
 
 
+def _cut(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+    if whole.format == "parquet":
+        return _parquet(whole, config)
+    if whole.format == "jsonl":
+        return (_plain if whole.compression is None else _compressed)(whole, config)
+    return _delimited(whole, config)
+
+
 def _parquet(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
     with storage.open_file(whole.path, whole.version, whole.size) as file:
         parquet = pq.ParquetFile(file)
@@ -72,7 +77,7 @@ def _parquet(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumn
     wanted = {*config.wanted_columns().values(), config.input.id_column, config.input.category_column}
     groups = [(g.num_rows, _read_bytes(g, wanted)) for g in map(metadata.row_group, range(metadata.num_row_groups))]
     bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
-    return _of_rows(whole, bounds, metadata.num_rows), SeenColumns(names)
+    return _of_rows(whole, bounds, metadata.num_rows), SeenColumns(names, schema=True)
 
 
 def _of_rows(whole: Part, bounds: Iterable[tuple[int, int]], rows: int) -> Iterator[Part]:
@@ -159,9 +164,39 @@ def _compressed(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenCol
         with open_lines(whole.path, whole.compression, version=whole.version) as file:
             bounds = list(cut_rows(lengths(file), config.cluster.unit_documents, config.cluster.unit_bytes))
     except (EOFError, zlib.error, OSError) as error:
-        if not is_broken(error):
-            raise
-        raise InputError(
-            f"cannot be read as {whole.compression} after line {number}: {error}; the file is damaged or cut short"
-        ) from None
+        raise _broken(error, whole, number) from None
     return _of_rows(whole, bounds, bounds[-1][1] if bounds else 0), columns_of(sampled)
+
+
+def _delimited(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+    starts: list[tuple[int, int]] = []  # (offset, line) of the first record of each range
+    counts: list[int] = []  # of its records
+    size = line = end = 0  # size: bytes of the last range
+    try:
+        names, records = delimited.whole(whole, config.input)
+        for record in records:
+            full = counts and counts[-1] >= config.cluster.unit_documents
+            if not counts or full or size + record.length > config.cluster.unit_bytes:
+                starts.append((record.offset, record.line))
+                counts.append(0)
+                size = 0
+            counts[-1] += 1
+            size, line, end = size + record.length, record.line, record.offset + record.length
+    except (EOFError, zlib.error, OSError) as error:
+        raise _broken(error, whole, line) from None
+    ends = [*(offset for offset, _ in starts[1:]), end]
+    found = zip(starts, ends, counts, strict=False)  # without records there is an end alone
+    parts = (
+        replace(whole, start=at, end=to, line=number, expected=count, bytes=whole.size * (to - at) // end)
+        for (at, number), to, count in found
+    )
+    return parts, SeenColumns(names, schema=bool(names))
+
+
+def _broken(error: Exception, whole: Part, line: int) -> Exception:
+    """What to raise where reading fails after a line: InputError where the stream is damaged, else the error itself."""
+    if whole.compression is None or not is_broken(error):
+        return error
+    return InputError(
+        f"cannot be read as {whole.compression} after line {line}: {error}; the file is damaged or cut short"
+    )

@@ -17,7 +17,7 @@ from raypd.config import ExtractionConfig, OutputConfig, RunConfig
 from raypd.dataset import planner
 from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError
-from raypd.nightly import changes, schema_change, table
+from raypd.nightly import changes, delta, schema_change, table
 from raypd.nightly.changes import Input
 from raypd.nightly.schema_change import Change
 from raypd.run import layout, manifest, records
@@ -102,6 +102,8 @@ def run_night(
         UserError: what `driver.run_extract` raises.
     """
     storage.configure(config.storage)
+    if config.nightly.delta:
+        delta.check_installed()
     root = driver.output_folder(config)
     if storage.exists(storage.join(root, layout.RUN)):
         raise ConfigError(f"output.path {root}: holds an ordinary run; give nightly runs a folder of their own")
@@ -293,10 +295,13 @@ class NightRun:
         self._repair_list()
 
     def _repair_list(self) -> None:
-        """Makes the readers' list that of the last good night, also where a night was cut off in between."""
+        """Makes the readers' list, and the Delta table, those of the last good night, also where it was cut off."""
         if self.state is None:
             return
         path = storage.join(self.root, layout.CURRENT)
         wanted = storage.read(self._at(self.state.night, layout.FILES))
         if not storage.exists(path) or storage.read(path) != wanted:
             storage.put(path, wanted)
+        if self.config.nightly.delta:
+            self._check_lease()
+            delta.register(self.root, self.state.night, wanted.decode().splitlines())

@@ -4,7 +4,7 @@ from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
 from raypd.errors import Damaged
-from raypd.nightly import changes
+from raypd.nightly import changes, delta
 from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch
@@ -26,6 +26,7 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
     result = Verification(root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
     files = objects(root)
     result.objects = len(files)
+    result.delta = delta.difference(root, files)
     plan = planner.plan(config)
     result.units, result.passed_over = plan.units, plan.passed_over
     with Scratch() as scratch:

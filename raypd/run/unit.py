@@ -18,10 +18,12 @@ _SUBSET_DIGITS = 12
 class Part:
     """A range of one object; the object is `path`, known to the user as `name`.
 
-    start, end: bytes for uncompressed JSONL (the lines whose first byte lies in the range), rows for all else.
+    start, end: bytes for uncompressed JSONL (the lines whose first byte lies in the range) and for CSV (of the text),
+    rows for all else.
     stamp: what the listing has of the object, by which a later session knows it again.
     expected: documents in it: their number where `exact`, else an estimate from the object's first lines.
     bytes: what the range takes of the object as it is stored.
+    line: of CSV: the one on which the range begins, from 1.
     """
 
     path: str
@@ -36,6 +38,7 @@ class Part:
     expected: int = 0
     exact: bool = True
     bytes: int = 0
+    line: int = 1
 
     @property
     def rows(self) -> int | None:

@@ -147,6 +147,10 @@ class Storage:
         file = S3Reader(self.s3, path, version, size, ahead=False) if remote else local.open_read(path, 0, version)
         return pa.PythonFile(file, mode="r")
 
+    def object_store(self, path: str) -> dict[str, str]:
+        """How a library that reaches S3 by the Rust crate object_store is to open a path: its storage options."""
+        return self.s3.object_store() if is_remote(path) else {}
+
     def make_folder(self, path: str) -> None:
         """Makes a folder that its owner alone can enter; one that is there stays as it is. Nothing on S3."""
         if not is_remote(path):
@@ -197,3 +201,4 @@ configure, find, walk, names, folders = default.configure, default.find, default
 is_folder, exists, version, read = default.is_folder, default.exists, default.version, default.read
 open_read, open_file, delete = default.open_read, default.open_file, default.delete
 put_new, put, put_if, make_folder = default.put_new, default.put, default.put_if, default.make_folder
+object_store = default.object_store

@@ -75,6 +75,7 @@ class S3Client:
         self.lock = threading.RLock()
         self.probed: dict[str, bool] = {}  # bucket -> whether it knows conditional writes
         self._boto: Any = None
+        self._credentials: Any = None  # botocore's, which renews them
         self._source = ""  # of the credentials
         self._secrets: list[str] = []
 
@@ -104,11 +105,33 @@ class S3Client:
             if not wanted.anonymous and (found := session.get_credentials()) is not None:
                 frozen = found.get_frozen_credentials()
                 self._secrets = [secret for secret in (frozen.secret_key, frozen.token) if secret]
-                self._source = found.method
+                self._credentials, self._source = found, found.method
         except (BotoCoreError, ValueError) as error:
             raise StorageError(f"storage: {self._text(error)}") from None
         made.meta.events.register("provide-client-params.s3", self._add_to_request)
         return made
+
+    def object_store(self) -> dict[str, str]:
+        """The same settings and credentials for libraries on the Rust crate object_store, as deltalake."""
+        wanted, made = self.settings, self.boto()
+        endpoint = made.meta.endpoint_url
+        options = {
+            "aws_endpoint_url": endpoint,
+            "aws_region": made.meta.region_name,
+            "aws_allow_http": str(endpoint.startswith("http://")).lower(),
+            "aws_conditional_put": "etag",
+            "aws_skip_signature": str(wanted.anonymous).lower(),
+            "aws_request_payer": str(wanted.requester_pays).lower(),
+        }
+        if wanted.sse != "none":
+            options["aws_server_side_encryption"] = wanted.sse
+        if wanted.kms_key_id:
+            options["aws_sse_kms_key_id"] = wanted.kms_key_id
+        if self._credentials is not None:
+            own = self._credentials.get_frozen_credentials()
+            options |= {"aws_access_key_id": own.access_key, "aws_secret_access_key": own.secret_key}
+            options |= {"aws_session_token": own.token} if own.token else {}
+        return options
 
     def _add_to_request(self, params: dict[str, Any], model: Any, **_: Any) -> None:
         """The payer and the encryption, in every request that takes them."""

@@ -32,7 +32,8 @@ class Document:
         fields: by column; may be empty where there is an error.
         error: why it could not be read.
         source: name of the object that it stands in.
-        place: in that object: the row's number in Parquet, the byte at which its line begins in (uncompressed) JSONL.
+        place: in that object: the row's number in Parquet; of JSONL and CSV the byte of the (uncompressed) text at
+            which it begins.
     """
 
     index: int

@@ -42,6 +42,8 @@ def describe(result: Verification) -> str:
         objects = counted(damaged.units, "object")
         out.append(f"{how}: {objects} of the input cannot be read, so its documents are not known:")
         out += _indented(damaged.examples)
+    if result.delta:
+        out.append(f"delta: {result.delta}")
     if (repeated := result.repeated_ids).units:
         out.append(
             f"note: {counted(repeated.units, 'id')} of the input stand{'s' if repeated.units == 1 else ''} on "
@@ -79,7 +81,7 @@ def _verdict(result: Verification) -> str:
         advice.append("delete the damaged objects")
     if result.foreign.units:
         advice.append("if the input has changed since the run, run it into a new output.path")
-    if result.missing.documents or result.missing.units:
+    if result.missing.documents or result.missing.units or result.delta:
         advice.append("run the same command again: it does what is missing")
     if result.damaged_input.units and not result.damaged_allowed:
         advice.append("put the damaged input right and run again, or let it be with input.on_damaged=skip")

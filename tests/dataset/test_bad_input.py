@@ -104,7 +104,7 @@ def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(tmp_pat
     (tmp_path / "in/gone.jsonl").symlink_to("../elsewhere.jsonl")
     (tmp_path / "in/loop.jsonl").symlink_to("loop.jsonl")
     os.mkfifo(tmp_path / "in/pipe.parquet")
-    (tmp_path / "in/b.csv").write_text("id,title\n1,x\n")
+    (tmp_path / "in/b.xlsx").write_bytes(b"PK")
     (tmp_path / "in/deep").mkdir()
     (tmp_path / "in/deep/READ.ME").write_text("x")
     (tmp_path / "other").mkdir()
@@ -121,9 +121,9 @@ def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(tmp_pat
     run_here(corpus)
     with pytest.raises(RunError, match=r"(?s)3 units of the input cannot be read.*gone.jsonl: .*pipe.parquet: "):
         driver.run_extract(corpus)  # exit code 1
-    line = "3 files of the input left out (raypd reads .jsonl, .jsonl.gz, .jsonl.zst and .parquet, and follows no links"
+    line = "3 files of the input left out (raypd reads .jsonl, .csv and .tsv (also with .gz or .zst), and .parquet; it"
     printed = capsys.readouterr().err
-    assert printed.count(line) == printed.count("b.csv, deep/READ.ME, linked") == 1
+    assert printed.count(line) == printed.count("b.xlsx, deep/READ.ME, linked") == 1
     result = verification.verify(corpus.output.path, corpus)
     assert (result.passed, result.damaged_input.units) == (False, 3)
     assert f"note: {line}" in findings.describe(result)
@@ -132,7 +132,7 @@ def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(tmp_pat
     assert driver.run_extract(corpus).units_unreadable == 0  # files of other formats end no run badly
     result = verification.verify(corpus.output.path, corpus)
     assert result.passed
-    assert "b.csv, deep/READ.ME, linked" in findings.describe(result)
+    assert "b.xlsx, deep/READ.ME, linked" in findings.describe(result)
 
 
 def test_many_files_of_no_format_are_counted(tmp_path, corpus) -> None:

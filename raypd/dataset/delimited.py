@@ -1,0 +1,142 @@
+"""Records of CSV and TSV files, plain or compressed: the one place that counts them, for planning and reading alike.
+
+Python's csv module reads them. A quoted field may hold line breaks, so there is no way into the middle of a file but to
+the places that planning has noted.
+"""
+
+import csv
+import io
+import sys
+from collections.abc import Iterator
+from itertools import dropwhile, takewhile
+from typing import BinaryIO, NamedTuple
+
+from raypd.config import InputConfig
+from raypd.dataset.jsonl import BOM, line_limit, open_lines
+from raypd.errors import InputError
+from raypd.run.unit import Part
+
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+csv.field_size_limit(sys.maxsize)  # a record has a limit of its own
+
+
+class Record(NamedTuple):
+    """A record that is not blank. Bytes are those of the (uncompressed) text."""
+
+    offset: int  # of its first byte
+    line: int  # on which it begins, from 1
+    length: int  # bytes
+    fields: list[str]
+    error: str | None  # why its fields cannot be trusted
+
+
+def can_seek(part: Part, source: InputConfig) -> bool:
+    """Whether a record can be read without all that stands before it."""
+    return part.compression is None and _has_byte_lines(source.encoding)
+
+
+def _has_byte_lines(encoding: str) -> bool:
+    """Whether the byte of a line break is one in this encoding, and nothing else is (not so: UTF-16, EBCDIC)."""
+    return "\n".encode(encoding) == b"\n"
+
+
+def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Record]]:
+    """The columns that a file's header names (none where it is empty), and all records below it.
+
+    Raises:
+        InputError: here or at a later record: the header or the whole file cannot be understood.
+    """
+    found = _records(part, source, 0, 1)
+    header = next(found, None)
+    if header is None:
+        return [], found
+    if header.error is not None:
+        raise InputError(f"the header, line {header.line}: {header.error}")
+    twice = [name for name in header.fields if name and header.fields.count(name) > 1]
+    if twice:
+        raise InputError(f"the header, line {header.line}: {twice.count(twice[0])} columns are called {twice[0]!r}")
+    return header.fields, found
+
+
+def ranged(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Record]]:
+    """The columns of a file, and the records whose first byte lies in the part's range. Raises as `whole` does."""
+    names, found = whole(part, source)
+    if can_seek(part, source):
+        found = _records(part, source, part.start, part.line)
+    return names, dropwhile(lambda r: r.offset < part.start, takewhile(lambda r: r.offset < part.end, found))
+
+
+def _records(part: Part, source: InputConfig, offset: int, line: int) -> Iterator[Record]:
+    """offset, line: where to begin."""
+    with open_lines(part.path, part.compression, offset, part.version) as file:
+        text = _Text(file, source, offset, line)
+        reader = csv.reader(text, delimiter=DELIMITERS[part.format], strict=True)
+        while True:
+            text.begin_record()
+            offset, line = text.offset, text.line
+            fields: list[str] = []
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                if text.ended:
+                    raise InputError(f"line {line}: a quoted field of this record never ends") from None
+                lines = f" (lines {line} to {text.line - 1} were read as one record)" if text.line - line > 1 else ""
+                text.error = text.error or f"not {part.format.upper()}: {error}{lines}"
+            if fields or text.error is not None:
+                yield Record(offset, line, text.offset - offset, fields, text.error)
+
+
+class _Text:
+    """The lines of a file, for csv.reader, which takes as many of them as a record has.
+
+    offset, line: of the next one; error: what is wrong with the record's bytes; ended: there are no more lines.
+    """
+
+    def __init__(self, file: BinaryIO, source: InputConfig, offset: int, line: int) -> None:
+        self.offset, self.line, self.ended = offset, line, False
+        self._file, self._encoding = file, source.encoding
+        self._most_bytes = source.max_document_bytes
+        self._limit = line_limit(self._most_bytes)
+        self.error: str | None = None
+        self._text: io.TextIOWrapper | None = None
+        if not _has_byte_lines(source.encoding):
+            self._text = io.TextIOWrapper(file, source.encoding, newline="\n")
+        self.begin_record()
+
+    def begin_record(self) -> None:
+        self._left, self.error = self._limit, None
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        data = self._next_line()
+        if not data:
+            self.ended = True
+            raise StopIteration
+        first, self.offset = self.offset == 0, self.offset + len(data)
+        self.line += 1
+        self._left -= len(data)
+        if self._left < 0:
+            raise InputError(
+                f"line {self.line - 1}: its record has more than {self._limit} bytes so far: either a quoted field "
+                f"never ends, or input.max_document_bytes, {self._most_bytes}, is too small for this file"
+            )
+        data = data.removeprefix(BOM) if first else data
+        encoding = self._encoding if self._text is None else "utf-8"
+        try:
+            return data.decode(encoding)
+        except UnicodeDecodeError as error:
+            at = f"byte {error.start} of line {self.line - 1}"
+            self.error = self.error or f"not {encoding.upper()}: {error.reason} at {at}"
+            return data.decode(encoding, "replace")
+
+    def _next_line(self) -> bytes:
+        if self._text is None:
+            return self._file.readline(self._left + 1)
+        try:
+            return self._text.readline(self._left + 1).encode()
+        except UnicodeError as error:
+            raise InputError(f"not {self._encoding.upper()} after line {self.line - 1}: {error}") from None

@@ -1,0 +1,152 @@
+"""The nightly table as a Delta table: a log of which objects each night shows, beside the objects themselves.
+
+raypd's own list decides. A commit makes the Delta table show what the list of a night has; where it does so already
+there is none. So what a night that was cut off has not committed, the next command does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raypd import storage
+from raypd.errors import ConfigError, RunError
+from raypd.run import layout
+from raypd.run.text import counted
+from raypd.storage.threads import in_threads
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_LOG = "_delta_log"
+_THREADS = 8
+# VACUUM deletes what no version within these days shows, and of the folder all else that is older: raypd's own files.
+_PROPERTIES = {f"delta.{name}Duration": "interval 3650 days" for name in ("deletedFileRetention", "logRetention")}
+
+
+def check_installed() -> None:
+    """Raises ConfigError where the package deltalake is missing."""
+    try:
+        import deltalake  # noqa: F401
+    except ImportError:
+        raise ConfigError("the Delta table needs the package deltalake: pip install 'raypd[delta]'") from None
+
+
+def register(root: str, night: str, objects: Iterable[str]) -> None:
+    """Makes the Delta table show exactly these objects, in one commit; makes none where it does so already.
+
+    Args:
+        root: the folder of nightly runs.
+        night: whose objects they are; the commit has it as raypd.night.
+        objects: paths, as the list of the night has them.
+
+    Raises:
+        RunError: it could not be committed; the Delta table shows what it did.
+    """
+    from deltalake.exceptions import DeltaError
+
+    try:
+        _register(root, night, {_place(path) for path in objects})
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise RunError(
+            f"{root}: the table of the night {night} is complete, and {layout.CURRENT} lists it; its Delta table could "
+            f"not be brought to it: {_words(error)}. The same command tries again"
+        ) from None
+
+
+def _register(root: str, night: str, wanted: set[str]) -> None:
+    from deltalake import CommitProperties, Schema
+    from deltalake.transaction import RemoveAction, create_table_with_add_actions
+
+    table = _open(root)
+    present = _shown(table)
+    added, gone = sorted(wanted - present.keys()), sorted(present.keys() - wanted)
+    if not added and not gone:
+        return
+    now = int(time.time() * 1000)
+    footers = list(in_threads(lambda place: _add_action(root, place, now), added, _THREADS))
+    actions: list[Any] = [action for action, _ in footers]
+    schemas = [_nullable(found) for found in dict.fromkeys(schema for _, schema in footers)]
+    if table is not None and (len(gone) < len(present) or not added):  # some stay, with the columns that they have
+        schemas.insert(0, pa.schema(table.schema().to_arrow()))
+    columns = pa.unify_schemas(schemas)
+    commit = CommitProperties(custom_metadata={"raypd.night": night})
+    if table is None:
+        create_table_with_add_actions(
+            root, Schema.from_arrow(columns), actions, configuration=_PROPERTIES,
+            storage_options=storage.object_store(root), commit_properties=commit,
+        )  # fmt: skip
+    elif len(gone) == len(present):
+        table.create_write_transaction(actions, "overwrite", columns, commit_properties=commit)
+    else:
+        actions += [RemoveAction(place, True, now, present[place], {}) for place in gone]
+        table.create_write_transaction(actions, "append", columns, commit_properties=commit)
+
+
+def difference(root: str, objects: Iterable[str]) -> str:
+    """How the Delta table differs from a list of objects, in words; "" where it does not or there is none."""
+    if not storage.is_folder(storage.join(root, _LOG)):
+        return ""
+    check_installed()
+    from deltalake.exceptions import DeltaError
+
+    try:
+        wanted, present = {_place(path) for path in objects}, _shown(_open(root)).keys()
+    except (DeltaError, OSError) as error:
+        return f"the Delta table cannot be read: {_words(error)}"
+    lacks, more = len(wanted - present), len(present - wanted)
+    if not lacks and not more:
+        return ""
+    return (
+        f"the Delta table lacks {counted(lacks, 'object')} of {layout.CURRENT} and shows {more} that it does not list; "
+        f"raypd nightly with nightly.delta brings it up to date (without it, delete {_LOG})"
+    )
+
+
+def _open(root: str) -> DeltaTable | None:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    try:
+        return DeltaTable(root, storage_options=storage.object_store(root))
+    except TableNotFoundError:
+        return None
+
+
+def _shown(table: DeltaTable | None) -> dict[str, int]:
+    """Place below the root -> bytes, of every object that the Delta table shows now."""
+    if table is None:
+        return {}
+    actions = pa.table(table.get_add_actions())
+    return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
+
+
+def _words(error: Exception) -> str:
+    """An error of deltalake, which has lines and colours, on a line."""
+    return " ".join(re.sub(r"\x1b\[[\d;]*m", "", str(error)).split())
+
+
+def _place(path: str) -> str:
+    """An object's path below the root; it stays where the root is moved."""
+    return f"{layout.NIGHTS}/{path.rpartition(f'/{layout.NIGHTS}/')[2]}"
+
+
+def _add_action(root: str, place: str, now: int) -> tuple[Any, pa.Schema]:
+    """What adds an object, and its columns. now: unix milliseconds."""
+    from deltalake.transaction import AddAction
+
+    with storage.open_file(storage.join(root, place)) as file:
+        size, footer = file.size(), pq.ParquetFile(file)
+        stats = json.dumps({"numRecords": footer.metadata.num_rows})
+        return AddAction(place, size, {}, now, True, stats), footer.schema_arrow.remove_metadata()
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    """The columns without NOT NULL, which is a feature that some readers of Delta tables do not have."""
+    return pa.schema([field.with_nullable(True) for field in schema])

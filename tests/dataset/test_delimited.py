@@ -1,0 +1,230 @@
+"""CSV and TSV: every record is read once, under its own columns, and what is ragged or broken is named by its line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import tracemalloc
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from raypd.dataset.planner import plan
+from raypd.dataset.reader import read_unit
+from raypd.errors import InputError
+from raypd.run.unit import make_unit
+from raypd.storage import local
+from tests.cluster import fakes
+from tests.runs import read_all
+
+FIELD = st.text(st.sampled_from('ab,"\t\n\r\u00e9 '), max_size=6)
+
+
+@given(
+    st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=12),
+    st.sampled_from(["csv", "tsv"]),
+    st.sampled_from(["utf-8", "utf-8-sig", "latin-1", "utf-16", "cp500"]),
+    st.sampled_from(["", ".gz", ".zst"]),
+    st.integers(1, 5),
+    st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_a_csv_writer_wrote_is_read_once_and_where_it_stands(
+    tmp_path, config, rows, suffix, encoding, compression, size, quoting
+) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter="," if suffix == "csv" else "\t", quoting=quoting)
+    begins = []
+    for row in [("title", "n"), *((f"x{title}", n) for title, n in rows)]:
+        begins.append(text.tell())
+        writer.writerow(row)
+    whole = text.getvalue()
+    data = whole.encode(encoding)
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[compression]
+    path = tmp_path / f"a.{suffix}{compression}"
+    path.write_bytes(pack(data))
+    given = "utf-8" if encoding == "utf-8-sig" else encoding  # a byte order mark needs no word
+    run = config(str(path), id_column=None, encoding=given, unit_documents=size)
+    planned = plan(run)
+    found = [read_unit(unit, run) for unit in planned]
+    assert [(d.fields["title"], d.fields["n"]) for unit in found for d in unit] == [(f"x{t}", n) for t, n in rows]
+    assert all(len(unit) <= size for unit in found)
+    assert (planned.exact, planned.documents) == (True, len(rows))
+    as_read = data if encoding in ("utf-8-sig", "latin-1") else whole.encode()
+    mark = 3 if encoding == "utf-8-sig" else 0
+    widths = [len(whole[:begin].encode("latin-1" if encoding == "latin-1" else "utf-8")) + mark for begin in begins]
+    assert [d.place for unit in found for d in unit] == widths[1:]
+    assert all(as_read[place:].lstrip(b'"').startswith(b"x") for place in widths[1:])
+
+
+def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(tmp_path, config, monkeypatch) -> None:
+    path = tmp_path / "a.csv"
+    titles = ["x" * 200_000, *(f'line\n"{i}", and more' * 20 for i in range(1, 4999))]
+    pd.DataFrame({"id": range(4999), "title": titles}).to_csv(path, index=False)
+    before = path.read_bytes()
+    path.write_bytes(before + b"4999\n")
+    run = config(str(path), unit_documents=100)
+    units = list(plan(run, str(tmp_path / "out")))  # with smaller ones at its end
+    assert {unit.rows for unit in units} == {100, 25}
+    taken = []
+    real = local.open_read
+
+    monkeypatch.setattr(local, "open_read", lambda *args: taken.append(args[1]) or real(*args))
+    documents = read_unit(units[-1], run)
+    assert [d.id for d in documents[:-1]] == [str(i) for i in range(4975, 4999)]
+    assert taken == [0, documents[0].place]  # the header, and where the unit begins
+    *found, last = (d for unit in units for d in read_unit(unit, run))
+    assert last.error == f"a.csv, line {len(before.splitlines()) + 1}: 1 field where the header has 2"
+    expected = pd.read_csv(io.BytesIO(before), dtype=str)
+    assert [d.fields["title"] for d in found] == expected["title"].tolist()
+    assert [d.id for d in found] == expected["id"].tolist()
+
+
+BAD = b"""id,title,note
+1,fine,
+2,short
+3,one,too,many
+4,"two\nlines",""
+
+5,"closed" too early,x
+6,not \xff text,x
+7,,x
+8,"opened\n9,swallowed,x\n10,"closed",x
+11,"5"" wide",5" tall
+"""
+
+
+def test_what_is_wrong_with_a_record_is_its_own_error_with_the_line(tmp_path, config) -> None:
+    (tmp_path / "a.csv").write_bytes(BAD)
+    documents = {d.fields.get("id", d.place): d for d in read_all(config(str(tmp_path / "a.csv"), unit_documents=2))}
+    assert {d.error for d in documents.values() if d.error} == {
+        "a.csv, line 3: 2 fields where the header has 3",
+        "a.csv, line 4: 4 fields where the header has 3",
+        "a.csv, line 8: not CSV: ',' expected after '\"'",
+        "a.csv, line 9: not UTF-8: invalid start byte at byte 6 of line 9",
+        "a.csv, line 10: no text in title",
+        "a.csv, line 11: not CSV: ',' expected after '\"' (lines 11 to 13 were read as one record)",
+    }
+    fine = {id: d.fields for id, d in documents.items() if d.error is None}
+    assert fine == {
+        "1": {"id": "1", "title": "fine", "note": ""},
+        "4": {"id": "4", "title": "two\nlines", "note": ""},
+        "11": {"id": "11", "title": '5" wide', "note": '5" tall'},
+    }
+    assert len(documents) == 9
+
+
+ENDLESS = b'id,title\n1,fine\n2,"never ends\n' + b"3,x\n" * 100
+UNREADABLE = {
+    "twice.csv": (b"id,title,title\n1,a,b\n", "twice.csv: the header, line 1: 2 columns are called 'title'"),
+    "columns.csv": (b"id,titel\n1,a\n", "columns.csv: no column 'title' .*did you mean 'titel'"),
+    "semicolons.csv": (b"id;title\n1;a\n", "semicolons.csv: no column 'title' .*it has id;title"),
+    "endless.csv": (ENDLESS, "endless.csv: line 3: a quoted field of this record never ends"),
+    "long.csv": (ENDLESS + b"x\n" * 50_000, r"long.csv: line \d+: its record has more than 69536 bytes so far"),
+    "line.csv": (b"id,title\n" + b"x" * (1 << 20), "line.csv: line 2: its record has more than 69536 bytes"),
+    "header.csv": (b"id,\xfftitle\n1,a\n", "header.csv: the header, line 1: not UTF-8: invalid start byte"),
+    "cut.csv.gz": (gzip.compress(BAD * 50)[:-20], "cut.csv.gz: cannot be read as gz after line "),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_file_that_cannot_be_understood_is_named_and_the_others_are_read(tmp_path, config, name) -> None:
+    data, message = UNREADABLE[name]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_bytes(data)
+    with pytest.raises(InputError, match=message):
+        plan(config(str(tmp_path / "in"), max_document_bytes=1000))
+    (tmp_path / "in/a.csv").write_text("title,id\nfine,1\n")
+    (tmp_path / "in/b.jsonl").write_text('{"title": "fine", "id": 2}\n')
+    (tmp_path / "in/empty.csv").write_text("\n")
+    (tmp_path / "in/header.tsv").write_text("id\ttitle\n")
+    run = config(str(tmp_path / "in"), max_document_bytes=1000)
+    (bad,) = plan(run).damaged()
+    assert (bad.name, [d.id for d in read_all(run)]) == (name, ["1", "2"])
+
+
+@pytest.mark.parametrize("text", ["", "id,title\n"])
+def test_a_file_without_records_has_no_documents(tmp_path, config, text) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(InputError, match=r"a.csv: no documents in it"):
+        plan(config(str(tmp_path / "a.csv")))
+
+
+def test_another_encoding_is_used_as_given_and_one_that_is_wrong_is_seen(tmp_path, config) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("id,title\n1,größe\n2,plain\n".encode("cp1252"))
+    found = read_all(config(str(path)))
+    assert [d.error for d in found] == ["a.csv, line 2: not UTF-8: invalid start byte at byte 4 of line 2", None]
+    run = config(str(path), encoding="cp1252")
+    assert [d.fields["title"] for d in read_all(run)] == ["größe", "plain"]
+    assert run.fingerprint() != config(str(path)).fingerprint()
+    with pytest.raises(InputError, match=r"a.csv: not UTF-16 after line 0: .*BOM|a.csv: .*UTF-16"):
+        plan(config(str(path), encoding="utf-16"))
+    for wrong in ("cp9999", "base64"):
+        with pytest.raises(ValidationError, match=f"{wrong}.*Python's names are"):
+            config(str(path), encoding=wrong)
+
+
+def test_a_quote_that_never_ends_takes_bounded_memory(tmp_path, config) -> None:
+    path = tmp_path / "a.csv"
+    with path.open("wb") as file:
+        file.write(b'id,title\n1,"')
+        for _ in range(40):
+            file.write(b"some words\n" * 100_000)
+    run = config(str(path), max_document_bytes=100_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="max_document_bytes, 100000, is too small"):
+            plan(run)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+HIVE = "country=DE/date=2026-11-21"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, config, suffix) -> None:
+    folder: Path = tmp_path / "in" / HIVE
+    folder.mkdir(parents=True)
+    (tmp_path / "in/country=a%2Fb").mkdir()
+    rows = pd.DataFrame({"title": ["x", "y"], "country": ["own", "too"]})
+    write = {
+        "csv": lambda frame, path: frame.to_csv(path, index=False),
+        "jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+        "parquet": lambda frame, path: frame.to_parquet(path),
+    }[suffix]
+    write(rows[["title"]], folder / f"a.{suffix}")
+    write(rows, folder / f"b.{suffix}")
+    write(rows[["title"]], tmp_path / f"in/country=a%2Fb/c.{suffix}")
+    keys = {"text_columns": ["title", "country"], "id_column": None, "category_column": "country"}
+    found = [d.fields for d in read_all(config(str(tmp_path / "in"), **keys))]
+    assert [d["country"] for d in found] == ["DE", "DE", "own", "too", "a/b", "a/b"]
+    assert "date" not in found[0]
+    with pytest.raises(InputError, match=f"c.{suffix}: no column 'country'"):  # of the folder that is given itself
+        plan(config(str(tmp_path / "in/country=a%2Fb"), text_columns=["country"], id_column=None))
+    run = config(str(tmp_path / "in/country=DE"), id_column="date")
+    assert [d.id for d in read_all(run)] == ["2026-11-21"] * 4
+    # The keys stand in the object's name, which is a part of the unit's id.
+    (unit, *_) = plan(run)
+    moved = unit.parts[0].__class__(**{**vars(unit.parts[0]), "name": unit.parts[0].name.replace("21", "22")})
+    assert make_unit([moved], run.fingerprint()).id != unit.id
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_run_over_csv_writes_a_row_for_every_record(tmp_path, config) -> None:
+    from raypd.cluster import driver
+    from raypd.verify import verification
+
+    (tmp_path / "a.csv").write_bytes(BAD)
+    run = config(str(tmp_path / "a.csv"))
+    made = driver.run_extract(run, build=fakes.build)
+    assert (made.documents, made.failed) == (9, 6)
+    assert verification.verify(run.output.path, run).passed
