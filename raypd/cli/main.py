@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
@@ -17,7 +17,7 @@ import typer
 
 import raypd
 from raypd.cli import options as o
-from raypd.cli.run import COMMANDS, config_over, run_task
+from raypd.cli.run import config_over, run_task
 from raypd.config.load import load_config
 from raypd.errors import RunError, UserError
 from raypd.run.text import clean, said
@@ -63,35 +63,37 @@ def extract(
     run_task(load_config(config, overrides or []), "extraction", retry_errors, all_errors, verbose)
 
 
-def _command_over_data(kind: str, help: str) -> Callable[..., None]:
-    """A command that takes a configuration, or the data itself and the options that a short run needs."""
-
-    @app.command(COMMANDS[kind], help=help)
-    def command(
-        source: o.Source,
-        overrides: o.Overrides = None,
-        method: o.Method = None,
-        model: o.Model = None,
-        output: o.Output = None,
-        retry_errors: o.RetryErrors = False,
-        all_errors: o.AllErrors = False,
-        verbose: o.Verbose = False,
-    ) -> None:
-        config = config_over(source, kind, overrides or [], method, model, output)
-        run_task(config, kind, retry_errors, all_errors, verbose)
-
-    command.__doc__ = help  # which a job of its own shows
-    return command
+@app.command()
+def answer(
+    source: o.Source,
+    overrides: o.Overrides = None,
+    method: o.Method = None,
+    model: o.Model = None,
+    output: o.Output = None,
+    retry_errors: o.RetryErrors = False,
+    all_errors: o.AllErrors = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Answer the questions of every context: raypd answer questions.jsonl, or a YAML with more to say."""
+    config = config_over(source, "question_answering", overrides or [], method, model, output)
+    run_task(config, "question_answering", retry_errors, all_errors, verbose)
 
 
-answer = _command_over_data(
-    "question_answering",
-    "Answer the questions of every context: raypd answer questions.jsonl, or a YAML with more to say.",
-)
-generate = _command_over_data(
-    "generation",
-    "Write an answer to every prompt: raypd generate prompts.jsonl --method space, or a YAML with more to say.",
-)
+@app.command()
+def generate(
+    source: o.Source,
+    overrides: o.Overrides = None,
+    method: o.Method = None,
+    model: o.Model = None,
+    output: o.Output = None,
+    openai: o.OpenAI = False,
+    retry_errors: o.RetryErrors = False,
+    all_errors: o.AllErrors = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Write an answer to every prompt: raypd generate prompts.jsonl --method space, or a YAML with more to say."""
+    config = config_over(source, "generation", overrides or [], method, model, output, openai)
+    run_task(config, "generation", retry_errors, all_errors, verbose)
 
 
 @app.command()

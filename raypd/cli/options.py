@@ -21,6 +21,9 @@ Source = Annotated[str, typer.Argument(help="YAML of the run, or the data itself
 Method = Annotated[str | None, typer.Option("--method", "-m", help="decoding.method")]
 Model = Annotated[str | None, typer.Option(help="model.name")]
 Output = Annotated[str | None, typer.Option("--output", "-o", help="output.path")]
+OpenAI = Annotated[
+    bool, typer.Option("--openai", help="A batch file as OpenAI's API takes it; writes output.jsonl and errors.jsonl")
+]
 RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Try the failed documents of a run again, no others")]
 AllErrors = Annotated[bool, typer.Option("--all-errors", help="The same, also for what cannot be read in the input")]
 
