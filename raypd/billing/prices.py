@@ -93,7 +93,8 @@ def hosted(cost: CostConfig) -> list[HostedPrice]:
     """The list prices of hosted batch services: those of cost.hosted_prices, and the others that come with raypd."""
     listed = {row["model"]: HostedPrice(*row.values()) for row in _csv("hosted_batch.csv")}  # type: ignore[arg-type]
     own = {
-        model: HostedPrice(model, *usd, "", f"cost.hosted_prices.{model}") for model, usd in cost.hosted_prices.items()
+        model: HostedPrice(model, sent, written, "", f"cost.hosted_prices.{model}")
+        for model, (sent, written) in cost.hosted_prices.items()
     }
     return [*own.values(), *(price for model, price in listed.items() if model not in own)]
 

@@ -94,7 +94,7 @@ class CostConfig(Section):
     def _hosted_prices_fit(cls, prices: dict[str, list[float]]) -> dict[str, list[float]]:
         for model, pair in prices.items():
             if len(pair) != 2 or not all(0 <= price < float("inf") for price in pair):
-                raise ValueError(f"{model}: {pair} are not two prices in USD per million tokens, of input and of output")
+                raise ValueError(f"{model}: {pair} are not two prices in USD per million tokens, input and output")
         return prices
 
     @field_validator("prices")
