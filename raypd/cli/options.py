@@ -82,6 +82,15 @@ Reference = Annotated[
 PricedAs = Annotated[str | None, typer.Option("--instance", help="Instance type whose price counts")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what was measured before")]
 
+# ------------------------------------------------------------------------------------------------------ schema suggest
+Data = Annotated[str, typer.Argument(help="The data: .jsonl[.gz|.zst], .parquet, a folder or a glob")]
+OfCategory = Annotated[
+    str | None, typer.Option("--category", help="Of the documents; what they are called, if of none")
+]
+Asked = Annotated[int, typer.Option("--sample", min=1, help="Documents that the model is asked about")]
+SchemaTo = Annotated[str | None, typer.Option("--output", "-o", help="File for it; none: stdout")]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there")]
+
 # ------------------------------------------------------------------------------------------------------ report, status
 PageTo = Annotated[str | None, typer.Option("--output", "-o", help="Where to write it; none: into the run")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Look again until the run has ended")]
