@@ -19,8 +19,7 @@ from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from raypd.cli.run import config_over, run_task
-from raypd.cluster import driver
-from raypd.cluster.components import build
+from raypd.cluster import components, driver
 from raypd.dataset import batch_files
 from raypd.errors import ConfigError, InputError, RunError
 from tests.runs import run_here
@@ -49,15 +48,15 @@ def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
     """The command with a real engine over a small random model, in this process; gives the run's folder."""
     model = save_tiny(tmp_path / "model")
 
-    def run_extract(config: Any, *, verbose: bool = False) -> Any:
-        return driver.finish(config, config.output.path, run_here(config, build))
+    def run_extract(config: Any, *, verbose: bool = False, build: Any = None, planned: Any = None) -> Any:
+        return driver.finish(config, config.output.path, run_here(config, components.build, planned))
 
     monkeypatch.setattr(driver, "run_extract", run_extract)
 
-    def run(source: str, *overrides: str, output: str = "out") -> Path:
+    def run(source: str, *overrides: str, output: str = "out", retry: bool = False) -> Path:
         more = ["cluster.unit_documents=3", "model.dtype=float32", "model.device=cpu", *overrides]
         config = config_over(source, "generation", more, None, str(model), str(tmp_path / output), openai=True)
-        run_task(config, "generation", False, False, False)
+        run_task(config, "generation", retry, False, False)
         return tmp_path / output
 
     return run
@@ -137,6 +136,9 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, gene
     (folder / "errors.jsonl").write_text("half a li")
     generate(source)
     assert {name: (folder / name).read_bytes() for name in before} == before
+    (folder / "errors.jsonl").unlink()
+    generate(source, retry=True)
+    assert read(folder / "errors.jsonl") == errors
 
 
 def test_parameters_are_those_of_the_request(tmp_path: Path, generate: Callable[..., Path]) -> None:
@@ -187,7 +189,7 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, line: dict[str, Any], param
     source = write(tmp_path / "batch.jsonl", request("ok"), line | {"custom_id": "b"})
     more = ["model.fake.load_seconds=0", "model.fake.step_seconds=0", "model.fake.answer_tokens=2"]
     config = config_over(source, "generation", more, None, "fake", str(tmp_path / "out"), openai=True)
-    run_here(config, build)
+    run_here(config, components.build)
     assert batch_files.write(config, str(tmp_path / "out")) == (1, 1)
     (error,) = read(tmp_path / "out/errors.jsonl")
     fault = error["response"]["body"]["error"]
