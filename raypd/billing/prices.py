@@ -6,6 +6,8 @@ Three places are asked, in this order:
 3. The tables that come with raypd, `price_lists/*.csv`: on-demand, Linux, shared tenancy. They hold no spot prices,
    which change by the hour. A newer row of these wins over an older one of the file.
 A price that stands in none of them is an error and never a guess.
+
+To compare with, `price_lists/hosted_batch.csv` has list prices of a few hosted batch services (`hosted`).
 """
 
 import contextlib
@@ -55,6 +57,20 @@ class Price:
     date: str = ""
 
 
+@checked_dataclass(frozen=True)
+class HostedPrice:
+    """What a service asks for a million tokens of its batch API: its list price of a date, in USD.
+
+    source: an address, or the key of the configuration, which has no date.
+    """
+
+    model: str
+    input: float
+    output: float
+    date: str
+    source: str
+
+
 # (instance type, region or availability zone, market) -> price
 Table = dict[tuple[str, str, str], Price]
 
@@ -71,6 +87,16 @@ def _csv(name: str) -> list[dict[str, str]]:
 
 
 INSTANCES = {row["instance_type"]: Instance(*row.values()) for row in _csv("instances.csv")}  # type: ignore[arg-type]
+
+
+def hosted(cost: CostConfig) -> list[HostedPrice]:
+    """The list prices of hosted batch services: those of cost.hosted_prices, and the others that come with raypd."""
+    listed = {row["model"]: HostedPrice(*row.values()) for row in _csv("hosted_batch.csv")}  # type: ignore[arg-type]
+    own = {
+        model: HostedPrice(model, sent, written, "", f"cost.hosted_prices.{model}")
+        for model, (sent, written) in cost.hosted_prices.items()
+    }
+    return [*own.values(), *(price for model, price in listed.items() if model not in own)]
 
 
 @cache

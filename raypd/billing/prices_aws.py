@@ -18,6 +18,7 @@ from rich.table import Table as Grid
 
 from raypd.billing import prices as pricing
 from raypd.billing.prices import INSTANCES, Price, Table
+from raypd.config import CostConfig
 from raypd.errors import ConfigError
 
 SHIPPED_REGIONS = ("us-east-1", "us-west-2", "eu-west-1")
@@ -153,4 +154,9 @@ def show(region: str, instance_type: str | None = None) -> None:
         gpus = f"{own.gpus} x {own.gpu} {own.gpu_memory_gib:g} GiB" if own.gpus else "none"
         source = next((f"{price.date} {price.source}" for price in found if price is not None), "")
         grid.add_row(name, gpus, *(f"{p.usd_per_hour:.4f}" if p is not None else "unknown" for p in found), source)
-    Console(highlight=False).print(grid)
+    console = Console(highlight=False)
+    console.print(grid)
+    if instance_type is None:
+        console.print("\nhosted batch services, list prices in $ per million tokens; check before you rely on them:")
+        for one in pricing.hosted(CostConfig()):
+            console.print(f"{one.model}: {one.input:g} in, {one.output:g} out; {one.date} {one.source}", soft_wrap=True)

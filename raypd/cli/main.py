@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
@@ -17,9 +17,9 @@ import typer
 
 import raypd
 from raypd.cli import options as o
-from raypd.cli.run import COMMANDS, config_over, run_task
+from raypd.cli.run import config_over, run_task
 from raypd.config.load import load_config
-from raypd.errors import RunError, UserError
+from raypd.errors import ConfigError, RunError, UserError
 from raypd.run.text import clean, said
 
 app = typer.Typer(
@@ -34,6 +34,8 @@ _model_app = typer.Typer(
     help="Make a model ready for a decoding method; it must then be trained.", no_args_is_help=True
 )
 app.add_typer(_model_app, name="model")
+_schema_app = typer.Typer(help="Find out what documents have.", no_args_is_help=True)
+app.add_typer(_schema_app, name="schema")
 _prices_app = typer.Typer(help="What machines cost an hour.", no_args_is_help=True)
 app.add_typer(_prices_app, name="prices")
 
@@ -63,35 +65,37 @@ def extract(
     run_task(load_config(config, overrides or []), "extraction", retry_errors, all_errors, verbose)
 
 
-def _command_over_data(kind: str, help: str) -> Callable[..., None]:
-    """A command that takes a configuration, or the data itself and the options that a short run needs."""
-
-    @app.command(COMMANDS[kind], help=help)
-    def command(
-        source: o.Source,
-        overrides: o.Overrides = None,
-        method: o.Method = None,
-        model: o.Model = None,
-        output: o.Output = None,
-        retry_errors: o.RetryErrors = False,
-        all_errors: o.AllErrors = False,
-        verbose: o.Verbose = False,
-    ) -> None:
-        config = config_over(source, kind, overrides or [], method, model, output)
-        run_task(config, kind, retry_errors, all_errors, verbose)
-
-    command.__doc__ = help  # which a job of its own shows
-    return command
+@app.command()
+def answer(
+    source: o.Source,
+    overrides: o.Overrides = None,
+    method: o.Method = None,
+    model: o.Model = None,
+    output: o.Output = None,
+    retry_errors: o.RetryErrors = False,
+    all_errors: o.AllErrors = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Answer the questions of every context: raypd answer questions.jsonl, or a YAML with more to say."""
+    config = config_over(source, "question_answering", overrides or [], method, model, output)
+    run_task(config, "question_answering", retry_errors, all_errors, verbose)
 
 
-answer = _command_over_data(
-    "question_answering",
-    "Answer the questions of every context: raypd answer questions.jsonl, or a YAML with more to say.",
-)
-generate = _command_over_data(
-    "generation",
-    "Write an answer to every prompt: raypd generate prompts.jsonl --method space, or a YAML with more to say.",
-)
+@app.command()
+def generate(
+    source: o.Source,
+    overrides: o.Overrides = None,
+    method: o.Method = None,
+    model: o.Model = None,
+    output: o.Output = None,
+    openai: o.OpenAI = False,
+    retry_errors: o.RetryErrors = False,
+    all_errors: o.AllErrors = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Write an answer to every prompt: raypd generate prompts.jsonl --method space, or a YAML with more to say."""
+    config = config_over(source, "generation", overrides or [], method, model, output, openai)
+    run_task(config, "generation", retry_errors, all_errors, verbose)
 
 
 @app.command()
@@ -267,6 +271,36 @@ def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
     if "=" in config and not os.path.exists(config):
         raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
     print(render(load_config(config, overrides or [])), end="")
+
+
+@_schema_app.command("suggest")
+def schema_suggest(
+    data: o.Data,
+    overrides: o.Overrides = None,
+    category: o.OfCategory = None,
+    sample: o.Asked = 32,
+    output: o.SchemaTo = None,
+    force: o.Force = False,
+) -> None:
+    """Propose attributes that documents have, as YAML to edit for task.categories_file. Runs in this process."""
+    from raypd import storage
+    from raypd.estimate import suggest
+
+    taken = f"{output}: is there already; give another name, or --force"
+    if output is not None and not force and storage.exists(output):
+        raise ConfigError(taken)
+    found, about = suggest.suggest(data, category, sample, overrides or [])
+    text = found.as_yaml(about)
+    if output is None:
+        print(clean(text), end="")
+        return
+    try:
+        if force:
+            storage.put(output, text.encode())
+        elif not storage.put_new(output, text.encode()):
+            raise ConfigError(taken)
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot be written: {error}") from None
 
 
 @_model_app.command("add-tokens")

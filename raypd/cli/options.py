@@ -21,6 +21,9 @@ Source = Annotated[str, typer.Argument(help="YAML of the run, or the data itself
 Method = Annotated[str | None, typer.Option("--method", "-m", help="decoding.method")]
 Model = Annotated[str | None, typer.Option(help="model.name")]
 Output = Annotated[str | None, typer.Option("--output", "-o", help="output.path")]
+OpenAI = Annotated[
+    bool, typer.Option("--openai", help="A batch file as OpenAI's API takes it; writes output.jsonl and errors.jsonl")
+]
 RetryErrors = Annotated[bool, typer.Option("--retry-errors", help="Try the failed documents of a run again, no others")]
 AllErrors = Annotated[bool, typer.Option("--all-errors", help="The same, also for what cannot be read in the input")]
 
@@ -78,6 +81,15 @@ Reference = Annotated[
 ]
 PricedAs = Annotated[str | None, typer.Option("--instance", help="Instance type whose price counts")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what was measured before")]
+
+# ------------------------------------------------------------------------------------------------------ schema suggest
+Data = Annotated[str, typer.Argument(help="The data: .jsonl[.gz|.zst], .parquet, a folder or a glob")]
+OfCategory = Annotated[
+    str | None, typer.Option("--category", help="Of the documents; what they are called, if of none")
+]
+Asked = Annotated[int, typer.Option("--sample", min=1, help="Documents that the model is asked about")]
+SchemaTo = Annotated[str | None, typer.Option("--output", "-o", help="File for it; none: stdout")]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there")]
 
 # ------------------------------------------------------------------------------------------------------ report, status
 PageTo = Annotated[str | None, typer.Option("--output", "-o", help="Where to write it; none: into the run")]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
-from raypd.config import RunConfig
+from raypd import storage
+from raypd.config import GenerationConfig, RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.errors import ConfigError, RunError
+from raypd.run import layout
 from raypd.run.records import Manifest
 from raypd.run.text import clean, count, counted, share
 
@@ -14,33 +17,70 @@ COMMANDS = {"extraction": "extract", "question_answering": "answer", "generation
 
 
 def config_over(
-    source: str, kind: str, overrides: list[str], method: str | None, model: str | None, output: str | None
+    source: str,
+    kind: str,
+    overrides: list[str],
+    method: str | None,
+    model: str | None,
+    output: str | None,
+    openai: bool = False,
 ) -> RunConfig:
-    """A configuration from a YAML file, or around a data file; options go before overrides."""
+    """A configuration from a YAML file, or around a data file; options go before overrides.
+
+    openai: the data is a batch file of OpenAI's; what a request does not say is as there, so it samples.
+    """
     given = {"decoding.method": method, "model.name": model, "output.path": output}
     changes = [f"{key}={value}" for key, value in given.items() if value is not None] + overrides
     if source.endswith((".yaml", ".yml")):
+        if openai:
+            raise ConfigError(f"{source}: --openai takes the batch file itself, and settings as key=value behind it")
         return load_config(source, changes)
     path = f"runs/{os.path.basename(source).split('.')[0]}-{method or kind}"
-    return make_config({"input": {"path": source}, "output": {"path": path}, "task": {"kind": kind}}, changes)
+    tree: dict[str, Any] = {"input": {"path": source}, "output": {"path": path}, "task": {"kind": kind}}
+    if openai:
+        tree["input"] |= {"id_column": "custom_id", "category_column": None}
+        tree["task"] |= {"openai": True, "prompt_column": "body"}
+        tree["decoding"] = {"sampling": {"temperature": 1.0}}
+    return make_config(tree, changes)
 
 
 def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool, verbose: bool) -> None:
     """Runs a task of a kind, and prints a few documents, the totals and where the files lie; or retries its errors."""
     if config.task.kind != kind:
         raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {COMMANDS[config.task.kind]}`")
+    batch = isinstance(config.task, GenerationConfig) and config.task.openai
+    if batch:
+        from raypd.dataset import batch_files
+
+        storage.configure(config.storage)
+        batch_files.check(config)
     if retry_errors or all_errors:
         from raypd.verify import retry
 
         print(clean(retry.retry_errors(config, everything=all_errors, verbose=verbose).describe()))
+        if batch:
+            _write_batch(config)
         return
     from raypd.cluster.driver import run_extract
     from raypd.cluster.summary import print_summary
 
     made = run_extract(config, verbose=verbose)
     print_summary(made)
+    if batch:
+        _write_batch(config)
     if made.failed:
         _tell_failures(made, config.cluster.max_failed_share)
+
+
+def _write_batch(config: RunConfig) -> None:
+    """Writes the two files of a batch, and says where."""
+    from raypd.cluster.driver import output_folder
+    from raypd.dataset import batch_files
+
+    output = output_folder(config)
+    answered, failed = batch_files.write(config, output)
+    print(f"answers:  {clean(storage.join(output, layout.BATCH_OUTPUT))} ({counted(answered, 'request')})")
+    print(f"errors:   {clean(storage.join(output, layout.BATCH_ERRORS))} ({counted(failed, 'request')})")
 
 
 def _tell_failures(made: Manifest, most: float) -> None:

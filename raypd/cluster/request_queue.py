@@ -222,9 +222,8 @@ class RequestQueue:
                     self._in_engine += len(taken)
                 for state, request in taken:
                     try:
-                        engine.submit(
-                            request.program, tag=(state, request), sampling=self.parts.sampling, seed=request.seed
-                        )
+                        sampling = request.sampling or self.parts.sampling
+                        engine.submit(request.program, tag=(state, request), sampling=sampling, seed=request.seed)
                         self._load[state.unit] += 1
                     except Exception as error:
                         self._ended(state, request, error)

@@ -60,6 +60,11 @@ class CostConfig(Section):
         description="Your own prices in USD per hour: by instance type, by type and market (g6e.48xlarge/spot), or "
         "`local` for a machine without a type",
     )
+    hosted_prices: dict[str, list[float]] = Field(
+        {},
+        description="List prices of hosted batch services that `raypd estimate` compares with, before those that come "
+        "with raypd: model -> [USD per million input tokens, per million output tokens]",
+    )
     instance_type: str | None = Field(None, description="Of nodes that do not tell their type; null: local machines")
     region: str | None = Field(None, description="AWS region of nodes that do not tell theirs; null: us-east-1")
     market: Literal["on-demand", "spot"] | None = Field(
@@ -83,6 +88,14 @@ class CostConfig(Section):
         if given is not None:
             deadline_at(given, 0.0)
         return given
+
+    @field_validator("hosted_prices")
+    @classmethod
+    def _hosted_prices_fit(cls, prices: dict[str, list[float]]) -> dict[str, list[float]]:
+        for model, pair in prices.items():
+            if len(pair) != 2 or not all(0 <= price < float("inf") for price in pair):
+                raise ValueError(f"{model}: {pair} are not two prices in USD per million tokens, input and output")
+        return prices
 
     @field_validator("prices")
     @classmethod

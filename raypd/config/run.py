@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
-from raypd.config.model import METHODS, DecodingConfig, EndpointConfig, EngineConfig, ModelConfig
+from raypd.config.model import METHODS, SAMPLING_KEYS, DecodingConfig, EndpointConfig, EngineConfig, ModelConfig
 from raypd.config.section import Section
 from raypd.config.tasks import ExtractionConfig, GenerationConfig, QuestionAnsweringConfig, TaskConfig
 from raypd.config.training import TrainingConfig
@@ -64,6 +64,9 @@ class RunConfig(Section):
         greedy = self.decoding.sampling.temperature == 0
         if isinstance(self.task, GenerationConfig) and self.task.samples > 1 and greedy:
             raise ValueError("task.samples is above 1: set decoding.sampling.temperature, or all answers are the same")
+        if self._openai() and (self.model.endpoint is not None or REGISTRY[method].draft_model):
+            other = "model.endpoint" if self.model.endpoint is not None else f"decoding.method {method}"
+            raise ValueError(f"task.openai: {other} cannot give every request parameters of its own; leave it out")
         return self
 
     def _categories_known(self, task: ExtractionConfig) -> None:
@@ -73,6 +76,10 @@ class RunConfig(Section):
             raise ValueError("input.category_column is null: set input.category to one of task.categories")
         if self.input.category is not None and self.input.category not in task.categories:
             raise ValueError(f"input.category {self.input.category!r} is not in task.categories")
+
+    def _openai(self) -> bool:
+        """Whether every document brings parameters of its own."""
+        return isinstance(self.task, GenerationConfig) and self.task.openai
 
     def text_columns(self) -> list[str]:
         """Columns that must hold text, and together at least some."""
@@ -114,7 +121,9 @@ class RunConfig(Section):
         idle |= {f"model.endpoint.{key}" for key in EndpointConfig.model_fields if key != "url"}
         if not isinstance(self.task, ExtractionConfig):
             idle |= {"input.text_columns", "input.category"}
-        return idle | {f"decoding.{key}" for key in self.decoding.idle_keys(self.task.kind)}
+        idle |= {f"decoding.{key}" for key in self.decoding.idle_keys(self.task.kind)}
+        # A request may sample where the configuration does not.
+        return idle - {f"decoding.{key}" for key in SAMPLING_KEYS} if self._openai() else idle
 
     def fingerprint(self) -> str:
         """12 hex digits over everything that can change an answer: task, model, decoding, and which columns are read.

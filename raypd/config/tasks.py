@@ -117,6 +117,11 @@ class GenerationConfig(Section):
     thinking: bool = Field(False, description="Thinking mode, where the template knows it")
     stop: list[str] = Field([], description="The answer ends before any of these strings")
     samples: int = Field(1, ge=1, description="Answers a prompt (n); more than one needs a temperature")
+    openai: bool = Field(
+        False,
+        description="The input is a batch file as OpenAI's API takes it, whose lines have parameters of their own "
+        "(`raypd generate FILE --openai` sets it and what goes with it)",
+    )
     too_long: Literal["truncate", "refuse"] = Field(
         "refuse", description="A prompt that leaves no room for max_new_tokens: its beginning cut, or an error row"
     )

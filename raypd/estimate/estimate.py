@@ -20,7 +20,7 @@ from raypd.cluster.driver import Interrupted, output_folder, say
 from raypd.config import RunConfig
 from raypd.config.load import set_key
 from raypd.errors import ConfigError, RunError
-from raypd.estimate import earlier, estimator, profile, sampling
+from raypd.estimate import earlier, estimator, hosted, profile, sampling
 from raypd.estimate.estimator import Array
 from raypd.estimate.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
 from raypd.estimate.profile import DocumentCost, Profile
@@ -144,6 +144,7 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
         "machine": found.worker.machine,
         "complete": found.complete,
     }
+    _compare_hosted(config, result, total, sample, found)
     return result
 
 
@@ -173,12 +174,20 @@ def check_sample(found: Profile) -> None:
         raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")
 
 
-def speed_of(sample: CorpusSample, found: Profile, notes: list[str]) -> MethodSpeed:
-    """The speed over the corpus: strata by their shares, with the scatter of documents, shares and machine.
+def _compare_hosted(config: RunConfig, result: Estimate, total: Array, sample: CorpusSample, found: Profile) -> None:
+    """Adds to an estimate what hosted batch services would ask for the same documents."""
+    tokens = hosted.counter(config)
+    for cost in found.costs:
+        if cost is not None and cost.error is None:
+            hosted.count(config, cost, tokens)
+    strata = _strata(sample, found)
+    sent, written = (_corpus_mean(sample, strata, name) for name in ("hosted_input", "hosted_output"))
+    result.hosted_tokens = {"input": estimator.figure(sent), "output": estimator.figure(written)}
+    result.hosted = hosted.estimates(config.cost, total, sent, written)
 
-    For every method the bootstrap draws the same documents again, as these were measured on the same ones. notes: gets
-    what the user has to know of documents that failed or were not done.
-    """
+
+def _strata(sample: CorpusSample, found: Profile) -> _Strata:
+    """The strata of which something was done."""
     strata: _Strata = []
     for place, members in enumerate(sample.strata):
         measured = zip(sample.drawn, found.costs, strict=True)
@@ -189,6 +198,16 @@ def speed_of(sample: CorpusSample, found: Profile, notes: list[str]) -> MethodSp
             strata.append(([], []))  # else it joins the one before: one document tells nothing of the scatter
         strata[-1][0].extend(members)
         strata[-1][1].extend(done)
+    return strata
+
+
+def speed_of(sample: CorpusSample, found: Profile, notes: list[str]) -> MethodSpeed:
+    """The speed over the corpus: strata by their shares, with the scatter of documents, shares and machine.
+
+    For every method the bootstrap draws the same documents again, as these were measured on the same ones. notes: gets
+    what the user has to know of documents that failed or were not done.
+    """
+    strata = _strata(sample, found)
     whole = sum(map(len, sample.strata))
     if missing := whole - sum(len(members) for members, _ in strata):
         notes.append(f"{found.method}: {missing / whole:.0%} of the corpus is of a kind of which no document was done")

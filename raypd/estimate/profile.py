@@ -42,7 +42,10 @@ _LOADING = "loading the model, warming up"
 
 @dataclass
 class DocumentCost:
-    """What one document took. seconds: of one worker. rows: columns of its output rows; error: why it has none."""
+    """What one document took. seconds: of one worker. rows: columns of its output rows; error: why it has none.
+
+    hosted_input, hosted_output: tokens that a hosted service would count (`estimate.hosted`).
+    """
 
     seconds: float
     prefill_tokens: float
@@ -50,6 +53,8 @@ class DocumentCost:
     decode_tokens: float
     rows: list[dict[str, Any]] = field(default_factory=list)
     error: str | None = None
+    hosted_input: float = 0.0
+    hosted_output: float = 0.0
 
 
 @dataclass

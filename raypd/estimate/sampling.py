@@ -77,14 +77,19 @@ class CorpusSample:
     unreadable: int
 
 
-def draw(config: RunConfig, size: int) -> CorpusSample:
-    """Plans the corpus and draws about `size` documents of it.
+def draw(config: RunConfig, size: int, category: str | None = None) -> CorpusSample:
+    """Plans the corpus and draws about `size` documents of it. category: that they are to be of; None: any.
 
     Raises:
-        InputError: the corpus cannot be planned, or nothing of what was scanned can be read.
+        InputError: the corpus cannot be planned, or nothing of what was scanned can be read, or is of the category.
     """
     found = scan(config)
     readable = [one for one in found.seen if one.category != _UNREADABLE]
+    if category is not None:
+        there = sorted({one.category for one in readable})
+        readable = [one for one in readable if one.category == category]
+        if there and not readable:
+            raise InputError(f"no document is of the category {category!r}; there are {', '.join(there[:20])}")
     if not readable:
         raise InputError(f"of {counted(len(found.seen), 'document')} looked at none can be read")
     strata = _stratify(readable, size)

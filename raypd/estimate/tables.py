@@ -78,6 +78,21 @@ def bills(found: Estimate) -> Cells:
     return cells
 
 
+def hosted(found: Estimate) -> str | None:
+    """What hosted batch services would ask, in one line; None where it is not known."""
+    if not found.hosted:
+        return None
+    parts = []
+    for one in found.hosted:
+        usd = f"{with_interval(one.usd_per_1000, _per_1000)} per 1,000, {text.usd(one.usd.value)} in all"
+        parts.append(f"{one.model} ${usd} ({f'list price as of {one.date}' if one.date else 'your own price'})")
+    sent, written = (text.number(found.hosted_tokens[name].value) for name in ("input", "output"))
+    return (
+        f"the same as a hosted batch: {'; '.join(parts)}. Check list prices before you rely on them. Taken: {sent} "
+        f"tokens in and {written} out (the whole answer) by this model's tokenizer, one request a document, no caching"
+    )
+
+
 def not_measured(found: Estimate) -> str | None:
     """The GPUs that get no figure, in words; None without any."""
     gpus = []

@@ -28,6 +28,8 @@ def show_estimate(result: Estimate) -> None:
     if result.machines:
         prices, bills = _table(tables.prices(result), 13), _table(tables.bills(result), 13)
         console.print("\nprice of decoding", prices, "\nhours and the whole bill", bills, sep="\n")
+    if compared := tables.hosted(result):
+        console.print(f"\n{text.clean(compared)}", soft_wrap=True)
     console.print()
     if missing := tables.not_measured(result):
         console.print(missing, soft_wrap=True)

@@ -511,10 +511,27 @@ class MachineEstimate:
 
 
 @dataclass(kw_only=True)
+class HostedEstimate:
+    """What a hosted batch service would ask for the same tokens, at its list price of a date.
+
+    input, output: USD per million tokens. source: of the price. usd: of the whole corpus.
+    """
+
+    model: str
+    input: float
+    output: float
+    date: str
+    source: str
+    usd_per_1000: Figure
+    usd: Figure
+
+
+@dataclass(kw_only=True)
 class Estimate:
     """What estimate.json tells: the speed of one worker, and what the corpus takes on each kind of machine.
 
     fingerprint, model, task: of the configuration. not_measured: GPU -> instance types. sample: how it was measured.
+    hosted_tokens: input and output of a document, as `hosted` takes them.
     """
 
     documents: Figure
@@ -529,6 +546,8 @@ class Estimate:
     model: str | None = None
     task: str | None = None
     sample: dict[str, Any] | None = None
+    hosted: list[HostedEstimate] = field(default_factory=list)
+    hosted_tokens: dict[str, Figure] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         datetime.fromisoformat(self.created)  # a file with another text in its place is damaged

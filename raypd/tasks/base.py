@@ -21,6 +21,7 @@ import pyarrow as pa
 
 if TYPE_CHECKING:  # it brings torch, which a worker without weights does without
     from raypd.decoding.program import Program
+    from raypd.decoding.sampling import Sampling
 
 
 @dataclass
@@ -62,6 +63,7 @@ class Request:
         finish: also returns requests that follow on this one, such as the next turn of a conversation.
         seed: made of the documents' ids, so that sampled answers do not depend on what they are batched with.
         failed: the records of a program that could not be decoded, given the reason; None: an error record a document.
+        sampling: how its tokens are picked; None: as those of the run.
     """
 
     documents: list[int]
@@ -69,6 +71,7 @@ class Request:
     finish: Callable[[Any], Sequence[Record | Request]]
     seed: int = 0
     failed: Callable[[str], list[Record]] | None = None
+    sampling: Sampling | None = None
 
     def fail(self, reason: str) -> list[Record]:
         """The records of a program that could not be decoded."""

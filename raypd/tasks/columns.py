@@ -43,7 +43,7 @@ GENERATION = pa.schema(
         ("tokens", pa.int32()),
         ("confidence", pa.float32()),  # geometric mean of the token probabilities
         ("raw", pa.string()),  # with markup, where the method writes any
-        ("counters", pa.string()),  # the method's own, as a JSON object
+        ("counters", pa.string()),  # prompt_tokens and the method's own, as a JSON object
         ("warnings", pa.list_(pa.string())),
     ]
 )

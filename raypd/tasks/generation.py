@@ -11,13 +11,13 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pkgutil import resolve_name
 
 import pyarrow as pa
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from raypd.config import DecodingConfig, GenerationConfig, RunConfig
+from raypd.config import GenerationConfig, RunConfig
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.decoding.sampling import Sampling
 from raypd.decoding.text import GeneratedText, Prompt, TextAnswer, TextMethod, TextModel
@@ -26,10 +26,11 @@ from raypd.models.medusa_heads import load_heads
 from raypd.models.vocabulary import token_bytes
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.columns import GENERATION
-from raypd.tasks.documents import conversation
+from raypd.tasks.openai_batch import TOO_LONG, Parameters, read_request
 from raypd.tasks.prompting import encode, end_tokens, rendered
 
 _MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
+_METHODS = 64  # kept: one for every way that documents are to be answered in
 
 
 @dataclass
@@ -40,6 +41,7 @@ class _Chat:
     sample: int
     turns: list[dict[str, str]]
     left: list[str]
+    asked: Parameters
     turn: int = 0
 
 
@@ -76,12 +78,13 @@ class GenerationTask:
         self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None
     ) -> None:
         assert isinstance(config.task, GenerationConfig)
-        self.task: GenerationConfig = config.task
-        self.decoding: DecodingConfig = config.decoding
+        self.config, self.task = config, config.task
         self.tokenizer, self.context_length = tokenizer, context_length
         self._bytes = token_bytes(tokenizer)
         self._ends = end_tokens(tokenizer)
-        self._method = _text_method(config, tokenizer, context_length, model)
+        self._given, self._kind = _text_method(config, tokenizer, context_length, model)
+        self._method = lru_cache(_METHODS)(self._method_for)
+        self._method(config.decoding.max_new_tokens, self._given.sampling)  # what cannot be had is said at once
         self.end = _end_of_turn(tokenizer)  # what the model ends its answer with
 
     def columns(self) -> pa.Schema:
@@ -92,29 +95,46 @@ class GenerationTask:
             try:
                 if document.error is not None:
                     raise ValueError(document.error)
-                turns, left = conversation(document.fields.get(self.task.prompt_column), self.task)
+                asked = read_request(document, self.config)
             except ValueError as error:
                 yield Record(index=document.index, error=str(error))
                 continue
-            for sample in range(self.task.samples):
-                yield self._next(_Chat(document, sample, list(turns), list(left)))
+            for sample in range(asked.parameters.samples):
+                yield self._next(_Chat(document, sample, list(asked.turns), list(asked.left), asked.parameters))
+
+    def _method_for(self, most: int, sampling: Sampling) -> TextMethod:
+        """The method for answers of so many tokens at most, picked in this way."""
+        options = self._given.options.model_copy(update={"max_new_tokens": most})
+        return self._kind(dataclasses.replace(self._given, options=options, sampling=sampling))
 
     def _next(self, chat: _Chat) -> Request | Record:
         """The request that answers the conversation's next turn."""
+        asked = chat.asked
+        sampling = Sampling(asked.temperature, self.config.decoding.sampling.top_k, asked.top_p)
+        method = self._method(asked.max_new_tokens, sampling)
         turns = [*chat.turns, {"role": "user", "content": chat.left[0]}]
-        tokens = self.tokens_of([*chat.turns, {"role": "user", "content": self._method.user_turn(chat.left[0])}])
-        room = self.context_length - self._method.most_positions()
+        tokens = self.tokens_of([*chat.turns, {"role": "user", "content": method.user_turn(chat.left[0])}])
+        room = self.context_length - method.most_positions()
         if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
+            key = "max_tokens" if self.task.openai else "decoding.max_new_tokens"
             return Record(
                 index=chat.document.index,
-                error=f"too long: {len(tokens)} tokens, at most {max(0, room)} leave room for decoding.max_new_tokens "
-                f"({self.decoding.max_new_tokens}) in the model's context of {self.context_length}",
+                error=f"{TOO_LONG}: {len(tokens)} tokens, at most {max(0, room)} leave room for {key} "
+                f"({asked.max_new_tokens}) in the model's context of {self.context_length}",
             )
         tokens = tokens[-room:]
-        seed = seed_of(self.decoding.sampling.seed, [chat.document.id, chat.sample, chat.turn])
-        stops = StopStrings(self._bytes, self._ends, self.task.stop)
-        program = self._method.program(Prompt(tokens), stops, seed)
-        return Request([chat.document.index], program, lambda answer: self._finish(chat, turns, answer), seed)
+        if asked.seed is None:
+            seed = seed_of(self.config.decoding.sampling.seed, [chat.document.id, chat.sample, chat.turn])
+        else:
+            seed = seed_of(asked.seed, [chat.sample, chat.turn])
+        stops = StopStrings(self._bytes, self._ends, asked.stop)
+        return Request(
+            [chat.document.index],
+            method.program(Prompt(tokens), stops, seed),
+            lambda answer: self._finish(chat, turns, len(tokens), answer),
+            seed,
+            sampling=sampling,
+        )
 
     def tokens_of(self, turns: list[dict[str, str]]) -> list[int]:
         """Ids of a conversation; control strings in the text of a turn stay text."""
@@ -133,9 +153,11 @@ class GenerationTask:
                 rest = behind
         return tokens + encode(self.tokenizer, rest, special=True)
 
-    def _finish(self, chat: _Chat, turns: list[dict[str, str]], answer: TextAnswer) -> list[Record | Request]:
-        generated = answer.generated(self._method.model.decode)
-        text, stopped = self._cut(generated)
+    def _finish(
+        self, chat: _Chat, turns: list[dict[str, str]], prompt_tokens: int, answer: TextAnswer
+    ) -> list[Record | Request]:
+        generated = answer.generated(self._given.decode)
+        text, stopped = _cut(generated, chat.asked.stop)
         columns = {
             "sample": chat.sample,
             "turn": chat.turn,
@@ -144,7 +166,7 @@ class GenerationTask:
             "tokens": generated.tokens,
             "confidence": confidence(generated.logprobs),
             "raw": generated.raw,
-            "counters": json.dumps(generated.counters) if generated.counters else None,
+            "counters": json.dumps({"prompt_tokens": prompt_tokens, **generated.counters}),
             "warnings": generated.warnings,
         }
         done: list[Record | Request] = [Record(index=chat.document.index, columns=columns)]
@@ -153,10 +175,11 @@ class GenerationTask:
             done.append(self._next(dataclasses.replace(chat, turns=turns, left=chat.left[1:], turn=chat.turn + 1)))
         return done
 
-    def _cut(self, generated: GeneratedText) -> tuple[str, bool]:
-        """The text up to the first stop string, and whether all that stands in it came to its end."""
-        at = min((place for stop in self.task.stop if (place := generated.text.find(stop)) >= 0), default=None)
-        return generated.text[:at], generated.cut is None or (at is not None and at < generated.cut)
+
+def _cut(generated: GeneratedText, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text up to the first stop string, and whether all that stands in it came to its end."""
+    at = min((place for stop in stops if (place := generated.text.find(stop)) >= 0), default=None)
+    return generated.text[:at], generated.cut is None or (at is not None and at < generated.cut)
 
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -171,8 +194,8 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def _text_method(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None
-) -> TextMethod:
-    """The method `decoding.method`, ready for prompts. Raises as `build_task` does."""
+) -> tuple[TextModel, type[TextMethod]]:
+    """The model as the method `decoding.method` sees it, and the method. Raises as `build_task` does."""
     options, spec = config.decoding, REGISTRY[config.decoding.method]
     around = cache(lambda: _around_a_turn(config, tokenizer))
     given = TextModel(
@@ -187,8 +210,7 @@ def _text_method(
         token_bytes=lambda: markup_bytes(tokenizer),
         next_turn=lambda content: [*around()[0], *encode(tokenizer, content, special=False), *around()[1]],
     )
-    method: type[TextMethod] = resolve_name(spec.text_method)
-    return method(given)
+    return given, resolve_name(spec.text_method)
 
 
 def _around_a_turn(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

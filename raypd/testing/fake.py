@@ -24,7 +24,8 @@ from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.tasks import columns
 from raypd.tasks.base import Document, Record, Request
-from raypd.tasks.documents import as_list, category_of, conversation, text_of
+from raypd.tasks.documents import as_list, category_of, text_of
+from raypd.tasks.openai_batch import read_request
 from raypd.tasks.prompting import PRODUCTS, messages
 
 _PREFIXES_KEPT = 64  # as the real engine
@@ -220,12 +221,11 @@ class FakeTask:
 
     def _generate(self, document: Document) -> Iterator[Request]:
         assert isinstance(self.task, GenerationConfig)
-        turns, left = conversation(document.fields.get(self.task.prompt_column), self.task)
-        before = sum(self._tokens(turn["content"]) for turn in turns)
-        for sample in range(self.task.samples):
-            lengths = self._lengths(
-                f"{document.id}/{sample}", len(left), self.costs.answer_tokens, self.config.decoding.max_new_tokens
-            )
+        request = read_request(document, self.config)
+        left, most = request.left, request.parameters.max_new_tokens
+        before = sum(self._tokens(turn["content"]) for turn in request.turns)
+        for sample in range(request.parameters.samples):
+            lengths = self._lengths(f"{document.id}/{sample}", len(left), self.costs.answer_tokens, most)
             yield self._turn(document.index, sample, 0, before, left, lengths)
 
     def _turn(self, index: int, sample: int, turn: int, before: int, left: list[str], lengths: list[int]) -> Request:
@@ -234,7 +234,8 @@ class FakeTask:
 
         def finish(_: Any) -> list[Record | Request]:
             columns = {"sample": sample, "turn": turn, "text": "fake", "finish_reason": "stop", "tokens": length}
-            done: list[Record | Request] = [Record(index, {**columns, "warnings": []})]
+            counters = json.dumps({"prompt_tokens": prompt})
+            done: list[Record | Request] = [Record(index, {**columns, "counters": counters, "warnings": []})]
             if turn + 1 < len(left):
                 done.append(self._turn(index, sample, turn + 1, prompt + length, left, lengths))
             return done

@@ -1,0 +1,169 @@
+"""The two files that OpenAI's batch API gives back for a batch file: a line of answers or an error for every request.
+
+They are a view of the committed rows, in the order of the input, and are written anew whenever the run has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import groupby
+from typing import Any
+
+from raypd import storage
+from raypd.config import RunConfig
+from raypd.dataset import writer
+from raypd.dataset.jsonl import BOM, Line, lines, open_lines
+from raypd.dataset.listing import objects
+from raypd.dataset.split import line_limit
+from raypd.errors import ConfigError, InputError, RunError
+from raypd.run import layout
+from raypd.run.text import one_line
+from raypd.tasks.base import Document
+from raypd.tasks.openai_batch import TOO_LONG, BadRequest, read_request
+
+_SERVER_ERROR = "server_error"
+_COLUMNS = ["row", "status", "error", "sample", "text", "finish_reason", "tokens", "counters"]
+
+
+def check(config: RunConfig) -> None:
+    """Sees whether the input is one batch file whose requests can be told apart.
+
+    Raises:
+        ConfigError: it is several files, or of another format; InputError: it cannot be read, or a custom_id stands
+            twice.
+    """
+    seen: dict[str, int] = {}
+    path = str(config.input.path)
+    for line, fields in _lines(config):
+        id = fields.get("custom_id") if fields is not None else None
+        if isinstance(id, str) and (first := seen.setdefault(id, line.number)) != line.number:
+            raise InputError(
+                f"{path}:{line.number}: custom_id {one_line(id, 80)!r} stands on line {first} already; "
+                "give each request its own"
+            )
+
+
+def write(config: RunConfig, output: str) -> tuple[int, int]:
+    """Writes output.jsonl and errors.jsonl, each whole, from what is committed.
+
+    Args:
+        config: of a run that has ended.
+        output: its folder.
+
+    Returns:
+        How many requests were answered, and how many were not.
+
+    Raises:
+        RunError: the rows are not those of the input; InputError: it cannot be read any more.
+    """
+    answers: list[str] = []
+    errors: list[str] = []
+    rows = _rows(output)
+    for line, fields in _lines(config):
+        place, created, found = next(rows, (None, 0, []))
+        if place != line.offset:
+            raise RunError(f"{config.input.path}:{line.number}: {output} has no rows of it; was the file changed?")
+        name = hashlib.sha256(f"{config.fingerprint()}/{line.offset}".encode()).hexdigest()[:24]
+        body = (fields or {}).get("body")
+        if all(row["status"] == "ok" for row in found):
+            response = _response(200, name, _completion(config, name, created, body, found))
+            answers.append(_encoded(name, fields, response, None))
+        else:
+            reason = next(row["error"] for row in found if row["status"] != "ok")
+            errors.append(_error(config, name, line, fields, reason))
+    _put(storage.join(output, layout.BATCH_OUTPUT), answers)
+    _put(storage.join(output, layout.BATCH_ERRORS), errors)
+    return len(answers), len(errors)
+
+
+def _put(path: str, encoded: list[str]) -> None:
+    try:
+        storage.put(path, "".join(encoded).encode())
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error}; the same command writes it") from None
+
+
+def _lines(config: RunConfig) -> Iterator[tuple[Line, dict[str, Any] | None]]:
+    """The lines of the batch file, and each as an object where it is one."""
+    found = list(objects(config.input))
+    if len(found) != 1 or found[0].format != "jsonl":
+        raise ConfigError(f"input.path {config.input.path}: task.openai takes one batch file, .jsonl[.gz|.zst]")
+    (file,) = found
+    try:
+        with closing(open_lines(file.path, file.compression)) as opened:
+            for line in lines(opened, line_limit(config.input.max_document_bytes)):
+                try:
+                    fields = json.loads((line.data or b"").removeprefix(BOM if line.offset == 0 else b""))
+                except (ValueError, RecursionError):
+                    fields = None
+                yield line, fields if isinstance(fields, dict) else None
+    except (OSError, EOFError) as error:
+        raise InputError(f"{file.path}: cannot be read: {error}") from None
+
+
+def _rows(output: str) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
+    """(byte of the line, unix second of the commit, rows) of every request, in the order of the input."""
+    units = ((writer.read_summary(output, unit, path), path) for unit, path in writer.objects(output))
+    for summary, path in sorted(units, key=lambda item: item[0].start):
+        table = writer.read_table(output, summary.unit, _COLUMNS, path)[1]
+        for place, rows in groupby(table.to_pylist(), key=lambda row: row["row"]):
+            yield place, int(summary.committed_at), list(rows)
+
+
+def _completion(config: RunConfig, name: str, created: int, body: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A chat.completion. `model` is the one that was asked for; the fingerprint stands for the one that answered."""
+    prompt = json.loads(rows[0]["counters"])["prompt_tokens"]
+    answer = sum(row["tokens"] for row in rows)
+    choices = [
+        {
+            "index": row["sample"],
+            "message": {"role": "assistant", "content": row["text"], "refusal": None},
+            "logprobs": None,
+            "finish_reason": row["finish_reason"],
+        }
+        for row in sorted(rows, key=lambda row: row["sample"])
+    ]
+    return {
+        "id": f"chatcmpl-{name}",
+        "object": "chat.completion",
+        "created": created,
+        "model": body["model"],
+        "choices": choices,
+        "usage": {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer},
+        "system_fingerprint": f"fp_{config.fingerprint()}",
+    }
+
+
+def _error(config: RunConfig, name: str, line: Line, fields: dict[str, Any] | None, reason: str) -> str:
+    """A line of errors.jsonl: of a line that is no request with its number, else what the API answers to it."""
+    fault = BadRequest(reason, None, "invalid_json_line") if fields is None else _fault(config, fields, reason)
+    if fields is None or not isinstance(fields.get("custom_id"), str):
+        error = {"code": fault.code, "message": f"line {line.number}: {reason}", "param": fault.param}
+        return _encoded(name, None, None, {**error, "line": line.number})
+    status = 500 if fault.code == _SERVER_ERROR else 400
+    kind = "invalid_request_error" if status == 400 else _SERVER_ERROR
+    body = {"error": {"message": reason, "type": kind, "param": fault.param, "code": fault.code}}
+    return _encoded(name, fields, _response(status, name, body), None)
+
+
+def _fault(config: RunConfig, fields: dict[str, Any], reason: str) -> BadRequest:
+    """What was wrong: the request, its length, or the run."""
+    try:
+        read_request(Document(0, "", fields), config)
+    except BadRequest as error:
+        return error
+    if reason.startswith(TOO_LONG):
+        return BadRequest(reason, "messages", "context_length_exceeded")
+    return BadRequest(reason, None, _SERVER_ERROR)
+
+
+def _response(status: int, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"status_code": status, "request_id": f"req_{name}", "body": body}
+
+
+def _encoded(name: str, fields: dict[str, Any] | None, response: Any, error: Any) -> str:
+    id = None if fields is None else fields.get("custom_id")
+    return json.dumps({"id": f"batch_req_{name}", "custom_id": id, "response": response, "error": error}) + "\n"

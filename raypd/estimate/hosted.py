@@ -1,0 +1,76 @@
+"""What a hosted batch service would ask for the tokens of a sample, to compare with.
+
+Such a service is sent a document's prompt and writes the answer whole: for extraction the JSON with its keys. Assumed:
+tokens as the model's own tokenizer counts them, one request a document, no caching.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+from raypd.billing.prices import hosted
+from raypd.config import CostConfig, ExtractionConfig, GenerationConfig, RunConfig
+from raypd.decoding.methods.registry import REGISTRY
+from raypd.estimate.estimator import Array, figure
+from raypd.estimate.profile import DocumentCost
+from raypd.run.records import HostedEstimate
+
+
+def counter(config: RunConfig) -> Callable[[str], int]:
+    """How many tokens a text has."""
+    if config.model.is_fake:
+        return lambda text: math.ceil(len(text) / config.model.fake.characters_per_token)
+    if config.model.endpoint is not None:
+        return lambda text: len(text.encode())  # as its prompts are counted here: see models.endpoint
+    from raypd.models.load import load_tokenizer
+    from raypd.tasks.prompting import encode
+
+    tokenizer = load_tokenizer(config.model)
+    return lambda text: len(encode(tokenizer, text, special=False))
+
+
+def count(config: RunConfig, cost: DocumentCost, tokens: Callable[[str], int]) -> None:
+    """Fills in `hosted_input` and `hosted_output` of a document that was answered.
+
+    Args:
+        config: that it was answered with.
+        cost: of the document.
+        tokens: of a text.
+    """
+    if isinstance(config.task, GenerationConfig):  # what was drafted, and answers that share a prompt, count once
+        asked = [json.loads(row["counters"])["prompt_tokens"] for row in cost.rows if row["sample"] == 0]
+        cost.hosted_input, cost.hosted_output = sum(asked), sum(row["tokens"] for row in cost.rows)
+        return
+    cost.hosted_input = cost.prefill_tokens + cost.shared_tokens
+    cost.hosted_output = cost.decode_tokens
+    if isinstance(config.task, ExtractionConfig) and cost.rows:
+        record = json.loads(cost.rows[0]["record"])
+        cost.hosted_output = tokens(json.dumps(record, indent=0, ensure_ascii=False))
+        if not REGISTRY[config.decoding.method].whole_record:  # its prompt ends in the keys
+            cost.hosted_input -= sum(tokens(",\n" + json.dumps(name, ensure_ascii=False) + ":") for name in record)
+
+
+def estimates(cost: CostConfig, documents: Array, sent: Array, written: Array) -> list[HostedEstimate]:
+    """The price at every service, the cheapest first.
+
+    Args:
+        cost: has prices of the user's own.
+        documents: of the corpus.
+        sent, written: tokens of a document.
+    """
+    found = []
+    for price in hosted(cost):
+        each = (sent * price.input + written * price.output) / 1e6
+        made = HostedEstimate(
+            model=price.model,
+            input=price.input,
+            output=price.output,
+            date=price.date,
+            source=price.source,
+            usd_per_1000=figure(1000 * each),
+            usd=figure(documents * each),
+        )
+        found.append(made)
+    return sorted(found, key=lambda one: one.usd_per_1000.value)

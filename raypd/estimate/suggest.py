@@ -1,0 +1,232 @@
+"""`raypd schema suggest`: attributes that documents have, found by asking a model about a sample of them.
+
+The model lists what every document states, a line `attribute: value` each. Names that are one but for case and
+punctuation are merged and counted over documents; what many have is proposed, with a type that its values show. A line
+counts only if its value stands in the document: a small model's inventions, and its copies of the example that it is
+shown, do not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import yaml
+
+from raypd.cluster.components import build
+from raypd.cluster.driver import say
+from raypd.config import Attribute, RunConfig
+from raypd.config.load import make_config
+from raypd.config.tasks import bare
+from raypd.errors import RunError
+from raypd.estimate import sampling
+from raypd.estimate.estimate import check_model, with_changes
+from raypd.run.text import count, counted, one_line, share
+from raypd.tasks.base import Document, Record
+from raypd.tasks.documents import text_of
+from raypd.tasks.numbers import read_number
+
+MOST = 16  # attributes of a category, as the paper has (appendix E)
+_UNNAMED = "documents"  # the category of documents that name none
+_CHARACTERS = 3000  # of a document that are shown: what it is about stands there
+_LONGEST = 60  # characters of a value: a small model likes to copy a title whole
+_LINE = re.compile(r"(?:[-*\u2022]|\d+[.)])?[\s*]*([^:*]+?)[\s*]*:[\s*]*(.+?)[\s*]*")
+_MISSING = {"", "na", "none", "null", "unknown", "notspecified", "notmentioned", "notstated", "notavailable"}
+_BOOLEAN = {"yes", "no", "true", "false"}
+_INSTRUCTION = (
+    "List what this document states, one fact a line, as `attribute: value`. An attribute is a general name of one to "
+    "three words that other documents of this kind have, too; a value is copied from the document. Write nothing else."
+)
+_EXAMPLE = (
+    "Oakline desk lamp, 45 cm high, brushed steel, E27 socket, 2 year warranty",
+    "brand: Oakline\nproduct type: desk lamp\nheight: 45 cm\nmaterial: brushed steel\nsocket: E27\nwarranty: 2 year",
+)
+
+
+@dataclass
+class _Found:
+    """What was named as one attribute: its spellings, and a value of every document that has it."""
+
+    names: Counter[str] = field(default_factory=Counter)
+    values: list[str] = field(default_factory=list)
+
+    def attribute(self) -> Attribute:
+        """It with a type that its values show: number and enum where most do, boolean where all do."""
+        name = self.names.most_common(1)[0][0]
+        spellings: dict[str, Counter[str]] = {}
+        for value in self.values:
+            spellings.setdefault(bare(value), Counter())[value] += 1
+        common = sorted(spellings.values(), key=lambda one: (-one.total(), min(one)))
+        shown = [one.most_common(1)[0][0] for one in common]
+        if all(bare(value) in _BOOLEAN for value in self.values):
+            return Attribute(name=name, type="boolean")
+        described = f"such as {', '.join(shown[:3])}"
+        if 5 * sum(read_number(value) is not None for value in self.values) >= 4 * len(self.values):
+            return Attribute(name=name, description=described, type="number")
+        if 2 <= len(shown) <= 8 and len(self.values) >= 3 * len(shown):
+            try:
+                return Attribute(name=name, type="enum", values=shown)
+            except ValueError:  # a value that JSON would have to escape
+                pass
+        return Attribute(name=name, description=described)
+
+
+@dataclass
+class _Category:
+    """Its sampled documents, and what they state by the bare name."""
+
+    documents: int = 0
+    found: dict[str, _Found] = field(default_factory=dict)
+
+    def proposed(self) -> list[_Found]:
+        """The most frequent, and none that one document of several alone has."""
+        least = 2 if self.documents >= 4 else 1
+        kept = [item for item in self.found.items() if len(item[1].values) >= least]
+        return [one for _, one in sorted(kept, key=lambda item: (-len(item[1].values), item[0]))[:MOST]]
+
+
+@dataclass
+class Suggestion:
+    """Lines that the model wrote: all, those that are no `attribute: value`, and those whose value is not there."""
+
+    categories: dict[str, _Category] = field(default_factory=dict)
+    lines: int = 0
+    unreadable: int = 0
+    invented: int = 0
+    failed: int = 0  # documents that could not be asked about
+
+    def read(self, category: str, document: str, answer: str) -> None:
+        """Takes the lines of an answer about a document."""
+        own = self.categories.setdefault(category, _Category())
+        own.documents += 1
+        there, seen = bare(document), set()
+        for line in filter(None, map(str.strip, answer.splitlines())):
+            self.lines += 1
+            match = _LINE.fullmatch(line)
+            name, value = match.groups() if match else ("", "")
+            value = value.strip("\"'`.;, ")
+            if not _is_name(name) or len(value) > _LONGEST:
+                self.unreadable += 1
+                continue
+            key = bare(name)
+            stated = bare(value) in there or (bare(value) in _BOOLEAN and key in there)
+            if bare(value) in _MISSING or not stated:
+                self.invented += 1
+            elif key not in seen:
+                seen.add(key)
+                found = own.found.setdefault(key, _Found())
+                found.names[name] += 1
+                found.values.append(value)
+
+    def told(self) -> str:
+        """What was left out."""
+        of = f"of {counted(self.lines, 'line')} that it wrote, {count(self.unreadable)} are no `attribute: value` and "
+        return f"{of}{count(self.invented)} name a value that is not in the document; {self.failed} documents failed"
+
+    def as_yaml(self, about: str) -> str:
+        """The categories as `task.categories_file` takes them. about: what it was made of, for the first line."""
+        text = [
+            f"# proposed by `raypd schema suggest` from {one_line(about)}",
+            f"# {self.told()}",
+            "# edit it, then: raypd extract CONFIG task.categories_file=THIS_FILE",
+        ]
+        for name, category in sorted(self.categories.items()):
+            proposed = category.proposed()
+            if not proposed:
+                text.append(f"# {one_line(name)}: nothing that several of its documents state")
+                continue
+            text += [f"{json.dumps(name, ensure_ascii=False)}:", "  attributes:"]
+            for found in proposed:
+                attribute = _flow(found.attribute().model_dump(exclude_defaults=True))
+                part = share(len(found.values), category.documents)
+                text.append(f"    - {attribute}  # in {len(found.values)} of {category.documents} documents, {part}")
+        return "\n".join(text) + "\n"
+
+
+def suggest(source: str, category: str | None, size: int, overrides: list[str]) -> tuple[Suggestion, str]:
+    """Asks the model about documents of a data file.
+
+    Args:
+        source: the data.
+        category: of the documents; where they name none, what they are called. None: all that there are.
+        size: documents that are asked about.
+        overrides: `key=value` of a configuration: input, model, engine, decoding.
+
+    Returns:
+        What was found, and what it was made of in words.
+
+    Raises:
+        ConfigError, InputError, ModelError: before the model is asked; RunError: nothing came of it.
+    """
+    name = category or _UNNAMED
+    made = {
+        "input": {"path": source, "id_column": None, "category": name},
+        "output": {"path": "runs/unused"},
+        "task": {"categories": {name: {"attributes": [{"name": "any"}]}}},  # documents are read as for an extraction
+        "decoding": {"method": "autoregressive", "max_new_tokens": 128},
+    }
+    config = make_config(made, overrides)
+    asking = with_changes(config, {"task": {"kind": "generation", "prompt_column": "prompt"}})
+    check_model(asking)
+    sample = sampling.draw(config, size, category)
+    shown = [text_of(one, config.text_columns())[:_CHARACTERS] for one in sample.documents]
+    result = Suggestion()
+    say(f"asking {config.model.name} about {counted(len(shown), 'document')}")
+    for text, document, answer in zip(shown, sample.documents, _answers(asking, shown), strict=True):
+        if answer is None:
+            result.failed += 1
+        else:
+            result.read(sampling.kind_of(document, config)[0], text, answer)
+    if not any(one.proposed() for one in result.categories.values()):
+        more = "try a larger --sample or another model.name"
+        raise RunError(f"{config.model.name} named nothing that several documents state: {result.told()}; {more}")
+    of = f"{counted(len(shown), 'document')} of {source}, by {config.model.name}"
+    return result, of
+
+
+def _answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
+    """What the model lists about each document, in this process; None where it could not be asked."""
+    parts = build(config, config.engine.threads)
+    example, listed = _EXAMPLE
+    turns = [{"role": "user", "content": _asked(example)}, {"role": "assistant", "content": listed}]
+    prompts = [[*turns, {"role": "user", "content": _asked(text)}] for text in documents]
+    plan = parts.task.plan([Document(n, str(n), {"prompt": prompt}) for n, prompt in enumerate(prompts)])
+    records: list[Record] = []
+    for item in plan:
+        if isinstance(item, Record):
+            records.append(item)
+        else:
+            sampling_of = item.sampling or parts.sampling
+            parts.engine.submit(item.program, tag=item, sampling=sampling_of, seed=item.seed)
+    while parts.engine.pending:
+        for done in parts.engine.step():
+            ended = done.tag.fail(str(done.error)) if done.error is not None else done.tag.finish(done.answer)
+            records += [one for one in ended if isinstance(one, Record)]
+    answers: list[str | None] = [None] * len(documents)
+    for record in records:
+        answers[record.index] = record.columns.get("text")
+    return answers
+
+
+def _asked(document: str) -> str:
+    return f"{_INSTRUCTION}\n\nDocument:\n{document}"
+
+
+def _is_name(name: str) -> bool:
+    """Whether it may be an attribute's: one to four words with a letter in them, which JSON takes as they are."""
+    if not 1 <= len(name.split()) <= 4 or len(name) > 40 or not re.search(r"[^\W\d_]", name):
+        return False
+    try:
+        Attribute(name=name)
+    except ValueError:
+        return False
+    return True
+
+
+def _flow(tree: dict[str, object]) -> str:
+    """A mapping as YAML on one line."""
+    dumped: str = yaml.safe_dump(tree, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10**9)
+    return dumped.rstrip("\n")

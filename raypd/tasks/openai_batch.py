@@ -1,0 +1,172 @@
+"""What a document of task `generation` asks for: its prompt, and how that is answered.
+
+With `task.openai` a document is a line of a batch file as OpenAI's API takes it: custom_id, method, url, and a body,
+a request to chat completions with parameters of its own. What cannot be done is an error, and never passed over. No
+torch here: `model: fake` has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from raypd.config import GenerationConfig, RunConfig
+from raypd.tasks.base import Document
+from raypd.tasks.documents import conversation
+
+URL = "/v1/chat/completions"
+TOO_LONG = "too long"  # an error record of a prompt that does not fit the context begins so
+_OF_A_LINE = ("custom_id", "method", "url", "body")
+_LABELS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}  # change no answer
+_NOTHING = {  # values that ask for nothing
+    "stream": (False,),
+    "logprobs": (False,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "modalities": (["text"],),
+    # The place for json_object and json_schema, once an answer can be held to a schema.
+    "response_format": ({"type": "text"},),
+}
+
+
+class BadRequest(ValueError):
+    """Why a request is not done, as OpenAI's API says it: a message, the parameter, and a code."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How a prompt is answered. seed: the request's own, which then alone decides the draws."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    stop: tuple[str, ...]
+    samples: int
+    seed: int | None = None
+
+
+@dataclass
+class ChatRequest:
+    """turns: the conversation up to now; left: the user's turns that are to be answered (see `conversation`)."""
+
+    turns: list[dict[str, str]]
+    left: list[str]
+    parameters: Parameters
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: str
+    text: str | None = None
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    role: str
+    content: str | list[_Part]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    model: str
+    messages: list[_Message] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = Field(None, ge=1, le=128)
+
+
+def read_request(document: Document, config: RunConfig) -> ChatRequest:
+    """What a document asks for.
+
+    Args:
+        document: that could be read.
+        config: says what the document leaves open.
+
+    Raises:
+        ValueError: it is no prompt; BadRequest: it is no request, or one that cannot be done.
+    """
+    task, decoding = config.task, config.decoding
+    assert isinstance(task, GenerationConfig)
+    sampling = decoding.sampling
+    if not task.openai:
+        plain = Parameters(
+            decoding.max_new_tokens, sampling.temperature, sampling.top_p, tuple(task.stop), task.samples
+        )
+        return ChatRequest(*conversation(document.fields.get(task.prompt_column), task), plain)
+    body = _body(document.fields)
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
+    if not all(stop or []):
+        raise BadRequest("stop: an empty text", "stop", "invalid_value")
+    try:
+        turns, left = conversation([_turn(number, message) for number, message in enumerate(body.messages)], task)
+    except BadRequest:
+        raise
+    except ValueError as error:
+        raise BadRequest(str(error), "messages", "invalid_value") from None
+    parameters = Parameters(
+        body.max_completion_tokens or body.max_tokens or decoding.max_new_tokens,
+        sampling.temperature if body.temperature is None else body.temperature,
+        sampling.top_p if body.top_p is None else body.top_p,
+        tuple(task.stop if stop is None else stop),
+        body.n or task.samples,
+        body.seed,
+    )
+    return ChatRequest(turns, left, parameters)
+
+
+def _body(fields: dict[str, Any]) -> _Body:
+    """The request of a line."""
+    custom_id = fields.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise BadRequest("custom_id: a request needs one, a text", "custom_id", "missing_required_parameter")
+    if fields.get("method") != "POST":
+        raise BadRequest(f"method: expected POST, found {fields.get('method')!r}", "method", "invalid_method")
+    if fields.get("url") != URL:
+        raise BadRequest(f"url: {fields.get('url')!r} is not supported; {URL} alone is", "url", "invalid_url")
+    if unknown := sorted(fields.keys() - set(_OF_A_LINE)):
+        known = ", ".join(_OF_A_LINE)
+        raise BadRequest(f"{unknown[0]}: unknown key; a line has {known}", unknown[0], "unknown_parameter")
+    try:
+        body = _Body.model_validate(fields.get("body"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"] if part not in ("str", "list[_Part]", "list[str]"))
+        raise BadRequest(f"{param or 'body'}: {first['msg']}", param or "body", "invalid_value") from None
+    for name, value in (body.model_extra or {}).items():
+        if name not in _LABELS and value is not None and value not in _NOTHING.get(name, ()):
+            what = f"{name} is not supported: leave it out"
+            if name == "response_format" and isinstance(value, dict):
+                what = f"response_format {value.get('type')} is not supported yet; text is"
+            raise BadRequest(what, name, "unsupported_parameter")
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise BadRequest("max_tokens and max_completion_tokens are both set: keep one", "max_tokens", "invalid_value")
+    return body
+
+
+def _turn(number: int, message: _Message) -> dict[str, str]:
+    """A message as a turn of text; `developer` is what newer models call the system."""
+    where = f"messages.{number}"
+    for name, value in (message.model_extra or {}).items():
+        if value not in (None, []):
+            raise BadRequest(f"{where}.{name} is not supported: leave it out", where, "unsupported_parameter")
+    parts = [_Part(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+    for part in parts:
+        if part.type != "text" or part.text is None:
+            raise BadRequest(
+                f"{where}.content: {part.type} is not supported, text alone is", where, "unsupported_content"
+            )
+    role = "system" if message.role == "developer" else message.role
+    return {"role": role, "content": "\n".join(part.text or "" for part in parts)}

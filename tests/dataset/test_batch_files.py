@@ -1,0 +1,228 @@
+"""`raypd generate FILE --openai`: a batch file as OpenAI's API takes it, and the files that it gives back.
+
+Held against types that we did not write (the `openai` package) and against an unmodified transformers model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from openai.types.batch_error import BatchError
+from openai.types.chat import ChatCompletion
+from openai.types.shared import ErrorObject
+from pydantic import TypeAdapter
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from raypd.cli.run import config_over, run_task
+from raypd.cluster import components, driver
+from raypd.dataset import batch_files
+from raypd.errors import ConfigError, InputError, RunError
+from tests.runs import run_here
+from tests.tiny import save_tiny
+
+URL = "/v1/chat/completions"
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"type": "object"}}}
+
+
+def request(id: str, content: Any = "Say it.", url: str = URL, method: str = "POST", **body: Any) -> dict[str, Any]:
+    made = {"model": "gpt-4.1-mini", "messages": [{"role": "user", "content": content}], "max_tokens": 8}
+    return {"custom_id": id, "method": method, "url": url, "body": {**made, "temperature": 0, **body}}
+
+
+def write(path: Path, *lines: dict[str, Any] | str) -> str:
+    path.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in lines))
+    return str(path)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """The command with a real engine over a small random model, in this process; gives the run's folder."""
+    model = save_tiny(tmp_path / "model")
+
+    def run_extract(config: Any, *, verbose: bool = False, build: Any = None, planned: Any = None) -> Any:
+        return driver.finish(config, config.output.path, run_here(config, components.build, planned))
+
+    monkeypatch.setattr(driver, "run_extract", run_extract)
+
+    def run(source: str, *overrides: str, output: str = "out", retry: bool = False) -> Path:
+        more = ["cluster.unit_documents=3", "model.dtype=float32", "model.device=cpu", *overrides]
+        config = config_over(source, "generation", more, None, str(model), str(tmp_path / output), openai=True)
+        run_task(config, "generation", retry, False, False)
+        return tmp_path / output
+
+    return run
+
+
+def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, generate: Callable[..., Path]) -> None:
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "d"},
+    ]
+    source = write(
+        tmp_path / "batch.jsonl",
+        request("greedy", max_tokens=None, max_completion_tokens=20),
+        request("three", n=3, temperature=1.5, seed=7, max_tokens=5),
+        "",
+        '{"custom_id": "broken"',
+        request("chat", messages=turns, stream=False, user="u", metadata={"a": "b"}, top_p=None),
+        request("schema", response_format=SCHEMA),
+        {**request("no id"), "custom_id": None},
+        request("long", "x" * 5000),
+        request("three again", n=3, temperature=1.5, seed=7, max_tokens=5),
+    )
+    folder = generate(source)
+    answers, errors = read(folder / "output.jsonl"), read(folder / "errors.jsonl")
+    assert [one["custom_id"] for one in answers] == ["greedy", "three", "chat", "three again"]
+    assert all(one["error"] is None and one["response"]["status_code"] == 200 for one in answers)
+    made = {one["custom_id"]: ChatCompletion.model_validate(one["response"]["body"], strict=True) for one in answers}
+    assert {one.model for one in made.values()} == {"gpt-4.1-mini"}
+    assert [choice.index for choice in made["three"].choices] == [0, 1, 2]
+    texts = [choice.message.content for choice in made["three"].choices]
+    assert len(set(texts)) == 3
+    assert [choice.message.content for choice in made["three again"].choices] == texts  # a seed of its own decides
+    assert made["three"].usage is not None
+    assert made["three"].usage.completion_tokens <= 15
+    assert {choice.finish_reason for choice in made["three"].choices} <= {"stop", "length"}
+    assert len({one["id"] for one in answers + errors}) == 8
+
+    # what an unmodified model writes to the same messages
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    flat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a\nb"}, *turns[2:]]
+    for name, messages, most in (("greedy", [{"role": "user", "content": "Say it."}], 20), ("chat", flat, 8)):
+        prompt = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        size = prompt["input_ids"].shape[1]
+        written = model.generate(**prompt, max_new_tokens=most, do_sample=False, pad_token_id=0)[0, size:]
+        found = made[name]
+        assert found.choices[0].message.content == tokenizer.decode(written, skip_special_tokens=True)
+        assert found.usage is not None
+        assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (size, len(written))
+        assert found.usage.total_tokens == size + len(written)
+        assert found.choices[0].finish_reason == ("stop" if written[-1] == 2 else "length")
+
+    assert [one["custom_id"] for one in errors] == [None, "schema", None, "long"]
+    broken, schema, nameless, long = errors
+    for line, one in ((4, broken), (7, nameless)):
+        assert one["response"] is None
+        fault = BatchError.model_validate(one["error"], strict=True)
+        assert fault.line == line
+        assert fault.message is not None
+        assert fault.message.startswith(f"line {line}: ")
+    assert broken["error"]["code"] == "invalid_json_line"
+    for one, words, param in ((schema, "json_schema is not supported yet", "response_format"),
+                              (long, "too long", "messages")):  # fmt: skip
+        assert one["error"] is None
+        assert one["response"]["status_code"] == 400
+        fault = TypeAdapter(ErrorObject).validate_python(one["response"]["body"]["error"], strict=True)
+        assert words in fault.message
+        assert (fault.type, fault.param) == ("invalid_request_error", param)
+
+    # everything is committed: the files come back as they were, whatever became of them
+    before = {name: (folder / name).read_bytes() for name in ("output.jsonl", "errors.jsonl")}
+    (folder / "output.jsonl").unlink()
+    (folder / "errors.jsonl").write_text("half a li")
+    generate(source)
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    (folder / "errors.jsonl").unlink()
+    generate(source, retry=True)
+    assert read(folder / "errors.jsonl") == errors
+
+
+def test_parameters_are_those_of_the_request(tmp_path: Path, generate: Callable[..., Path]) -> None:
+    """A stop text cuts; what a request leaves out is as the configuration says, which samples at 1 as the API does."""
+    whole = read(generate(write(tmp_path / "a.jsonl", request("a", max_tokens=12)), output="a") / "output.jsonl")
+    text = whole[0]["response"]["body"]["choices"][0]["message"]["content"]
+    stop = text[4]
+    free = {key: value for key, value in request("free")["body"].items() if key != "temperature"}
+    source = write(
+        tmp_path / "b.jsonl",
+        request("text", max_tokens=12, stop=stop),
+        request("list", max_tokens=12, stop=["nowhere", stop]),
+        {**request("free"), "body": free},
+    )
+    made = [one["response"]["body"]["choices"][0] for one in read(generate(source, output="b") / "output.jsonl")]
+    assert [one["message"]["content"] for one in made[:2]] == [text[: text.index(stop)]] * 2
+    assert made[0]["finish_reason"] == "stop"
+    cold = read(generate(source, "decoding.sampling.temperature=0", output="c") / "output.jsonl")
+    assert cold[2]["response"]["body"]["choices"][0]["message"]["content"] == text[:8]
+    assert made[2]["message"]["content"] != text[:8]
+
+
+@pytest.mark.parametrize(
+    ("line", "param", "words"),
+    [
+        (request("a", url="/v1/embeddings"), "url", "/v1/chat/completions alone is"),
+        (request("a", method="GET"), "method", "expected POST"),
+        (request("a", stream=True), "stream", "stream is not supported"),
+        (request("a", logprobs=True), "logprobs", "not supported"),
+        (request("a", tools=[{"type": "function"}]), "tools", "not supported"),
+        (request("a", response_format={"type": "json_object"}), "response_format", "json_object is not supported yet"),
+        (request("a", temprature=1), "temprature", "not supported"),
+        (request("a", frequency_penalty=0.5), "frequency_penalty", "not supported"),
+        (request("a", [{"type": "image_url", "image_url": {"url": "x"}}]), "messages.0", "image_url is not supported"),
+        (request("a", messages=[{"role": "tool", "content": "x", "tool_call_id": "1"}]), "messages.0", "tool_call_id"),
+        (request("a", messages=[{"role": "assistant", "content": "x"}]), "messages", "last turn must be the user's"),
+        (request("a", messages=[]), "messages", "at least 1 item"),
+        (request("a", temperature=3), "temperature", "less than or equal to 2"),
+        (request("a", top_p=0), "top_p", "greater than 0"),
+        (request("a", max_tokens="8"), "max_tokens", "valid integer"),
+        (request("a", max_completion_tokens=4), "max_tokens", "both set"),
+        (request("a", stop=["x", ""]), "stop", "empty"),
+        ({**request("a"), "body": None}, "body", "valid dictionary"),
+        ({**request("a"), "bodies": 1}, "bodies", "unknown key"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_said(tmp_path: Path, line: dict[str, Any], param: str, words: str) -> None:
+    source = write(tmp_path / "batch.jsonl", request("ok"), line | {"custom_id": "b"})
+    more = ["model.fake.load_seconds=0", "model.fake.step_seconds=0", "model.fake.answer_tokens=2"]
+    config = config_over(source, "generation", more, None, "fake", str(tmp_path / "out"), openai=True)
+    run_here(config, components.build)
+    assert batch_files.write(config, str(tmp_path / "out")) == (1, 1)
+    (error,) = read(tmp_path / "out/errors.jsonl")
+    fault = error["response"]["body"]["error"]
+    assert (error["custom_id"], error["response"]["status_code"], fault["param"]) == ("b", 400, param)
+    assert words in fault["message"]
+
+
+def test_what_is_no_batch_is_refused_before_anything_runs(tmp_path: Path, generate: Callable[..., Path]) -> None:
+    source = write(tmp_path / "a.jsonl", request("x"), "", "no json", request("y"), request("x"))
+    with pytest.raises(InputError, match=r"a\.jsonl:5: custom_id 'x' stands on line 1 already"):
+        generate(source)
+    write(tmp_path / "b.jsonl", request("x"))
+    with pytest.raises(ConfigError, match="takes one batch file"):
+        generate(source, f"input.path=[{source}, {tmp_path}/b.jsonl]")
+    with pytest.raises(ConfigError, match="speculative cannot give every request parameters of its own"):
+        generate(source, "decoding.method=speculative", "decoding.draft_model=x")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="takes the batch file itself"):
+        config_over("run.yaml", "generation", [], None, None, None, openai=True)
+
+
+def test_a_file_that_was_changed_is_not_taken_for_the_runs(tmp_path: Path, generate: Callable[..., Path]) -> None:
+    source = write(tmp_path / "a.jsonl", request("x"), request("y"))
+    folder = generate(source)
+    config = config_over(source, "generation", [], None, "fake", str(folder), openai=True)
+    write(tmp_path / "a.jsonl", request("longer"), request("y"))
+    with pytest.raises(RunError, match=r"a\.jsonl:2: .* has no rows of it"):
+        batch_files.write(config, str(folder))
+
+
+def test_the_seed_counts_where_a_request_may_sample() -> None:
+    def fingerprint(*more: str) -> str:
+        return config_over("a.jsonl", "generation", list(more), None, None, None, openai=True).fingerprint()
+
+    cold = "decoding.sampling.temperature=0"
+    assert fingerprint(cold) != fingerprint(cold, "decoding.sampling.seed=1")

@@ -1,0 +1,112 @@
+"""What a hosted batch would ask, beside an estimate: its tokens, its prices, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypd.billing import prices
+from raypd.config import CostConfig, RunConfig
+from raypd.config.load import make_config
+from raypd.errors import ConfigError
+from raypd.estimate import estimate as estimates
+from raypd.estimate import hosted, sampling
+from raypd.estimate.estimate import estimate
+from raypd.estimate.machines import EstimateOptions
+from raypd.estimate.profile import DocumentCost, Profile, Profiler
+from raypd.tasks.base import Document
+from tests.estimate.test_estimate import stub_profiler
+from tests.tiny import save_tiny
+
+Measured = Callable[..., RunConfig]
+OWN = "cost.hosted_prices={house: [2, 10], gpt-4.1: [1, 1]}"
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measured:
+    """A configuration over four equal documents, which estimates measure in this process with a small random model."""
+    model = save_tiny(tmp_path / "model")
+    rows = [{"id": n, "title": "boots " * 5, "prompt": "Say it."} for n in range(4)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def profile(self: Any, config: RunConfig, documents: list[Document], limit: float, label: str) -> Profile:
+        return Profiler(1).profile(config, documents, math.inf)
+
+    def make(kind: str, method: str, *overrides: str) -> RunConfig:
+        task: dict[str, Any] = {"kind": kind}
+        if kind == "extraction":
+            task["categories"] = {"shoes": {"attributes": [{"name": "Brand"}, {"name": "Size", "type": "number"}]}}
+        given = {"path": str(tmp_path / "in.jsonl"), "text_columns": ["title"], "category_column": None}
+        tree: dict[str, Any] = {"input": given, "task": task}
+        tree |= {"output": {"path": str(tmp_path / f"out-{method}")}, "model": {"name": str(model), "dtype": "float32"}}
+        tree["decoding"] = {"method": method, "max_value_tokens": 5, "max_new_tokens": 40}
+        tree["engine"] = {"max_num_seqs": 2}
+        return make_config(tree, list(overrides))
+
+    stub_profiler(monkeypatch, profile)
+    return make
+
+
+def test_it_is_sent_the_prompt_and_writes_the_keys_too(measured: Measured) -> None:
+    ours = estimate(measured("extraction", "hyper_parallel"), EstimateOptions(sample=4)).hosted_tokens
+    theirs = estimate(measured("extraction", "autoregressive"), EstimateOptions(sample=4)).hosted_tokens
+    # autoregressive decoding is given the answer's first two bytes, which are tokens of this tokenizer
+    assert ours["input"].value == theirs["input"].value - len("{\n")
+    least = len('{\n"Brand": "",\n"Size": 1\n}')
+    assert least <= ours["output"].value <= least + 2 * 2 * 5 + 8
+
+
+def test_the_price_is_tokens_times_list_price_and_all_is_said(measured: Measured, capsys: Any, tmp_path: Path) -> None:
+    config = measured("generation", "autoregressive", OWN, "cost.prices.local=1")
+    estimates.run(config, EstimateOptions(sample=4, documents=1e6), False, False)
+    tree = json.loads((tmp_path / "out-autoregressive/estimate.json").read_text())
+    sent, written = (tree["hosted_tokens"][name]["value"] for name in ("input", "output"))
+    assert sent == len("user\nSay it.") + 1 + len("\nassistant\n")  # <|im_end|> is one token
+    assert 1 <= written <= 40
+    found = {one["model"]: one for one in tree["hosted"]}
+    assert set(found) == {"house", "gpt-4.1", "gpt-4.1-mini", "claude-haiku-5-5"}
+    for name, (per_input, per_output) in {"house": (2, 10), "gpt-4.1": (1, 1), "gpt-4.1-mini": (0.2, 0.8)}.items():
+        usd = (sent * per_input + written * per_output) / 1e6
+        assert found[name]["usd_per_1000"]["value"] == pytest.approx(1000 * usd)
+        assert found[name]["usd"]["value"] == pytest.approx(1e6 * usd)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "hosted batch" in line]
+    for part in ("house $", "your own price", "gpt-4.1-mini $", "list price as of 2025-04-14", "Check list prices",
+                 f"{sent:.3g} tokens in", "by this model's tokenizer"):  # fmt: skip
+        assert part in line
+
+
+def test_answers_that_share_a_prompt_are_asked_for_once(measured: Measured) -> None:
+    config = measured("generation", "autoregressive", "task.samples=2", "decoding.sampling.temperature=1")
+    rows = [{"sample": n, "tokens": 7, "counters": '{"prompt_tokens": 100}'} for n in (0, 1)]
+    cost = DocumentCost(1.0, 150, 50, 300, rows=rows)
+    hosted.count(config, cost, len)
+    assert (cost.hosted_input, cost.hosted_output) == (100, 14)
+
+
+def test_list_prices_have_a_date_and_a_page_and_can_be_replaced() -> None:
+    shipped = prices.hosted(CostConfig())
+    assert len(shipped) >= 3
+    for one in shipped:
+        assert one.source.startswith("https://")
+        assert len(one.date) == len("2025-04-14")
+        assert 0 < one.input < one.output
+    assert prices.hosted(CostConfig(hosted_prices={"gpt-4.1": [3, 4]}))[0].input == 3
+    config = {"input": {"path": "x"}, "output": {"path": "o"}, "task": {"kind": "generation"}}
+    with pytest.raises(ConfigError, match=r"cost\.hosted_prices: a: \[1\.0, -1\.0\] are not two prices"):
+        make_config(config, ["cost.hosted_prices={a: [1, -1]}"])
+
+
+def test_documents_of_which_nothing_was_read_cost_nothing(measured: Measured, tmp_path: Path) -> None:
+    config = measured("extraction", "hyper_parallel")
+    with open(tmp_path / "in.jsonl", "a") as file:
+        file.write("no json\n" * 4)
+    sample = sampling.draw(config, 4)
+    assert sample.unreadable == 4
+    half = estimate(config, EstimateOptions(sample=4)).hosted_tokens["input"].value
+    (tmp_path / "in.jsonl").write_text("".join((tmp_path / "in.jsonl").read_text().splitlines(True)[:4]))
+    assert half == pytest.approx(estimate(config, EstimateOptions(sample=4)).hosted_tokens["input"].value / 2)

@@ -1,0 +1,121 @@
+"""`raypd schema suggest`: what a model lists of documents becomes categories that an extraction takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from raypd.cli.main import app
+from raypd.config import RunConfig
+from raypd.config.load import make_config
+from raypd.errors import ConfigError, InputError, RunError
+from raypd.estimate import suggest
+from tests.tiny import save_tiny
+
+COLORS = ("red", "blue", "green")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """Fifteen boots and four teas."""
+    rows = [
+        {
+            "category": "boots",
+            "title": f"Acme{n} boot, {COLORS[n % 3]}, size {30 + n} mm, waterproof, made with much care for long walks",
+        }
+        for n in range(15)
+    ]
+    rows += [{"category": "tea", "title": f"Leaf {n}: a tea of kind {kind}"} for n, kind in enumerate("abcd")]
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of a model: it lists what the boots state, in many ways, and what they do not."""
+
+    def answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
+        return [_listed(n, text) for n, text in enumerate(documents)]
+
+    monkeypatch.setattr(suggest, "_answers", answers)
+
+
+def _listed(n: int, text: str) -> str:
+    if "tea" in text:
+        return "\n".join(f"fact {k}: {word}" for k, word in enumerate(text.replace(":", "").split() * 3))
+    words = text.replace(",", "").split()
+    brand, color, size = words[0], words[2], words[4]
+    name = ("Colour tone", "colour-tone", "Colour tone")[n % 3]
+    return (
+        f"Here is the list\n- brand: {brand}\n{n}. **{name}**: {color}\nsize: {size} mm\nwaterproof: yes\n"
+        f"warranty: 2 year\nbrand: Acme\nprice: N/A\na very long name of an attribute: {color}\nsole: rubber\n"
+        f"title: {text}\n"
+    )
+
+
+def test_what_many_documents_state_is_proposed_with_a_type(data: str, listed: None) -> None:
+    result = CliRunner().invoke(app, ["schema", "suggest", data, "input.text_columns=[title]", "model.name=fake"])
+    assert result.exception is None, result.output
+    text = result.stdout
+    tree = yaml.safe_load(text)
+    assert [one["name"] for one in tree["boots"]["attributes"]] == ["brand", "Colour tone", "size", "waterproof"]
+    brand, color, size, waterproof = tree["boots"]["attributes"]
+    assert set(brand) == {"name", "description"}  # a text
+    assert brand["description"].startswith("such as Acme")
+    assert (color["type"], sorted(color["values"])) == ("enum", sorted(COLORS))
+    assert (size["type"], waterproof["type"]) == ("number", "boolean")
+    assert "# in 15 of 15 documents, 100%" in text
+    assert len(tree["tea"]["attributes"]) == 16  # of 24, and no more
+    # of a boot: the first line, the long name and the title are none, and warranty, price and sole are not in it
+    assert f"{3 * 15} are no `attribute: value`" in text
+    assert f"{3 * 15} name a value that is not in the document" in text
+    # an extraction takes it as it is
+    config = {"input": {"path": data, "text_columns": ["title"]}, "output": {"path": "o"}}
+    made = make_config({**config, "task": {"categories": tree}})
+    assert len(made.task.categories["boots"].attributes) == 4  # type: ignore[union-attr]
+    again = CliRunner().invoke(app, ["schema", "suggest", data, "input.text_columns=[title]", "model.name=fake"])
+    assert again.stdout == text
+
+
+def test_one_category_and_a_file_that_is_not_written_over(data: str, listed: None, tmp_path: Path) -> None:
+    words = ["schema", "suggest", data, "input.text_columns=[title]", "model.name=fake", "--category", "boots"]
+    to = tmp_path / "schema.yaml"
+    words += ["--output", str(to)]
+    assert CliRunner().invoke(app, words).exception is None
+    assert list(yaml.safe_load(to.read_text())) == ["boots"]
+    to.write_text("mine")
+    refused = CliRunner().invoke(app, words).exception
+    assert isinstance(refused, ConfigError)
+    assert "is there already" in str(refused)
+    assert to.read_text() == "mine"
+    assert CliRunner().invoke(app, [*words, "--force"]).exception is None
+    assert list(yaml.safe_load(to.read_text())) == ["boots"]
+    with pytest.raises(InputError, match="no document is of the category 'shoes'; there are boots, tea"):
+        suggest.suggest(data, "shoes", 8, ["input.text_columns=[title]", "model.name=fake"])
+
+
+def test_a_model_that_lists_nothing_is_told_so(data: str, tmp_path: Path) -> None:
+    """A real engine over random weights, in this process and without Ray."""
+    model = save_tiny(tmp_path / "model")
+    overrides = ["input.text_columns=[title]", f"model.name={model}", "decoding.max_new_tokens=20"]
+    with pytest.raises(RunError, match=r"named nothing that several documents state: of .* lines? that it wrote"):
+        suggest.suggest(data, None, 4, overrides)
+
+
+def test_the_small_model_proposes_what_stands_in_the_documents(tmp_path: Path) -> None:
+    """The model that comes along, on a few of the quickstart's listings."""
+    source = Path(__file__).parents[2] / "configs/quickstart/products.jsonl"
+    found, about = suggest.suggest(str(source), "headphones", 4, ["decoding.max_new_tokens=64"])
+    tree: dict[str, Any] = yaml.safe_load(found.as_yaml(about))
+    titles = [json.loads(line) for line in source.read_text().splitlines()]
+    there = suggest.bare(" ".join(f"{row['title']} {row['description']}" for row in titles))
+    assert tree["headphones"]["attributes"]
+    for attribute in found.categories["headphones"].proposed():
+        assert all(suggest.bare(value) in there or value in ("yes", "no") for value in attribute.values)
