@@ -387,9 +387,11 @@ class _Source:
         columns |= {f"{key}_column": key if key in names else None for key in ("id", "category")}
         if kind == "extraction" and text is None:
             held = [name for name in ("title", "description") if name in names]
-            held = held or [one.name for one in self.schema if one.type in (pa.string(), pa.large_string())]
-            if len(held) != 1 and not {"title", "description"} & set(held):
-                raise ConfigError(f"text: name the columns that hold the document, of {', '.join(names)}")
+            if not held:
+                texts = (one.name for one in self.schema if one.type in (pa.string(), pa.large_string()))
+                held = [name for name in texts if name not in ("id", "category")]
+                if len(held) != 1:
+                    raise ConfigError(f"text: name the columns that hold the document, of {', '.join(names)}")
             columns["text_columns"] = held
         return columns
 
