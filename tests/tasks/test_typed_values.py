@@ -228,6 +228,8 @@ def test_patterns_that_cannot_be_decoded_say_why() -> None:
     for pattern, words in (("(?=a)b", "cannot be decoded"), ('a"b', "cannot be decoded"), (r"\w{1,64}", "too large")):
         with pytest.raises(ValueError, match=words):
             automaton_of(Attribute(name="a", type="pattern", pattern=pattern))
+    optional = Attribute(name="a", type="pattern", pattern="a(bcdefgh)?")
+    assert Grammar(automaton_of(optional), Vocabulary(BYTES)).needed() == len('"abcdefgh"')
     tree = {
         "input": {"path": "x"},
         "output": {"path": "out"},
