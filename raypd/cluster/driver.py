@@ -26,7 +26,7 @@ from raypd.run.records import UnitResult
 from raypd.run.text import counted, said, share
 from raypd.run.unit import Unit
 from raypd.run.unreadable import Unreadable
-from raypd.tasks.columns import BY_KIND
+from raypd.tasks.columns import columns_of
 from raypd.tasks.prompting import check_template
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
@@ -77,7 +77,7 @@ def run_extract(
     if output != storage.absolute(config.output.path):
         say(f"output.path is relative and this job runs in a copy of its folder: writing to {output}")
     manifest.check(config, output)
-    writer.output_schema(BY_KIND[config.task.kind], config.output.partition)
+    writer.output_schema(columns_of(config), config.output.partition)
     planned = planned or planner.plan(config, output)
     if planned.passed_over:
         say(planned.passed_over)

@@ -55,6 +55,11 @@ class OutputConfig(Section):
         description="Folder of the run, local or s3://bucket/prefix; a second run into it resumes. Relative: to the "
         "current folder"
     )
+    columns: Literal["record", "typed"] = Field(
+        "record",
+        description="Of an extraction: the values as a JSON object and a list, or a column of its own type for each "
+        "attribute",
+    )
     partition: dict[str, str] = Field(
         {},
         description="Folder level of the units as Hive, Spark and Athena name it, {date: 2026-11-21} -> "

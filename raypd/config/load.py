@@ -16,6 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig
+from raypd.config.schema import categories_of, is_file
 from raypd.config.secrets import redact
 from raypd.errors import ConfigError, did_you_mean, in_words
 
@@ -25,7 +26,8 @@ RENAMED = {  # keys with another name now, dotted -> the name: refused here, und
 }
 _MOST_ALIASED = 1_000_000  # values that aliases may stand for; ten times the rest of a file, if that is more
 _PATHS = (
-    "input.path", "task.categories_file", "task.template", "task.few_shot", "model.name", "model.adapter",
+    "input.path", "task.categories_file", "task.schema", "task.template", "task.few_shot",
+    "model.name", "model.adapter",
     "training.labels", "training.validation", "training.annotations",
     "training.preference.samples", "training.preference.baseline", "training.preference.judged",
 )  # fmt: skip
@@ -44,7 +46,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     if isinstance(source.tree.get("model"), str):
         source.tree["model"] = {"name": source.tree["model"]}
     anchor_paths(source.tree, Path(path).parent)
-    return _checked(source, overrides)
+    return _checked(source, overrides, Path(path).parent)
 
 
 def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
@@ -59,7 +61,7 @@ def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> Run
     return _checked(_Yaml(None, yaml.safe_dump(tree)), overrides)
 
 
-def _checked(source: _Yaml, overrides: list[str] | None) -> RunConfig:
+def _checked(source: _Yaml, overrides: list[str] | None, folder: Path | None = None) -> RunConfig:
     tree: dict[str, Any] = source.tree
     for override in overrides or []:
         key, equals, value = override.partition("=")
@@ -76,6 +78,13 @@ def _checked(source: _Yaml, overrides: list[str] | None) -> RunConfig:
         if task.get("categories"):
             raise ConfigError("task.categories and task.categories_file are both set: keep one")
         task["categories"] = _read_yaml(Path(task["categories_file"])).tree
+    if isinstance(task, dict) and task.get("schema"):
+        if task.get("categories"):
+            other = "categories_file" if task.get("categories_file") else "categories"
+            raise ConfigError(f"task.schema and task.{other} are both set: keep one")
+        task["categories"] = categories_of(task["schema"], folder or Path())
+        if isinstance(tree.get("input"), dict):
+            tree["input"].setdefault("category_column", None)  # one schema: documents need not name it
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -213,6 +222,8 @@ def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
         for section in sections:
             part = part.get(section) if isinstance(part, dict) else None
         value = part.get(name) if isinstance(part, dict) else None
+        if key == "task.schema" and not is_file(value):
+            continue
         if sections == ["model"] and not (str(value).startswith(("./", "../")) or (folder / str(value)).is_dir()):
             continue  # of the Hub
         if isinstance(part, dict) and value is not None:

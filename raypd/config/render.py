@@ -72,14 +72,14 @@ def _type(annotation: Any) -> str:
         return f"list of {_type(inner[0])}"
     if origin is dict:
         return f"mapping of {_type(inner[0])} to {_type(inner[1])}"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if annotation is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "mapping"
     return _WORDS[annotation]
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
-        return {k: _plain(v) for k, v in value if v not in ("", [], None) or k == "name"}
+        return {k: _plain(v) for k, v in value if (v not in ("", [], None) and v is not False) or k == "name"}
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, list) else value

@@ -17,6 +17,8 @@ from raypd.config.tasks import ExtractionConfig, GenerationConfig, QuestionAnswe
 from raypd.config.training import TrainingConfig
 from raypd.decoding.methods.registry import REGISTRY
 
+OWN_COLUMNS = ("id", "status", "error", "source", "row", "attempts", "category", "truncated")
+_COLUMN_TYPES = dict.fromkeys(("text", "enum", "time", "date-time", "pattern"), "text")  # others are of their own
 _ANSWERS = 2  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
 
 
@@ -76,6 +78,8 @@ class RunConfig(Section):
             raise ValueError("input.category_column is null: set input.category to one of task.categories")
         if self.input.category is not None and self.input.category not in task.categories:
             raise ValueError(f"input.category {self.input.category!r} is not in task.categories")
+        if self.output.columns == "typed":
+            _columns_differ(task)
 
     def _openai(self) -> bool:
         """Whether every document brings parameters of its own."""
@@ -107,7 +111,8 @@ class RunConfig(Section):
         input.format, category_column and max_document_bytes, which decide of any kind's documents what is an error row.
         """
         idle = {
-            "output",
+            "output.path",
+            "output.partition",
             "engine",
             "cluster",
             "cost",
@@ -117,10 +122,10 @@ class RunConfig(Section):
             "input.path",
             "input.on_damaged",
         }
-        idle |= {"model.device", "model.fake", "task.categories_file"}
+        idle |= {"model.device", "model.fake", "task.categories_file", "task.schema"}
         idle |= {f"model.endpoint.{key}" for key in EndpointConfig.model_fields if key != "url"}
         if not isinstance(self.task, ExtractionConfig):
-            idle |= {"input.text_columns", "input.category"}
+            idle |= {"input.text_columns", "input.category", "output.columns"}
         idle |= {f"decoding.{key}" for key in self.decoding.idle_keys(self.task.kind)}
         # A request may sample where the configuration does not.
         return idle - {f"decoding.{key}" for key in SAMPLING_KEYS} if self._openai() else idle
@@ -142,6 +147,23 @@ class RunConfig(Section):
             **_without(given, {*self.idle_keys(), "task.template", "task.few_shot"}),  # these are in `files`
         }
         return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _columns_differ(task: ExtractionConfig) -> None:
+    """Refuses attributes that cannot have a column each; readers of SQL take no account of case."""
+    # column -> whose it is, and what it holds: a type, or nested objects
+    seen: dict[str, tuple[str, str]] = dict.fromkeys(OWN_COLUMNS, ("a column of every table", ""))
+    for category, schema in task.categories.items():
+        for attribute in schema.attributes:
+            whose = f"task.categories.{category}: {attribute.name!r}"
+            path = tuple(name.casefold() for name in attribute.place)
+            typed = f"{'list of ' * attribute.many}{_COLUMN_TYPES.get(attribute.type, attribute.type)}"
+            columns = {".".join(path[:end]): "object" for end in range(1, len(path))} | {".".join(path): typed}
+            columns |= {f"{path[0]}__{more}": "of its own" for more in ("confidence", "status", "span")}
+            for column, holds in columns.items():
+                other, held = seen.setdefault(column, (f"{whose} ({holds})", holds))
+                if held != holds:
+                    raise ValueError(f"output.columns typed: {whose} ({holds}) has the column of {other}: rename one")
 
 
 def _without(tree: dict[str, Any], keys: set[str], at: str = "") -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+import warnings
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,13 +20,106 @@ def bare(key: str) -> str:
     return re.sub(r'[ _./"-]+', "", key).casefold()
 
 
+_HOUR = r"([01][0-9]|2[0-3]):[0-5][0-9]"
+_LEAP = r"[12][0-9](0[48]|[2468][048]|[13579][26])|(1[26]|2[048])00"
+_DAYS = r"(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31"
+_DATE = rf"([12][0-9]{{3}}-((0[1-9]|1[0-2])-{_DAYS})|({_LEAP})-02-29)"
+FORMATS = {  # RFC 3339, years 1000 to 2999; a time of day alone has no offset
+    "date": _DATE,
+    "time": rf"{_HOUR}:[0-5][0-9]",
+    "date-time": rf"{_DATE}T{_HOUR}:[0-5][0-9](Z|[+-]{_HOUR})",
+}
+_HINTS = {
+    "integer": "a whole number",
+    "date": "a date, as 2026-01-31",
+    "time": "a time of day, as 18:30:00",
+    "date-time": "a date and time with its offset, as 2026-01-31T18:30:00Z",
+}
+
+
 class Attribute(Section):
     """One attribute to extract."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, max_length=200)
     description: str = ""
-    type: Literal["text", "number", "boolean", "enum"] = "text"
+    type: Literal["text", "number", "integer", "boolean", "enum", "date", "time", "date-time", "pattern"] = "text"
     values: list[str] = Field([], description="The allowed values of an enum")
+    many: bool = Field(False, description="A list of such values")
+    max_items: int | None = Field(None, ge=1, description="Most values of a list")
+    pattern: str | None = Field(None, description="Regular expression that the whole value matches, of type pattern")
+    minimum: float | None = Field(None, description="A number below it is invalid")
+    maximum: float | None = None
+    min_length: int | None = Field(None, ge=0, description="A text of fewer characters is invalid")
+    max_length: int | None = Field(None, ge=1)
+    required: bool = Field(False, description="No null, but of a text and a number, which say null where there is none")
+    omit_null: bool = Field(False, description="Without a value its key is not in `record`")
+    path: list[str] = Field([], description="Keys under which it stands in nested objects; empty: under its name")
+
+    @property
+    def place(self) -> list[str]:
+        """Its keys in the record, from the outermost."""
+        return self.path or [self.name]
+
+    @property
+    def item(self) -> Attribute:
+        """The attribute of one value of a list."""
+        return self.model_copy(update={"many": False, "max_items": None})
+
+    @property
+    def regex(self) -> str | None:
+        """What the whole text of a value matches; None where its type is none of texts with a form."""
+        return self.pattern if self.type == "pattern" else FORMATS.get(self.type)
+
+    @property
+    def hint(self) -> str:
+        """What a model is told of the type, beside what the prompt's template says of numbers, booleans and enums."""
+        one = f"it matches {self.pattern}" if self.type == "pattern" else _HINTS.get(self.type, "")
+        most = f" of {self.max_items} at most" if self.max_items is not None else ""
+        return "; ".join(filter(None, [one, f'a JSON list{most}, as ["a", "b"]' if self.many else ""]))
+
+    def fits(self, value: Any) -> bool:
+        """Whether a JSON value is of the type; null is none."""
+        if self.many:
+            return (
+                isinstance(value, list)
+                and len(value) <= (self.max_items or len(value))
+                and all(map(self.item.fits, value))
+            )
+        if self.type in ("number", "integer"):
+            whole = isinstance(value, int) and -(2**63) <= value < 2**63
+            typed = not isinstance(value, bool) and (
+                whole if self.type == "integer" else isinstance(value, (int, float))
+            )
+            low, high = (bound if bound is not None else value for bound in (self.minimum, self.maximum))
+            return typed and low <= value <= high
+        if self.type == "boolean" or not isinstance(value, str):
+            return self.type == "boolean" and isinstance(value, bool)
+        if self.type == "enum":
+            return value in self.values
+        if self.regex is not None and not re.fullmatch(self.regex, value):
+            return False
+        return (self.min_length or 0) <= len(value) <= (self.max_length or len(value))
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> Attribute:
+        for key, types in (
+            ("pattern", ["pattern"]),
+            ("minimum", ["number", "integer"]),
+            ("max_length", ["text", "pattern"]),
+        ):
+            pair = [getattr(self, key), getattr(self, key.replace("max_", "min_").replace("minimum", "maximum"))]
+            if any(value is not None for value in pair) and self.type not in types:
+                raise ValueError(f"attribute {self.name!r}: `{key}` is for type {' and '.join(types)}")
+        if self.max_items is not None and not self.many:
+            raise ValueError(f"attribute {self.name!r}: `max_items` is for a list (`many`)")
+        if self.type == "pattern":
+            try:
+                re.compile(self.pattern or "")
+            except re.error as error:
+                raise ValueError(f"attribute {self.name!r}: the pattern is no regular expression: {error}") from None
+            if not self.pattern:
+                raise ValueError(f"attribute {self.name!r}: type pattern needs `pattern`")
+        return self
 
     @model_validator(mode="after")
     def _enum_has_values(self) -> Attribute:
@@ -55,6 +149,9 @@ class Category(Section):
 
     description: str = ""
     attributes: list[Attribute] = Field(min_length=1)
+    optional_objects: list[list[str]] = Field(
+        [], description="Paths of nested objects that are not in `record` where nothing in them was found"
+    )
 
     @field_validator("attributes")
     @classmethod
@@ -67,6 +164,9 @@ class Category(Section):
         return attributes
 
 
+warnings.filterwarnings("ignore", 'Field name "schema" in "ExtractionConfig"')  # it hides what pydantic 1 had
+
+
 class ExtractionConfig(Section):
     """Attribute value extraction: a record of typed values for every document."""
 
@@ -74,9 +174,14 @@ class ExtractionConfig(Section):
     categories: dict[str, Category] = Field(
         {},
         description="Category -> {description, attributes}; an attribute is {name, description, type: text | number | "
-        "boolean | enum, values: of an enum}",
+        "integer | boolean | enum | date | time | date-time | pattern, values: of an enum, many: a list, required}",
     )
     categories_file: str | None = Field(None, description="YAML with the same mapping, for long schemas")
+    schema: str | dict | None = Field(  # type: ignore[assignment]
+        None,
+        description="In place of categories, one for all documents: a pydantic model (package.module:Class), or a JSON "
+        "Schema (a .json or .yaml file, or written here)",
+    )
     template: str | None = Field(
         None, description="Jinja2 file in place of the prompt that comes with raypd; rendered in a sandbox"
     )

@@ -258,4 +258,11 @@ def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
         output: the run's folder.
         limit: rows at most.
     """
-    return read_table(output, unit_id)[1].slice(0, limit).to_pylist()
+    return as_records(read_table(output, unit_id)[1].slice(0, limit))
+
+
+def as_records(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows of a table; those of typed columns with `record` and `values` in their place."""
+    from raypd.tasks.columns import record_row
+
+    return [record_row(row) for row in table.to_pylist()]

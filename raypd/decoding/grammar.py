@@ -6,10 +6,13 @@ decoded) and, where its type asks for it, which tokens may come next.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from functools import reduce
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +23,8 @@ _STRING = re.compile(r' ?"(?:[^"\\\n]|\\.)*', re.DOTALL)  # up to its closing qu
 _BARE = re.compile(r"(?:[^,}\n]|(?<=\d),(?=\d))*")  # up to a comma that is not within a number, a brace or a newline
 UNIT_BYTES = 24  # most that a number has behind its last digit: what is longer is no unit
 DEAD = -1
-_UNREACHABLE = 1_000_000
+_MANY, _FEW = 2_000, 16  # tokens that may be readable, characters that may come: fewer are found faster one by one
+UNREACHABLE = 1_000_000
 
 
 class Vocabulary:
@@ -30,9 +34,45 @@ class Vocabulary:
         self.texts = texts
         self._order = sorted((i for i, text in enumerate(texts) if text), key=lambda i: texts[i])
         self._sorted = [texts[i] for i in self._order]
+        self._ids = np.array(self._order, dtype=np.int64)
+        # Every text's characters and where they begin, in the same order; characters as numbers.
+        self._starts = np.cumsum([0, *map(len, self._sorted)])
+        self._chars = np.fromiter(map(ord, chain.from_iterable(self._sorted)), np.int64, self._starts[-1])
+        heads = self._chars[self._starts[:-1]]
+        first = np.flatnonzero(np.diff(heads, prepend=-1)).tolist()
+        self._heads = [(chr(heads[at]), at, end) for at, end in zip(first, [*first[1:], len(heads)], strict=True)]
+        self._heads_by = {one[0]: one for one in self._heads}
 
-    def accepted(self, automaton: Automaton, state: int) -> list[tuple[int, int]]:
-        """(token, state after it) of every token that an automaton can read in a state."""
+    def accepted(self, automaton: Automaton, state: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that an automaton can read in a state, in rising order, and the states after them: [n] each."""
+        heads = automaton.heads(state)
+        begin = self._heads if heads is None else [self._heads_by[head] for head in heads if head in self._heads_by]
+        ranges = [(low, high) for head, low, high in begin if automaton.next(state, head) != DEAD]
+        few = heads is not None and len(heads) <= _FEW  # then the descent looks at little, too
+        if not few and sum(high - low for low, high in ranges) > _MANY:
+            read = self._by_column(automaton, state, np.concatenate([np.arange(*one) for one in ranges]))
+        else:
+            read = np.array(self._by_descent(automaton, state), dtype=np.int64).reshape(-1, 2)
+        read = read[read[:, 0].argsort()]
+        return read[:, 0], read[:, 1]
+
+    def _by_column(self, automaton: Automaton, state: int, places: np.ndarray) -> np.ndarray:
+        """[n, 2] of tokens at these places, character by character of all of them: where most can be read."""
+        found = []
+        states, depth = np.full(len(places), state), 0
+        while len(places):
+            steps, which = np.unique(states << 21 | self._chars[self._starts[places] + depth], return_inverse=True)
+            after = np.array(
+                [automaton.next(step >> 21, chr(step & 0x1FFFFF)) for step in steps.tolist()], dtype=np.int64
+            )[which]
+            depth += 1
+            places, states = places[after != DEAD], after[after != DEAD]
+            over = self._starts[places] + depth == self._starts[places + 1]
+            found.append(np.column_stack([self._ids[places[over]], states[over]]))
+            places, states = places[~over], states[~over]
+        return np.concatenate(found)
+
+    def _by_descent(self, automaton: Automaton, state: int) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         stack = [(0, len(self._sorted), 0, state)]  # tokens [low, high) agree in their first `depth` characters
         while stack:
@@ -40,7 +80,12 @@ class Vocabulary:
             while low < high and len(self._sorted[low]) == depth:
                 found.append((self._order[low], at))
                 low += 1
-            while low < high:
+            for char in automaton.heads(at) or () if low < high else ():  # few: each is looked up
+                begin = bisect_left(self._sorted, self._sorted[low][:depth] + char, low, high)
+                end = bisect_left(self._sorted, self._sorted[low][:depth] + chr(ord(char) + 1), begin, high)
+                if begin < end:
+                    stack.append((begin, end, depth + 1, automaton.next(at, char)))
+            while low < high and automaton.heads(at) is None:
                 head = self._sorted[low][: depth + 1]
                 end = bisect_left(self._sorted, head[:-1] + chr(ord(head[-1]) + 1), low, high)
                 after = automaton.next(at, head[-1])
@@ -55,6 +100,9 @@ class Automaton(Protocol):
 
     def next(self, state: int, char: str) -> int:
         """The state after a character, or DEAD."""
+
+    def heads(self, state: int) -> Collection[str] | None:
+        """The characters that it can read, where they are few and known; None: each is to be tried."""
 
     def accepting(self, state: int) -> bool:
         """Whether what was read may stand as it is."""
@@ -79,6 +127,7 @@ class Grammar:
         self.automaton, self.vocabulary = automaton, vocabulary
         self._after: dict[tuple[int, int], int] = {}
         self._reads: dict[int, tuple[AllowedTokens, np.ndarray]] = {}
+        self._read_here: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._distances: dict[int, int] = {}
 
     def advance(self, state: int, token: int) -> int:
@@ -111,22 +160,46 @@ class Grammar:
     def distance(self, state: int = 0) -> int:
         """Fewest tokens from a state to a value that can stand: what K_max must at least be."""
         if state not in self._distances:
-            self._distances[state] = _UNREACHABLE  # while it is being worked out: a way through itself is no way
-            if self.automaton.accepting(state):
-                self._distances[state] = 0
-            else:
-                after = {after for _, after in self.vocabulary.accepted(self.automaton, state) if after != state}
-                self._distances[state] = 1 + min(map(self.distance, after), default=_UNREACHABLE)
+            self._measure(state)
         return self._distances[state]
 
+    def _measure(self, state: int) -> None:
+        """Distances of a state and of all that can come behind it, backwards from where a value can stand."""
+        sources: dict[int, list[int]] = {}  # state -> those from which one token leads to it
+        unknown, new, front = {state}, [state], set()
+        while new:
+            at = new.pop()
+            if self.automaton.accepting(at):
+                self._distances[at] = 0
+            if at in self._distances:
+                front.add(at)
+                continue
+            for after in np.unique(self._edges(at)[1]).tolist():
+                sources.setdefault(after, []).append(at)
+                if after not in unknown:
+                    unknown.add(after)
+                    new.append(after)
+        while front:  # the nearest first, as all that lies behind a known state is known, too
+            near = min(map(self._distances.__getitem__, front))
+            for at in [at for at in front if self._distances[at] == near]:
+                front.remove(at)
+                for source in sources.get(at, ()):
+                    if source not in self._distances:
+                        self._distances[source] = near + 1
+                        front.add(source)
+        self._distances.update({at: UNREACHABLE for at in unknown if at not in self._distances})
+
     def needed(self) -> int:
-        """Tokens that every value can be written in: what K_max must at least be to leave no choice out."""
+        """Tokens that every value can be written in: what K_max must at least be to leave no choice out.
+
+        Of values that are not told one by one (a date, a pattern): tokens in which every part of the automaton can be
+        passed through.
+        """
         depths: dict[str, int] = {}
         seen, front, depth = {0}, [0], 0
         while front:
             depth += 1
-            read = (after for at in front for _, after in self.vocabulary.accepted(self.automaton, at))
-            front = sorted(set(read) - seen)
+            front = sorted({after for at in front for after in np.unique(self._edges(at)[1]).tolist()} - seen)
             seen.update(front)
             for state in front:
                 if (value := self.automaton.completion(state)) is not None:
@@ -135,6 +208,8 @@ class Grammar:
                     depths.setdefault(str(state), depth)
                 elif not self.automaton.limited(state):
                     depths.setdefault("open", depth + 1)  # what ends it
+                elif not self.automaton.open_values(state) and 0 < self.distance(state) < UNREACHABLE:
+                    depths["part"] = max(depths.get("part", 0), depth + self.distance(state))
             front = [at for at in front if self.automaton.limited(at) and not self.done(at)]
         return max(self.distance(), *depths.values())
 
@@ -156,6 +231,8 @@ class Grammar:
         state, whole = reduce(self.advance, tokens, 0), "".join(texts)
         if (value := self.completion(state)) is not None:
             value = " " + value if whole.startswith(" ") else value
+        elif whole.lstrip(" ").startswith("["):
+            value = self._whole_list(whole)
         elif string := _STRING.match(whole):
             value = string.group() + ('\\\\"' if whole[string.end() :] == "\\" else '"')  # cut within an escape
         else:
@@ -165,14 +242,37 @@ class Grammar:
             kept -= 1
         return kept, value[len("".join(texts[:kept])) :]
 
+    def _whole_list(self, text: str) -> str:
+        """What was decoded of a JSON list, up to its end; one that was cut is closed behind its last whole part."""
+        state = end = 0
+        while end < len(text) and not self.automaton.ended(state):
+            state = self.automaton.next(state, text[end])
+            if state == DEAD:
+                break
+            end += 1
+        if state != DEAD and self.automaton.ended(state):
+            return text[:end]
+        for cut in range(end, 0, -1):
+            for closing in ('"]', "]"):
+                with contextlib.suppress(ValueError):
+                    json.loads(text[:cut] + closing, strict=False)
+                    return text[:cut] + closing
+        return "[]"
+
     def _read(self, state: int) -> tuple[AllowedTokens, np.ndarray]:
         """Tokens that can be read in a state, and how far from a value each leaves."""
         if state not in self._reads:
-            read = sorted(self.vocabulary.accepted(self.automaton, state))
-            ids = np.array([i for i, _ in read], dtype=np.int64)
-            tokens = AllowedTokens(ids, self._outcomes([after for _, after in read]))
-            self._reads[state] = tokens, np.array([self.distance(after) for _, after in read], dtype=np.int64)
+            ids, after = self._edges(state)
+            states, which = np.unique(after, return_inverse=True)
+            far = np.array([self.distance(at) for at in states.tolist()], dtype=np.int64)
+            self._reads[state] = AllowedTokens(ids, self._outcomes(after.tolist())), far[which]
         return self._reads[state]
+
+    def _edges(self, state: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that can be read in a state, in rising order, and the states after them: [n] each."""
+        if state not in self._read_here:
+            self._read_here[state] = self.vocabulary.accepted(self.automaton, state)
+        return self._read_here[state]
 
     def _outcomes(self, states: Sequence[int]) -> np.ndarray:
         """[states, 2] the first and last value that each leaves open; what may still be anything is one of its own.
@@ -229,6 +329,9 @@ class _ValueOrNull:
 
     def completion(self, state: int) -> str | None:
         return _NULL_TEXT if _NULL <= state < _TAIL else None
+
+    def heads(self, state: int) -> Collection[str] | None:
+        return None
 
     def open_values(self, state: int) -> Collection[str]:
         return [_NULL_TEXT] if _NULL <= state < _TAIL else []
@@ -313,6 +416,9 @@ class OneOf:
         self._read, self._below = list(below), list(below.values())
         self._states = {read: state for state, read in enumerate(below)}
         self._whole = {*texts, *(" " + text for text in texts)}
+        self._heads: list[str] = ["" for _ in self._read]
+        for read in self._read[1:]:
+            self._heads[self._states[read[:-1]]] += read[-1]
 
     def next(self, state: int, char: str) -> int:
         if self.ended(state):
@@ -324,6 +430,9 @@ class OneOf:
 
     def completion(self, state: int) -> str | None:
         return next(iter(self._below[state])) if len(self._below[state]) == 1 else None
+
+    def heads(self, state: int) -> Collection[str] | None:
+        return None if self.ended(state) else self._heads[state]
 
     def open_values(self, state: int) -> Collection[str]:
         return self._below[state]

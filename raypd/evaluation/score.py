@@ -125,7 +125,7 @@ def _answers(run: str) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for unit, path in writer.objects(folder):
         _, table = writer.read_table(folder, unit, None, path)
-        for row in table.to_pylist():
+        for row in writer.as_records(table):
             rows = found.setdefault(row["id"], [])
             if row["status"] == "ok":
                 rows.append(row)
@@ -156,7 +156,7 @@ def _score(
     for key in sorted(answers.keys() & gold.keys()):
         labels, rows = gold[key], answers[key]
         if "target" in labels:
-            record = json.loads(rows[0]["record"]) if rows else {}
+            record = _flat(json.loads(rows[0]["record"])) if rows else {}
             category = labels.get("category") or (rows[0]["category"] if rows else "")
             lists = "scored" in labels or bool(labels.get("accepted"))
             scores[key] = Score(str(category or ""), _of_record(record, labels, tolerance), lists)
@@ -166,7 +166,7 @@ def _score(
 
 
 def _of_record(record: dict[str, Any], labels: dict[str, Any], tolerance: float) -> dict[str, list[float]]:
-    target = labels["target"]
+    target = _flat(labels["target"])
     scored = labels.get("scored")
     accepted = labels.get("accepted") or {}
     strict, loose = [0.0] * 5, [0.0] * 5
@@ -175,6 +175,14 @@ def _of_record(record: dict[str, Any], labels: dict[str, Any], tolerance: float)
         if scored is None or name in scored:
             loose[_outcome(record.get(name), accepted.get(name) or [value], tolerance)] += 1
     return {"strict": strict, "scored": loose}
+
+
+def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Values of nested objects under `a.b`."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {above + name: value}
+    return flat
 
 
 def _outcome(given: Any, forms: Sequence[Any], tolerance: float = 0.0) -> int:

@@ -200,6 +200,11 @@ class NightRun:
         if same:
             return None
         assert isinstance(self.config.task, ExtractionConfig)
+        if self.config.output.columns == "typed":
+            raise ConfigError(
+                f"since the night {state.night} the attributes have changed, and with output.columns typed so have the "
+                "table's columns: --full extracts everything anew; output.columns record can do with what is new"
+            )
         return schema_change.compare(state.config["task"]["categories"], self.config.task.categories)
 
     def _usable(self) -> str:

@@ -133,5 +133,6 @@ def _write(root: str, documents: list[dict[str, Any]], config: RunConfig, change
             added = find(document["added_file"], **place)[0] if document["added_file"] else None
             found = [schema_change.join(found[0], added, config)]
         rows += [{**row, **place} for row in found]
-    schema = pa.unify_schemas([table.schema for table in tables.values()])
+    # Permissive: a field that `values` has since a later raypd is null in what is of an earlier one.
+    schema = pa.unify_schemas([table.schema for table in tables.values()], promote_options="permissive")
     write_object(storage.join(root, documents[0]["home"]), pa.Table.from_pylist(rows, schema))

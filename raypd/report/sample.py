@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd import storage
+from raypd.dataset import writer
 from raypd.report.units import CommittedUnit, spread
 from raypd.run.text import clean
 from raypd.verify import dead_letters
@@ -146,7 +147,7 @@ def _rows(unit: CommittedUnit) -> list[Row] | None:
     try:
         with storage.open_file(unit.path) as file:
             batches = pq.ParquetFile(file).iter_batches(batch_size=_ROWS)
-            return next((batch.to_pylist() for batch in batches), [])
+            return next((writer.as_records(batch) for batch in batches), [])
     except (pa.ArrowException, OSError):
         return None
 

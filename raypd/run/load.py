@@ -68,7 +68,8 @@ def load_run(output: str, overrides: list[str]) -> RunConfig:
     record = load_record(output, overrides)
     tree = record.config
     if isinstance(tree.get("task"), dict):
-        tree["task"].pop("categories_file", None)  # the categories themselves stand there
+        for key in ("categories_file", "schema"):  # the categories themselves stand there
+            tree["task"].pop(key, None)
     try:
         config = make_config(tree, overrides)
         found = config.fingerprint()

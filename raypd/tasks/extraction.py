@@ -17,17 +17,19 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import Attribute, ExtractionConfig, RunConfig
-from raypd.decoding.grammar import Automaton, Grammar, JsonString, Number, OneOf, Vocabulary
+from raypd.decoding.grammar import UNREACHABLE, Grammar, Vocabulary
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
+from raypd.tasks.automata import automaton_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
-from raypd.tasks.columns import EXTRACTION
+from raypd.tasks.columns import EXTRACTION, record_of, value_row
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.prompting import PRODUCTS, encode, end_tokens, messages, pieces
+from raypd.tasks.spans import span_of, span_shift
 from raypd.tasks.values import CheckedValue, JsonObjectEnd, check, find_value
 
 _Rated = tuple[CheckedValue, float | None]  # a value and its confidence
@@ -50,6 +52,7 @@ class _Body:
     """A document ready to be put into a prompt."""
 
     document: Document
+    text: str
     tokens: list[int]
     truncated: bool
 
@@ -119,28 +122,40 @@ class ExtractionTask:
         return ready
 
     def _grammar(self, category: str, attribute: Attribute) -> Grammar:
-        """The slot rules of an attribute; text, number and boolean are the same for all."""
-        if attribute.type in self._of_type:
-            return self._of_type[attribute.type]
-        grammar = Grammar(_automaton(attribute), self._vocabulary)
-        if not self._whole and (needed := grammar.needed()) > self.decoding.max_value_tokens:
+        """The slot rules of an attribute; those that read alike share them."""
+        rules = ("type", "values", "many", "max_items", "pattern", "required")
+        key = json.dumps([getattr(attribute, rule) for rule in rules])
+        if key in self._of_type:
+            return self._of_type[key]
+        where = f"task.categories.{category}: {attribute.name!r}"
+        try:
+            grammar = Grammar(automaton_of(attribute), self._vocabulary)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        # A list of which the longest value fits: one of more is cut behind a whole one.
+        longest = attribute.model_copy(update={"max_items": 1}) if attribute.many else attribute
+        alone = Grammar(automaton_of(longest), self._vocabulary) if attribute.many else grammar
+        needed = 0 if self._whole else alone.needed()
+        if needed >= UNREACHABLE:
+            raise ConfigError(f"{where}: no value of its pattern {attribute.pattern!r} can be written without quotes")
+        if needed > self.decoding.max_value_tokens:
             raise ConfigError(
-                f"task.categories.{category}: {attribute.name!r} needs {needed} tokens for its longest value; "
-                f"decoding.max_value_tokens is {self.decoding.max_value_tokens}"
+                f"{where} needs {needed} tokens for its longest value; decoding.max_value_tokens is "
+                f"{self.decoding.max_value_tokens}"
             )
-        if attribute.type != "enum":
-            self._of_type[attribute.type] = grammar
+        self._of_type[key] = grammar
         return grammar
 
     def _body(self, document: Document, category: _CategoryPrompt) -> _Body:
         """The document's text as ids, cut to what fits. Raises ValueError where it cannot be used."""
-        tokens = self._encode(text_of(document, list(self.input.text_columns)))
+        text = text_of(document, list(self.input.text_columns))
+        tokens = self._encode(text)
         most = self._remaining_tokens(category)
         if self.task.max_document_tokens is not None:
             most = min(most, self.task.max_document_tokens)
         if len(tokens) > most and self.task.too_long == "refuse":
             raise ValueError(f"too long: {len(tokens)} tokens, at most {most} fit (task.too_long is refuse)")
-        return _Body(document, tokens[:most], len(tokens) > most)
+        return _Body(document, text, tokens[:most], len(tokens) > most)
 
     def _remaining_tokens(self, category: _CategoryPrompt, documents: int = 1) -> int:
         """Tokens that are left for the text of `documents` documents (all together) in one context."""
@@ -205,7 +220,9 @@ class ExtractionTask:
                 known = value.completion
                 text = self._text(value.tokens) if known is None else known.encode("latin-1").decode()
                 rated = confidence(value.logprobs, choice=known is not None)
-                checked.append((check(attribute, text, value.closed), rated))
+                # A list that took all there was may have been made to end.
+                closed = value.closed and not (attribute.many and len(value.tokens) == self.decoding.max_value_tokens)
+                checked.append((check(attribute, text, closed), rated))
             records.append(self._record(category, body, checked))
         return records
 
@@ -227,25 +244,13 @@ class ExtractionTask:
         return self._record(category, body, checked)
 
     def _record(self, category: _CategoryPrompt, body: _Body, checked: list[_Rated]) -> Record:
-        values, record = [], {}
-        for attribute, (checked_value, probability) in zip(category.attributes, checked, strict=True):
-            value = record[attribute.name] = checked_value.value
-            text = value if value is None or isinstance(value, str) else json.dumps(value)
-            boolean = value if isinstance(value, bool) else None
-            number = float(value) if isinstance(value, (int, float)) and boolean is None else None
-            raw = checked_value.raw if value is None and checked_value.status != "null" else None
-            row = {"name": attribute.name, "value": text, "number": number, "boolean": boolean}
-            values.append({**row, "confidence": probability, "status": checked_value.status, "raw": raw})
+        shift = span_shift(body.document, self.input.text_columns)
+        values = [
+            value_row(attribute.name, found.value, found.status, rating, found.raw)
+            | span_of(attribute, found.value, body.text, shift)
+            for attribute, (found, rating) in zip(category.attributes, checked, strict=True)
+        ]
+        named = {a.name: found.value for a, (found, _) in zip(category.attributes, checked, strict=True)}
+        record = record_of(self.task.categories[category.name], named)
         columns: dict[str, Any] = {"category": category.name, "record": json.dumps(record, ensure_ascii=False)}
         return Record(body.document.index, {**columns, "values": values, "truncated": body.truncated})
-
-
-def _automaton(attribute: Attribute) -> Automaton:
-    """What may stand in an attribute's slot; characters are the bytes of the text, as latin-1."""
-    if attribute.type == "text":
-        return JsonString()
-    if attribute.type == "number":
-        return Number()
-    if attribute.type == "boolean":
-        return OneOf(["true", "false", "null"])
-    return OneOf([*(f'"{value}"'.encode().decode("latin-1") for value in attribute.values), "null"])

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from raypd.config import ExtractionConfig, RunConfig
+from raypd.config import Category, ExtractionConfig, RunConfig
 from raypd.errors import ConfigError
 from raypd.tasks.sandbox import TemplateFault, render, render_apart
 
@@ -42,7 +42,7 @@ def messages(task: ExtractionConfig) -> dict[str, str]:
     """
     text = template_text(task.template, "extraction.j2")
     shown = [
-        {"products": PRODUCTS, "category": {"name": name, **category.model_dump()}}
+        {"products": PRODUCTS, "category": {"name": name, **_shown(category)}}
         for name, category in task.categories.items()
     ]
     where = task.template or _HERE / "extraction.j2"
@@ -53,6 +53,14 @@ def messages(task: ExtractionConfig) -> dict[str, str]:
     if any(message.count(PRODUCTS) != 1 for message in made):
         raise ConfigError(f"task.template {where}: it must hold {{{{ products }}}} once")
     return dict(zip(task.categories, made, strict=True))
+
+
+def _shown(category: Category) -> dict[str, Any]:
+    """A category as templates see it: what an attribute's type asks for stands behind its description."""
+    tree = category.model_dump()
+    for attribute, shown in zip(category.attributes, tree["attributes"], strict=True):
+        shown["description"] = "; ".join(filter(None, [attribute.description, attribute.hint]))
+    return tree
 
 
 def check_template(config: RunConfig) -> None:

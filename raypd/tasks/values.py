@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from raypd.config import Attribute
 from raypd.config.tasks import bare
@@ -17,6 +18,7 @@ Status = Literal["ok", "null", "truncated", "invalid", "ambiguous"]
 _DECODER = json.JSONDecoder(strict=False)
 _NULLS = {"", "null", "none", "n/a"}
 _BARE = re.compile(r"(?:[^,}\n]|,(?= *\d))*")  # up to a comma that no digit follows, a brace or a newline
+_BETWEEN = re.compile(r"[\s,]*")
 _STRING = re.compile(r'(?:[^"\\\n]|\\.)*', re.DOTALL)  # up to a quote that is not escaped, or a newline
 _BEGINS_AS_NUMBER = re.compile(r"[^a-zA-Z[{]*[\d¼½¾]")
 
@@ -26,7 +28,7 @@ class CheckedValue:
     """A decoded value, checked by its attribute's type."""
 
     status: Status
-    value: str | float | int | bool | None  # typed; None unless the status is ok or, of a text, truncated
+    value: Any  # typed, as JSON has it; None unless the status is ok or, of a text or a list, truncated
     raw: str  # what was decoded
 
 
@@ -64,13 +66,43 @@ def _string_end(text: str) -> int | None:
 
 def check(attribute: Attribute, text: str, closed: bool = True) -> CheckedValue:
     """A decoded value by its attribute's type."""
+    found = _check_list(attribute, text, closed) if attribute.many else _check_one(attribute, text, closed)
+    held = found.value is None or found.status == "truncated" or attribute.fits(found.value)
+    return found if held else CheckedValue("invalid", None, text)
+
+
+def _check_list(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
+    """A list; a single value stands for a list of it. What was cut keeps its whole values."""
+    text = text.strip()
+    if not text.startswith("["):
+        one = _check_one(attribute, text, closed)
+        return CheckedValue(one.status, [one.value] if one.status == "ok" else None, text)
+    try:
+        items, status = _DECODER.raw_decode(text)[0], "ok" if closed else "truncated"
+    except ValueError:
+        items, status = [], "truncated"
+        at = 1
+        with contextlib.suppress(ValueError):
+            while True:
+                item, at = _DECODER.raw_decode(text, _BETWEEN.match(text, at).end())  # type: ignore[union-attr]
+                if at < len(text):  # the digits of a number that are missing would make it another
+                    items.append(item)
+    checked = [_check_one(attribute, json.dumps(item, ensure_ascii=False), True) for item in items]
+    if any(one.status not in ("ok", "null") for one in checked):
+        return CheckedValue("invalid", None, text)
+    return CheckedValue(status, [one.value for one in checked if one.status == "ok"], text)  # type: ignore[arg-type]
+
+
+def _check_one(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
     value, status = _read_json(text, closed)
     if status == "invalid":
         return CheckedValue("invalid", None, text)
     if value is None or (isinstance(value, str) and value.strip().casefold() in _NULLS):
         return CheckedValue("null", None, text)
-    if attribute.type != "number":
+    if attribute.type not in ("number", "integer"):
         typed = _typed(attribute, value)
+        if status == "truncated" and attribute.type != "text":  # a part of it is another
+            return CheckedValue("truncated", None, text)
         return CheckedValue("invalid" if typed is None else status, typed, text)
     if not isinstance(value, str) or not any(map(str.isnumeric, value)):
         return CheckedValue("invalid", None, text)
@@ -79,6 +111,8 @@ def check(attribute: Attribute, text: str, closed: bool = True) -> CheckedValue:
     number = read_number(value)
     if number is None:
         return CheckedValue("ambiguous", None, text)
+    if attribute.type == "integer" and math.isfinite(number) and number == int(number):
+        number = int(number)
     return CheckedValue("ok", number, text) if math.isfinite(number) else CheckedValue("invalid", None, text)
 
 
@@ -100,6 +134,10 @@ def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
     if key is None:
         return None
     start = key.end()
+    if text[start : start + 1] == "[":
+        with contextlib.suppress(ValueError):
+            return start, _DECODER.raw_decode(text, start)[1], True
+        return start, len(text), False
     if text[start : start + 1] == '"':
         end = _string_end(text[start:])
         return (start, len(text), False) if end is None else (start, start + end + 1, True)
@@ -152,8 +190,8 @@ class JsonObjectEnd:
             self._over |= key in self._keys
             self._keys.add(key)
             self._after_colon = True
-        elif char in "{}":
-            self._depth += 1 if char == "{" else -1
+        elif char in "{}[]":  # commas in a list end no value
+            self._depth += 1 if char in "{[" else -1
             self._over |= self._depth <= 0
         elif char == "," and last.isdecimal():
             self._last = "1,"  # the next character tells whether the number goes on

@@ -245,10 +245,10 @@ class FakeTask:
 
 def _record(name: str, category: Category) -> dict[str, Any]:
     """A record whose texts say `fake`; what cannot say so is null."""
-    texts = {a.name: "fake" if a.type == "text" else None for a in category.attributes}
-    empty = dict.fromkeys(("number", "boolean", "confidence", "raw"))
-    values = [{**empty, "name": n, "value": v, "status": "ok" if v else "null"} for n, v in texts.items()]
-    return {"category": name, "record": json.dumps(texts, ensure_ascii=False), "values": values, "truncated": False}
+    texts = {a.name: "fake" if a.type == "text" and not a.many else None for a in category.attributes}
+    values = [columns.value_row(n, v, "ok" if v else "null", None) for n, v in texts.items()]
+    record = json.dumps(columns.record_of(category, texts), ensure_ascii=False)
+    return {"category": name, "record": record, "values": values, "truncated": False}
 
 
 def make(config: RunConfig) -> tuple[FakeEngine, FakeTask]:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from raypd.config import Attribute, ExtractionConfig, RunConfig
 from raypd.decoding.program import Program
 from raypd.tasks.base import Document, Record
+from raypd.tasks.columns import value_in
 from raypd.tasks.documents import category_of
 from raypd.tasks.extraction import ExtractionTask
 from raypd.tasks.prompting import encode
@@ -62,7 +63,7 @@ class ExtractionExamples:
                 raise Skip(f"answers of more than {self.config.decoding.max_new_tokens} tokens")
             return example
         texts = [
-            value_text(attribute, document.fields[self.labels_column].get(attribute.name))
+            value_text(attribute, value_in(document.fields[self.labels_column], attribute))
             for document in stack
             for attribute in self._attributes(document)
         ]
@@ -108,11 +109,12 @@ class ExtractionExamples:
             attributes = self._attributes(document)
         except ValueError as error:
             return str(error)
-        for name in labels.keys() - {attribute.name for attribute in attributes}:
+        known = {name for attribute in attributes for name in (attribute.name, attribute.place[0])}
+        for name in labels.keys() - known:
             self.skipped[f"labels of {name!r}, which the category does not have"] += 1
         for attribute in attributes:
             try:
-                value_text(attribute, labels.get(attribute.name))
+                value_text(attribute, value_in(labels, attribute))
             except Skip as reason:  # this label alone: a wrong value would be learned, null would be, too
                 return str(reason)
         return None

@@ -8,6 +8,8 @@ from typing import Any
 
 from raypd.config import Attribute
 from raypd.decoding.program import Feed
+from raypd.tasks.columns import value_in
+from raypd.tasks.values import CheckedValue, check
 from raypd.training.example import Skip, Teacher
 
 
@@ -20,7 +22,14 @@ def value_text(attribute: Attribute, value: object) -> str:
         Skip: the value is none of the attribute's type.
     """
     if value is None:
+        if attribute.required and (attribute.many or attribute.type not in ("text", "number")):
+            raise Skip(f"attribute {attribute.name!r}: it is required, and has no label")
         return " null\n"
+    if attribute.many or attribute.type == "integer" or attribute.regex is not None:
+        text = json.dumps(value, ensure_ascii=False)
+        if check(attribute, text) != CheckedValue("ok", value, text) or (attribute.regex is not None and "\\" in text):
+            raise Skip(f"attribute {attribute.name!r}: a label is no {'list of ' * attribute.many}{attribute.type}")
+        return f" {text}" if attribute.type != "integer" or attribute.many else f" {text}\n"
     if attribute.type == "number":
         if isinstance(value, bool) or not isinstance(value, (int, float, str)) or not any(map(str.isdigit, str(value))):
             raise Skip(f"attribute {attribute.name!r}: a label is no number")
@@ -42,7 +51,7 @@ def record_text(attributes: Sequence[Attribute], target: dict[str, Any]) -> str:
     lines = (
         json.dumps(attribute.name, ensure_ascii=False)
         + ":"
-        + value_text(attribute, target.get(attribute.name)).rstrip()
+        + value_text(attribute, value_in(target, attribute)).rstrip()
         for attribute in attributes
     )
     return ",\n".join(lines) + "\n}"

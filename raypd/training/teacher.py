@@ -28,7 +28,7 @@ def label(documents: Sequence[Document], run: str, column: str) -> None:
     folder = storage.absolute(run)
     rows: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for unit, path in writer.objects(folder):
-        for row in writer.read_table(folder, unit, None, path)[1].to_pylist():
+        for row in writer.as_records(writer.read_table(folder, unit, None, path)[1]):
             rows[row["source"], row["row"]].append(row)
     if not rows:
         raise InputError(f"training.labels {run}: holds no answers; give the output folder of a run")

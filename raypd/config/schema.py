@@ -1,0 +1,267 @@
+"""A schema as others write it, a pydantic model or a JSON Schema, as one of today's categories.
+
+Nested objects become attributes named `a.b.c`, one slot each; `$` in a message is the whole schema.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from raypd.config.tasks import Attribute
+from raypd.errors import ConfigError, in_words
+
+_UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_NOT_HELD = {  # keywords that say what is valid, and that would not be held to
+    "multipleOf", "uniqueItems", "minItems", "contains", "prefixItems", "not", "if", "patternProperties",
+    "propertyNames", "dependentRequired", "dependentSchemas", "minProperties", "maxProperties",
+}  # fmt: skip
+_MOST_VALUES = 20_000
+Tree = dict[str, Any]
+
+
+class _Refused(Exception):
+    """What cannot be decoded, with its path in the schema."""
+
+
+def is_file(schema: Any) -> bool:
+    """Whether task.schema names a file."""
+    return isinstance(schema, str) and schema.endswith((".json", ".yaml", ".yml"))
+
+
+def categories_of(schema: str | Tree, folder: Path) -> Tree:
+    """The categories, as YAML has them, of task.schema: one, named as the schema's title or `record`.
+
+    Args:
+        schema: `package.module:Class`, a file, or the JSON Schema itself.
+        folder: of the configuration; modules are looked for there, too.
+
+    Raises:
+        ConfigError: it cannot be read, or not be decoded in slots: with the path in the schema.
+    """
+    tree = schema
+    if isinstance(schema, str):
+        tree = _read(schema) if is_file(schema) else _imported(schema, folder)
+    if not isinstance(tree, dict):
+        raise ConfigError(f"task.schema: {schema}: expected an object, found {type(tree).__name__}")
+    try:
+        flat = _Flattened(tree)
+        flat.add_object(tree, "$", [], optional=False)
+    except _Refused as error:
+        raise ConfigError(f"task.schema: {error}") from None
+    if not flat.attributes:
+        raise ConfigError("task.schema: $: it has no properties: name what is to be extracted")
+    category: Tree = {"attributes": [a.model_dump(exclude_defaults=True) for a in flat.attributes]}
+    category |= {"description": " ".join(tree["description"].split())} if tree.get("description") else {}
+    category |= {"optional_objects": flat.optional} if flat.optional else {}
+    return {str(tree.get("title") or "record"): category}
+
+
+def _read(path: str) -> Any:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        return json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
+    except FileNotFoundError:
+        raise ConfigError(f"task.schema: {path}: no such file") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"task.schema: {path}: cannot be read: {in_words(error)}") from None
+
+
+def _imported(target: str, folder: Path) -> Any:
+    """The JSON Schema of a pydantic model (or a dataclass, or TypedDict)."""
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise ConfigError(
+            f"task.schema: {target!r} is neither a file (.json, .yaml) nor a pydantic model (package.module:Class)"
+        )
+    before = list(sys.path)
+    sys.path[:0] = [str(folder.resolve()), str(Path.cwd())]
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return TypeAdapter(found).json_schema()
+    except PydanticUserError as error:
+        raise ConfigError(f"task.schema: {target}: has no JSON Schema: {error.message}") from None
+    except Exception as error:  # of anybody's module
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"task.schema: {target}: cannot be imported: {reason}") from None
+    finally:
+        sys.path[:] = before
+
+
+@dataclass
+class _Flattened:
+    """The attributes of a schema, and the paths of objects that may be absent. root: what `$ref` points into."""
+
+    root: Tree
+    attributes: list[Attribute] = field(default_factory=list)
+    optional: list[list[str]] = field(default_factory=list)
+
+    def add_object(self, schema: Tree, at: str, path: list[str], optional: bool, within: tuple[str, ...] = ()) -> None:
+        """Adds the properties of an object.
+
+        Args:
+            at, path: where it stands in the schema, and in the record.
+            optional: it may be absent, so that nothing in it can be required.
+            within: the `$ref` that led here, of which none may come again.
+        """
+        schema, _, within = self._resolved(schema, at, within)
+        for keyword in _NOT_HELD & schema.keys():
+            raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
+        if schema.get("type") not in (None, "object") or not isinstance(schema.get("properties"), dict):
+            raise _Refused(f"{at}: an object without `properties` cannot be decoded in slots; name its properties")
+        if isinstance(schema.get("additionalProperties"), dict):
+            raise _Refused(f"{at}.additionalProperties: names that are not known cannot be decoded in slots")
+        required = schema.get("required", [])
+        for name, inner in schema["properties"].items():
+            self._add(name, inner, f"{at}.properties.{name}", [*path, name], name in required, optional, within)
+
+    def _add(
+        self, name: str, given: Any, at: str, path: list[str], listed: bool, optional: bool, within: tuple[str, ...]
+    ) -> None:
+        schema, nullable, inside = self._resolved(given, at, within)
+        if _kind(schema) == "object":
+            # What is required and may be null is always there: nothing in slots tells an object from null.
+            if not listed:
+                self.optional.append(path)
+            self.add_object(schema, at, path, optional or not listed, inside)
+            return
+        keys: Tree = {"required": listed and not nullable and not optional, "omit_null": not listed}
+        if _kind(schema) == "array":
+            items, null, _ = self._resolved(schema.get("items") or {}, f"{at}.items", inside)
+            if _kind(items) == "object":
+                raise _Refused(
+                    f"{at}.items: a list of objects cannot be decoded in slots; ask for one list a property, or for a "
+                    "row a document of each"
+                )
+            if _kind(items) == "array" or null:
+                what = "null" if null else "lists"
+                raise _Refused(f"{at}.items: a list of {what} cannot be decoded in slots")
+            for keyword in _NOT_HELD & schema.keys():
+                raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
+            keys |= {"many": True, "max_items": schema.get("maxItems")}
+            keys |= _scalar(items, f"{at}.items")
+        else:
+            keys |= _scalar(schema, at)
+        described = next((s["description"] for s in (given, schema) if s.get("description")), "")
+        try:
+            attribute = Attribute(
+                name=".".join(path),
+                description=" ".join(described.split()),
+                path=path if len(path) > 1 else [],
+                **keys,
+            )
+        except ValidationError as error:
+            raise _Refused(f"{at}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+        default = given.get("default", schema.get("default"))
+        if default is not None and not attribute.fits(default):
+            raise _Refused(f"{at}.default: {json.dumps(default, default=str)} is not of its type")
+        self.attributes.append(attribute)
+
+    def _resolved(self, schema: Any, at: str, within: tuple[str, ...]) -> tuple[Tree, bool, tuple[str, ...]]:
+        """(what a schema says behind its references, without null; whether it may be null; the references)"""
+        nullable = False
+        while True:
+            if not isinstance(schema, dict):
+                raise _Refused(f"{at}: a value of any kind cannot be decoded; give it a type")
+            beside = {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}
+            if "$ref" in schema:
+                ref = schema["$ref"]
+                if ref in within:
+                    raise _Refused(f"{at}: {ref} holds itself: a schema without an end cannot be decoded in slots")
+                within, inner = (*within, ref), self._pointed(ref, at)
+            elif "allOf" in schema and len(schema["allOf"]) == 1:
+                inner = schema["allOf"][0]
+            elif options := schema.get("anyOf") or schema.get("oneOf"):
+                left = [option for option in options if option != {"type": "null"}]
+                nullable |= len(left) < len(options)
+                inner = left[0] if len(left) == 1 else _one_of(left, at)
+            elif "allOf" in schema:
+                raise _Refused(f"{at}.allOf: several schemas at once cannot be decoded; write them as one")
+            else:
+                break
+            schema = {**inner, **beside} if isinstance(inner, dict) else inner
+        if isinstance(schema.get("type"), list):
+            types = [one for one in schema["type"] if one != "null"]
+            nullable |= len(types) < len(schema["type"])
+            if len(types) != 1:
+                raise _Refused(f"{at}.type: several types cannot be decoded in one slot; choose one")
+            schema = {**schema, "type": types[0]}
+        if None in schema.get("enum", []):
+            nullable, schema = True, {**schema, "enum": [value for value in schema["enum"] if value is not None]}
+        return schema, nullable, within
+
+    def _pointed(self, ref: str, at: str) -> Any:
+        found: Any = self.root
+        for part in ref.removeprefix("#").strip("/").split("/") if ref != "#" else []:
+            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+        if not ref.startswith("#") or found is None:
+            raise _Refused(f"{at}.$ref: {ref} is not in the schema")
+        return found
+
+
+def _one_of(options: list[Any], at: str) -> Tree:
+    """What stands for several: a number for what may be written as one, an enum for single texts."""
+    kinds = {_kind(option) if isinstance(option, dict) else "" for option in options}
+    if "number" in kinds and kinds <= {"number", "integer", "string"}:
+        return next(option for option in options if _kind(option) == "number")
+    texts = list(_single(options))
+    if len(texts) == len(options):
+        return {"enum": texts}
+    what = "objects" if "object" in kinds else "several types"
+    raise _Refused(f"{at}.anyOf: one of {what} cannot be decoded in slots; choose one")
+
+
+def _single(options: list[Any]) -> Iterator[str]:
+    return (option["const"] for option in options if isinstance(option, dict) and isinstance(option.get("const"), str))
+
+
+def _kind(schema: Tree) -> str:
+    return str(schema.get("type") or ("object" if "properties" in schema else ""))
+
+
+def _scalar(schema: Tree, at: str) -> Tree:
+    """The keys of an attribute of a schema that is neither an object nor a list."""
+    for keyword in _NOT_HELD & schema.keys():
+        raise _Refused(f"{at}.{keyword}: would not be held to; take it out")
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        if not values or not all(isinstance(value, str) for value in values):
+            raise _Refused(f"{at}.enum: values other than texts cannot be decoded as an enum; quote them")
+        if len(values) > _MOST_VALUES:
+            raise _Refused(f"{at}.enum: {len(values)} values; {_MOST_VALUES} at most are ready in a few seconds")
+        return {"type": "enum", "values": values}
+    kind, form = _kind(schema), schema.get("format")
+    if kind == "boolean":
+        return {"type": kind}
+    if kind in ("integer", "number"):
+        return {"type": kind, **_bounds(schema, kind == "integer")}
+    if kind != "string":
+        what = f"type {kind}" if kind else "a value of any kind"
+        raise _Refused(f"{at}: {what} cannot be decoded; give it a type")
+    lengths = {"min_length": schema.get("minLength"), "max_length": schema.get("maxLength")}
+    if "pattern" in schema or form == "uuid":
+        return {"type": "pattern", "pattern": schema.get("pattern", _UUID), **lengths}
+    return {"type": form} if form in ("date", "time", "date-time") else {"type": "text", **lengths}
+
+
+def _bounds(schema: Tree, whole: bool) -> Tree:
+    """minimum and maximum; what is exclusive as the next number within."""
+    found = {key: schema[key] for key in ("minimum", "maximum") if schema.get(key) is not None}
+    for key, beyond, step in (("minimum", math.inf, 1), ("maximum", -math.inf, -1)):
+        bound = schema.get(f"exclusive{key.capitalize()}")
+        if bound is not None:
+            own = math.floor(bound) + 1 if step > 0 else math.ceil(bound) - 1
+            own = own if whole else math.nextafter(bound, beyond)
+            found[key] = max(own * step, found.get(key, own) * step) * step
+    return found

@@ -1,0 +1,180 @@
+"""Automata of typed values beside those in `grammar`: from a table, a list of values, and null in place of one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from raypd.decoding.grammar import DEAD, Automaton
+
+_OPEN, _FIRST, _NEXT, _BEGIN, _ITEM, _END = range(6)  # places in a list; _NEXT: behind a comma, _BEGIN: and its blank
+_START, _BLANK, _N, _NULL = range(4)
+_TYPED = 4  # + state of what may stand in place of null
+
+
+class Table:
+    """An automaton over a table of transitions.
+
+    Args:
+        table: of every state, character -> the state after it.
+        finals: states in which the value is whole; one without a way on has read its closing character.
+        standing: states in which it may stand where it is cut; None: the whole ones alone.
+        free: states in which any token may come.
+    """
+
+    def __init__(
+        self,
+        table: Sequence[Mapping[str, int]],
+        finals: Collection[int],
+        standing: Collection[int] | None = None,
+        free: Collection[int] = (),
+    ) -> None:
+        self._table, self.finals, self._free = table, frozenset(finals), frozenset(free)
+        self._standing = self.finals if standing is None else frozenset(standing)
+
+    def next(self, state: int, char: str) -> int:
+        return self._table[state].get(char, DEAD)
+
+    def heads(self, state: int) -> Collection[str] | None:
+        return self._table[state]
+
+    def accepting(self, state: int) -> bool:
+        return state in self._standing
+
+    def completion(self, state: int) -> str | None:
+        return None
+
+    def open_values(self, state: int) -> Collection[str]:
+        return ()
+
+    def ended(self, state: int) -> bool:
+        return state in self.finals and not self._table[state]
+
+    def limited(self, state: int) -> bool:
+        return state not in self._free
+
+
+def one_of(texts: Sequence[str]) -> Table:
+    """The table of some texts of which none begins another."""
+    table: list[dict[str, int]] = [{}]
+    finals = []
+    for text in texts:
+        state = 0
+        for char in text:
+            if char not in table[state]:
+                table[state][char] = len(table)
+                table.append({})
+            state = table[state][char]
+        finals.append(state)
+    return Table(table, finals)
+
+
+_OTHER = {chr(byte) for byte in range(256)} - {'"', "\\", "\n"}
+# A JSON string: once it is open, its model is not limited. States: before it, inside, behind a backslash, behind it.
+STRING = Table(
+    [{'"': 1}, {**dict.fromkeys(_OTHER, 1), '"': 3, "\\": 2}, dict.fromkeys(_OTHER | {'"', "\\"}, 1), {}],
+    [3],
+    free=[1, 2],
+)
+
+
+class ListOf:
+    """A JSON list of values. Where they are texts it may be cut, or break off at what no list has.
+
+    Args:
+        item: what each value is.
+        most: most values; None: any number.
+    """
+
+    def __init__(self, item: Table, most: int | None = None) -> None:
+        self.item, self.most = item, most
+        self._places = [(_OPEN, 0, 0)]  # of every state: the place, values so far (where `most` counts), their state
+        self._states = {self._places[0]: 0}
+
+    def _state(self, *place: int) -> int:
+        key = (place[0], place[1] if self.most else 0, place[2])
+        if key not in self._states:
+            self._states[key] = len(self._places)
+            self._places.append(key)
+        return self._states[key]
+
+    def next(self, state: int, char: str) -> int:
+        place, count, inner = self._places[state]
+        if place == _OPEN:
+            return self._state(_FIRST, 0, 0) if char == "[" else DEAD
+        if place in (_FIRST, _NEXT, _BEGIN):
+            if place == _FIRST and char == "]":
+                return self._state(_END, 0, 0)
+            if place == _NEXT and char == " ":
+                return self._state(_BEGIN, count, 0)
+            after = self.item.next(0, char)
+            return DEAD if after == DEAD else self._state(_ITEM, count + 1, after)
+        if place == _END:
+            return state
+        if (after := self.item.next(inner, char)) != DEAD:
+            return self._state(_ITEM, count, after)
+        if inner in self.item.finals and char == "]":
+            return self._state(_END, 0, 0)
+        more = inner in self.item.finals and char == "," and (self.most is None or count < self.most)
+        return self._state(_NEXT, count, 0) if more else DEAD
+
+    def heads(self, state: int) -> Collection[str] | None:
+        return None
+
+    def accepting(self, state: int) -> bool:
+        return self.ended(state) or not self.limited(state)
+
+    def completion(self, state: int) -> str | None:
+        return None
+
+    def open_values(self, state: int) -> Collection[str]:
+        return ()
+
+    def ended(self, state: int) -> bool:
+        return self._places[state][0] == _END
+
+    def limited(self, state: int) -> bool:
+        place, _, inner = self._places[state]
+        return place != _ITEM or self.item.limited(inner)
+
+
+class OrNull:
+    """A value, with a blank before it if need be, or null.
+
+    Args:
+        value: its automaton.
+        null: whether null may stand there.
+    """
+
+    def __init__(self, value: Automaton, null: bool) -> None:
+        self.value, self.null = value, null
+
+    def next(self, state: int, char: str) -> int:
+        if state >= _TYPED:
+            after = state - _TYPED if self.value.ended(state - _TYPED) else self.value.next(state - _TYPED, char)
+            return DEAD if after == DEAD else after + _TYPED
+        if state in (_N, _NULL):  # null is clear with its first letter
+            return _NULL
+        if char == " ":
+            return _BLANK if state == _START else DEAD
+        if char == "n" and self.null:
+            return _N
+        after = self.value.next(0, char)
+        return DEAD if after == DEAD else after + _TYPED
+
+    def heads(self, state: int) -> Collection[str] | None:
+        return None
+
+    def accepting(self, state: int) -> bool:
+        return state in (_N, _NULL) or (state >= _TYPED and self.value.accepting(state - _TYPED))
+
+    def completion(self, state: int) -> str | None:
+        return "null" if state in (_N, _NULL) else None
+
+    def open_values(self, state: int) -> Collection[str]:
+        return ["null"] if state in (_N, _NULL) else []
+
+    def ended(self, state: int) -> bool:
+        return state >= _TYPED and self.value.ended(state - _TYPED)
+
+    def limited(self, state: int) -> bool:
+        return state < _TYPED or self.value.limited(state - _TYPED)

@@ -1,0 +1,102 @@
+"""What may stand in an attribute's slot, as an automaton; its characters are the bytes of the text, as latin-1."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+from outlines_core import Index, Vocabulary
+
+from raypd.config import Attribute
+from raypd.decoding.automata import STRING, ListOf, OrNull, Table, one_of
+from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf
+
+_END_TOKEN = 256  # the index has one beside the bytes
+_END = 1  # a character that no value has
+_MOST_EDGES = 25_000
+_INTEGER = "-?(0|[1-9][0-9]{0,17})"
+# In a slot thousands may be grouped, and a comma that no digit follows, a brace or the line's end closes it.
+_INTEGER_SLOT = r"-?(0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(,[0-9]{3}){1,5})(,[ \n\"}]|[}\n])"
+_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
+Edges = list[dict[str, int]]
+
+
+def automaton_of(attribute: Attribute) -> Automaton:
+    """The automaton of an attribute's slot. Raises ValueError where its pattern cannot be used."""
+    null = not attribute.required
+    if attribute.many:
+        return OrNull(ListOf(_item(attribute), attribute.max_items), null)
+    if attribute.type == "text":
+        return JsonString()
+    if attribute.type == "number":
+        return Number()
+    if attribute.type == "integer":
+        table, finals = _edges(_INTEGER_SLOT)
+        begun = {0, table[0]["-"]}
+        return OrNull(Table(table, finals, standing=set(range(len(table))) - begun), null)
+    if attribute.type in ("boolean", "enum"):
+        return OneOf([*_texts(attribute), *["null"] * null])
+    return OrNull(_item(attribute), null)
+
+
+def _item(attribute: Attribute) -> Table:
+    """The automaton of a value that stands in a list, or by itself where its text tells its end."""
+    if attribute.type == "text":
+        return STRING
+    if attribute.type in ("boolean", "enum"):
+        return one_of(_texts(attribute))
+    if attribute.type in ("integer", "number"):
+        return Table(*_edges(_INTEGER if attribute.type == "integer" else _NUMBER))
+    return Table(*_quoted(str(attribute.regex)))
+
+
+def _texts(attribute: Attribute) -> list[str]:
+    if attribute.type == "boolean":
+        return ["true", "false"]
+    return [json.dumps(value, ensure_ascii=False).encode().decode("latin-1") for value in attribute.values]
+
+
+def _quoted(pattern: str) -> tuple[Edges, list[int]]:
+    """A JSON string of a pattern's values that have no quote, backslash or control character: all need no escape."""
+    bare = pattern.removeprefix("^").removesuffix("$") if not pattern.endswith("\\$") else pattern.removeprefix("^")
+    table, finals = _edges(bare, without='"\\' + "".join(map(chr, range(32))))
+    end = len(table) + 1
+    moved = [{char: after + 1 for char, after in row.items()} for row in table]
+    for state in finals:
+        moved[state]['"'] = end
+    return [{'"': 1}, *moved, {}], [end]
+
+
+@lru_cache(64)
+def _edges(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
+    """(transitions, whole states) of a regular expression over bytes: the index of a vocabulary of single bytes.
+
+    It is made with an end of its own behind it: out of a state that is whole the index takes no way that is longer
+    than a token.
+    """
+    tokens: dict[str | bytes, list[int]] = {bytes([b]): [b] for b in range(256) if chr(b) not in without or b == _END}
+    try:
+        index = Index(f"({pattern}){chr(_END)}", Vocabulary(_END_TOKEN, tokens))
+    except ValueError as error:
+        raise ValueError(
+            f"the pattern {pattern!r} cannot be decoded: {str(error).partition('. This may')[0]}"
+        ) from None
+    found, over = index.get_transitions(), set(index.get_final_states())
+    table: Edges = []
+    finals = []
+    number = {index.get_initial_state(): 0}
+    new = list(number)
+    for state in new:  # grows
+        row = {chr(b): after for b, after in found.get(state, {}).items() if b not in (_END, _END_TOKEN)}
+        for after in row.values():
+            if after not in number:
+                number[after] = len(new)
+                new.append(after)
+        table.append({char: number[after] for char, after in row.items()})
+        finals += [number[state]] * (found.get(state, {}).get(_END) in over)
+    if sum(map(len, table)) > _MOST_EDGES:
+        raise ValueError(
+            f"the pattern {pattern!r} is too large to be ready in a few seconds: say [0-9A-Za-z] in place of "
+            "\\w and ., and + with max_length in place of a range of repetitions"
+        )
+    return table, finals

@@ -1,0 +1,37 @@
+"""Where in a document's text a value stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from raypd.config import Attribute
+from raypd.tasks.base import Document
+
+
+def find_span(text: str, value: str) -> tuple[int, int, bool] | None:
+    """(begin, end, exact) of a value's first place in a text; None where it is not there.
+
+    As it is written, else without regard to case and kinds of white space (not exact); a whole word goes before a part.
+    """
+    for exact in (True, False):
+        body = re.escape(value) if exact else r"\s+".join(map(re.escape, value.split()))
+        for pattern in (rf"(?<!\w){body}(?!\w)", body):
+            if found := re.search(pattern, text, 0 if exact else re.IGNORECASE):
+                return found.start(), found.end(), exact
+    return None
+
+
+def span_of(attribute: Attribute, value: Any, text: str, shift: int) -> dict[str, Any]:
+    """`span` and `span_exact` of a value, where it is a text that stands in the document's."""
+    found = find_span(text, value) if isinstance(value, str) and not attribute.many else None
+    if found is None:
+        return {"span": None, "span_exact": None}
+    return {"span": {"begin": found[0] + shift, "end": found[1] + shift}, "span_exact": found[2]}
+
+
+def span_shift(document: Document, columns: Sequence[str]) -> int:
+    """Characters of white space before the document's text in its one column; of several, their text is raypd's."""
+    text = str(document.fields.get(columns[0])) if len(columns) == 1 else ""
+    return len(text) - len(text.lstrip())

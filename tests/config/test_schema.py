@@ -1,0 +1,151 @@
+"""task.schema: what others write, a pydantic model or a JSON Schema, as attributes; what has no slots is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypd.config.load import load_config, make_config
+from raypd.config.render import render
+from raypd.errors import ConfigError
+
+MODULE = '''
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Literal, Optional
+from pydantic import BaseModel, Field
+
+class Fit(Enum):
+    over = "over-ear"
+    inner = "in-ear"
+
+class Maker(BaseModel):
+    name: str
+    founded: Optional[date] = None
+
+class Product(BaseModel):
+    """What a shop
+    sells."""
+    brand: str = Field(description="who made it", max_length=40)
+    fit: Fit
+    weight: Optional[float] = Field(gt=0, le=5)
+    price: Optional[Decimal] = None
+    count: int = Field(ge=1, lt=100)
+    colors: list[Literal["red", "blue"]] = Field([], max_length=3)
+    sku: Annotated[str, Field(pattern="^[A-Z]{2}[0-9]{4}$")]
+    maker: Maker
+    seller: Optional[Maker] = None
+'''
+RUN = "input: {path: in.jsonl, text_columns: [text]}\noutput: {path: out}\ntask: {schema: %s}\n"
+
+
+def load(folder: Path, schema: Any, *overrides: str) -> Any:
+    """The configuration of a file whose task.schema is YAML's own text, or this JSON Schema in a file."""
+    if isinstance(schema, dict):
+        (folder / "own.json").write_text(json.dumps(schema))
+        schema = "own.json"
+    (folder / "run.yaml").write_text(RUN % schema)
+    return load_config(folder / "run.yaml", list(overrides))
+
+
+def test_a_pydantic_model_beside_the_configuration_becomes_attributes(tmp_path: Path) -> None:
+    (tmp_path / "shop_models.py").write_text(MODULE)
+    config = load(tmp_path, "shop_models:Product")
+    (category,) = config.task.categories.values()
+    assert (list(config.task.categories), category.description) == (["Product"], "What a shop sells.")
+    assert config.input.category_column is None  # documents need not name it
+    made = {a.name: a for a in category.attributes}
+    assert list(made) == ["brand", "fit", "weight", "price", "count", "colors", "sku", "maker.name", "maker.founded",
+                          "seller.name", "seller.founded"]  # fmt: skip
+    assert (made["brand"].description, made["brand"].max_length, made["brand"].required) == ("who made it", 40, True)
+    assert (made["fit"].type, made["fit"].values, made["fit"].required) == ("enum", ["over-ear", "in-ear"], True)
+    assert (made["weight"].required, made["weight"].omit_null) == (False, False)
+    assert [made["weight"].fits(x) for x in (0, 0.01, 5, 5.1)] == [False, True, True, False]
+    assert made["price"].type == "number"
+    assert [made["count"].fits(x) for x in (0, 1, 99, 100, 1.5, True)] == [False, True, True, False, False, False]
+    assert (made["colors"].many, made["colors"].max_items, made["colors"].omit_null) == (True, 3, True)
+    assert [made["sku"].fits(x) for x in ("AB1234", "AB12345")] == [True, False]
+    assert (made["maker.founded"].place, made["maker.founded"].type) == (["maker", "founded"], "date")
+    assert (made["maker.name"].required, made["seller.name"].required) == (True, False)
+    assert category.optional_objects == [["seller"]]
+    assert "max_items: 3" in render(config)
+
+
+def test_the_fingerprint_is_of_the_attributes_and_not_of_where_they_stand(tmp_path: Path) -> None:
+    schema = {"title": "shoe", "properties": {"size": {"type": ["integer", "null"]}}}
+    ours = load(tmp_path, schema)
+    (tmp_path / "same.yaml").write_text("title: shoe\nproperties: {size: {type: [integer, 'null']}}\n")
+    for other in ("same.yaml", json.dumps(schema)):
+        assert load(tmp_path, other).fingerprint() == ours.fingerprint()
+    schema["properties"]["size"]["maximum"] = 60  # type: ignore[index]
+    assert load(tmp_path, schema).fingerprint() != ours.fingerprint()
+    attributes = [{"name": "size", "type": "integer", "omit_null": True}]
+    tree = {"input": {"path": "x", "text_columns": ["text"], "category_column": None}, "output": {"path": "o"}}
+    same = make_config({**tree, "task": {"categories": {"shoe": {"attributes": attributes}}}})
+    assert same.fingerprint() == ours.fingerprint()
+
+
+def of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+OBJECT = of(x={"type": "string"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (of(offers={"type": "array", "items": OBJECT}),
+         r"task.schema: \$.properties.offers.items: a list of objects cannot be decoded in slots"),
+        (of(a=of(b={"type": "object"})), r"\$.properties.a.properties.b: an object without `properties`"),
+        ({"$defs": {"N": of(next={"$ref": "#/$defs/N"})}, "$ref": "#/$defs/N"},
+         r"\$.properties.next: #/\$defs/N holds"),
+        (of(a={"anyOf": [OBJECT, OBJECT]}), r"\$.properties.a.anyOf: one of objects"),
+        (of(a={"anyOf": [{"type": "string"}, {"type": "boolean"}]}), r"\$.properties.a.anyOf: one of several types"),
+        (of(a={}), r"\$.properties.a: a value of any kind"),
+        (of(a={"enum": [1, 2]}), r"\$.properties.a.enum: values other than texts"),
+        (of(a={"enum": ['a "b"']}), r"\$.properties.a: .*without quotes and backslashes"),
+        (of(a={"type": "string", "pattern": "["}), r"\$.properties.a: .*no regular expression"),
+        (of(a={"type": "integer", "multipleOf": 5}), r"\$.properties.a.multipleOf: would not be held to"),
+        (of(a={"type": "integer", "default": 1.5}), r"\$.properties.a.default: 1.5 is not of its type"),
+        (of(**{"a" * 201: {"type": "string"}}), r"at most 200 characters"),
+        (of(Color={"type": "string"}, color_={"type": "string"}), "'Color' and 'color_' differ in case or punctuation"),
+        (of(a={"$ref": "#/$defs/none"}), r"\$.properties.a.\$ref: #/\$defs/none is not in the schema"),
+        ("nowhere.json", r"nowhere.json: no such file"),
+        ("no_such_module:Thing", r"no_such_module:Thing: cannot be imported: ModuleNotFoundError"),
+        ("thing", "neither a file .* nor a pydantic model"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_decoded_is_refused_with_its_place(tmp_path: Path, schema: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(tmp_path, schema)
+
+
+def test_one_schema_at_a_time(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task.schema and task.categories are both set"):
+        load(tmp_path, OBJECT, "task.categories={c: {attributes: [{name: a}]}}")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ([[{"name": "Status"}]], "'Status' .* has the column of a column of every table"),
+        ([[{"name": "a"}], [{"name": "A", "type": "number"}]],
+         "task.categories.c1: 'A' .number. has the column of task.categories.c0: 'a' .text."),
+        ([[{"name": "a", "path": ["x", "y"]}, {"name": "x"}]], "'x' .text. has the column of .*'a' .object."),
+        ([[{"name": "x"}, {"name": "x__status"}]], "'x__status' .* has the column of"),
+    ],
+)  # fmt: skip
+def test_attributes_that_cannot_have_a_column_each(attributes: Any, words: str) -> None:
+    tree = {
+        "input": {"path": "x"},
+        "output": {"path": "out", "columns": "typed"},
+        "task": {"categories": {f"c{i}": {"attributes": own} for i, own in enumerate(attributes)}},
+    }
+    with pytest.raises(ConfigError, match=words):
+        make_config(tree)
+    make_config(tree, ["output.columns=record"])

@@ -1,0 +1,156 @@
+"""output.columns typed: DuckDB and pyarrow read columns of their own types; evaluation and report read both forms."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from raypd.config import RunConfig
+from raypd.config.run import OWN_COLUMNS
+from raypd.dataset import writer
+from raypd.evaluation.score import evaluate
+from raypd.report.sample import document_of
+from raypd.run.records import UnitSummary
+from raypd.tasks.base import Document, Record
+from raypd.tasks.columns import EXTRACTION, columns_of, record_of, record_row, typed_row, value_row
+from raypd.training import teacher
+
+SHOES = [
+    {"name": "Brand"},
+    {"name": "Size", "type": "number"},
+    {"name": "Count", "type": "integer"},
+    {"name": "Lit", "type": "boolean"},
+    {"name": "Since", "type": "date"},
+    {"name": "Opens", "type": "time"},
+    {"name": "Colors", "type": "enum", "values": ["red", "blue"], "many": True},
+    {"name": "maker.country", "path": ["maker", "country"]},
+    {"name": "maker.days", "path": ["maker", "days"], "type": "date", "many": True},
+]
+TEA = [{"name": "Kind"}, {"name": "Brand"}]
+FOUND = {
+    "Brand": "Acme", "Size": 7, "Count": 2**62, "Lit": False, "Since": "2024-02-29", "Opens": "18:30:00",
+    "Colors": ["red", "blue"], "maker.country": None, "maker.days": ["2024-01-31"],
+}  # fmt: skip
+SPAN = {"span": {"begin": 3, "end": 7}, "span_exact": True}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "input": {"path": "x"},
+            "output": {"path": str(tmp_path), "columns": "typed"},
+            "task": {"categories": {"shoes": {"attributes": SHOES}, "tea": {"attributes": TEA}}},
+        }
+    )
+
+
+def in_record(config: RunConfig, category: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The columns that the task makes."""
+    schema = config.task.categories[category]
+    values = [
+        value_row(a.name, found.get(a.name), "ok" if found.get(a.name) is not None else "null", 0.5)
+        | (SPAN if a.name == "Brand" else {"span": None, "span_exact": None})
+        for a in schema.attributes
+    ]
+    record = json.dumps(record_of(schema, found), ensure_ascii=False)
+    return {"category": category, "record": record, "values": values, "truncated": False}
+
+
+def commit(config: RunConfig, output: Path, typed: bool) -> None:
+    documents = [Document(row, f"d{row}", {}, source="a.jsonl", place=row) for row in range(3)]
+    records = [
+        Record(0, in_record(config, "shoes", FOUND)),
+        Record(1, in_record(config, "tea", {"Kind": "green", "Brand": "B"})),
+        Record(2, error="too long"),
+    ]
+    for record in records if typed else []:
+        record.columns = typed_row(record.columns, config)
+    table = writer.make_table(documents, records, columns_of(config) if typed else EXTRACTION, 1)
+    assert writer.count_documents(table) == (2, 1)
+    assert writer.commit(str(output), table, UnitSummary("u-0", "f" * 12, "s", "a.jsonl", 0, 3, 2, 1, 0.1))
+
+
+def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_path: Path) -> None:
+    commit(config, tmp_path, typed=True)
+    names = "Brand, Size, Count, Lit, Since, Opens, Colors, maker, Kind"
+    sql = f"SELECT {names} FROM read_parquet('{{}}/*.parquet') ORDER BY id"
+    relation = duckdb.sql(sql.format(tmp_path / "units"))
+    assert [str(t) for t in relation.types] == [
+        "VARCHAR", "DOUBLE", "BIGINT", "BOOLEAN", "DATE", "VARCHAR", "VARCHAR[]",
+        'STRUCT(country VARCHAR, "days" DATE[])', "VARCHAR",
+    ]  # fmt: skip
+    day = datetime.date(2024, 2, 29)
+    maker = {"country": None, "days": [datetime.date(2024, 1, 31)]}
+    shoes, tea, failed = relation.fetchall()
+    assert shoes == ("Acme", 7.0, 2**62, False, day, "18:30:00", ["red", "blue"], maker, None)
+    assert (tea[0], tea[8], tea[1:8]) == ("B", "green", (None,) * 7)
+    assert failed == (None,) * 9
+    more = "SELECT Brand__confidence, Brand__span.begin, maker__status.country FROM read_parquet('{}/*.parquet')"
+    assert duckdb.sql(more.format(tmp_path / "units")).fetchall()[0] == (0.5, 3, "null")
+    schema = ds.dataset(tmp_path / "units").schema
+    assert schema.field("Brand__confidence").type == pa.float32()
+    assert "Size__span" not in schema.names
+    assert not {"record", "values"} & set(schema.names)
+    assert [name for name in schema.names if name in OWN_COLUMNS] == list(OWN_COLUMNS)
+
+
+def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None:
+    for typed in (True, False):
+        commit(config, tmp_path / str(typed), typed)
+    ours, theirs = (writer.read_rows(str(tmp_path / str(typed)), "u-0", 9) for typed in (True, False))
+    for mine, other in zip(ours, theirs, strict=True):
+        mine["record"], other["record"] = (row["record"] and json.loads(row["record"]) for row in (mine, other))
+        for row in (mine, other):
+            row["values"] = row["values"] and sorted(row["values"], key=lambda value: value["name"])
+            for value in row["values"] or []:
+                value["number"] = value["number"] and float(value["number"])
+                value["value"] = "7" if value["value"] == "7.0" else value["value"]
+        assert mine == other
+        mine, other = ({**row, "record": None} for row in (mine, other))
+        assert document_of([mine]).entries == document_of([other]).entries
+        assert record_row(other) is other
+    labels = tmp_path / "labels.jsonl"
+    gold = {
+        "id": "d0",
+        "target": {"Brand": "acme", "Colors": ["red", "blue"], "maker": {"country": "de", "days": None}},
+    }
+    labels.write_text(json.dumps(gold) + "\n")
+    found = [evaluate(str(tmp_path / str(typed)), str(labels)).measures for typed in (True, False)]
+    assert found[0] == found[1]
+    right = next(measure.value for measure in found[0] if measure.name == "values right")
+    assert right == 0.5  # Brand and Colors; the maker's country is missing, and days of which it has none
+    documents = [Document(0, "d0", {}, source="a.jsonl", place=0)]
+    teacher.label(documents, str(tmp_path / "True"), "target")
+    assert documents[0].fields["target"]["Colors"] == ["red", "blue"]
+
+
+def test_a_resumed_run_cannot_change_its_columns(config: RunConfig) -> None:
+    output = config.output.model_copy(update={"columns": "record"})
+    assert config.model_copy(update={"output": output}).fingerprint() != config.fingerprint()
+
+
+def test_a_local_run_writes_typed_columns(tmp_path: Path) -> None:
+    from tests.runs import run_here, write_jsonl
+
+    write_jsonl(tmp_path / "in.jsonl", ["one", "two", ""])
+    tree = {
+        "input": {"path": str(tmp_path / "in.jsonl"), "text_columns": ["title"], "category_column": None},
+        "output": {"path": str(tmp_path / "out"), "columns": "typed"},
+        "task": {"categories": {"c": {"attributes": [{"name": "a"}, {"name": "b", "type": "integer"}]}}},
+        "model": {"name": "fake"},
+    }
+    from raypd.cluster import worker
+
+    run_here(RunConfig.model_validate(tree), worker.build)
+    rows = ds.dataset(tmp_path / "out/units").to_table().to_pylist()
+    assert [(row["status"], row["a"], row["b"]) for row in rows] == [
+        ("ok", "fake", None), ("ok", "fake", None), ("error", None, None),
+    ]  # fmt: skip

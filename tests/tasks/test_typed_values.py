@@ -1,0 +1,278 @@
+"""Typed values: what a random model is held to validates, by jsonschema and pydantic, whatever its vocabulary."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import random
+from functools import cache
+from typing import Any, Literal
+
+import jsonschema
+import numpy as np
+import pydantic
+import pytest
+
+from raypd.config import Attribute, RunConfig
+from raypd.config.schema import categories_of
+from raypd.decoding.engine import Engine
+from raypd.decoding.grammar import Bounded, Grammar, Vocabulary
+from raypd.decoding.methods.autoregressive import Continuation
+from raypd.decoding.program import Predictions
+from raypd.errors import ConfigError
+from raypd.tasks import build_task
+from raypd.tasks.automata import automaton_of
+from raypd.tasks.columns import value_in
+from raypd.tasks.spans import find_span
+from raypd.tasks.values import check
+from raypd.training.example import Skip
+from raypd.training.labels import value_text
+from tests.runs import answer
+from tests.tasks.test_extraction import CONTEXT, document
+from tests.tiny import tiny_model, tiny_tokenizer
+
+BYTES = [chr(i) for i in range(256)]
+MERGED = [
+    *BYTES,
+    '",',
+    '", "',
+    '"]',
+    '"],\n',
+    "[]",
+    "null",
+    "20",
+    "2024",
+    "-0",
+    "02-29",
+    "000",
+    ",\n",
+    " re",
+    'd"',
+    "AB",
+]
+
+
+class Product(pydantic.BaseModel):
+    """Every type that a slot is held to, and lists of them."""
+
+    count: int
+    lit: bool
+    color: Literal["red", "red wine", "größer"]
+    one: Literal["x"]
+    day: datetime.date
+    at: datetime.datetime
+    hour: datetime.time
+    sku: str = pydantic.Field(pattern=r"^[A-Z]{2}[0-9]{3,5}(ä|-ß+)?$")
+    any: str = pydantic.Field(pattern=r"^a.*b$")
+    colors: list[Literal["red", "blue"]] = pydantic.Field(max_length=2)
+    numbers: list[float]
+    counts: list[int]
+    days: list[datetime.date] = pydantic.Field(max_length=3)
+    tags: list[str] = pydantic.Field(max_length=4)
+    maybe: list[bool] | None = None
+    size: int | None = None
+
+
+SCHEMA = Product.model_json_schema()
+ATTRIBUTES = [Attribute.model_validate(a) for a in categories_of(SCHEMA, None)["Product"]["attributes"]]  # type: ignore[arg-type]
+
+
+@cache
+def grammar(name: str, merged: bool) -> Grammar:
+    attribute = next(a for a in ATTRIBUTES if a.name == name)
+    return Grammar(automaton_of(attribute), Vocabulary(MERGED if merged else BYTES))
+
+
+def drawn(rules: Grammar, most: int, draw: random.Random) -> tuple[str, int, bool]:
+    """(text, tokens, whether it ended) of a value under random choices, in which no character is rarer than it is."""
+    bounded, tokens = Bounded(rules, most), []
+    while len(tokens) < most and not bounded.stops(tokens):
+        allowed = bounded.allowed_token_ids(tokens)
+        ids = np.arange(len(rules.vocabulary.texts)) if allowed is None else allowed.ids
+        closing = [i for i in ids if rules.vocabulary.texts[i][:1] in '"],\n'] if draw.random() < 0.2 else []
+        tokens.append(int(draw.choice(closing or list(ids))))
+    text = bounded.completion(tokens) or "".join(rules.vocabulary.texts[token] for token in tokens)
+    return text.encode("latin-1").decode(errors="replace"), len(tokens), bounded.stops(tokens)
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["bytes", "merged"])
+@pytest.mark.parametrize("attribute", ATTRIBUTES, ids=lambda a: a.name)
+def test_what_is_decoded_under_random_choices_is_valid(attribute: Attribute, merged: bool) -> None:
+    draw, rules = random.Random(attribute.name), grammar(attribute.name, merged)
+    place = {**SCHEMA["properties"][attribute.name], "$defs": SCHEMA.get("$defs", {})}
+    validator = jsonschema.Draft202012Validator(place, format_checker=jsonschema.FormatChecker())
+    typed = pydantic.TypeAdapter(Product.model_fields[attribute.name].rebuild_annotation())
+    needed = rules.needed()
+    found = set()
+    for most in [needed, needed + 1, 40] * 60:
+        text, tokens, closed = drawn(rules, most, draw)
+        assert tokens <= most
+        value = check(attribute, text, closed)
+        found.add(text)
+        if value.status == "null":
+            assert not attribute.required
+        elif attribute.name in ("count", "size") and not closed:
+            assert (value.status, value.value) == ("truncated", None)  # digits that are missing make another number
+        else:
+            assert value.status == "ok" or attribute.name == "tags"
+            assert attribute.fits(value.value)
+            validator.validate(value.value)
+            typed.validate_json(json.dumps(value.value))
+    assert len(found) > 1 or attribute.name == "one"
+
+
+def test_whole_records_of_a_random_model_are_valid() -> None:
+    """Through the engine, with all methods that hold a model to its schema: the table's record against the model."""
+
+    class Maker(pydantic.BaseModel):
+        founded: datetime.date
+        country: Literal["de", "fr"] | None = None
+
+    class Thing(pydantic.BaseModel):
+        colors: list[Literal["red", "blue"]] = []
+        sku: str = pydantic.Field(pattern="^[A-Z]{2}[0-9]{2}$")
+        lit: bool | None
+        maker: Maker
+        seller: Maker | None = None
+        tags: list[str] = pydantic.Field([], max_length=3)
+
+    schema = Thing.model_json_schema()
+    seen = set()
+    for method in ("hyper_parallel", "guided"):
+        config = RunConfig.model_validate(
+            {
+                "input": {"path": "x", "category_column": None},
+                "output": {"path": "out"},
+                "task": {"categories": categories_of(schema, None)},  # type: ignore[arg-type]
+                "decoding": {"method": method, "max_value_tokens": 20},
+            }
+        )
+        task = build_task(config, tiny_tokenizer(), CONTEXT)
+        model = tiny_model("llama", max_position_embeddings=CONTEXT)
+        records, _ = answer(task, [document(i, f"title {i} " * (i + 1)) for i in range(8)], Engine(model))
+        for record in records:
+            assert record.error is None
+            tree = json.loads(record.columns["record"])
+            values = {value["name"]: value for value in record.columns["values"]}
+            if values["seller.founded"]["status"] == "null" and values["seller.country"]["status"] == "ok":
+                continue  # slots do not know of each other: docs/methods.md
+            Thing.model_validate(tree)
+            jsonschema.validate(tree, schema)
+            assert tree["maker"]["founded"] == values["maker.founded"]["value"]
+            seen |= {value["status"] for value in values.values()}
+    assert {"ok", "null"} <= seen
+
+
+@pytest.mark.parametrize(
+    ("keys", "text", "status", "value"),
+    [
+        ({"type": "integer"}, " 1,000 mAh", "ok", 1000),
+        ({"type": "integer"}, "12.5", "invalid", None),
+        ({"type": "integer", "maximum": 10}, "11", "invalid", None),
+        ({"type": "integer"}, "9" * 30, "invalid", None),
+        ({"type": "number", "minimum": 0.5}, "0.4", "invalid", None),
+        ({"max_length": 3}, '"abcd"', "invalid", None),
+        ({"type": "date"}, '"2024-02-30"', "invalid", None),
+        ({"type": "date"}, '"2024-02-29"', "ok", "2024-02-29"),
+        ({"type": "pattern", "pattern": "[a-z]+"}, '"ab1"', "invalid", None),
+        ({"many": True}, ' ["a", "b,\\" c"]', "ok", ["a", 'b," c']),
+        ({"many": True}, ' ["a", "b', "truncated", ["a"]),
+        ({"many": True, "type": "number"}, " [1, 23", "truncated", [1]),
+        ({"many": True, "type": "enum", "values": ["Red"]}, '["red"]', "ok", ["Red"]),
+        ({"many": True, "type": "enum", "values": ["Red"]}, '["red", "blue"]', "invalid", None),
+        ({"many": True, "max_items": 1}, '["a", "b"]', "invalid", None),
+        ({"many": True}, '"a"', "ok", ["a"]),
+        ({"many": True}, "[]", "ok", []),
+        ({"many": True}, " null", "null", None),
+    ],
+)
+def test_what_any_model_writes_is_checked_by_its_type(keys: Any, text: str, status: str, value: Any) -> None:
+    found = check(Attribute(name="a", **keys), text, closed=status != "truncated")
+    assert (found.status, found.value) == (status, value)
+
+
+def test_a_list_in_an_answer_that_the_model_writes_whole() -> None:
+    attributes = [{"name": "Brand"}, {"name": "Colors", "many": True}, {"name": "Size", "type": "integer"}]
+    tree = {
+        "input": {"path": "x"},
+        "output": {"path": "out"},
+        "task": {"categories": {"shoes": {"attributes": attributes}}},
+        "decoding": {"method": "autoregressive"},
+    }
+    (request,) = build_task(RunConfig.model_validate(tree), tiny_tokenizer(), CONTEXT).plan([document(0)])
+    text = '"Brand": "B", "Size": 7, "Colors": ["red", "blue"]}'
+    tokens = tiny_tokenizer().encode(text, add_special_tokens=False)
+    program = request.program
+    next(program)
+    asked = 0
+    with contextlib.suppress(StopIteration):  # it goes on to the end of the list, though all keys are there
+        for token in tokens:
+            asked += 1
+            program.send(Predictions([token], [-0.1]))
+    assert asked == len(text)
+    (record,) = request.finish(Continuation(tokens, [-0.1] * len(tokens), True))
+    assert json.loads(record.columns["record"]) == {"Brand": "B", "Colors": ["red", "blue"], "Size": 7}
+
+
+def test_enums_of_one_and_of_ten_thousand_values() -> None:
+    values = [f"kind {i * 7919 % 100000} of things" for i in range(10_000)]
+    rules = Grammar(automaton_of(Attribute(name="a", type="enum", values=values)), Vocabulary(BYTES))
+    assert rules.needed() <= len(max(values, key=len)) + 2
+    text, _, closed = drawn(rules, 30, random.Random(1))
+    assert closed
+    assert json.loads(text) in [*values, None]
+
+
+def test_patterns_that_cannot_be_decoded_say_why() -> None:
+    for pattern, words in (("(?=a)b", "cannot be decoded"), ('a"b', "cannot be decoded"), (r"\w{1,64}", "too large")):
+        with pytest.raises(ValueError, match=words):
+            automaton_of(Attribute(name="a", type="pattern", pattern=pattern))
+    optional = Attribute(name="a", type="pattern", pattern="a(bcdefgh)?")
+    assert Grammar(automaton_of(optional), Vocabulary(BYTES)).needed() == len('"abcdefgh"')
+    tree = {
+        "input": {"path": "x"},
+        "output": {"path": "out"},
+        "task": {"categories": {"c": {"attributes": [{"name": "a", "type": "date"}]}}},
+        "decoding": {"max_value_tokens": 11},
+    }
+    with pytest.raises(ConfigError, match=r"'a' needs 12 tokens .*max_value_tokens is 11"):
+        build_task(RunConfig.model_validate(tree), tiny_tokenizer(), CONTEXT)
+
+
+@pytest.mark.parametrize("name", ["count", "sku", "day", "colors", "tags", "numbers", "maybe"])
+def test_a_label_is_learned_as_it_is_decoded(name: str) -> None:
+    attribute = next(a for a in ATTRIBUTES if a.name == name)
+    good = {"count": 1200, "sku": "AB123ä", "day": "2024-02-29", "colors": ["red"], "tags": ['a "b"', "c"],
+            "numbers": [1.5, 2], "maybe": None}[name]  # fmt: skip
+    rules = Bounded(grammar(name, merged=True), 40)
+    tokens: list[int] = []
+    for byte in value_text(attribute, good).encode():
+        assert not rules.stops(tokens)
+        allowed = rules.allowed_token_ids(tokens)
+        assert allowed is None or byte in allowed.ids
+        tokens.append(byte)
+        if good is None and rules.stops(tokens):
+            return
+    assert rules.stops(tokens)
+    assert check(attribute, bytes(tokens).decode()).value == good
+    for bad in ("?" if not attribute.many else ["?", 1], {"a": 1}, *[None] * attribute.required):
+        with pytest.raises(Skip):
+            value_text(attribute, bad)
+
+
+def test_labels_are_found_in_nested_objects_and_by_their_flat_name() -> None:
+    attribute = Attribute(name="a.b", path=["a", "b"])
+    assert value_in({"a": {"b": "x"}}, attribute) == value_in({"a.b": "x"}, attribute) == "x"
+    assert value_in({"a": None}, attribute) is None
+
+
+def test_where_a_value_stands() -> None:
+    text = "Shared  RED\nWine, red wine and red. ACME x"
+    assert find_span(text, "red wine") == (18, 26, True)
+    assert text[slice(*find_span(text, "red")[:2])] == "red"  # type: ignore[index]
+    assert find_span(text, "red") == (18, 21, True)  # the word, not the end of "Shared"
+    assert find_span(text, "Red Wine") == (8, 16, False)
+    assert find_span(text, "acme") == (36, 40, False)
+    assert find_span(text, "blue") is None
+    assert find_span("a+b", "a+b") == (0, 3, True)
