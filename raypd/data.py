@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import ray
 
@@ -235,7 +236,7 @@ class Processor:
             ray.kill(profiler)
         check_sample(found)
         costs = [cost for cost in found.costs if cost is not None]
-        rng = estimator.np.random.default_rng(sampling.SEED)
+        rng = np.random.default_rng(sampling.SEED)
         ones = [1.0] * len(costs)
 
         def whole(values: list[float], times: float = 1.0) -> Figure:

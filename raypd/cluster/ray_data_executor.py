@@ -134,7 +134,7 @@ class Desk:
                 warnings.filterwarnings("ignore", message=".*ray_remote_args")
                 dataset = dataset.map_batches(
                     UnitStage,
-                    batch_size=None,
+                    batch_size=1,
                     batch_format="pyarrow",
                     # Of one size: a pool that may shrink does where the cluster has yet to grow.
                     compute=data.ActorPoolStrategy(

@@ -1,4 +1,6 @@
-"""How long 64 workers on logical GPUs idle at the end of a run: python -m tests.cluster.many_workers [WORKERS UNITS]
+"""How long 64 workers on logical GPUs idle at the end of a run.
+
+python -m tests.cluster.many_workers [WORKERS UNITS SECONDS]
 
 RAYPD_TEST_EXECUTOR=ray_data: with that cluster.executor. documents_per_second: of the whole run, Ray itself started.
 Every worker's programs take their time by the clock (the fake engine), so that two cores carry them all.
@@ -61,5 +63,5 @@ def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="raypd-many-") as folder:
-        workers, units = map(int, sys.argv[1:] or ("64", "640"))
-        print(json.dumps(measure(Path(folder), workers, units, unit_documents=64, seconds=12)))
+        workers, units, seconds = map(int, sys.argv[1:] or ("64", "640", "12"))
+        print(json.dumps(measure(Path(folder), workers, units, 64, seconds)))

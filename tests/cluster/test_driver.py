@@ -16,7 +16,7 @@ from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 from tests.cluster import fakes
 from tests.faults.trial import EXECUTORS, Trial, kill
-from tests.processes import LONG, ended
+from tests.processes import LONG, ended, start
 from tests.runs import write_jsonl
 
 
@@ -64,6 +64,7 @@ def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(
     for name in "abc":
         write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
     run = config(str(tmp_path / "in"), executor=executor)
+    monkeypatch.setattr("raypd.cluster.ray_data_executor._SLICE", 2)  # two passes
     plan = driver.planner.plan
 
     def plan_then_lose(config, output):
@@ -166,6 +167,12 @@ def test_ctrl_c_ends_a_run_that_ray_data_streams_and_it_resumes(tmp_path, monkey
     assert "documents=50 ok=50 failed=0" in run.finish()
     found = run.outcome("")
     assert (found.rows, found.lost, found.doubled) == (50, 0, 0)
+
+
+@pytest.mark.slow
+def test_ray_data_streams_units_to_workers_on_gpus() -> None:
+    """Logical ones; `measure` counts the documents."""
+    ended(start("-m", "tests.cluster.many_workers", "2", "4", "1", RAYPD_TEST_EXECUTOR="ray_data"))
 
 
 def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, config, monkeypatch) -> None:
