@@ -23,7 +23,9 @@ from raypd.run.lease import RunLease
 from raypd.tasks.base import Document, Record
 from tests.processes import start
 
-_OF_THE_CLUSTER = ("unit_documents", "units_in_flight", "unit_bytes", "min_workers", "max_workers", "max_failed_share")
+_OF_THE_CLUSTER = (
+    "executor", "unit_documents", "units_in_flight", "unit_bytes", "min_workers", "max_workers", "max_failed_share"
+)  # fmt: skip
 
 
 @pytest.fixture(name="config")

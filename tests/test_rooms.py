@@ -25,6 +25,7 @@ ROOMS = (  # from the bottom: each may import those before it
     "testing",
     "cluster",
     "estimate",
+    "data",
     "verify",
     "nightly",
     "report",
@@ -34,7 +35,7 @@ ROOMS = (  # from the bottom: each may import those before it
     "cli",
     "__main__",
 )
-RAY_ROOMS = {"cluster", "training"}
+RAY_ROOMS = {"cluster", "data", "training"}
 
 
 def imports(file: Path) -> set[str]:

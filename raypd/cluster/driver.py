@@ -273,7 +273,12 @@ class DriverSession:
             config, self.output, own.id, own.began, takes, planned.documents, self.done_documents, say, planned.exact
         )
         spec = WorkerSpec(config, self.output, own.id, takes.threads, self.build, accounts.ledger, takes.gpus)
-        scheduler = self._scheduler = Scheduler(spec, takes, config.cluster, say)
+        executor: type[Scheduler] = Scheduler
+        if config.cluster.executor == "ray_data":
+            from raypd.cluster.ray_data_executor import RayDataExecutor
+
+            executor = RayDataExecutor
+        scheduler = self._scheduler = executor(spec, takes, config.cluster, say)
         scheduler.admit = accounts.admit
         if accounts.deadline is not None:  # how many it takes is known after the first unit
             scheduler.wanted = max(1, config.cluster.min_workers)

@@ -33,7 +33,7 @@ from raypd.run.unit import Unit
 _WAIT_SECONDS = 0.25
 _POLL_SECONDS = 2.0
 _IDLE_SECONDS = 5.0  # a worker that is idle that long while no unit is left to assign is let go
-_STARTS_WITHOUT_SUCCESS = 4  # a worker that dies so often while it loads its model will not come up
+STARTS_WITHOUT_SUCCESS = 4  # a worker that dies so often while it loads its model will not come up
 _DEATHS_WITHOUT_COMMIT = 30  # workers that die so often while nothing is committed: not a matter of a document
 _RETRY_SECONDS = 2.0
 _COMMIT_MARGIN = 5.0  # seconds before a node's end by which a unit must be committed
@@ -250,7 +250,7 @@ class Scheduler:
         preempted = worker.leaving or getattr(error, "preempted", False)
         if not worker.ready:
             self._starts += 1
-            if self._starts >= _STARTS_WITHOUT_SUCCESS * max(1, self.wanted):
+            if self._starts >= STARTS_WITHOUT_SUCCESS * max(1, self.wanted):
                 raise RunError(f"worker processes die while they load the model (out of memory?): {_cause(error)}")
         if preempted or (worker.node and not is_alive(worker.node)):
             self.say("a node is gone; its units are done elsewhere")

@@ -209,3 +209,18 @@ def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None
     if texts and not any(isinstance(v, str) and v.strip() for v in map(fields.get, texts)):
         raise ValueError(f"no text in {', '.join(texts)}")
     document.fields = fields
+
+
+def read_table(table: pa.Table, config: RunConfig) -> list[Document]:
+    """The documents of a table in memory, one a row, each with its number there for id where it has none."""
+    wanted = {*config.wanted_columns().values(), config.input.id_column, config.input.category_column}
+    columns = {name: _values(table[name].combine_chunks()) for name in table.column_names if name in wanted}
+    documents = []
+    for number in range(table.num_rows):
+        document = Document(number, str(number), place=number)
+        documents.append(document)
+        try:
+            _fill(document, {name: values[number] for name, values in columns.items()}, config)
+        except ValueError as error:
+            document.error = str(error)
+    return documents

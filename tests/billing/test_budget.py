@@ -20,6 +20,7 @@ from raypd.config import CostConfig
 from raypd.config.cluster import deadline_at
 from raypd.errors import ConfigError
 from tests.cluster.test_ledger_actor import begin, check_rows, check_sums, files, trial
+from tests.faults.trial import EXECUTORS
 from tests.processes import LONG, ended
 
 
@@ -176,10 +177,11 @@ def test_the_cap_is_held_to_the_cent_and_a_larger_one_goes_on(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_misjudged_is_stopped_and_what_is_in_flight_is_lost(tmp_path) -> None:
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_run_that_misjudged_is_stopped_and_what_is_in_flight_is_lost(tmp_path, executor) -> None:
     """Units that take minutes: nobody knows it before the first has ended."""
     run = trial(tmp_path, units=4, prices={"local": 360.0}, reserve_seconds=10.0, budget_usd=6.0)
-    err = ended(begin(run, "model.fake.step_seconds=8"), code=3)
+    err = ended(begin(run, "model.fake.step_seconds=8", f"cluster.executor={executor}"), code=3)
     assert "0 of 40 documents done" in err
     (tree,) = files(tmp_path)
     check_sums(tree)

@@ -1,12 +1,17 @@
-"""How long 64 workers on logical GPUs idle at the end of a run: python -m tests.cluster.many_workers
+"""How long 64 workers on logical GPUs idle at the end of a run.
 
+python -m tests.cluster.many_workers [WORKERS UNITS SECONDS]
+
+RAYPD_TEST_EXECUTOR=ray_data: with that cluster.executor. documents_per_second: of the whole run, Ray itself started.
 Every worker's programs take their time by the clock (the fake engine), so that two cores carry them all.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +49,19 @@ def measure(folder: Path, workers: int, units: int, unit_documents: int, seconds
 
     config = trial(folder, workers, units, unit_documents, seconds).config
     ray.init(address="local", num_cpus=8, num_gpus=workers, include_dashboard=False, log_to_driver=False)
+    began = time.monotonic()
     try:
         made = run_extract(config)
     finally:
+        took = time.monotonic() - began
         ray.shutdown()
     assert made.documents == made.ok == units * unit_documents
     (bill,) = map(to_json, book.bills(config.output.path))
-    return {"units": made.units, "unit_seconds": seconds, "idle_seconds": idle_at_the_end(bill)}
+    found = {"units": made.units, "unit_seconds": seconds, "idle_seconds": idle_at_the_end(bill)}
+    return {**found, "documents_per_second": round(made.documents / took, 1)}
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="raypd-many-") as folder:
-        print(json.dumps(measure(Path(folder), workers=64, units=640, unit_documents=64, seconds=12)))
+        workers, units, seconds = map(int, sys.argv[1:] or ("64", "640", "12"))
+        print(json.dumps(measure(Path(folder), workers, units, 64, seconds)))

@@ -15,8 +15,8 @@ from raypd.cluster import driver
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 from tests.cluster import fakes
-from tests.faults.trial import Trial, kill
-from tests.processes import LONG, ended
+from tests.faults.trial import EXECUTORS, Trial, kill
+from tests.processes import LONG, ended, start
 from tests.runs import write_jsonl
 
 
@@ -57,10 +57,14 @@ def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configurati
         driver.run_extract(run, build=never)
 
 
-def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(tmp_path, config, ray_here, monkeypatch) -> None:
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(
+    tmp_path, config, ray_here, monkeypatch, executor
+) -> None:
     for name in "abc":
         write_jsonl(tmp_path / f"in/{name}.jsonl", ["a"] * 3)
-    run = config(str(tmp_path / "in"))
+    run = config(str(tmp_path / "in"), executor=executor)
+    monkeypatch.setattr("raypd.cluster.ray_data_executor._SLICE", 2)  # two passes
     plan = driver.planner.plan
 
     def plan_then_lose(config, output):
@@ -79,11 +83,15 @@ def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(tmp_path, con
     assert (made.documents, made.units_unreadable) == (6, 0)
 
 
-@pytest.mark.parametrize(("bad", "most", "ends"), [(4, 0.3, True), (4, 0.4, False), (10, 1.0, True)])
-def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, bad, most, ends) -> None:
+@pytest.mark.parametrize(
+    ("executor", "bad", "most", "ends"),
+    [("pool", 4, 0.3, True), ("pool", 4, 0.4, False), ("pool", 10, 1.0, True), ("ray_data", 4, 0.3, True)],
+)
+def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, executor, bad, most, ends) -> None:
     """So many documents of ten have no text, in the first half of the input."""
     titles = ([""] * bad + ["a"] * (10 - bad)) * 10 + ["a"] * 100
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), max_failed_share=most, units_in_flight=1)
+    keys = {"max_failed_share": most, "units_in_flight": 1, "executor": executor}
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", titles)), **keys)
     if not ends:
         assert driver.run_extract(run, build=fakes.build).documents == 200
         return
@@ -94,8 +102,9 @@ def test_a_run_whose_answers_go_wrong_ends_early(tmp_path, config, ray_here, bad
     assert 100 <= pq.read_table(tmp_path / "out/units").num_rows < 200
 
 
-def test_a_worker_that_cannot_start_ends_the_run(tmp_path, config, ray_here) -> None:
-    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 30)))
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_worker_that_cannot_start_ends_the_run(tmp_path, config, ray_here, executor) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 30)), executor=executor)
 
     def build(config, threads):
         raise RuntimeError("no such weights")
@@ -142,6 +151,28 @@ def test_kill_9_of_a_worker_then_of_the_driver_then_ctrl_c_and_resume(tmp_path, 
     assert sum(s["documents"] for s in tree["sessions"]) == 120
     assert tree["sessions"][2]["documents"] == 40
     assert not [n for n in os.listdir(tmp_path / "out/units") if n.startswith(".tmp")]
+
+
+def test_ctrl_c_ends_a_run_that_ray_data_streams_and_it_resumes(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RAYPD_TEST_EXECUTOR", "ray_data")
+    run = Trial(tmp_path, ["a"] * 20 + ["until go", *["a"] * 9] * 3, cluster={"max_workers": 2})
+    first = run.start()
+    run.wait(2)
+    first.send_signal(signal.SIGINT)
+    out, err = first.communicate(timeout=LONG)
+    assert first.returncode == 130
+    assert re.fullmatch(r"interrupted: [12] of 5 units committed; the same command resumes", err.splitlines()[-1])
+    assert "Traceback" not in err + out
+    run.go("go")
+    assert "documents=50 ok=50 failed=0" in run.finish()
+    found = run.outcome("")
+    assert (found.rows, found.lost, found.doubled) == (50, 0, 0)
+
+
+@pytest.mark.slow
+def test_ray_data_streams_units_to_workers_on_gpus() -> None:
+    """Logical ones; `measure` counts the documents."""
+    ended(start("-m", "tests.cluster.many_workers", "2", "4", "1", RAYPD_TEST_EXECUTOR="ray_data"))
 
 
 def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, config, monkeypatch) -> None:

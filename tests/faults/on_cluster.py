@@ -13,7 +13,7 @@ from typing import Any
 
 from raypd.config import RunConfig
 from tests.faults.apart import apart
-from tests.faults.trial import Outcome, Trial, gated
+from tests.faults.trial import Outcome, Trial, executor, gated
 from tests.processes import LONG, wait_for
 
 
@@ -23,7 +23,8 @@ class _Stage:
     def __init__(self, trial: Trial) -> None:
         from ray.cluster_utils import Cluster
 
-        from raypd.cluster import scheduler
+        from raypd.cluster.ray_data_executor import RayDataExecutor
+        from raypd.cluster.scheduler import Scheduler
 
         self.trial = trial
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
@@ -31,7 +32,8 @@ class _Stage:
         self.scheduler: Any = None
         self.started: list[tuple[str, str]] = []  # (node, unit), in order
         self.handed_back: list[str] = []
-        start, ended = scheduler.Scheduler._start, scheduler.Scheduler._ended
+        kind = RayDataExecutor if executor() == "ray_data" else Scheduler
+        start, ended = kind._start, kind._ended
 
         def listen_start(own: Any, worker: Any, attempt: Any) -> None:
             self.scheduler = own
@@ -44,7 +46,7 @@ class _Stage:
                 self.handed_back.append(assignment.attempt.unit.id)
             return ended(own, assignment, result)
 
-        scheduler.Scheduler._start, scheduler.Scheduler._ended = listen_start, listen_ended  # type: ignore[method-assign]
+        kind._start, kind._ended = listen_start, listen_ended  # type: ignore[method-assign, assignment]
 
     def run(self, fault: Callable[[], None]) -> None:
         """The run, with the fault in a thread beside it; what the fault's thread raised is raised here."""
@@ -162,7 +164,7 @@ def central_actor_killed(stage: _Stage) -> str:
 
         stage.trial.wait(4)
         for actor in actors().values():
-            if actor["ActorClassName"] != "DecodeWorker" and actor["State"] == "ALIVE":
+            if actor["ActorClassName"] in ("Ledger", "Desk") and actor["State"] == "ALIVE":
                 os.kill(actor["Pid"], signal.SIGKILL)
                 killed.append(actor["ActorClassName"])
 

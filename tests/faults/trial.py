@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +17,13 @@ from raypd.config import RunConfig
 from raypd.dataset import writer
 from tests.processes import ended, start, wait_for
 from tests.runs import write_jsonl
+
+EXECUTORS = ("pool", "ray_data")
+
+
+def executor() -> str:
+    """cluster.executor of all trials of this process and of those that it starts."""
+    return os.environ.get("RAYPD_TEST_EXECUTOR", EXECUTORS[0])
 
 
 @dataclass
@@ -48,6 +56,7 @@ class Trial:
             "engine": {"max_num_seqs": 4},
             "cluster": {"address": "local", "max_workers": 1, "unit_documents": unit_documents, "units_in_flight": 1},
         }
+        tree["cluster"]["executor"] = executor()
         for section, values in keys.items():
             tree[section] = {**tree.get(section, {}), **values}
         self.config = RunConfig.model_validate(tree)

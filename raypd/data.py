@@ -1,0 +1,447 @@
+"""raypd as a stage of a Ray Data pipeline, in the shape of ray.data.llm:
+
+    brands = ProcessorConfig(model="Qwen/Qwen3-1.7B", schema=[{"name": "Brand"}], text_columns=["title"])
+    processor = build_processor(brands)
+    processor(ray.data.read_parquet("s3://bucket/products")).write_parquet("s3://bucket/answers")
+
+Every row stands in the result with the columns that it had and the answer's; what cannot be answered is an error row of
+the same columns. Ray Data does a batch again whose worker died, so rows are written at least once, unless the sink
+commits; and a row that kills its worker each time ends the pipeline after three. What is never lost, never doubled and
+resumes is `raypd extract`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+
+from raypd import storage
+from raypd.billing import bill as billing
+from raypd.billing import energy, prices
+from raypd.billing.book import added
+from raypd.billing.meter import Meter
+from raypd.cluster import machines, ray_session
+from raypd.cluster.components import build
+from raypd.cluster.reporter import Reporter
+from raypd.cluster.request_queue import EngineBroken, RequestQueue, UnitState
+from raypd.config import ExtractionConfig, RunConfig
+from raypd.config.load import load_config, make_config
+from raypd.config.secrets import redact
+from raypd.dataset import writer
+from raypd.dataset.reader import read_table
+from raypd.errors import ConfigError, RunError
+from raypd.estimate import estimator, sampling
+from raypd.estimate.estimate import check_model, check_sample, with_changes
+from raypd.estimate.profile import Profiler
+from raypd.run.records import Figure, NodeTime, WorkerTime
+from raypd.tasks import columns
+from raypd.tasks.base import Document
+from raypd.tasks.documents import billed_as
+
+try:
+    from ray import data as ray_data
+except ImportError as error:  # pandas
+    raise ConfigError(f"raypd.data needs Ray Data: pip install 'raypd[data]' ({error})") from None
+
+Row = dict[str, Any]
+_RETRIES = 2  # of a batch whose worker died
+_OVERLAP = 2  # batches of a worker at the same time, so that its engine does not drain between two
+_POLL_SECONDS = 0.25
+_COSTS = pa.schema(
+    [
+        ("prompt_tokens", pa.int64()),  # on the first row of a document that has several
+        ("decoded_tokens", pa.int64()),
+        ("seconds", pa.float64()),  # that the document kept its worker busy
+        ("cost_usd", pa.float64()),  # of these; null where the machine has no price
+    ]
+)
+
+
+@dataclass(kw_only=True)
+class ProcessorConfig:
+    """What a processor asks, of which model, and on how many workers.
+
+    Attributes:
+        schema: a list of attributes, categories with theirs (as task.categories has them), or a whole RunConfig or the
+            path of one; its input, output and units are not used.
+        model: model.name of the configuration; None: as it is there.
+        method: decoding.method, likewise.
+        text_columns: input.text_columns, likewise: the columns that make up the document.
+        concurrency: workers: a number, or the least (1 or more) and the most.
+        batch_size: rows that a worker is given at once; it works on two such batches.
+        accelerator_type: of the workers' GPU, as Ray calls it.
+        prefix: before the name of every column that is added, where the input has such names.
+        settings: any other key of the configuration, dotted: {"engine.max_num_seqs": 64, "cluster.gpus_per_worker": 1}.
+    """
+
+    schema: Any
+    model: str | None = None
+    method: str | None = None
+    text_columns: Sequence[str] | None = None
+    concurrency: int | tuple[int, int] = 1
+    batch_size: int = 64
+    accelerator_type: str | None = None
+    prefix: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ProcessorEstimate:
+    """What a dataset would take. seconds: of one worker with its model loaded. usd: None where there is no price."""
+
+    documents: int
+    prompt_tokens: Figure
+    decoded_tokens: Figure
+    seconds: Figure
+    usd: Figure | None
+
+
+@dataclass
+class ProcessorBill:
+    """What a processor's workers have metered, in all of its pipelines.
+
+    Attributes:
+        documents: that were answered, of which `failed` are error rows.
+        prompt_tokens, decoded_tokens: of these.
+        seconds: of all workers: startup, prefill, decode, idle, lost (in batches that were not finished).
+        usd: these seconds at the price of each worker's share of its machine; None where a machine has no price.
+    """
+
+    documents: int
+    failed: int
+    prompt_tokens: int
+    decoded_tokens: int
+    seconds: dict[str, float]
+    usd: float | None
+
+
+def build_processor(
+    config: ProcessorConfig,
+    preprocess: Callable[[Row], Row] | None = None,
+    postprocess: Callable[[Row], Row] | None = None,
+) -> Processor:
+    """Makes a processor: a function of a Dataset that returns one, and runs nothing itself.
+
+    Args:
+        config: what it asks.
+        preprocess: makes the row that is asked about of a row of the dataset; it goes on with the columns it returns.
+        postprocess: makes the row of the result of an answered one.
+
+    Raises:
+        ConfigError, ModelError: the configuration is wrong, or the model cannot be used.
+    """
+    return Processor(config, preprocess, postprocess)
+
+
+class Processor:
+    """Made by `build_processor`."""
+
+    def __init__(
+        self,
+        config: ProcessorConfig,
+        preprocess: Callable[[Row], Row] | None,
+        postprocess: Callable[[Row], Row] | None,
+    ) -> None:
+        self.config, self._preprocess, self._postprocess = config, preprocess, postprocess
+        self.run = _configuration(config)
+        check_model(self.run)
+        self._ledger: Any = None
+
+    def __call__(self, dataset: ray_data.Dataset) -> ray_data.Dataset:
+        """The dataset with the answers; nothing runs until it is consumed.
+
+        Raises:
+            ConfigError: a column of the dataset, where Ray knows them already, has the name of one that is added, or
+                one that is read is missing; no node of the cluster can hold a worker.
+        """
+        share = self._share()
+        if self._ledger is None:
+            self._ledger = (
+                ray.remote(_Ledger)
+                .options(
+                    name=f"data-ledger-{uuid.uuid4().hex[:12]}",
+                    namespace=machines.NAMESPACE,
+                    num_cpus=0,
+                    resources={"node:__internal_head__": 0.001},
+                )
+                .remote()
+            )
+        dataset = self._prepared(dataset)
+        schema = dataset.schema(fetch_if_missing=False)
+        if schema is not None:
+            _check_columns(schema.names, self.run, self.config.prefix)
+        least = most = self.config.concurrency
+        if isinstance(self.config.concurrency, tuple):
+            least, most = self.config.concurrency
+        with warnings.catch_warnings():  # Ray 2.60 has no other place for the two retries, and says that it will
+            warnings.filterwarnings("ignore", message=".*ray_remote_args")
+            dataset = dataset.map_batches(
+                AnswerStage,
+                batch_size=self.config.batch_size,
+                batch_format="pyarrow",
+                compute=ray_data.ActorPoolStrategy(
+                    min_size=least,
+                    max_size=most,
+                    max_concurrent_calls_per_actor=_OVERLAP,
+                    max_tasks_in_flight_per_actor=2 * _OVERLAP,  # below 1.75 times as many the pool does not grow
+                    enable_true_multi_threading=True,
+                ),
+                fn_constructor_args=(self.run, share, self.config.prefix, self._ledger, self._nodes(share)),
+                num_cpus=share.cpus,
+                num_gpus=share.gpus or None,
+                accelerator_type=self.config.accelerator_type,
+                max_restarts=-1,  # with an end to them, Ray Data leaves the place of a dead worker empty
+                max_task_retries=_RETRIES,  # else a row that kills its worker would do so for ever
+            )
+        return dataset if self._postprocess is None else dataset.map(self._postprocess)
+
+    def estimate(self, dataset: ray_data.Dataset, sample: int = 64) -> ProcessorEstimate:
+        """What a dataset would take, from a sample of its rows that is decoded in the place of a worker.
+
+        Args:
+            dataset: as the processor would be given it; it is read to count its rows and to draw of them.
+            sample: rows to draw (about).
+
+        Raises:
+            RunError: the dataset is empty, or no row of the sample can be answered.
+        """
+        share, dataset = self._share(), self._prepared(dataset)
+        count = dataset.count()
+        if not count:
+            raise RunError("the dataset is empty: there is nothing to estimate")
+        drawn = dataset if sample >= count else dataset.random_sample(sample / count, seed=sampling.SEED)
+        try:
+            rows = drawn.take_batch(count, batch_format="pyarrow")
+        except ValueError:  # of so few rows, none was drawn
+            rows = dataset.take_batch(sample, batch_format="pyarrow")
+        _check_columns(rows.column_names, self.run, self.config.prefix)
+        sizes = {"num_cpus": share.cpus, "num_gpus": share.gpus, "accelerator_type": self.config.accelerator_type}
+        profiler = ray.remote(_Measurer).options(**sizes).remote(share.threads, self.run.model.has_weights)
+        try:
+            found, node = ray.get(profiler.measure.remote(self.run, read_table(rows, self.run)))
+        finally:
+            ray.kill(profiler)
+        check_sample(found)
+        costs = [cost for cost in found.costs if cost is not None]
+        rng = np.random.default_rng(sampling.SEED)
+        ones = [1.0] * len(costs)
+
+        def whole(values: list[float], times: float = 1.0) -> Figure:
+            return estimator.figure(times * count * estimator.ratio(values, ones, rng, count))
+
+        price = _usd_per_second(self._nodes(share), node)
+        seconds = [cost.seconds for cost in costs]
+        return ProcessorEstimate(
+            count,
+            whole([cost.prefill_tokens + cost.shared_tokens for cost in costs]),
+            whole([cost.decode_tokens for cost in costs]),
+            whole(seconds),
+            None if price is None else whole(seconds, price),
+        )
+
+    def bill(self) -> ProcessorBill:
+        """What the workers of all pipelines of this processor have metered until now.
+
+        Raises:
+            RunError: the actor that keeps it is gone.
+        """
+        try:
+            reports: list[WorkerTime] = [] if self._ledger is None else ray.get(self._ledger.reports.remote())
+        except ray.exceptions.RayError as error:
+            raise RunError(f"the bill is lost with the actor that kept it: {error}") from None
+        now, nodes = time.time(), self._nodes(self._share())
+        spent = [billing.settled(report, now, final=False) for report in reports]
+        rates = {node: _usd_per_second(nodes, node) for node in {report.node for report in reports}}
+        usd = [own.total() * (rates[report.node] or 0.0) for own, report in zip(spent, reports, strict=True)]
+        tokens = [counts for report in reports for counts in report.categories.values()]
+        return ProcessorBill(
+            documents=sum(report.ok + report.failed for report in reports),
+            failed=sum(report.failed for report in reports),
+            prompt_tokens=int(sum(own["prefill_tokens"] + own["shared_tokens"] for own in tokens)),
+            decoded_tokens=int(sum(own["decode_tokens"] for own in tokens)),
+            seconds={n: sum(vars(own)[n] for own in spent) for n in ("startup", "prefill", "decode", "idle", "lost")},
+            usd=None if None in rates.values() else sum(usd),
+        )
+
+    def _prepared(self, dataset: ray_data.Dataset) -> ray_data.Dataset:
+        return dataset if self._preprocess is None else dataset.map(self._preprocess)
+
+    def _share(self) -> ray_session.WorkerResources:
+        """What a worker takes: one core unless the configuration says more, so that reads and writes have some too."""
+        if not ray.is_initialized():
+            ray.init()
+        keys: dict[str, Any] = {"cluster.cpus_per_worker": self.run.cluster.cpus_per_worker or 1.0}
+        if self.config.accelerator_type is not None and self.run.cluster.gpus_per_worker is None:
+            keys["cluster.gpus_per_worker"] = 1.0  # though no node may have one yet
+        return ray_session.worker_resources(with_changes(self.run, keys))
+
+    def _nodes(self, share: ray_session.WorkerResources) -> Nodes:
+        return partial(machines.look, self.run.cost, prices.table(), share.cpus, share.gpus)
+
+
+Nodes = Callable[[set[str]], list[NodeTime]]  # of the cluster, with their prices, given those where a worker was
+
+
+class AnswerStage:
+    """A worker of the pool: an engine, to which two batches at a time are given, each in a thread of its own."""
+
+    def __init__(
+        self, config: RunConfig, share: ray_session.WorkerResources, prefix: str, ledger: Any, nodes: Nodes
+    ) -> None:
+        node = ray.get_runtime_context().get_node_id()
+        self.config, self.prefix = config, prefix
+        self.meter = Meter(node, config.decoding.method, share.gpus, power=energy.meter(share.gpus))
+        self.reporter = Reporter(self.meter, ledger)
+        self.usd_per_second = _usd_per_second(nodes, node)
+        storage.configure(config.storage)
+        self.parts = build(config, share.threads)
+        self.meter.ready()
+        self.queue = RequestQueue(self.parts, config.engine.max_num_seqs, self.meter)
+
+    def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
+        """The rows of a batch in their order, as soon as they are answered."""
+        _check_columns(batch.column_names, self.config, self.prefix, missing=False)
+        documents, unit = read_table(batch, self.config), uuid.uuid4().hex
+        self.meter.begin(unit)
+        try:
+            with ThreadPoolExecutor(1) as pool, self.queue.unit(unit) as state:
+                state.documents = len(documents)
+                state.categories = {document.index: str(document.index) for document in documents}  # counts of each
+                self.meter.documents(unit, state.categories.values())
+                answering = pool.submit(self.queue.answer, state, documents)
+                try:
+                    for begin, end in self._ready(documents, state, answering):
+                        yield self._rows(batch, documents[begin:end], state)
+                finally:
+                    self.queue.cancel(unit, only_waiting=False)  # where nobody wants the rest
+            spent = self.meter.end(unit)
+            spent.categories = added((billed_as(d, self.config), spent.categories[str(d.index)]) for d in documents)
+            failed = len(documents) - len(
+                state.answered - {own.index for own in state.records if own.error is not None}
+            )
+            self.meter.commit(unit, spent, len(documents) - failed, failed)
+        except EngineBroken as error:  # it taints its process: Ray tries the batch in a new one
+            print(f"raypd: the engine failed, this worker ends: {redact(str(error))}", file=sys.stderr, flush=True)
+            os._exit(1)
+        finally:
+            self.meter.lose(unit)
+            self.reporter.now()
+
+    def _ready(
+        self, documents: Sequence[Document], state: UnitState, answering: Future[None]
+    ) -> Iterator[tuple[int, int]]:
+        """Ranges of documents that are answered, in the order of the batch: done again, it gives the same blocks."""
+        begin = 0
+        while begin < len(documents):
+            end = len(documents)
+            if wait([answering], timeout=_POLL_SECONDS).done:
+                answering.result()
+            else:
+                # Tasks other than extraction may plan more requests of a document whose first are answered.
+                planned = isinstance(self.config.task, ExtractionConfig) or not state.more
+                answered = state.answered if planned else set()
+                end = next(n for n in range(begin, end + 1) if n == end or n not in answered)
+            if end > begin:
+                yield begin, end
+                begin = end
+
+    def _rows(self, batch: pa.Table, documents: Sequence[Document], state: UnitState) -> pa.Table:
+        """Rows of the batch with the columns of their answers."""
+        wanted = {document.index for document in documents}
+        records = [record for record in state.records if record.index in wanted]
+        table = writer.make_table(documents, records, self.parts.task.columns(), 1)
+        prefill, decode, prefilled, decoded = self.meter.totals()
+        rates = prefill / max(1, prefilled), decode / max(1, decoded)
+        counts, costs, rows = self.meter.end(state.unit).categories, [], table["row"].to_pylist()
+        for place in rows:
+            own = counts.pop(str(place), {})  # the first row of a document has them
+            fed, shared, answer = (own.get(f"{kind}_tokens", 0) for kind in ("prefill", "shared", "decode"))
+            seconds = fed * rates[0] + answer * rates[1]
+            usd = None if self.usd_per_second is None else seconds * self.usd_per_second
+            costs.append(dict(zip(_COSTS.names, (fed + shared, answer, seconds, usd), strict=True)))
+        answers = table.select(_answer_columns(self.config))
+        made = batch.take(rows)
+        for part in (answers, pa.Table.from_pylist(costs, _COSTS)):
+            for name in part.column_names:
+                made = made.append_column(self.prefix + name, part[name])
+        return made
+
+
+class _Ledger:
+    """The actor that keeps the last report of every worker."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, WorkerTime] = {}
+
+    def report(self, report: WorkerTime) -> int:
+        if report.worker not in self._reports or self._reports[report.worker].sequence < report.sequence:
+            self._reports[report.worker] = report
+        return report.sequence
+
+    def reports(self) -> list[WorkerTime]:
+        return list(self._reports.values())
+
+
+class _Measurer(Profiler):
+    """A profiler that also tells where it is."""
+
+    def measure(self, config: RunConfig, documents: Sequence[Document]) -> tuple[Any, str]:
+        return self.profile(config, documents), ray.get_runtime_context().get_node_id()
+
+
+def _usd_per_second(nodes: Nodes, node: str) -> float | None:
+    """What a worker's place on a node costs; None where the node has no price."""
+    found = next((own for own in nodes({node}) if own.node == node), None)
+    return found.usd_per_hour / 3600 / max(1, found.slots) if found and found.usd_per_hour else None
+
+
+def _configuration(config: ProcessorConfig) -> RunConfig:
+    """The run's configuration of a processor, whose input and output are Ray Data's matter."""
+    given = {"model.name": config.model, "decoding.method": config.method, "input.text_columns": config.text_columns}
+    keys = {key: value for key, value in given.items() if value is not None}
+    if "input.text_columns" in keys:
+        keys["input.text_columns"] = list(keys["input.text_columns"])
+    made = _schema(config.schema)
+    return with_changes(made, {**keys, **config.settings})
+
+
+def _schema(schema: Any) -> RunConfig:
+    """The configuration that a schema stands for: attributes, categories of them, or a whole configuration."""
+    if isinstance(schema, RunConfig):
+        return schema
+    if isinstance(schema, (str, Path)):
+        return load_config(schema)
+    categories = dict(schema) if isinstance(schema, Mapping) else {"document": {"attributes": list(schema)}}
+    where = {"path": "(a dataset)"}
+    column = {"category_column": None} if len(categories) == 1 else {}
+    return make_config({"input": {**where, **column}, "output": where, "task": {"categories": categories}})
+
+
+def _answer_columns(config: RunConfig) -> list[str]:
+    """The columns of an answer. A document's category is in the input already, where there is more than one."""
+    return [name for name in columns.BY_KIND[config.task.kind].names if name != "category"] + ["status", "error"]
+
+
+def _check_columns(names: Sequence[str], config: RunConfig, prefix: str, missing: bool = True) -> None:
+    """Raises ConfigError where columns that are added are there already, or where columns to be read are missing."""
+    both = [name for name in (prefix + own for own in [*_answer_columns(config), *_COSTS.names]) if name in names]
+    if both:
+        raise ConfigError(f"the input has columns {', '.join(both)}, as the answers do: give ProcessorConfig a prefix")
+    gone = {key: name for key, name in config.wanted_columns().items() if name not in names}
+    gone.pop("input.id_column", None)
+    if missing and gone:
+        key, name = next(iter(gone.items()))
+        raise ConfigError(f"{key}: the dataset has no column {name!r}; it has {', '.join(names)}")

@@ -1,0 +1,196 @@
+"""raypd as a stage of Ray Data: every row comes out with what it had and its answer, whatever it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset
+import pyarrow.fs
+import pyarrow.parquet
+import pytest
+import ray.data
+
+from raypd.config.load import make_config
+from raypd.data import AnswerStage, Processor, ProcessorConfig, build_processor
+from raypd.errors import ConfigError
+from tests import s3
+from tests.processes import ROOT, wait_for
+
+pytestmark = pytest.mark.usefixtures("ray_here")
+FAKE = {"model.fake.load_seconds": 0, "model.fake.step_seconds": 0.001}
+ADDED = {
+    "record", "values", "truncated", "status", "error", "prompt_tokens", "decoded_tokens", "seconds", "cost_usd",
+}  # fmt: skip
+
+
+def processor(pre: Any = None, post: Any = None, settings: Any = None, **keys: Any) -> Processor:
+    keys = {"model": "fake", "text_columns": ["title"], "schema": [{"name": "Brand"}, {"name": "Colour"}], **keys}
+    return build_processor(ProcessorConfig(settings={**FAKE, **(settings or {})}, **keys), pre, post)
+
+
+def titles(count: int) -> pa.Table:
+    return pa.table({"number": range(count), "title": [f"a red lamp of Acme, number {n}" for n in range(count)]})
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_files_on_s3_come_out_whole(kind: str, bucket: str, s3_server: s3.Server) -> None:
+    files = pyarrow.fs.S3FileSystem(
+        access_key=s3.KEY_ID, secret_key=s3.SECRET, endpoint_override=s3_server.url, region="us-east-1"
+    )
+    at, write = bucket.removeprefix("s3://"), {"csv": pyarrow.csv.write_csv, "parquet": pyarrow.parquet.write_table}
+    for part in range(3):
+        with files.open_output_stream(f"{at}/in/{part}.{kind}") as out:
+            table = titles(150).slice(50 * part, 50)
+            if kind == "json":
+                out.write("".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode())
+            else:
+                write[kind](table, out)
+    answers = processor()(getattr(ray.data, f"read_{kind}")(f"{at}/in", filesystem=files))
+    answers.write_parquet(f"{at}/out", filesystem=files)
+    rows = pyarrow.dataset.dataset(f"{at}/out", filesystem=files).to_table().to_pylist()
+    assert sorted(row["number"] for row in rows) == list(range(150))
+    assert set(rows[0]) == {"number", "title"} | ADDED
+    for row in rows:
+        assert row["title"].endswith(f"number {row['number']}")
+        assert (row["status"], row["error"], json.loads(row["record"])["Brand"]) == ("ok", None, "fake")
+        assert row["prompt_tokens"] > row["decoded_tokens"] > 0
+        assert row["seconds"] > 0
+
+
+def test_a_bad_row_is_an_error_row_of_the_same_columns() -> None:
+    frame = pd.DataFrame({"title": ["good", None, "", "x" * 2000, 7, b"\xff", {"a": 1}, "good"], "n": range(8)})
+    rows = processor(settings={"input.max_document_bytes": 1000})(ray.data.from_pandas(frame)).take_all()
+    by_number = {row["n"]: row for row in rows}
+    assert len(by_number) == len(rows) == 8
+    errors = {n: row["error"] for n, row in by_number.items() if row["status"] == "error"}
+    assert {n: (error or "").partition(";")[0] for n, error in errors.items()} == {
+        1: "no text in title",
+        2: "no text in title",
+        3: "the document has 2000 bytes",
+        5: "column 'title' holds a bytes, not text",
+        6: "column 'title' holds an object, not text",
+    }
+    assert {frozenset(row) for row in rows} == {frozenset({"title", "n"} | ADDED)}
+    assert by_number[1]["record"] is None
+
+
+def test_an_empty_dataset_stays_empty() -> None:
+    none = ray.data.from_pandas(pd.DataFrame({"title": pd.Series([], dtype=str)}))
+    assert processor()(none).take_all() == []
+    some = ray.data.from_arrow(titles(40)).repartition(4).filter(lambda row: row["number"] >= 35)
+    rows = processor()(some).take_all()
+    assert [row["status"] for row in rows] == ["ok"] * 5
+
+
+def test_columns_that_both_have_are_refused_and_a_prefix_keeps_two_stages_apart() -> None:
+    first = processor()(ray.data.from_arrow(titles(20)))
+    with pytest.raises(ConfigError, match="the dataset has no column 'text'"):
+        processor(text_columns=["text"])(ray.data.from_arrow(titles(1)))
+    with pytest.raises(ConfigError, match="the input has columns status, as the answers do"):
+        processor()(ray.data.from_arrow(titles(1).append_column("status", pa.array(["mine"]))))
+    with pytest.raises(ray.exceptions.RayTaskError, match=r"record, values, .*as the answers do"):
+        processor()(first).take_all()
+    rows = processor(prefix="second_", text_columns=["record"])(first).take_all()
+    assert set(rows[0]) == {"number", "title"} | ADDED | {f"second_{name}" for name in ADDED}
+    assert sorted(row["number"] for row in rows) == list(range(20))
+
+
+def test_functions_before_and_after_and_several_rows_of_a_document() -> None:
+    where = {"path": "(a dataset)"}
+    asked = processor(
+        pre=lambda row: {"n": row["id"], "context": "Paris is in France", "questions": ["Where?", "What?", "Why?"]},
+        post=lambda row: {"n": row["n"], "q": row["question"], "tokens": row["decoded_tokens"]},
+        schema=make_config({"input": where, "output": where, "task": {"kind": "question_answering"}}),
+        method="autoregressive",  # a prompt a question
+        text_columns=None,
+    )
+    rows = asked(ray.data.range(100)).take_all()
+    assert sorted((row["n"], row["q"]) for row in rows) == sorted(
+        (n, q) for n in range(100) for q in ("Where?", "What?", "Why?")
+    )
+    assert sum(row["tokens"] for row in rows) == asked.bill().decoded_tokens
+
+
+def test_a_killed_worker_costs_its_batches_alone_and_the_bill_says_so() -> None:
+    slow = processor(
+        batch_size=10, concurrency=(1, 2), settings={"model.fake.step_seconds": 0.2, "cost.prices": {"local": 36.0}}
+    )
+    killed: list[int] = []
+
+    def kill() -> None:
+        def busy() -> list[int]:
+            return [] if slow._ledger is None else [own.pid for own in ray.get(slow._ledger.reports.remote()) if own.ok]
+
+        killed.append(wait_for(busy)[0])
+        os.kill(killed[0], signal.SIGKILL)
+
+    beside = threading.Thread(target=kill)
+    beside.start()
+    rows = slow(ray.data.from_arrow(titles(80))).take_all()
+    beside.join()
+    assert killed
+    assert sorted(row["number"] for row in rows) == list(range(80))
+    assert {row["status"] for row in rows} == {"ok"}
+    bill = slow.bill()
+    assert bill.documents >= 80
+    assert bill.failed == 0
+    assert bill.seconds["prefill"] + bill.seconds["decode"] > 0.2
+    worked = sum(row["seconds"] for row in rows)
+    assert 0.5 * worked < bill.seconds["prefill"] + bill.seconds["decode"] < 2 * worked
+    # 36 dollars an hour on the four places of this machine
+    assert bill.usd == pytest.approx(sum(bill.seconds.values()) * 0.01 / 4)
+    assert sum(row["cost_usd"] for row in rows) == pytest.approx(worked * 0.01 / 4)
+
+
+class Deadly(AnswerStage):
+    """Dies of row 7 each time."""
+
+    def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
+        if 7 in batch["number"].to_pylist():
+            Path(batch["marks"][0].as_py(), str(time.time_ns())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from super().__call__(batch)
+
+
+def test_a_row_that_kills_its_worker_each_time_ends_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raypd.data.AnswerStage", Deadly)
+    table = titles(20).append_column("marks", pa.array([str(tmp_path)] * 20))
+    with pytest.raises(ray.exceptions.RayError):
+        processor()(ray.data.from_arrow(table)).take_all()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_an_estimate_is_of_the_whole_dataset() -> None:
+    stage = processor(settings={"cost.prices": {"local": 36.0}, "engine.max_num_seqs": 4})
+    dataset = ray.data.from_arrow(titles(400))
+    found = stage.estimate(dataset, sample=50)
+    rows = stage(dataset).take_all()
+    assert found.documents == 400
+    for figure, name in ((found.prompt_tokens, "prompt_tokens"), (found.decoded_tokens, "decoded_tokens")):
+        assert figure.value == pytest.approx(sum(row[name] for row in rows), rel=0.15)
+    assert found.usd is not None
+    assert found.usd.value == pytest.approx(found.seconds.value * 0.01 / 4)
+
+
+def test_the_embedded_model_fills_in_what_listings_say() -> None:
+    quickstart = ROOT / "configs/quickstart"
+    listings = [json.loads(line) for line in (quickstart / "products.jsonl").open()][:6]
+    right = {own["id"]: own for own in map(json.loads, (quickstart / "expected.jsonl").open())}
+    stage = build_processor(ProcessorConfig(schema=quickstart / "extract.yaml", batch_size=4))
+    rows = stage(ray.data.from_items(listings)).take_all()
+    assert [row["status"] for row in rows] == ["ok"] * 6
+    values = [(row["id"], name, value) for row in rows for name, value in json.loads(row["record"]).items()]
+    same = sum(right[own]["target"].get(name) == value for own, name, value in values)
+    assert same > 0.6 * len(values)
