@@ -9,6 +9,8 @@ __all__ = ["LLM", "Answer", "Run", "answer", "estimate", "extract", "generate", 
 
 def __getattr__(name: str) -> Any:
     """Names of raypd.api, imported when they are used: `raypd.decoding` must do where torch is all that there is."""
+    if name == "data":  # raypd.data.build_processor, which needs Ray Data
+        return importlib.import_module("raypd.data")
     if name not in __all__:
         raise AttributeError(f"module 'raypd' has no attribute {name!r}")
     return getattr(importlib.import_module("raypd.api"), name)

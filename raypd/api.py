@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
 from raypd import storage
 from raypd.config import ModelConfig, RunConfig
 from raypd.config.load import load_config, make_config
+from raypd.config.schema import task_of
 from raypd.errors import ConfigError, InputError
 from raypd.run import layout, records
 from raypd.run.records import Estimate, Manifest, RunCost
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raypd.cluster.components import WorkerComponents
-    from raypd.estimate.tune import TuneResult
+    from raypd.estimation.tune import TuneResult
     from raypd.models.load import LoadedModel
-    from raypd.nightly.nightly import Night
+    from raypd.nights.nightly import Night
     from raypd.tasks.base import Record
 
 _WHOLE = "_SUCCESS"  # beside the files of a table that was written whole
@@ -132,7 +132,7 @@ class LLM:
         plain = all(isinstance(one, str) for one in documents)
         fields = [{"text": one} if isinstance(one, str) else dict(one) for one in documents]
         columns = {"text_columns": ["text"], "category_column": None} if plain else {}
-        rows = self._rows("extraction", {"input": {"path": "-", **columns}, "task": _schema(schema)}, fields)
+        rows = self._rows("extraction", {"input": {"path": "-", **columns}, "task": task_of(schema)}, fields)
         return [_extracted(*own) for own in rows]
 
     def answer(self, context: str, questions: Sequence[str | Mapping[str, Any]]) -> list[Answer]:
@@ -261,8 +261,8 @@ def estimate(
     sample: int = 64,
 ) -> Estimate:
     """What `extract` over the same arguments would take and cost, from `sample` decoded documents."""
-    from raypd.estimate.estimate import estimate as make
-    from raypd.estimate.machines import EstimateOptions
+    from raypd.estimation.estimate import estimate as make
+    from raypd.estimation.machines import EstimateOptions
 
     config = _config("extraction", source, schema, model, output, text, settings)
     return make(config, EstimateOptions(sample=sample))
@@ -275,8 +275,8 @@ def tune(config: str | Path, *, settings: Mapping[str, Any] | None = None, **opt
         config, settings: as those of `extract`.
         options: the fields of TuneOptions.
     """
-    from raypd.estimate.tune import TuneOptions
-    from raypd.estimate.tune import tune as search
+    from raypd.estimation.tune import TuneOptions
+    from raypd.estimation.tune import tune as search
 
     measurements = Path(config).with_suffix(".tuned.jsonl")
     return search(load_config(config, _overrides(settings)), TuneOptions(**options), measurements)
@@ -284,7 +284,7 @@ def tune(config: str | Path, *, settings: Mapping[str, Any] | None = None, **opt
 
 def nightly(config: str | Path, *, settings: Mapping[str, Any] | None = None, full: bool = False) -> Night:
     """Brings the table of a YAML up to tonight's input, as `raypd nightly`."""
-    from raypd.nightly.nightly import run_night
+    from raypd.nights.nightly import run_night
 
     return run_night(load_config(config, _overrides(settings)), full=full)
 
@@ -321,7 +321,7 @@ def _config(
     tree: dict[str, Any] = {
         "input": {"path": "-", **data.columns(kind, text)},
         "output": {"path": "-"},
-        "task": {"kind": kind, **(_schema(schema) if kind == "extraction" else {})},
+        "task": {"kind": kind, **(task_of(schema) if kind == "extraction" else {})},
     }
     config = make_config(tree, _overrides(settings))
     if config.output.path == "-":
@@ -331,26 +331,6 @@ def _config(
     return make_config(
         tree, _overrides({**settings, "output.path": config.output.path, "input.path": data.stored(config)})
     )
-
-
-def _schema(given: Any) -> dict[str, Any]:
-    """What a schema is as keys of the task."""
-    if given is None:
-        raise ConfigError("schema: name the attributes, or give a pydantic model or a JSON Schema")
-    if hasattr(given, "model_json_schema"):
-        return {"schema": given.model_json_schema()}
-    if isinstance(given, (str, Path)):
-        path = str(given)
-        with_categories = False
-        if path.endswith((".yaml", ".yml")) and Path(path).is_file():
-            tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-            with_categories = isinstance(tree, dict) and "properties" not in tree and "$ref" not in tree
-        return {"categories_file" if with_categories else "schema": path}
-    if isinstance(given, Mapping):
-        is_json_schema = "properties" in given or "$ref" in given or isinstance(given.get("type"), str)
-        return {"schema" if is_json_schema else "categories": dict(given)}
-    attributes = [{"name": one} if isinstance(one, str) else dict(one) for one in given]
-    return {"categories": {"record": {"attributes": attributes}}}
 
 
 @dataclass

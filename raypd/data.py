@@ -39,13 +39,14 @@ from raypd.cluster.reporter import Reporter
 from raypd.cluster.request_queue import EngineBroken, RequestQueue, UnitState
 from raypd.config import ExtractionConfig, RunConfig
 from raypd.config.load import load_config, make_config
+from raypd.config.schema import task_of
 from raypd.config.secrets import redact
 from raypd.dataset import writer
 from raypd.dataset.reader import read_table
 from raypd.errors import ConfigError, RunError
-from raypd.estimate import estimator, sampling
-from raypd.estimate.estimate import check_model, check_sample, with_changes
-from raypd.estimate.profile import Profiler
+from raypd.estimation import estimator, sampling
+from raypd.estimation.estimate import check_model, check_sample, with_changes
+from raypd.estimation.profile import Profiler
 from raypd.run.records import Figure, NodeTime, WorkerTime
 from raypd.tasks import columns
 from raypd.tasks.base import Document
@@ -75,8 +76,8 @@ class ProcessorConfig:
     """What a processor asks, of which model, and on how many workers.
 
     Attributes:
-        schema: a list of attributes, categories with theirs (as task.categories has them), or a whole RunConfig or the
-            path of one; its input, output and units are not used.
+        schema: as that of `raypd.extract`; or a RunConfig or the path of its YAML, whose input, output and units are not
+            used.
         model: model.name of the configuration; None: as it is there.
         method: decoding.method, likewise.
         text_columns: input.text_columns, likewise: the columns that make up the document.
@@ -419,15 +420,14 @@ def _configuration(config: ProcessorConfig) -> RunConfig:
 
 
 def _schema(schema: Any) -> RunConfig:
-    """The configuration that a schema stands for: attributes, categories of them, or a whole configuration."""
+    """The configuration that a schema stands for: as `raypd.extract` takes it, or a whole configuration."""
     if isinstance(schema, RunConfig):
         return schema
-    if isinstance(schema, (str, Path)):
+    if isinstance(schema, (str, Path)) and str(schema).endswith((".yaml", ".yml")):
         return load_config(schema)
-    categories = dict(schema) if isinstance(schema, Mapping) else {"document": {"attributes": list(schema)}}
-    where = {"path": "(a dataset)"}
-    column = {"category_column": None} if len(categories) == 1 else {}
-    return make_config({"input": {**where, **column}, "output": where, "task": {"categories": categories}})
+    task, where = task_of(schema), {"path": "(a dataset)"}
+    column = {"category_column": None} if len(task.get("categories", [1])) == 1 else {}
+    return make_config({"input": {**where, **column}, "output": where, "task": task})
 
 
 def _answer_columns(config: RunConfig) -> list[str]:

@@ -110,7 +110,7 @@ def nightly(
 
     The same command goes on where a night was cut off; of two at once, one says that the other is at work.
     """
-    from raypd.nightly.nightly import run_night
+    from raypd.nights.nightly import run_night
 
     made = load_config(config, overrides or [])
     print(clean(run_night(made, full=full, retry_errors=retry_errors, verbose=verbose).describe()))
@@ -150,7 +150,7 @@ def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as
     RUN knows its configuration; input.path=... says where the input lies now, if it was moved. Of a nightly folder the
     table of the last good night is compared.
     """
-    from raypd.nightly import table_check
+    from raypd.nights import table_check
     from raypd.run import load
     from raypd.verify import findings, verification
 
@@ -205,8 +205,8 @@ def estimate(
     verbose: o.Verbose = False,
 ) -> None:
     """Say what a run will take and cost, from a sample that is decoded, an earlier run, or given throughputs."""
-    from raypd.estimate import estimate as estimates
-    from raypd.estimate.machines import EstimateOptions
+    from raypd.estimation import estimate as estimates
+    from raypd.estimation.machines import EstimateOptions
 
     made = load_config(config, overrides or []) if config is not None else None
     options = EstimateOptions(
@@ -284,7 +284,7 @@ def schema_suggest(
 ) -> None:
     """Propose attributes that documents have, as YAML to edit for task.categories_file. Runs in this process."""
     from raypd import storage
-    from raypd.estimate import suggest
+    from raypd.estimation import suggest
 
     taken = f"{output}: is there already; give another name, or --force"
     if output is not None and not force and storage.exists(output):

@@ -9,8 +9,8 @@ from raypd.cluster import driver
 from raypd.config import rewrite
 from raypd.config.load import load_config
 from raypd.errors import ConfigError
-from raypd.estimate.tune import TuneOptions, describe, tune
-from raypd.estimate.views import show_tune, why
+from raypd.estimation.tune import TuneOptions, describe, tune
+from raypd.estimation.views import show_tune, why
 
 
 def run(path: str, overrides: list[str], output: str | None, options: TuneOptions, verbose: bool) -> None:

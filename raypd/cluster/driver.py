@@ -294,7 +294,16 @@ class DriverSession:
     def _run(self, scheduler: Scheduler, accounts: Accounts, left: Iterator[Unit], count: int) -> None:
         from raypd.cluster.scheduler import Tick
 
-        for event in scheduler.run(left, count):
+        given = 0
+
+        def units() -> Iterator[Unit]:
+            nonlocal given
+            for unit in left:
+                given += 1
+                yield unit
+
+        ended, stream = 0, units()
+        for event in scheduler.run(stream, count):
             if self.own.lost is not None:
                 raise RunError(self.own.lost)
             if isinstance(event, Tick):
@@ -304,8 +313,11 @@ class DriverSession:
                     self._display.begin()
                 self._update(event.answered, event.failed)
             else:
+                ended += 1
                 accounts.ended(event.unit, event.result.ok + event.result.failed if event.result.done else None)
                 self._take(event.unit, event.result)
+        if not accounts.held and (ended < given or next(stream, None) is not None):
+            raise self._error("not all units have ended, and none is at work; this is a fault of raypd")
 
     def _update(self, answered: int = 0, failed: int = 0) -> None:
         """Shows how far the run is, with the documents of units in flight."""

@@ -1,6 +1,6 @@
 """`cluster.executor: ray_data`: units are streamed by Ray Data through an actor pool, whose actors commit them.
 
-Ray Data decides which worker gets which unit. For what it cannot say there is a desk, an actor between the driver and
+Ray Data decides which worker gets which unit. For what it cannot say there is an actor between the driver and
 the workers, which also holds the pool. A worker asks there before it begins a unit, and the driver answers (budget,
 spot notices, the end of the run); it tells there how far it is. A task whose worker died is not done again by Ray Data,
 which would do so without end: when all else of a pass has ended, what is not committed goes into another, as careful as
@@ -46,8 +46,8 @@ _EMPTY_PASSES = 3  # in a row, in which nothing was done
 
 
 @dataclass
-class WorkerNews:
-    """What a worker says at the desk. progress: of its units in flight; ready: it has loaded its model."""
+class WorkerReport:
+    """What a worker says of itself. progress: of its units in flight; ready: it has loaded its model."""
 
     id: str
     node: str
@@ -56,21 +56,21 @@ class WorkerNews:
 
 
 @dataclass
-class Word:
-    """What the desk has for the driver.
+class PassState:
+    """What the pass's actor has for the driver.
 
-    asks: units that wait for the driver's word, and who asks. workers: their last news. results: by unit, of tasks that
+    asks: units that wait for the driver's leave, and who asks. workers: their last reports. results: by unit, of tasks that
     ended since the last look. ended: whether the pass has; error: why, where it went wrong.
     """
 
-    asks: dict[str, WorkerNews]
-    workers: list[WorkerNews]
+    asks: dict[str, WorkerReport]
+    workers: list[WorkerReport]
     results: list[tuple[str, UnitResult]]
     ended: bool
     error: str | None
 
 
-class Desk:
+class PassActor:
     """An actor that streams a pass through a pool, which ends with it, and stands between the driver and the workers.
 
     Args:
@@ -86,27 +86,27 @@ class Desk:
         self._closed = self._ended = False
         self._error: str | None = None
         self._cancelled: set[str] = set()
-        self._asks: dict[str, tuple[WorkerNews, asyncio.Future[bool]]] = {}
-        self._workers: dict[str, tuple[float, WorkerNews]] = {}  # with when they were last heard of
+        self._asks: dict[str, tuple[WorkerReport, asyncio.Future[bool]]] = {}
+        self._workers: dict[str, tuple[float, WorkerReport]] = {}  # with when they were last heard of
         self._results: queue.SimpleQueue[tuple[str, UnitResult]] = queue.SimpleQueue()
         me = ray.get_runtime_context().current_actor
         threading.Thread(target=self._stream, args=(attempts, me), name="Ray Data", daemon=True).start()
 
-    async def begin(self, unit: str, worker: WorkerNews) -> bool:
-        """Whether a worker may begin a unit; waits for the driver's word."""
+    async def begin(self, unit: str, worker: WorkerReport) -> bool:
+        """Whether a worker may begin a unit; waits for the driver's answer."""
         if self._closed:
             return False
         answer = asyncio.get_running_loop().create_future()
         self._asks[unit] = worker, answer
         return await answer
 
-    async def report(self, worker: WorkerNews) -> set[str]:
-        """Takes a worker's news; which of its units it is to hand back."""
+    async def report(self, worker: WorkerReport) -> set[str]:
+        """Takes a worker's report; which of its units it is to hand back."""
         self._workers[worker.id] = time.monotonic(), worker
         return self._cancelled & worker.progress.keys()
 
-    async def look(self, answers: dict[str, bool], cancelled: set[str], closed: bool) -> Word:
-        """Takes the driver's word: which units may be begun, which are wanted back, and whether no more is begun."""
+    async def look(self, answers: dict[str, bool], cancelled: set[str], closed: bool) -> PassState:
+        """Takes the driver's answers: which units may be begun, which are wanted back, and whether no more is begun."""
         self._closed, self._cancelled = closed, cancelled
         for unit in [*(self._asks if closed else answers)]:
             _, answer = self._asks.pop(unit, (None, None))
@@ -117,7 +117,7 @@ class Desk:
         asks = {unit: worker for unit, (worker, _) in self._asks.items()}
         ended = self._ended  # before the results, which are all there then
         results = [self._results.get() for _ in range(self._results.qsize())]
-        return Word(asks, [worker for _, worker in self._workers.values()], results, ended, self._error)
+        return PassState(asks, [worker for _, worker in self._workers.values()], results, ended, self._error)
 
     def _stream(self, attempts: Sequence[Attempt], me: Any) -> None:
         try:
@@ -160,29 +160,29 @@ class Desk:
 class UnitStage:
     """A decode worker in Ray Data's pool."""
 
-    def __init__(self, spec: WorkerSpec, desk: Any) -> None:
+    def __init__(self, spec: WorkerSpec, actor: Any) -> None:
         context = ray.get_runtime_context()
-        self.desk, self.worker = desk, None
+        self.actor, self.worker = actor, None
         self._me = uuid.uuid4().hex, context.get_node_id()
-        threading.Thread(target=self._report, name="desk", daemon=True).start()
+        threading.Thread(target=self._report, name="report", daemon=True).start()
         self.worker = DecodeWorker(spec)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         results = []
         for packed in batch["attempt"].to_pylist():
             attempt = pickle.loads(packed)
-            if self.worker is not None and ray.get(self.desk.begin.remote(attempt.unit.id, self._news())):
+            if self.worker is not None and ray.get(self.actor.begin.remote(attempt.unit.id, self._state())):
                 results.append(self.worker.run(attempt))
             else:
                 results.append(UnitResult(handed_back=True))
         return pa.table({"unit": batch["unit"], "result": [pickle.dumps(result) for result in results]})
 
-    def _news(self) -> WorkerNews:
-        return WorkerNews(*self._me, self.worker is not None, self.worker.progress() if self.worker else {})
+    def _state(self) -> WorkerReport:
+        return WorkerReport(*self._me, self.worker is not None, self.worker.progress() if self.worker else {})
 
     def _report(self) -> None:
         while True:
-            for unit in ray.get(self.desk.report.remote(self._news())):
+            for unit in ray.get(self.actor.report.remote(self._state())):
                 if self.worker is not None:
                     self.worker.cancel(unit, only_waiting=False)
             time.sleep(_REPORT_SECONDS)
@@ -192,7 +192,7 @@ class PoolWorker(WorkerHandle):
     """What is known of a worker of the pool; its assignments are by the unit's id."""
 
     def cancel(self, assignment: Assignment, only_waiting: bool) -> None:
-        """Asks for a unit back, at the desk."""
+        """Asks for a unit back, through the pass's actor."""
         assignment.cancelled = time.monotonic()
 
 
@@ -205,7 +205,7 @@ class RayDataExecutor(Scheduler):
         super().__init__(spec, resources, cluster, say)
         if importlib.util.find_spec("pandas") is None:
             raise ConfigError("cluster.executor ray_data needs Ray Data: pip install 'raypd[data]'")
-        self._desk: Any = None
+        self._actor: Any = None
         self._known: dict[str, PoolWorker] = {}  # by the worker's own id
         self._open: dict[str, Attempt] = {}  # units of the pass that have not ended
 
@@ -229,51 +229,51 @@ class RayDataExecutor(Scheduler):
 
     def close(self) -> None:
         """Ends the pool, with what is in flight."""
-        if self._desk is not None:
-            ray.kill(self._desk)
-        self._desk, self._known, self.workers = None, {}, []
+        if self._actor is not None:
+            ray.kill(self._actor)
+        self._actor, self._known, self.workers = None, {}, []
 
     def _pass(self, attempts: Sequence[Attempt]) -> Generator[Ended | Tick, None, bool]:
         """Streams attempts through a pool of their own; whether a unit ended, or cost its worker."""
         in_flight = 1 if attempts[0].bisecting else self.cluster.units_in_flight
         size = max(1, min(self.wanted, math.ceil(len(attempts) / in_flight)))
         head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}, "max_concurrency": 1000}
-        self._desk = ray.remote(Desk).options(**head).remote(self.spec, self.resources, attempts, size, in_flight)
+        self._actor = ray.remote(PassActor).options(**head).remote(self.spec, self.resources, attempts, size, in_flight)
         answers: dict[str, bool] = {}
         lost = False
         while True:
             try:
-                word = self._look(answers)
+                state = self._look(answers)
             except ray.exceptions.RayActorError:
                 self.say("the actor that streams the units is gone; they are streamed by another")
                 lost = True
                 break
-            for unit, result in word.results:
+            for unit, result in state.results:
                 owner = next((worker for worker in self.workers if unit in worker.assignments), None)
                 attempt = self._open.pop(unit)
                 yield from self._ended(owner.assignments.pop(unit) if owner else Assignment(attempt), result)
-            if word.error is not None:
-                raise RunError(f"Ray Data: {word.error}")
+            if state.error is not None:
+                raise RunError(f"Ray Data: {state.error}")
             progress = [own.progress for worker in self.workers for own in worker.assignments.values()]
             answered, failed = sum(own.answered for own in progress), sum(own.failed for own in progress)
             yield Tick(answered, failed, sum(worker.ready for worker in self.workers))
-            if word.ended:
+            if state.ended:
                 break
-            answers = self._answers(word.asks)
-            if not answers and not word.results:
+            answers = self._answers(state.asks)
+            if not answers and not state.results:
                 time.sleep(_WAIT_SECONDS)
         fruitful = len(self._open) < len(attempts) or (any(worker.assignments for worker in self.workers) and not lost)
         yield from self._missing(lost)
         self.close()
         return fruitful
 
-    def _look(self, answers: dict[str, bool]) -> Word:
-        """Gives the driver's word to the desk, takes what is there, and notes the workers' news."""
+    def _look(self, answers: dict[str, bool]) -> PassState:
+        """Gives the driver's answers to the pass's actor, takes what is there, and notes the workers' reports."""
         given = (own for worker in self.workers for own in worker.assignments.values())
         cancelled = {own.attempt.unit.id for own in given if own.cancelled > -math.inf}
-        word: Word = ray.get(self._desk.look.remote(answers, cancelled, self.closing))
+        state: PassState = ray.get(self._actor.look.remote(answers, cancelled, self.closing))
         now = time.monotonic()
-        for own in [*word.workers, *word.asks.values()]:
+        for own in [*state.workers, *state.asks.values()]:
             worker = self._known.get(own.id)
             if worker is None:
                 worker = self._known[own.id] = PoolWorker(None, starting=own, node=own.node)
@@ -283,7 +283,7 @@ class RayDataExecutor(Scheduler):
             for unit, progress in own.progress.items():
                 if unit in worker.assignments:
                     worker.assignments[unit].progress, worker.assignments[unit].reported = progress, now
-        heard = {own.id for own in word.workers}
+        heard = {own.id for own in state.workers}
         for name, worker in list(self._known.items()):
             if name not in heard and not worker.ready:
                 self._end(worker)
@@ -291,9 +291,9 @@ class RayDataExecutor(Scheduler):
                 if self._starts >= STARTS_WITHOUT_SUCCESS * max(1, self.wanted):
                     raise RunError("worker processes die while they load the model (out of memory?)")
         self._watch_nodes()
-        return word
+        return state
 
-    def _answers(self, asks: dict[str, WorkerNews]) -> dict[str, bool]:
+    def _answers(self, asks: dict[str, WorkerReport]) -> dict[str, bool]:
         """Which of the units that workers ask for they may begin; those that have to wait are left out."""
         answers = {}
         for unit, own in asks.items():

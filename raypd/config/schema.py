@@ -9,7 +9,7 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,35 @@ def categories_of(schema: str | Tree, folder: Path) -> Tree:
     category |= {"description": " ".join(tree["description"].split())} if tree.get("description") else {}
     category |= {"optional_objects": flat.optional} if flat.optional else {}
     return {str(tree.get("title") or "record"): category}
+
+
+def task_of(given: Any) -> Tree:
+    """A schema as Python code has it, as keys of section `task`.
+
+    Args:
+        given: a pydantic model; a JSON Schema, or the path of one; attributes (names, or {name, type, ...});
+            {category: {attributes}}, or the path of a YAML with that.
+
+    Raises:
+        ConfigError: it is nothing.
+    """
+    if not given:
+        raise ConfigError("schema: name the attributes, or give a pydantic model or a JSON Schema")
+    if hasattr(given, "model_json_schema"):
+        return {"schema": given.model_json_schema()}
+    if isinstance(given, (str, Path)):
+        path = str(given)
+        tree = _read(path) if path.endswith((".yaml", ".yml")) else {"properties": {}}
+        return {"schema" if _is_json_schema(tree) else "categories_file": path}
+    if isinstance(given, Mapping):
+        return {"schema" if _is_json_schema(given) else "categories": dict(given)}
+    attributes = [{"name": one} if isinstance(one, str) else dict(one) for one in given]
+    return {"categories": {"record": {"attributes": attributes}}}
+
+
+def _is_json_schema(tree: Any) -> bool:
+    """Categories hold objects alone."""
+    return not isinstance(tree, Mapping) or "properties" in tree or isinstance(tree.get("$ref", tree.get("type")), str)
 
 
 def _read(path: str) -> Any:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from raypd.estimate import tables
+from raypd.estimation import tables
 from raypd.report.sections import Table, Tile
 from raypd.run import text
 from raypd.run.records import BillEstimate, Estimate, Figure, MachineEstimate

@@ -164,7 +164,7 @@ def central_actor_killed(stage: _Stage) -> str:
 
         stage.trial.wait(4)
         for actor in actors().values():
-            if actor["ActorClassName"] in ("Ledger", "Desk") and actor["State"] == "ALIVE":
+            if actor["ActorClassName"] in ("Ledger", "PassActor") and actor["State"] == "ALIVE":
                 os.kill(actor["Pid"], signal.SIGKILL)
                 killed.append(actor["ActorClassName"])
 

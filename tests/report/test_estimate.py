@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from raypd.errors import ConfigError, RunError
-from raypd.estimate.estimator import Array, exact
-from raypd.estimate.machines import EstimateOptions, MethodSpeed, Overhead, assemble
+from raypd.estimation.estimator import Array, exact
+from raypd.estimation.machines import EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.report import data, estimate_section, page
 from raypd.report.status import Watch
 from raypd.run import text

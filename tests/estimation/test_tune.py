@@ -18,10 +18,10 @@ from raypd.cluster.driver import Interrupted
 from raypd.config import RunConfig, rewrite
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError, RunError
-from raypd.estimate import agreement, tune
-from raypd.estimate.agreement import Agreement, Floor, NormalValue
-from raypd.estimate.profile import DocumentCost, Profile, WorkerFacts
-from raypd.estimate.search import Changes, Search, Trial
+from raypd.estimation import agreement, tune
+from raypd.estimation.agreement import Agreement, Floor, NormalValue
+from raypd.estimation.profile import DocumentCost, Profile, WorkerFacts
+from raypd.estimation.search import Changes, Search, Trial
 
 # ----------------------------------------------------------------------------------------------------------- agreement
 

@@ -17,9 +17,9 @@ from raypd.config import ExtractionConfig, OutputConfig, RunConfig
 from raypd.dataset import planner
 from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError
-from raypd.nightly import changes, delta, schema_change, table
-from raypd.nightly.changes import Input
-from raypd.nightly.schema_change import Change
+from raypd.nights import changes, delta, schema_change, table
+from raypd.nights.changes import Input
+from raypd.nights.schema_change import Change
 from raypd.run import layout, manifest, records
 from raypd.run.lease import RunLease, held
 from raypd.run.records import NightStart, NightState, RecordError

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from raypd.cli.main import app
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
-from raypd.nightly import delta, nightly
-from raypd.nightly.table_check import verify_table
+from raypd.nights import delta, nightly
+from raypd.nights.table_check import verify_table
 from tests import s3
-from tests.nightly.test_nightly import DOCUMENTS, files, night, run, titles, with_key, write  # noqa: F401
+from tests.nights.test_nightly import DOCUMENTS, files, night, run, titles, with_key, write  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("in_process")
 

@@ -4,7 +4,7 @@ from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
 from raypd.errors import Damaged
-from raypd.nightly import changes, delta
+from raypd.nights import changes, delta
 from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch

@@ -11,11 +11,11 @@ from raypd.cluster.components import build
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.assisted import AssistedEngine
 from raypd.errors import ModelError
-from raypd.estimate import profile, sampling
-from raypd.estimate.estimate import estimate, with_changes
-from raypd.estimate.machines import EstimateOptions
-from raypd.estimate.profile import Profiler, in_flight
-from raypd.estimate.tune import TuneOptions, tune
+from raypd.estimation import profile, sampling
+from raypd.estimation.estimate import estimate, with_changes
+from raypd.estimation.machines import EstimateOptions
+from raypd.estimation.profile import Profiler, in_flight
+from raypd.estimation.tune import TuneOptions, tune
 from raypd.models.check_method import check_method
 from raypd.models.load import LoadedModel, load_model
 from tests.tiny import nearly, save_tiny, tiny_model, tiny_tokenizer

@@ -8,10 +8,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from raypd.estimate import tables
-from raypd.estimate.agreement import compare
-from raypd.estimate.search import Search, Trial
-from raypd.estimate.tune import TuneResult, describe
+from raypd.estimation import tables
+from raypd.estimation.agreement import compare
+from raypd.estimation.search import Search, Trial
+from raypd.estimation.tune import TuneResult, describe
 from raypd.run import text
 from raypd.run.records import Estimate
 

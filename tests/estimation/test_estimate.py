@@ -24,12 +24,12 @@ from raypd.cluster.request_queue import UnitState
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.errors import ConfigError, InputError
-from raypd.estimate import earlier, estimator, machines, profile, sampling
-from raypd.estimate import estimate as estimates
-from raypd.estimate.estimate import estimate
-from raypd.estimate.estimator import Array, exact, figure
-from raypd.estimate.machines import EstimateOptions, NodeKind, Overhead
-from raypd.estimate.profile import DocumentCost, Profile, Profiler, WorkerFacts, in_flight
+from raypd.estimation import earlier, estimator, machines, profile, sampling
+from raypd.estimation import estimate as estimates
+from raypd.estimation.estimate import estimate
+from raypd.estimation.estimator import Array, exact, figure
+from raypd.estimation.machines import EstimateOptions, NodeKind, Overhead
+from raypd.estimation.profile import DocumentCost, Profile, Profiler, WorkerFacts, in_flight
 from raypd.run import records
 from raypd.run.records import Bill, Estimate, Figure, NodeTime, WorkerTime
 from raypd.tasks.base import Document, Record, Request

@@ -15,7 +15,7 @@ import numpy as np
 from raypd.billing import prices
 from raypd.config import CostConfig, RunConfig
 from raypd.errors import ConfigError, did_you_mean
-from raypd.estimate.estimator import Array, figure
+from raypd.estimation.estimator import Array, figure
 from raypd.run.records import BillEstimate, Estimate, MachineEstimate, SpeedEstimate
 
 # of a document, as the meter counts them -> as tables call them

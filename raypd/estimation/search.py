@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from raypd.config import METHODS, RunConfig
 from raypd.decoding.methods.registry import REGISTRY
-from raypd.estimate.agreement import Agreement, Answers, Floor, compare
+from raypd.estimation.agreement import Agreement, Answers, Floor, compare
 
 Changes = dict[str, Any]  # dotted key -> value
 Reference = Literal["auto", "document", "guided"]

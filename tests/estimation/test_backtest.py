@@ -7,10 +7,10 @@ import json
 import pytest
 
 from raypd.cluster import driver
-from raypd.estimate.estimate import estimate
-from raypd.estimate.machines import EstimateOptions
-from tests.estimate.test_estimate import COSTS as FAST
-from tests.estimate.test_estimate import corpus
+from raypd.estimation.estimate import estimate
+from raypd.estimation.machines import EstimateOptions
+from tests.estimation.test_estimate import COSTS as FAST
+from tests.estimation.test_estimate import corpus
 
 # Slow enough that the seconds around decoding do not count, and that a busy machine still sleeps as it should.
 COSTS = FAST | {"step_seconds": 0.01, "prefill_tokens_per_second": 10_000, "decode_tokens_per_second": 1000}

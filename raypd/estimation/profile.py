@@ -29,9 +29,9 @@ from raypd.cluster.one_worker import OneWorker
 from raypd.cluster.progress import ProgressLines
 from raypd.cluster.request_queue import Cancelled, RequestQueue, UnitState
 from raypd.config import RunConfig
-from raypd.estimate import sampling
-from raypd.estimate.estimator import Array
-from raypd.estimate.machines import TOKENS, instance_gpu
+from raypd.estimation import sampling
+from raypd.estimation.estimator import Array
+from raypd.estimation.machines import TOKENS, instance_gpu
 from raypd.tasks.base import Document
 
 _SAMPLES = 8  # parts of the window whose speeds are compared

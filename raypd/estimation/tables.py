@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from raypd.estimate.machines import GIVEN, TOKENS
+from raypd.estimation.machines import GIVEN, TOKENS
 from raypd.run import text
 from raypd.run.records import Estimate, Figure
 

@@ -24,9 +24,9 @@ from raypd.cluster.worker import WorkerComponents
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
-from raypd.nightly import nightly
-from raypd.nightly.nightly import Night, run_night
-from raypd.nightly.table_check import verify_table
+from raypd.nights import nightly
+from raypd.nights.nightly import Night, run_night
+from raypd.nights.table_check import verify_table
 from raypd.report import data, page, sections, terminal
 from raypd.report.status import Watch
 from raypd.run import load, manifest

@@ -20,11 +20,11 @@ from raypd.cluster.driver import Interrupted, output_folder, say
 from raypd.config import RunConfig
 from raypd.config.load import set_key
 from raypd.errors import ConfigError, RunError
-from raypd.estimate import earlier, estimator, hosted, profile, sampling
-from raypd.estimate.estimator import Array
-from raypd.estimate.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
-from raypd.estimate.profile import DocumentCost, Profile
-from raypd.estimate.sampling import CorpusSample, ScannedDocument
+from raypd.estimation import earlier, estimator, hosted, profile, sampling
+from raypd.estimation.estimator import Array
+from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
+from raypd.estimation.profile import DocumentCost, Profile
+from raypd.estimation.sampling import CorpusSample, ScannedDocument
 from raypd.run import layout, records
 from raypd.run.records import Estimate, RecordError, RunRecord
 from raypd.run.text import counted
@@ -55,7 +55,7 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
     if as_json:
         print(records.encoded(result).decode(), end="")
         return
-    from raypd.estimate.views import show_estimate
+    from raypd.estimation.views import show_estimate
 
     show_estimate(result)
     if path is not None:

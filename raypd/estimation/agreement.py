@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from raypd.estimate.profile import DocumentCost
+from raypd.estimation.profile import DocumentCost
 from raypd.run.text import counted
 
 _Z = 1.96  # 95%, both sides

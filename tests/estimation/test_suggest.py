@@ -15,7 +15,7 @@ from raypd.cli.main import app
 from raypd.config import RunConfig
 from raypd.config.load import make_config
 from raypd.errors import ConfigError, InputError, RunError
-from raypd.estimate import suggest
+from raypd.estimation import suggest
 from tests.tiny import save_tiny
 
 COLORS = ("red", "blue", "green")

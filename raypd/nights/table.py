@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import RunError
-from raypd.nightly import schema_change
-from raypd.nightly.schema_change import Change
+from raypd.nights import schema_change
+from raypd.nights.schema_change import Change
 from raypd.run.text import counted
 from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from raypd.billing.prices import hosted
 from raypd.config import CostConfig, ExtractionConfig, GenerationConfig, RunConfig
 from raypd.decoding.methods.registry import REGISTRY
-from raypd.estimate.estimator import Array, figure
-from raypd.estimate.profile import DocumentCost
+from raypd.estimation.estimator import Array, figure
+from raypd.estimation.profile import DocumentCost
 from raypd.run.records import HostedEstimate
 
 

@@ -14,8 +14,8 @@ from raypd.config import RunConfig
 from raypd.config.load import with_new_names
 from raypd.dataset import writer
 from raypd.errors import ConfigError
-from raypd.estimate import estimator, sampling
-from raypd.estimate.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
+from raypd.estimation import estimator, sampling
+from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
 from raypd.run import layout, records
 from raypd.run.records import Bill, Estimate, RecordError, RunRecord
 from raypd.run.text import counted

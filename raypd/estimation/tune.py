@@ -21,13 +21,13 @@ from raypd import storage
 from raypd.billing import prices
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError, UserError
-from raypd.estimate import sampling
-from raypd.estimate.agreement import Floor, Judge, values_of
-from raypd.estimate.estimate import check_model, check_sample, with_changes
-from raypd.estimate.estimator import exact
-from raypd.estimate.machines import NodeKind, has_gpu, here, known_type
-from raypd.estimate.profile import RemoteProfiler, WorkerFacts, in_flight
-from raypd.estimate.search import Changes, OutOfTime, Reference, Search, Trial
+from raypd.estimation import sampling
+from raypd.estimation.agreement import Floor, Judge, values_of
+from raypd.estimation.estimate import check_model, check_sample, with_changes
+from raypd.estimation.estimator import exact
+from raypd.estimation.machines import NodeKind, has_gpu, here, known_type
+from raypd.estimation.profile import RemoteProfiler, WorkerFacts, in_flight
+from raypd.estimation.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.run import records
 from raypd.run.text import counted, duration
 from raypd.tasks.base import Document

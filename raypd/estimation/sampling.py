@@ -19,8 +19,8 @@ from raypd.config import ExtractionConfig, QuestionAnsweringConfig, RunConfig
 from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError
-from raypd.estimate import estimator
-from raypd.estimate.estimator import Array
+from raypd.estimation import estimator
+from raypd.estimation.estimator import Array
 from raypd.run.text import counted
 from raypd.run.unit import Unit
 from raypd.tasks.base import Document

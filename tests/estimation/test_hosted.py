@@ -14,13 +14,13 @@ from raypd.billing import prices
 from raypd.config import CostConfig, RunConfig
 from raypd.config.load import make_config
 from raypd.errors import ConfigError
-from raypd.estimate import estimate as estimates
-from raypd.estimate import hosted, sampling
-from raypd.estimate.estimate import estimate
-from raypd.estimate.machines import EstimateOptions
-from raypd.estimate.profile import DocumentCost, Profile, Profiler
+from raypd.estimation import estimate as estimates
+from raypd.estimation import hosted, sampling
+from raypd.estimation.estimate import estimate
+from raypd.estimation.machines import EstimateOptions
+from raypd.estimation.profile import DocumentCost, Profile, Profiler
 from raypd.tasks.base import Document
-from tests.estimate.test_estimate import stub_profiler
+from tests.estimation.test_estimate import stub_profiler
 from tests.tiny import save_tiny
 
 Measured = Callable[..., RunConfig]

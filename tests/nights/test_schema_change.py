@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raypd.config import Category, RunConfig
-from raypd.nightly.schema_change import compare, join
+from raypd.nights.schema_change import compare, join
 
 TYPES = ("text", "number", "text")
 A, B, C = ({"name": n, "description": "", "type": t, "values": []} for n, t in zip("abc", TYPES, strict=True))

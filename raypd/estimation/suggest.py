@@ -22,8 +22,8 @@ from raypd.config import Attribute, RunConfig
 from raypd.config.load import make_config
 from raypd.config.tasks import bare
 from raypd.errors import RunError
-from raypd.estimate import sampling
-from raypd.estimate.estimate import check_model, with_changes
+from raypd.estimation import sampling
+from raypd.estimation.estimate import check_model, with_changes
 from raypd.run.text import count, counted, one_line, share
 from raypd.tasks.base import Document, Record
 from raypd.tasks.documents import text_of
