@@ -76,7 +76,7 @@ class ProcessorConfig:
     """What a processor asks, of which model, and on how many workers.
 
     Attributes:
-        schema: as that of `raypd.extract`; or a RunConfig or the path of its YAML, whose input, output and units are not
+        schema: as that of `raypd.extract`; or a RunConfig or the path of its YAML, of which input and output are not
             used.
         model: model.name of the configuration; None: as it is there.
         method: decoding.method, likewise.

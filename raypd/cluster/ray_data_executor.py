@@ -59,8 +59,8 @@ class WorkerReport:
 class PassState:
     """What the pass's actor has for the driver.
 
-    asks: units that wait for the driver's leave, and who asks. workers: their last reports. results: by unit, of tasks that
-    ended since the last look. ended: whether the pass has; error: why, where it went wrong.
+    asks: units that wait for the driver's leave, and who asks. workers: their last reports. results: by unit, of tasks
+    that ended since the last look. ended: whether the pass has; error: why, where it went wrong.
     """
 
     asks: dict[str, WorkerReport]
