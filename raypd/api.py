@@ -317,7 +317,7 @@ def _config(
                 f"{source} has its own task and columns: leave `schema` and `text` out, or use `settings`"
             )
         return load_config(source, _overrides(settings))
-    data = _Source.of(source)
+    data = _Documents.of(source)
     tree: dict[str, Any] = {
         "input": {"path": "-", **data.columns(kind, text)},
         "output": {"path": "-"},
@@ -334,7 +334,7 @@ def _config(
 
 
 @dataclass
-class _Source:
+class _Documents:
     """Where documents come from: paths, or batches in memory. digest: of what they hold, for a Dataset of nothing."""
 
     digest: str
@@ -343,7 +343,7 @@ class _Source:
     batches: Callable[[], Iterable[pa.Table]] = tuple
 
     @classmethod
-    def of(cls, given: Any) -> _Source:
+    def of(cls, given: Any) -> _Documents:
         if isinstance(given, (str, Path)):
             return cls(str(given), str(given))
         if isinstance(given, (list, tuple)) and all(isinstance(one, (str, Path)) for one in given):

@@ -171,7 +171,7 @@ class Processor:
         share = self._share()
         if self._ledger is None:
             self._ledger = (
-                ray.remote(_Ledger)
+                ray.remote(_Reports)
                 .options(
                     name=f"data-ledger-{uuid.uuid4().hex[:12]}",
                     namespace=machines.NAMESPACE,
@@ -381,7 +381,7 @@ class AnswerStage:
         return made
 
 
-class _Ledger:
+class _Reports:
     """The actor that keeps the last report of every worker."""
 
     def __init__(self) -> None:

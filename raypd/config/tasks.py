@@ -185,10 +185,14 @@ class ExtractionConfig(Section):
     template: str | None = Field(
         None, description="Jinja2 file in place of the prompt that comes with raypd; rendered in a sandbox"
     )
-    too_long: Literal["truncate", "refuse"] = Field(
-        "truncate", description="A document that does not fit the context: cut, or an error row"
+    too_long: Literal["truncate", "windows", "refuse"] = Field(
+        "truncate",
+        description="A document that does not fit the context: cut; decoded in windows that overlap, each value taken "
+        "where it is surest; or an error row",
     )
-    max_document_tokens: int | None = Field(None, ge=1, description="Cut or refuse above this; null: the context")
+    max_document_tokens: int | None = Field(
+        None, ge=1, description="Cut, divide or refuse above this; null: the context"
+    )
 
 
 class QuestionAnsweringConfig(Section):

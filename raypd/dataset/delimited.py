@@ -20,7 +20,7 @@ DELIMITERS = {"csv": ",", "tsv": "\t"}
 csv.field_size_limit(sys.maxsize)  # a record has a limit of its own
 
 
-class Record(NamedTuple):
+class DelimitedRecord(NamedTuple):
     """A record that is not blank. Bytes are those of the (uncompressed) text."""
 
     offset: int  # of its first byte
@@ -40,7 +40,7 @@ def _has_byte_lines(encoding: str) -> bool:
     return "\n".encode(encoding) == b"\n"
 
 
-def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Record]]:
+def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[DelimitedRecord]]:
     """The columns that a file's header names (none where it is empty), and all records below it.
 
     Raises:
@@ -58,7 +58,7 @@ def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Record]]
     return header.fields, found
 
 
-def ranged(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Record]]:
+def ranged(part: Part, source: InputConfig) -> tuple[list[str], Iterator[DelimitedRecord]]:
     """The columns of a file, and the records whose first byte lies in the part's range. Raises as `whole` does."""
     names, found = whole(part, source)
     if can_seek(part, source):
@@ -66,7 +66,7 @@ def ranged(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Record]
     return names, dropwhile(lambda r: r.offset < part.start, takewhile(lambda r: r.offset < part.end, found))
 
 
-def _records(part: Part, source: InputConfig, offset: int, line: int) -> Iterator[Record]:
+def _records(part: Part, source: InputConfig, offset: int, line: int) -> Iterator[DelimitedRecord]:
     """offset, line: where to begin."""
     with open_lines(part.path, part.compression, offset, part.version) as file:
         text = _Text(file, source, offset, line)
@@ -85,7 +85,7 @@ def _records(part: Part, source: InputConfig, offset: int, line: int) -> Iterato
                 lines = f" (lines {line} to {text.line - 1} were read as one record)" if text.line - line > 1 else ""
                 text.error = text.error or f"not {part.format.upper()}: {error}{lines}"
             if fields or text.error is not None:
-                yield Record(offset, line, text.offset - offset, fields, text.error)
+                yield DelimitedRecord(offset, line, text.offset - offset, fields, text.error)
 
 
 class _Text:

@@ -105,7 +105,7 @@ def _records(part: Part, config: RunConfig) -> Iterator[Found]:
         yield record.offset, f"line {record.line}", partial(_named, names, record)
 
 
-def _named(names: Sequence[str], record: delimited.Record) -> dict[str, str]:
+def _named(names: Sequence[str], record: delimited.DelimitedRecord) -> dict[str, str]:
     """A record's fields. Raises ValueError."""
     if record.error is not None:
         raise ValueError(record.error)

@@ -11,7 +11,7 @@ _START, _BLANK, _N, _NULL = range(4)
 _TYPED = 4  # + state of what may stand in place of null
 
 
-class Table:
+class TransitionTable:
     """An automaton over a table of transitions.
 
     Args:
@@ -53,7 +53,7 @@ class Table:
         return state not in self._free
 
 
-def one_of(texts: Sequence[str]) -> Table:
+def one_of(texts: Sequence[str]) -> TransitionTable:
     """The table of some texts of which none begins another."""
     table: list[dict[str, int]] = [{}]
     finals = []
@@ -65,12 +65,12 @@ def one_of(texts: Sequence[str]) -> Table:
                 table.append({})
             state = table[state][char]
         finals.append(state)
-    return Table(table, finals)
+    return TransitionTable(table, finals)
 
 
 _OTHER = {chr(byte) for byte in range(256)} - {'"', "\\", "\n"}
 # A JSON string: once it is open, its model is not limited. States: before it, inside, behind a backslash, behind it.
-STRING = Table(
+STRING = TransitionTable(
     [{'"': 1}, {**dict.fromkeys(_OTHER, 1), '"': 3, "\\": 2}, dict.fromkeys(_OTHER | {'"', "\\"}, 1), {}],
     [3],
     free=[1, 2],
@@ -85,7 +85,7 @@ class ListOf:
         most: most values; None: any number.
     """
 
-    def __init__(self, item: Table, most: int | None = None) -> None:
+    def __init__(self, item: TransitionTable, most: int | None = None) -> None:
         self.item, self.most = item, most
         self._places = [(_OPEN, 0, 0)]  # of every state: the place, values so far (where `most` counts), their state
         self._states = {self._places[0]: 0}

@@ -75,7 +75,7 @@ class _Found:
 
 
 @dataclass
-class _Category:
+class _CategoryCounts:
     """Its sampled documents, and what they state by the bare name."""
 
     documents: int = 0
@@ -92,7 +92,7 @@ class _Category:
 class Suggestion:
     """Lines that the model wrote: all, those that are no `attribute: value`, and those whose value is not there."""
 
-    categories: dict[str, _Category] = field(default_factory=dict)
+    categories: dict[str, _CategoryCounts] = field(default_factory=dict)
     lines: int = 0
     unreadable: int = 0
     invented: int = 0
@@ -100,7 +100,7 @@ class Suggestion:
 
     def read(self, category: str, document: str, answer: str) -> None:
         """Takes the lines of an answer about a document."""
-        own = self.categories.setdefault(category, _Category())
+        own = self.categories.setdefault(category, _CategoryCounts())
         own.documents += 1
         there, seen = bare(document), set()
         for line in filter(None, map(str.strip, answer.splitlines())):

@@ -8,7 +8,7 @@ from functools import lru_cache
 from outlines_core import Index, Vocabulary
 
 from raypd.config import Attribute
-from raypd.decoding.automata import STRING, ListOf, OrNull, Table, one_of
+from raypd.decoding.automata import STRING, ListOf, OrNull, TransitionTable, one_of
 from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf
 
 _END_TOKEN = 256  # the index has one beside the bytes
@@ -33,21 +33,21 @@ def automaton_of(attribute: Attribute) -> Automaton:
     if attribute.type == "integer":
         table, finals = _edges(_INTEGER_SLOT)
         begun = {0, table[0]["-"]}
-        return OrNull(Table(table, finals, standing=set(range(len(table))) - begun), null)
+        return OrNull(TransitionTable(table, finals, standing=set(range(len(table))) - begun), null)
     if attribute.type in ("boolean", "enum"):
         return OneOf([*_texts(attribute), *["null"] * null])
     return OrNull(_item(attribute), null)
 
 
-def _item(attribute: Attribute) -> Table:
+def _item(attribute: Attribute) -> TransitionTable:
     """The automaton of a value that stands in a list, or by itself where its text tells its end."""
     if attribute.type == "text":
         return STRING
     if attribute.type in ("boolean", "enum"):
         return one_of(_texts(attribute))
     if attribute.type in ("integer", "number"):
-        return Table(*_edges(_INTEGER if attribute.type == "integer" else _NUMBER))
-    return Table(*_quoted(str(attribute.regex)))
+        return TransitionTable(*_edges(_INTEGER if attribute.type == "integer" else _NUMBER))
+    return TransitionTable(*_quoted(str(attribute.regex)))
 
 
 def _texts(attribute: Attribute) -> list[str]:

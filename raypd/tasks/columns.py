@@ -23,6 +23,7 @@ VALUE = pa.struct(
         # Where a text stands in the document's: characters [begin, end); null where it does not stand there.
         ("span", pa.struct([("begin", pa.int32()), ("end", pa.int32())])),
         ("span_exact", pa.bool_()),  # whether letter for letter, or but for case and white space
+        ("window", pa.int32()),  # of a document in several (task.too_long), from 0: where the value was found
     ]
 )
 EXTRACTION = pa.schema(

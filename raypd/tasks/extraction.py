@@ -8,7 +8,7 @@ is a slot; for `guided` the values stand in the same skeleton one after the othe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregr
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
 from raypd.decoding.methods.registry import REGISTRY
+from raypd.decoding.program import Program
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.automata import automaton_of
@@ -30,9 +31,8 @@ from raypd.tasks.columns import EXTRACTION, record_of, value_row
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.prompting import PRODUCTS, encode, end_tokens, messages, pieces
 from raypd.tasks.spans import span_of, span_shift
-from raypd.tasks.values import CheckedValue, JsonObjectEnd, check, find_value
-
-_Rated = tuple[CheckedValue, float | None]  # a value and its confidence
+from raypd.tasks.values import CheckedValue, JsonObjectEnd, Rated, check, find_value
+from raypd.tasks.windows import merged, windows
 
 
 @dataclass
@@ -49,12 +49,13 @@ class _CategoryPrompt:
 
 @dataclass
 class _Body:
-    """A document ready to be put into a prompt."""
+    """A document, or a window of one, ready to be put into a prompt."""
 
     document: Document
     text: str
     tokens: list[int]
-    truncated: bool
+    truncated: bool = False
+    begin: int = 0  # character of the document's text at which its own begins
 
 
 class ExtractionTask:
@@ -86,9 +87,12 @@ class ExtractionTask:
                 if document.error is not None:
                     raise ValueError(document.error)
                 category = self._categories[category_of(document, self.input, self._categories)]
-                body = self._body(document, category)
+                body, *others = self._bodies(document, category)
             except ValueError as error:
                 yield Record(index=document.index, error=str(error))
+                continue
+            if others:
+                yield from self._of_windows(category, [body, *others])
                 continue
             if not stacked:
                 yield self._request(category, [body])
@@ -146,16 +150,47 @@ class ExtractionTask:
         self._of_type[key] = grammar
         return grammar
 
-    def _body(self, document: Document, category: _CategoryPrompt) -> _Body:
-        """The document's text as ids, cut to what fits. Raises ValueError where it cannot be used."""
+    def _bodies(self, document: Document, category: _CategoryPrompt) -> list[_Body]:
+        """The document's text as ids: cut to what fits, or as windows. Raises ValueError where it cannot be used."""
         text = text_of(document, list(self.input.text_columns))
         tokens = self._encode(text)
         most = self._remaining_tokens(category)
         if self.task.max_document_tokens is not None:
             most = min(most, self.task.max_document_tokens)
-        if len(tokens) > most and self.task.too_long == "refuse":
+        if len(tokens) <= most:
+            return [_Body(document, text, tokens)]
+        if self.task.too_long == "windows":
+            cut = windows(text, self._encode, most)
+            return [_Body(document, own, ids, begin=begin) for begin, own, ids in cut]
+        if self.task.too_long == "refuse":
             raise ValueError(f"too long: {len(tokens)} tokens, at most {most} fit (task.too_long is refuse)")
-        return _Body(document, text, tokens[:most], len(tokens) > most)
+        return [_Body(document, text, tokens[:most], truncated=True)]
+
+    def _of_windows(self, category: _CategoryPrompt, bodies: list[_Body]) -> Iterator[Request]:
+        """A request a window; the last one to end makes the document's record."""
+        answers: dict[int, list[Rated] | str] = {}  # by window; of one that failed the reason
+
+        def collect(window: int, answer: list[Rated] | str) -> list[Record]:
+            answers[window] = answer
+            if len(answers) < len(bodies):
+                return []
+            for number, one in sorted(answers.items()):
+                if isinstance(one, str):
+                    reason = f"window {number + 1} of {len(bodies)}: {one}"
+                    return [Record(bodies[0].document.index, error=reason)]
+            rated = [one for _, one in sorted(answers.items()) if not isinstance(one, str)]
+            best = merged(category.attributes, rated)
+            return [self._record(category, [(bodies[window], window, own) for window, own in best])]
+
+        for window, body in enumerate(bodies):
+            program, read = self._program(category, [body])
+            yield Request(
+                [body.document.index],
+                program,
+                lambda answer, window=window, read=read: collect(window, read(answer)[0]),  # type: ignore[misc]
+                seed_of(self.decoding.sampling.seed, [body.document.id, window]),
+                failed=partial(collect, window),
+            )
 
     def _remaining_tokens(self, category: _CategoryPrompt, documents: int = 1) -> int:
         """Tokens that are left for the text of `documents` documents (all together) in one context."""
@@ -167,21 +202,32 @@ class ExtractionTask:
         return self.context_length - fixed - documents * (frame + answer + 8)
 
     def _request(self, category: _CategoryPrompt, stack: list[_Body]) -> Request:
+        program, read = self._program(category, stack)
+
+        def finish(answer: Any) -> list[Record]:
+            answers = zip(stack, read(answer), strict=True)
+            return [self._record(category, [(body, None, own) for own in rated]) for body, rated in answers]
+
         documents = [body.document.index for body in stack]
         seed = seed_of(self.decoding.sampling.seed, [body.document.id for body in stack])
+        return Request(documents, program, finish, seed)
+
+    def _program(
+        self, category: _CategoryPrompt, stack: list[_Body]
+    ) -> tuple[Program[Any], Callable[[Any], list[list[Rated]]]]:
+        """What decodes documents, and what reads the values of each out of its answer."""
         if self._whole:
-            (body,) = stack
             prompt = Prompt(*self._prompt(category, stack, self._encode("{\n")))
             stops = JsonObjectEnd(self.texts, self.ends, [attribute.name for attribute in category.attributes])
             program = autoregressive(prompt, self.decoding.max_new_tokens, stops)
-            return Request(documents, program, lambda answer: [self._read_json(category, body, answer)], seed)
+            return program, lambda answer: [self._read_json(category, answer)]
         slotted = self._slotted(category, stack)
         most = self.decoding.max_value_tokens
         if self.decoding.method == "guided":
             slots = guided(slotted, most, self._rest, lambda slot, value: slot.grammar.behind(value.tokens))
         else:
             slots = hyper_parallel(slotted, most, self.decoding.isolate == "values")
-        return Request(documents, slots, lambda values: self._read_slots(category, stack, values), seed)
+        return slots, lambda values: self._read_slots(category, len(stack), values)
 
     def _prompt(self, category: _CategoryPrompt, stack: list[_Body], answer: list[int]) -> tuple[list[int], int]:
         """(tokens, how many of them are shared): instruction, documents, and the answer's beginning."""
@@ -210,12 +256,12 @@ class ExtractionTask:
         kept, more = ([last], text[len(own) :]) if own and text.startswith(own) else ([], text)
         return [*kept, *self._encode(more.encode("latin-1").decode(errors="ignore"))] if more else kept
 
-    def _read_slots(self, category: _CategoryPrompt, stack: list[_Body], values: list[Value]) -> list[Record]:
+    def _read_slots(self, category: _CategoryPrompt, documents: int, values: list[Value]) -> list[list[Rated]]:
         count = len(category.attributes)
-        records = []
-        for number, body in enumerate(stack):
+        answers = []
+        for number in range(documents):
             ours = values[number * count : (number + 1) * count]
-            checked: list[_Rated] = []
+            checked: list[Rated] = []
             for attribute, value in zip(category.attributes, ours, strict=True):
                 known = value.completion
                 text = self._text(value.tokens) if known is None else known.encode("latin-1").decode()
@@ -223,14 +269,14 @@ class ExtractionTask:
                 # A list that took all there was may have been made to end.
                 closed = value.closed and not (attribute.many and len(value.tokens) == self.decoding.max_value_tokens)
                 checked.append((check(attribute, text, closed), rated))
-            records.append(self._record(category, body, checked))
-        return records
+            answers.append(checked)
+        return answers
 
-    def _read_json(self, category: _CategoryPrompt, body: _Body, answer: Continuation) -> Record:
+    def _read_json(self, category: _CategoryPrompt, answer: Continuation) -> list[Rated]:
         text = self._text(answer.tokens)
         # Where each token's text begins in the decoded answer (and, last, where the answer ends).
         starts = [len(self._text(answer.tokens[:end])) for end in range(len(answer.tokens) + 1)]
-        checked: list[_Rated] = []
+        checked: list[Rated] = []
         for attribute in category.attributes:
             place = find_value(text, attribute.name)
             if place is None:
@@ -241,16 +287,18 @@ class ExtractionTask:
                 closed = answer.stopped or text[end:].strip(" ") not in ("", ",")
             covers = [p for p, a, b in zip(answer.logprobs, starts, starts[1:], strict=False) if a < end and b > start]
             checked.append((check(attribute, text[start:end], closed), confidence(covers)))
-        return self._record(category, body, checked)
+        return checked
 
-    def _record(self, category: _CategoryPrompt, body: _Body, checked: list[_Rated]) -> Record:
-        shift = span_shift(body.document, self.input.text_columns)
-        values = [
-            value_row(attribute.name, found.value, found.status, rating, found.raw)
-            | span_of(attribute, found.value, body.text, shift)
-            for attribute, (found, rating) in zip(category.attributes, checked, strict=True)
-        ]
-        named = {a.name: found.value for a, (found, _) in zip(category.attributes, checked, strict=True)}
+    def _record(self, category: _CategoryPrompt, answers: list[tuple[_Body, int | None, Rated]]) -> Record:
+        """A document's record. answers: of each attribute the body that it was found in, the window, the value."""
+        first = answers[0][0]
+        shift = span_shift(first.document, self.input.text_columns)
+        values, named = [], {}
+        for attribute, (body, window, (found, rating)) in zip(category.attributes, answers, strict=True):
+            row = value_row(attribute.name, found.value, found.status, rating, found.raw)
+            span = span_of(attribute, found.value, body.text, shift + body.begin)
+            values.append({**row, **span, "window": window})
+            named[attribute.name] = found.value
         record = record_of(self.task.categories[category.name], named)
         columns: dict[str, Any] = {"category": category.name, "record": json.dumps(record, ensure_ascii=False)}
-        return Record(body.document.index, {**columns, "values": values, "truncated": body.truncated})
+        return Record(first.document.index, {**columns, "values": values, "truncated": first.truncated})

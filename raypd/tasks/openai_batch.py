@@ -63,7 +63,7 @@ class ChatRequest:
     parameters: Parameters
 
 
-class _Part(BaseModel):
+class _ContentPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     type: str
     text: str | None = None
@@ -72,10 +72,10 @@ class _Part(BaseModel):
 class _Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     role: str
-    content: str | list[_Part]
+    content: str | list[_ContentPart]
 
 
-class _Body(BaseModel):
+class _ChatBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     model: str
     messages: list[_Message] = Field(min_length=1)
@@ -127,7 +127,7 @@ def read_request(document: Document, config: RunConfig) -> ChatRequest:
     return ChatRequest(turns, left, parameters)
 
 
-def _body(fields: dict[str, Any]) -> _Body:
+def _body(fields: dict[str, Any]) -> _ChatBody:
     """The request of a line."""
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
@@ -140,10 +140,10 @@ def _body(fields: dict[str, Any]) -> _Body:
         known = ", ".join(_OF_A_LINE)
         raise BadRequest(f"{unknown[0]}: unknown key; a line has {known}", unknown[0], "unknown_parameter")
     try:
-        body = _Body.model_validate(fields.get("body"))
+        body = _ChatBody.model_validate(fields.get("body"))
     except ValidationError as error:
         first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"] if part not in ("str", "list[_Part]", "list[str]"))
+        param = ".".join(str(part) for part in first["loc"] if part not in ("str", "list[_ContentPart]", "list[str]"))
         raise BadRequest(f"{param or 'body'}: {first['msg']}", param or "body", "invalid_value") from None
     for name, value in (body.model_extra or {}).items():
         if name not in _LABELS and value is not None and value not in _NOTHING.get(name, ()):
@@ -162,7 +162,7 @@ def _turn(number: int, message: _Message) -> dict[str, str]:
     for name, value in (message.model_extra or {}).items():
         if value not in (None, []):
             raise BadRequest(f"{where}.{name} is not supported: leave it out", where, "unsupported_parameter")
-    parts = [_Part(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+    parts = [_ContentPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     for part in parts:
         if part.type != "text" or part.text is None:
             raise BadRequest(

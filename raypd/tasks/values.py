@@ -32,6 +32,9 @@ class CheckedValue:
     raw: str  # what was decoded
 
 
+Rated = tuple[CheckedValue, float | None]  # a value and its confidence
+
+
 def _read_json(text: str, closed: bool = True) -> tuple[object, Status]:
     """The scalar that `text` begins with; a string may end at a newline or, not `closed`, where it was cut.
 

@@ -1,0 +1,104 @@
+"""Documents in windows: nothing of the text is left out, and each value comes from the window that was surest."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypd.config import Attribute
+from raypd.decoding.engine import Engine
+from raypd.tasks.base import Request
+from raypd.tasks.extraction import _Body
+from raypd.tasks.values import CheckedValue
+from raypd.tasks.windows import merged, windows
+from tests.runs import answer
+from tests.tasks.test_extraction import CONTEXT, document, make
+from tests.tiny import tiny_model
+
+
+def encode(text: str) -> list[int]:
+    """Up to four letters, or white space before one, are a token: a whole may have fewer than its parts, or more."""
+    return [hash(token) for token in re.findall(r"\s?\w{1,4}|\s+|[^\w\s]", text)]
+
+
+@given(st.text(alphabet="ab .!\n\u3002", max_size=400) | st.text(max_size=80), st.integers(1, 40))
+def test_windows_hold_all_of_the_text(text: str, most: int) -> None:
+    found = windows(text, encode, most)
+    reached = 0
+    for begin, own, tokens in found:
+        assert text[begin : begin + len(own)] == own
+        assert begin <= reached < begin + len(own)  # nothing between two, and each goes on
+        assert len(tokens) <= most
+        reached = begin + len(own)
+    assert reached == len(text)
+    assert [begin for begin, *_ in found] == sorted({begin for begin, *_ in found})
+
+
+def test_windows_end_with_sentences_and_overlap() -> None:
+    sentences = [f"Sentence number {n} is here. " for n in range(60)]
+    found = windows("".join(sentences), encode, 100)
+    assert len(found) > 2
+    for _, own, _ in found:
+        assert own.startswith("Sentence")
+        assert own.endswith("here. ")
+    assert all(second[0] < first[0] + len(first[1]) for first, second in pairwise(found))
+
+
+def test_the_surest_value_counts_and_lists_are_united() -> None:
+    attributes = [Attribute(name="a"), Attribute(name="b"), Attribute(name="c", many=True, max_items=3)]
+
+    def values(*own: tuple[object, float]) -> list[tuple[CheckedValue, float]]:
+        return [(CheckedValue("null" if value is None else "ok", value, ""), rating) for value, rating in own]
+
+    found = merged(
+        attributes,
+        [
+            values(("x", 0.4), (None, 0.9), (["p", "q"], 0.8)),
+            values((None, 0.99), (None, 0.95), (["q", "r", "s"], 0.5)),
+            values(("y", 0.6), (None, 0.3), (None, 0.7)),
+        ],
+    )
+    assert [(window, one.value, rating) for window, (one, rating) in found] == [
+        (2, "y", 0.6),
+        (1, None, 0.95),
+        (0, ["p", "q", "r"], 0.5),
+    ]
+
+
+def test_a_long_document_is_answered_window_by_window() -> None:
+    text = " ".join(f"Part {n} tells of boots of size {n}." for n in range(60))
+    task = make(task={"too_long": "windows", "max_document_tokens": 400})
+    asked = [document(0, text), document(1, "short")]
+    engine = Engine(tiny_model("llama", max_position_embeddings=CONTEXT))
+    records, _ = answer(task, asked, engine)
+    long, short = sorted(records, key=lambda record: record.index)
+    assert {value["window"] for value in short.columns["values"]} == {None}
+    assert not long.columns["truncated"]
+
+    # Each window is answered as it is alone.
+    whole, alone = f"title: {text}", make()
+    parts = windows(whole, alone._encode, 400)
+    assert len(parts) > 4
+    alone._bodies = lambda one, category: [_Body(one, *parts[one.index][1:])]
+    documents = [document(number) for number in range(len(parts))]
+    single, _ = answer(alone, documents, Engine(tiny_model("llama", max_position_embeddings=CONTEXT)))
+    of_windows = {one.index: {value["name"]: value for value in one.columns["values"]} for one in single}
+    for value in long.columns["values"]:
+        own = of_windows[value["window"]][value["name"]]
+        assert [value[key] for key in ("value", "status", "confidence")] == [
+            own[key] for key in ("value", "status", "confidence")
+        ]
+        if value["span"] is not None:
+            begin, end = value["span"]["begin"], value["span"]["end"]
+            assert whole[begin:end].casefold() == value["value"].casefold()
+
+
+def test_a_window_that_fails_makes_the_document_an_error_row() -> None:
+    task = make(task={"too_long": "windows", "max_document_tokens": 100})
+    requests = [one for one in task.plan([document(0, "word " * 300)]) if isinstance(one, Request)]
+    assert len(requests) > 2
+    found = [record for request in requests for record in request.fail("no memory")]
+    assert [(record.index, record.error) for record in found] == [(0, f"window 1 of {len(requests)}: no memory")]
