@@ -171,7 +171,7 @@ def _arrow(attribute: Attribute, value: Any) -> Any:
 
 
 def record_row(row: Tree) -> Tree:
-    """A row with `record` and `values`, also out of typed columns; any other row as it is. `raw` is not in these."""
+    """A row with `record` and `values`, also out of typed columns, which lack raw and window; any other as it is."""
     heads = [name for name in row if f"{name}__status" in row and f"{name}__confidence" in row]
     if "record" in row or not heads:
         return row
@@ -184,7 +184,7 @@ def record_row(row: Tree) -> Tree:
             span = _get(row, [f"{head}__span", *path]) or {}
             own = value_row(".".join([head, *path]), value, status, _get(row, [f"{head}__confidence", *path]))
             found = {"begin": span["begin"], "end": span["end"]} if span else None
-            values.append({**own, "span": found, "span_exact": span.get("exact")})
+            values.append({**own, "span": found, "span_exact": span.get("exact"), "window": None})
     kept = {name: value for name, value in row.items() if name.split("__")[0] not in heads}
     ok = row.get("status", "ok") == "ok"
     return {**kept, "record": json.dumps(record, ensure_ascii=False) if ok else None, "values": values if ok else None}

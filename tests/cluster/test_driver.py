@@ -161,7 +161,7 @@ def test_ctrl_c_ends_a_run_that_ray_data_streams_and_it_resumes(tmp_path, monkey
     first.send_signal(signal.SIGINT)
     out, err = first.communicate(timeout=LONG)
     assert first.returncode == 130
-    assert re.fullmatch(r"interrupted: [12] of 5 units committed; the same command resumes", err.splitlines()[-1])
+    assert re.fullmatch(r"interrupted: [0-2] of 5 units committed; the same command resumes", err.splitlines()[-1])
     assert "Traceback" not in err + out
     run.go("go")
     assert "documents=50 ok=50 failed=0" in run.finish()

@@ -31,14 +31,16 @@ def keys(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, str]]:
 
 
 def notes(shown: str) -> dict[str, str]:
-    """Key, dotted -> what it takes; of several tasks, all keys."""
+    """Key, dotted -> what it takes; of several tasks, all keys, and of one that several have all that it takes."""
     found: dict[str, str] = {}
     above: list[str] = []
     for line in shown.splitlines():
         match = re.match(r"( *)(\w+):.*?  # (.*)", line.removeprefix("# "))
         if match:
             above = [*above[: len(match[1]) // 2], match[2]]
-            found[".".join(above)] = match[3].partition(". ")[0]
+            key, takes = ".".join(above), match[3].partition(". ")[0]
+            parts = [*found[key].split(" | ")] if key in found else []
+            found[key] = " | ".join(dict.fromkeys([*parts, *takes.split(" | ")]))
     return found
 
 
@@ -47,8 +49,10 @@ def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> Non
     config = RunConfig.model_validate({**TREE, "task": {"kind": kind, **TASKS[kind]}}) if kind else None
     found = notes(render(config))
     tasks = [key for one in ([kind] if kind else KINDS) for key in keys(KINDS[one], "task.")]
-    for key, written in [*keys(RunConfig), *tasks]:
-        choices = set(re.findall(r"'([^']+)'", written)) if "Literal" in written else set()
+    every = [*keys(RunConfig), *tasks]
+    for key in dict(every):
+        written = " ".join(own for name, own in every if name == key and "Literal" in own)  # of each task that has it
+        choices = set(re.findall(r"'([^']+)'", written))
         choices = set(KINDS) if key == "task.kind" else choices
         parts = set(re.split(r" \| | of | to ", found[key]))
         assert choices <= parts <= choices | WORDS, f"{key}: {found[key]}"

@@ -45,6 +45,7 @@ def test_a_method_is_a_file_and_an_entry():
     said = subprocess.run([sys.executable, "-m", "tests.decoding.toy_method"], capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     row = json.loads(said.stdout)
-    assert (row["tokens"], json.loads(row["counters"]), row["finish_reason"]) == (6, {"repeated": 3}, "length")
+    counters = {"prompt_tokens": 19, "repeated": 3}
+    assert (row["tokens"], json.loads(row["counters"]), row["finish_reason"]) == (6, counters, "length")
     assert len(row["text"]) >= 2
     assert row["text"][0] == row["text"][1]
