@@ -51,13 +51,13 @@ chaos: setup
 	$(BIN)/python -m tests.faults.chaos --minutes $(MINUTES) --seed $(SEED) $(if $(ROUND),--round $(ROUND))
 
 lint: setup
-	$(BIN)/ruff check raypd jobs infra tests
-	$(BIN)/ruff format --check raypd jobs infra tests
+	$(BIN)/ruff check raypd jobs infra examples tests
+	$(BIN)/ruff format --check raypd jobs infra examples tests
 	$(BIN)/mypy
 
 format: setup
-	$(BIN)/ruff check --fix raypd jobs infra tests
-	$(BIN)/ruff format raypd jobs infra tests
+	$(BIN)/ruff check --fix raypd jobs infra examples tests
+	$(BIN)/ruff format raypd jobs infra examples tests
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
