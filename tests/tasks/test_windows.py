@@ -91,9 +91,19 @@ def test_a_long_document_is_answered_window_by_window() -> None:
         assert [value[key] for key in ("value", "status", "confidence")] == [
             own[key] for key in ("value", "status", "confidence")
         ]
-        if value["span"] is not None:
-            begin, end = value["span"]["begin"], value["span"]["end"]
-            assert whole[begin:end].casefold() == value["value"].casefold()
+
+
+def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None:
+    task = make(task={"too_long": "windows", "max_document_tokens": 60})
+    text = "A tin. " * 30 + "The tea is Oolong of spring. " + "A tin. " * 30
+    asked, category = document(0, text, "tea"), task._categories["tea"]
+    bodies = task._bodies(asked, category)
+    window = next(number for number, body in enumerate(bodies) if "Oolong" in body.text)
+    assert window > 0
+    record = task._record(category, [(bodies[window], window, (CheckedValue("ok", "Oolong", ""), 0.9))])
+    (value,) = record.columns["values"]
+    whole = f"title: {text}"
+    assert (whole[value["span"]["begin"] : value["span"]["end"]], value["window"]) == ("Oolong", window)
 
 
 def test_a_window_that_fails_makes_the_document_an_error_row() -> None:
