@@ -238,12 +238,16 @@ def tune(
 
 
 @app.command()
-def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None) -> None:
+def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, texts: o.Texts = False) -> None:
     """Write what a run did and cost as one HTML page that loads nothing, for any browser, phone or printer."""
     from raypd import storage
     from raypd.report import data, page
 
     found = data.load(storage.absolute(run), overrides or [])
+    if texts:
+        from raypd.report.texts import add
+
+        add(found, overrides or [])
     print(page.write(found, storage.absolute(output) if output is not None else None))
 
 

@@ -93,6 +93,9 @@ Force = Annotated[bool, typer.Option("--force", help="Write over a file that is 
 
 # ------------------------------------------------------------------------------------------------------ report, status
 PageTo = Annotated[str | None, typer.Option("--output", "-o", help="Where to write it; none: into the run")]
+Texts = Annotated[
+    bool, typer.Option("--texts", help="Also texts of the input, the values marked in them; the page then holds them")
+]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Look again until the run has ended")]
 Every = Annotated[float, typer.Option(min=0.5, help="Seconds between two looks")]
 

@@ -51,6 +51,8 @@ def section(run: RunReport) -> EstimateSection | None:
         shown.append(("Price of decoding", _table(tables.prices(found), _DECODING)))
         shown.append(("Hours and the whole bill", _table(tables.bills(found), _WHOLE)))
     notes = [text.clean(note, 300) for note in found.notes]
+    if compared := tables.hosted(found):
+        notes.append(text.clean(compared, 900))
     if missing := tables.not_measured(found):
         notes.append(text.clean(missing, 600))
     return EstimateSection(lines, shown, None if run.state == "estimated" else _compare(run, found), notes)

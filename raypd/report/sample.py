@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +33,19 @@ _ENTRIES = 60  # values of one document
 _VALUE_CHARACTERS = 400
 _TEXT_CHARACTERS = 1500
 _OWN = ("id", "status", "error", "source", "row", "attempts")
-_HIDDEN = {*_OWN, "category", "record", "values", "truncated", "raw", "counters", "warnings", "tokens", "sample"}
+_HIDDEN = {
+    *_OWN,
+    "unit",
+    "category",
+    "record",
+    "values",
+    "truncated",
+    "raw",
+    "counters",
+    "warnings",
+    "tokens",
+    "sample",
+}
 Row = dict[str, Any]  # of a unit's object
 
 
@@ -45,6 +57,15 @@ class Entry:
     value: str | None
     confidence: float | None
     status: str
+    span: tuple[int, int] | None = None  # characters of the document's text where it stands
+
+
+@dataclass
+class TextPiece:
+    """A piece of a document's text; marked: the names of the values that stand there, or nothing."""
+
+    text: str
+    marked: str
 
 
 @dataclass
@@ -61,6 +82,8 @@ class SampleDocument:
     truncated: bool
     entries: list[Entry]
     left_out: int = 0  # answers beyond those shown
+    unit: str = ""
+    text: list[TextPiece] = field(default_factory=list)  # where it was asked for (raypd.report.texts)
 
     @property
     def confidence(self) -> float | None:
@@ -147,7 +170,7 @@ def _rows(unit: CommittedUnit) -> list[Row] | None:
     try:
         with storage.open_file(unit.path) as file:
             batches = pq.ParquetFile(file).iter_batches(batch_size=_ROWS)
-            return next((writer.as_records(batch) for batch in batches), [])
+            return [{**row, "unit": unit.unit} for row in next((writer.as_records(batch) for batch in batches), [])]
     except (pa.ArrowException, OSError):
         return None
 
@@ -207,6 +230,7 @@ def document_of(rows: list[Row]) -> SampleDocument:
         truncated=any(bool(row.get("truncated")) for row in rows),
         entries=entries[:_ENTRIES],
         left_out=max(0, len(entries) - _ENTRIES),
+        unit=first.get("unit", ""),
     )
 
 
@@ -216,7 +240,10 @@ def _entries(row: Row) -> list[Entry]:
         return []
     if "values" in row:
         return [
-            _entry(v["name"], v["value"] if v["value"] is not None else v.get("raw"), v["confidence"], v["status"])
+            replace(
+                _entry(v["name"], v["value"] if v["value"] is not None else v.get("raw"), v["confidence"], v["status"]),
+                span=(v["span"]["begin"], v["span"]["end"]) if v.get("span") else None,
+            )
             for v in row["values"] or []
         ]
     confidence = row.get("confidence")

@@ -23,6 +23,11 @@ from tests.report.browser import DESKTOP, PHONE, open_page
 from tests.report.builder import Plan, build
 from tests.report.test_page import Tags
 
+FIGURE = {"value": 400.0, "low": 390.0, "high": 410.0}
+HOSTED = {
+    "model": "other-model", "input": 0.1, "output": 0.5, "date": "2026-11-01", "source": "the vendor's page",
+    "usd_per_1000": {"value": 0.012, "low": 0.011, "high": 0.013}, "usd": {"value": 12.0, "low": 11.0, "high": 13.0},
+}  # fmt: skip
 INSTANCES = ("g6e.xlarge", "g6e.12xlarge", "g6e.48xlarge")
 
 
@@ -72,7 +77,8 @@ def shown(root: Path) -> str:
 def test_what_was_estimated_stands_on_the_page(tmp_path):
     root = build(tmp_path / "run", Plan(units=40))
     assert "No estimate stands in the folder of this run. raypd estimate with its configuration" in shown(root)
-    tree = put(root)
+    tree = put(root, hosted=[HOSTED], hosted_tokens={"input": FIGURE, "output": FIGURE})
+    assert "the same as a hosted batch: other-model $0.012 [0.011-0.013] per 1,000" in shown(root)
     whole = next(one for one in tree["machines"] if one["name"] == "g6e.xlarge")["bills"][0]
     found = shown(root)
     for part in (

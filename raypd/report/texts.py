@@ -1,0 +1,72 @@
+"""The texts of the documents that the page shows, with the values marked where they stand (`raypd report --texts`).
+
+They are read from the run's input, so the page then holds what the input holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from raypd import storage
+from raypd.config import ExtractionConfig, RunConfig
+from raypd.dataset import planner
+from raypd.dataset.reader import read_unit
+from raypd.errors import ConfigError, InputError
+from raypd.report.data import RunReport
+from raypd.report.sample import Entry, TextPiece
+from raypd.run.load import load_run
+from raypd.run.text import clean
+from raypd.tasks.base import Document
+from raypd.tasks.documents import text_of
+
+_UNITS = 8  # whose documents are read
+_CHARACTERS = 4000  # of a text
+
+
+def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
+    """Gives documents of the report's sample their texts.
+
+    Args:
+        run: as `report.data.load` read it.
+        overrides: key=value of what has moved since the run (`input.path`).
+
+    Raises:
+        ConfigError: the run has no documents of text, or is not one run; InputError: its input cannot be read.
+    """
+    config = load_run(run.root, list(overrides))
+    if not isinstance(config.task, ExtractionConfig) or run.table is not None:
+        raise ConfigError(f"{run.root}: --texts is for one run of extraction")
+    shown = {(one.source, one.row): one for one in run.sample.documents}
+    ids = list(dict.fromkeys(one.unit for one in run.sample.documents if one.unit))[:_UNITS]
+    for unit in planner.plan(config, run.root):
+        if unit.id not in ids:
+            continue
+        try:
+            documents = read_unit(unit, config)
+        except (InputError, storage.StorageError) as error:
+            raise InputError(f"--texts: {error}") from None
+        for document in documents:
+            one = shown.get((clean(document.source, 200), document.place))
+            if one is not None and document.error is None:
+                one.text = list(_pieces(_text(document, config), one.entries))
+
+
+def _text(document: Document, config: RunConfig) -> str:
+    """What spans count in: the column itself, or of several the text that is made of them."""
+    columns = config.text_columns()
+    return str(document.fields.get(columns[0])) if len(columns) == 1 else text_of(document, columns)
+
+
+def _pieces(text: str, entries: Sequence[Entry]) -> Iterator[TextPiece]:
+    """The text in pieces, each with the names of the values that stand there."""
+    names: dict[tuple[int, int], list[str]] = {}
+    for entry in entries:
+        if entry.span is not None:
+            names.setdefault(entry.span, []).append(entry.name)
+    at = 0
+    for (begin, end), found in sorted(names.items(), key=lambda item: (item[0][0], -item[0][1])):
+        if at <= begin < end <= min(len(text), _CHARACTERS):  # of two that overlap the first is marked
+            yield TextPiece(clean(text[at:begin]), "")
+            yield TextPiece(clean(text[begin:end]), ", ".join(found))
+            at = end
+    yield TextPiece(clean(text[at:], max(1, _CHARACTERS - at)), "")
