@@ -3,8 +3,6 @@
 python examples/ray_data_pipeline.py
 """
 
-import json
-
 import ray
 
 from raypd.data import ProcessorConfig, build_processor
@@ -21,6 +19,6 @@ processor = build_processor(
 )
 listings = ray.data.from_items([{"title": title, "shop": 7} for title in TITLES])
 for row in processor(listings).take_all():  # or .write_parquet(...), .write_iceberg(...)
-    print(row["shop"], row["title"], json.loads(row["record"]), f"{row['seconds']:.2f} s")
+    print(row["shop"], row["title"], row["Brand"], row["Color"], f"{row['seconds']:.2f} s")
 bill = processor.bill()
 print(f"{bill.documents} documents, {bill.decoded_tokens} tokens decoded")

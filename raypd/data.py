@@ -76,8 +76,10 @@ class ProcessorConfig:
     """What a processor asks, of which model, and on how many workers.
 
     Attributes:
-        schema: as that of `raypd.extract`; or a RunConfig or the path of its YAML, of which input and output are not
-            used.
+        schema: as that of `raypd.extract`: the answers are a column of its own type for each attribute, with
+            `__confidence`, `__status` and, of texts, `__span` beside it (output.columns typed).
+        config: in place of a schema a RunConfig, or the path of its YAML, for any task; its output.columns says what
+            is added, and nothing else of its input's and output's places is used.
         model: model.name of the configuration; None: as it is there.
         method: decoding.method, likewise.
         text_columns: input.text_columns, likewise: the columns that make up the document.
@@ -88,7 +90,8 @@ class ProcessorConfig:
         settings: any other key of the configuration, dotted: {"engine.max_num_seqs": 64, "cluster.gpus_per_worker": 1}.
     """
 
-    schema: Any
+    schema: Any = None
+    config: RunConfig | str | Path | None = None
     model: str | None = None
     method: str | None = None
     text_columns: Sequence[str] | None = None
@@ -309,6 +312,7 @@ class AnswerStage:
         self.usd_per_second = _usd_per_second(nodes, node)
         storage.configure(config.storage)
         self.parts = build(config, share.threads)
+        self.schema = columns.columns_of(config)
         self.meter.ready()
         self.queue = RequestQueue(self.parts, config.engine.max_num_seqs, self.meter)
 
@@ -363,7 +367,7 @@ class AnswerStage:
         """Rows of the batch with the columns of their answers."""
         wanted = {document.index for document in documents}
         records = [record for record in state.records if record.index in wanted]
-        table = writer.make_table(documents, records, self.parts.task.columns(), 1)
+        table = writer.make_table(documents, columns.rows_of(records, self.config), self.schema, 1)
         prefill, decode, prefilled, decoded = self.meter.totals()
         rates = prefill / max(1, prefilled), decode / max(1, decoded)
         counts, costs, rows = self.meter.end(state.unit).categories, [], table["row"].to_pylist()
@@ -415,24 +419,24 @@ def _configuration(config: ProcessorConfig) -> RunConfig:
     keys = {key: value for key, value in given.items() if value is not None}
     if "input.text_columns" in keys:
         keys["input.text_columns"] = list(keys["input.text_columns"])
-    made = _schema(config.schema)
+    if (config.schema is None) == (config.config is None):
+        raise ConfigError("ProcessorConfig: give either schema or config")
+    if config.config is None:
+        made = _of_schema(config.schema)
+    else:
+        made = config.config if isinstance(config.config, RunConfig) else load_config(config.config)
     return with_changes(made, {**keys, **config.settings})
 
 
-def _schema(schema: Any) -> RunConfig:
-    """The configuration that a schema stands for: as `raypd.extract` takes it, or a whole configuration."""
-    if isinstance(schema, RunConfig):
-        return schema
-    if isinstance(schema, (str, Path)) and str(schema).endswith((".yaml", ".yml")):
-        return load_config(schema)
+def _of_schema(schema: Any) -> RunConfig:
     task, where = task_of(schema), {"path": "(a dataset)"}
     column = {"category_column": None} if len(task.get("categories", [1])) == 1 else {}
-    return make_config({"input": {**where, **column}, "output": where, "task": task})
+    return make_config({"input": {**where, **column}, "output": {**where, "columns": "typed"}, "task": task})
 
 
 def _answer_columns(config: RunConfig) -> list[str]:
     """The columns of an answer. A document's category is in the input already, where there is more than one."""
-    return [name for name in columns.BY_KIND[config.task.kind].names if name != "category"] + ["status", "error"]
+    return [name for name in columns.columns_of(config).names if name != "category"] + ["status", "error"]
 
 
 def _check_columns(names: Sequence[str], config: RunConfig, prefix: str, missing: bool = True) -> None:

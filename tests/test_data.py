@@ -29,7 +29,8 @@ from tests.processes import ROOT, wait_for
 pytestmark = pytest.mark.usefixtures("ray_here")
 FAKE = {"model.fake.load_seconds": 0, "model.fake.step_seconds": 0.001}
 ADDED = {
-    "record", "values", "truncated", "status", "error", "prompt_tokens", "decoded_tokens", "seconds", "cost_usd",
+    *(name + kind for name in ("Brand", "Colour") for kind in ("", "__confidence", "__status", "__span")),
+    "truncated", "status", "error", "prompt_tokens", "decoded_tokens", "seconds", "cost_usd",
 }  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def test_files_on_s3_come_out_whole(kind: str, bucket: str, s3_server: s3.Server
     assert set(rows[0]) == {"number", "title"} | ADDED
     for row in rows:
         assert row["title"].endswith(f"number {row['number']}")
-        assert (row["status"], row["error"], json.loads(row["record"])["Brand"]) == ("ok", None, "fake")
+        assert (row["status"], row["error"], row["Brand"]) == ("ok", None, "fake")
         assert row["prompt_tokens"] > row["decoded_tokens"] > 0
         assert row["seconds"] > 0
 
@@ -81,7 +82,7 @@ def test_a_bad_row_is_an_error_row_of_the_same_columns() -> None:
         6: "column 'title' holds an object, not text",
     }
     assert {frozenset(row) for row in rows} == {frozenset({"title", "n"} | ADDED)}
-    assert by_number[1]["record"] is None
+    assert by_number[1]["Brand"] is None
 
 
 def test_an_empty_dataset_stays_empty() -> None:
@@ -98,9 +99,9 @@ def test_columns_that_both_have_are_refused_and_a_prefix_keeps_two_stages_apart(
         processor(text_columns=["text"])(ray.data.from_arrow(titles(1)))
     with pytest.raises(ConfigError, match="the input has columns status, as the answers do"):
         processor()(ray.data.from_arrow(titles(1).append_column("status", pa.array(["mine"]))))
-    with pytest.raises(ray.exceptions.RayTaskError, match=r"record, values, .*as the answers do"):
+    with pytest.raises(ray.exceptions.RayTaskError, match=r"Brand, .*as the answers do"):
         processor()(first).take_all()
-    rows = processor(prefix="second_", text_columns=["record"])(first).take_all()
+    rows = processor(prefix="second_", text_columns=["Brand"])(first).take_all()
     assert set(rows[0]) == {"number", "title"} | ADDED | {f"second_{name}" for name in ADDED}
     assert sorted(row["number"] for row in rows) == list(range(20))
 
@@ -110,7 +111,8 @@ def test_functions_before_and_after_and_several_rows_of_a_document() -> None:
     asked = processor(
         pre=lambda row: {"n": row["id"], "context": "Paris is in France", "questions": ["Where?", "What?", "Why?"]},
         post=lambda row: {"n": row["n"], "q": row["question"], "tokens": row["decoded_tokens"]},
-        schema=make_config({"input": where, "output": where, "task": {"kind": "question_answering"}}),
+        schema=None,
+        config=make_config({"input": where, "output": where, "task": {"kind": "question_answering"}}),
         method="autoregressive",  # a prompt a question
         text_columns=None,
     )
@@ -188,7 +190,7 @@ def test_the_embedded_model_fills_in_what_listings_say() -> None:
     quickstart = ROOT / "configs/quickstart"
     listings = [json.loads(line) for line in (quickstart / "products.jsonl").open()][:6]
     right = {own["id"]: own for own in map(json.loads, (quickstart / "expected.jsonl").open())}
-    stage = build_processor(ProcessorConfig(schema=quickstart / "extract.yaml", batch_size=4))
+    stage = build_processor(ProcessorConfig(config=quickstart / "extract.yaml", batch_size=4))
     rows = stage(ray.data.from_items(listings)).take_all()
     assert [row["status"] for row in rows] == ["ok"] * 6
     values = [(row["id"], name, value) for row in rows for name, value in json.loads(row["record"]).items()]

@@ -31,7 +31,7 @@ from raypd.run.records import UnitResult, UnitSummary
 from raypd.run.retry_policy import Attempt
 from raypd.run.unit import Unit
 from raypd.tasks.base import Document, Record
-from raypd.tasks.columns import columns_of, typed_row
+from raypd.tasks.columns import columns_of, rows_of
 from raypd.tasks.documents import billed_as
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ class DecodeWorker:
                     "nodes of the cluster share"
                 )
             self.parts = spec.build(spec.config, spec.threads)
-            self._schema = (
-                columns_of(self.config) if self.config.output.columns == "typed" else self.parts.task.columns()
-            )
+            self._schema = columns_of(self.config)
             writer.output_schema(self._schema, spec.config.output.partition)
         except (UserError, storage.StorageError) as error:
             self._unfit = str(error)
@@ -150,10 +148,7 @@ class DecodeWorker:
             self.meter.documents(unit.id, state.categories.values())
             self._answer(state, documents, attempt)
         spent = self.meter.end(unit.id)
-        if self.config.output.columns == "typed":
-            for record in state.records:
-                record.columns = typed_row(record.columns, self.config)
-        table = writer.make_table(documents, state.records, self._schema, attempt.number)
+        table = writer.make_table(documents, rows_of(state.records, self.config), self._schema, attempt.number)
         ok, failed = writer.count_documents(table)
         summary = UnitSummary(
             unit=unit.id,

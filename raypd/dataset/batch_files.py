@@ -22,7 +22,7 @@ from raypd.errors import ConfigError, InputError, RunError
 from raypd.run import layout
 from raypd.run.text import one_line
 from raypd.tasks.base import Document
-from raypd.tasks.openai_batch import TOO_LONG, BadRequest, read_request
+from raypd.tasks.openai_batch import RESPONSE_FORMAT, SCHEMA, TOO_LONG, BadRequest, read_request
 
 _SERVER_ERROR = "server_error"
 _COLUMNS = ["row", "status", "error", "sample", "text", "finish_reason", "tokens", "counters"]
@@ -157,6 +157,8 @@ def _fault(config: RunConfig, fields: dict[str, Any], reason: str) -> BadRequest
         return error
     if reason.startswith(TOO_LONG):
         return BadRequest(reason, "messages", "context_length_exceeded")
+    if reason.startswith(SCHEMA):
+        return BadRequest(reason, RESPONSE_FORMAT, "invalid_value")
     return BadRequest(reason, None, _SERVER_ERROR)
 
 

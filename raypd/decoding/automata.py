@@ -1,4 +1,4 @@
-"""Automata of typed values beside those in `grammar`: from a table, a list of values, and null in place of one."""
+"""Automata of typed values beside those in `grammar`: tables, lists, null in place of a value, any JSON object."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from raypd.decoding.grammar import DEAD, Automaton
 _OPEN, _FIRST, _NEXT, _BEGIN, _ITEM, _END = range(6)  # places in a list; _NEXT: behind a comma, _BEGIN: and its blank
 _START, _BLANK, _N, _NULL = range(4)
 _TYPED = 4  # + state of what may stand in place of null
+# Places in an object: before it, behind an opening brace, at a value or a member (+ 1: its blank was read), ...
+_OBJECT, _INSIDE, _VALUE, _, _MEMBER, _, _SCALAR, _KEY, _COLON, _BEHIND, _OVER = range(11)
+_CLOSING = {"{": "}", "[": "]"}
 
 
 class TransitionTable:
@@ -135,6 +138,75 @@ class ListOf:
     def limited(self, state: int) -> bool:
         place, _, inner = self._places[state]
         return place != _ITEM or self.item.limited(inner)
+
+
+class JsonObject:
+    """A JSON object of any depth, with a blank at most behind a colon or a comma.
+
+    Args:
+        text: the automaton of a string.
+        others: those of numbers, true, false and null.
+    """
+
+    def __init__(self, text: TransitionTable, others: Sequence[TransitionTable]) -> None:
+        self._scalars = [text, *others]
+        self._places = [("", _OBJECT, 0, 0)]  # of every state: what is open, the place, which scalar, its state
+        self._states = {self._places[0]: 0}
+
+    def next(self, state: int, char: str) -> int:
+        found = self._after(*self._places[state], char)
+        if found is None:
+            return DEAD
+        if found not in self._states:
+            self._states[found] = len(self._places)
+            self._places.append(found)
+        return self._states[found]
+
+    def _after(self, opened: str, place: int, kind: int, inner: int, char: str) -> tuple[str, int, int, int] | None:
+        if place == _OBJECT:
+            return ("{", _INSIDE, 0, 0) if char == "{" else None
+        if place == _OVER:
+            return None
+        if place in (_SCALAR, _KEY):
+            scalar = self._scalars[kind]
+            if (after := scalar.next(inner, char)) != DEAD:
+                return (opened, _COLON, 0, 0) if place == _KEY and scalar.ended(after) else (opened, place, kind, after)
+            if inner not in scalar.finals:
+                return None
+            place = _BEHIND
+        if place in (_INSIDE, _BEHIND) and char == _CLOSING[opened[-1]]:
+            return opened[:-1], _BEHIND if opened[1:] else _OVER, 0, 0
+        if place in (_BEHIND, _COLON):
+            if char != (":" if place == _COLON else ","):
+                return None
+            return opened, _VALUE if place == _COLON or opened[-1] == "[" else _MEMBER, 0, 0
+        if place in (_VALUE, _MEMBER) and char == " ":
+            return opened, place + 1, 0, 0
+        keyed = place in (_MEMBER, _MEMBER + 1) or (place == _INSIDE and opened[-1] == "{")
+        if not keyed and char in _CLOSING:
+            return opened + char, _INSIDE, 0, 0
+        for number, scalar in enumerate(self._scalars[:1] if keyed else self._scalars):
+            if (after := scalar.next(0, char)) != DEAD:
+                return opened, _KEY if keyed else _SCALAR, number, after
+        return None
+
+    def heads(self, state: int) -> Collection[str] | None:
+        return None
+
+    def accepting(self, state: int) -> bool:
+        return self.ended(state)
+
+    def completion(self, state: int) -> str | None:
+        return None
+
+    def open_values(self, state: int) -> Collection[str]:
+        return ()
+
+    def ended(self, state: int) -> bool:
+        return self._places[state][1] == _OVER
+
+    def limited(self, state: int) -> bool:
+        return True
 
 
 class OrNull:

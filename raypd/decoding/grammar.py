@@ -141,18 +141,20 @@ class Grammar:
             self._after[key] = at
         return self._after[key]
 
-    def allowed(self, state: int, left: int) -> AllowedTokens | None:
+    def allowed(self, state: int, left: int | None) -> AllowedTokens | None:
         """What may come next, of which the last must leave a value that can stand.
 
         Args:
             state: after the tokens so far.
-            left: tokens that may still come, this one counted.
+            left: tokens that may still come, this one counted; None: they may end before the value does.
 
         Returns:
             Tokens, and of each the values that it leaves open as its outcomes; None: all tokens.
         """
         if not self.automaton.limited(state):
             return None
+        if left is None:
+            return AllowedTokens(self._edges(state)[0])
         tokens, distances = self._read(state)
         near = distances < left
         return tokens if near.all() else tokens.where(near)
@@ -295,14 +297,15 @@ class Grammar:
 
 
 class Bounded:
-    """A grammar's rules, for a value of `most` tokens, as functions of the tokens decoded so far."""
+    """A grammar's rules, as functions of the tokens decoded so far: for a value that is whole after `most` of them,
+    or one that may be cut (None)."""
 
-    def __init__(self, grammar: Grammar, most: int) -> None:
+    def __init__(self, grammar: Grammar, most: int | None) -> None:
         self.grammar, self.most = grammar, most
 
     def allowed_token_ids(self, tokens: Sequence[int]) -> AllowedTokens | None:
         """What may come next; None: all."""
-        return self.grammar.allowed(self._state(tokens), self.most - len(tokens))
+        return self.grammar.allowed(self._state(tokens), None if self.most is None else self.most - len(tokens))
 
     def stops(self, tokens: Sequence[int]) -> bool:
         """Whether the value is complete."""

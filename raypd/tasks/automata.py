@@ -8,7 +8,7 @@ from functools import lru_cache
 from outlines_core import Index, Vocabulary
 
 from raypd.config import Attribute
-from raypd.decoding.automata import STRING, ListOf, OrNull, TransitionTable, one_of
+from raypd.decoding.automata import STRING, JsonObject, ListOf, OrNull, TransitionTable, one_of
 from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf
 
 _END_TOKEN = 256  # the index has one beside the bytes
@@ -18,6 +18,8 @@ _INTEGER = "-?(0|[1-9][0-9]{0,17})"
 # In a slot thousands may be grouped, and a comma that no digit follows, a brace or the line's end closes it.
 _INTEGER_SLOT = r"-?(0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(,[0-9]{3}){1,5})(,[ \n\"}]|[}\n])"
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
+_JSON_STRING = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+_JSON_NUMBER = _NUMBER + r"([eE][+-]?[0-9]+)?"
 Edges = list[dict[str, int]]
 
 
@@ -37,6 +39,14 @@ def automaton_of(attribute: Attribute) -> Automaton:
     if attribute.type in ("boolean", "enum"):
         return OneOf([*_texts(attribute), *["null"] * null])
     return OrNull(_item(attribute), null)
+
+
+def json_object(pattern: str | None) -> Automaton:
+    """A JSON object: one that a pattern describes, or any. Raises ValueError where the pattern cannot be used."""
+    if pattern is None:
+        others = [TransitionTable(*_edges(_JSON_NUMBER)), one_of(["true", "false", "null"])]
+        return JsonObject(TransitionTable(*_edges(_JSON_STRING)), others)
+    return TransitionTable(*_edges(pattern))
 
 
 def _item(attribute: Attribute) -> TransitionTable:

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import pyarrow as pa
-
 if TYPE_CHECKING:  # it brings torch, which a worker without weights does without
     from raypd.decoding.program import Program
     from raypd.decoding.sampling import Sampling
@@ -82,9 +80,6 @@ class Request:
 
 class Task(Protocol):
     """A kind of job: extraction, question answering, generation."""
-
-    def columns(self) -> pa.Schema:
-        """The task's own output columns, the same for every unit whatever it holds."""
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         """Requests that together answer every document; of one that needs no decoding (an error) its record."""

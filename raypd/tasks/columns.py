@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
 import pyarrow as pa
 
 from raypd.config import Attribute, Category, ExtractionConfig, RunConfig
+from raypd.tasks.base import Record
 
 VALUE = pa.struct(
     [
@@ -80,6 +82,8 @@ def columns_of(config: RunConfig) -> pa.Schema:
             found = {"": _type(attribute), "__confidence": pa.float32(), "__status": pa.string()}
             if _has_span(attribute):
                 found["__span"] = _SPAN
+            if config.task.too_long == "windows":
+                found["__window"] = pa.int32()
             for suffix, kind in found.items():
                 _put(trees, [head + suffix, *inner], kind)
     return pa.schema([("category", pa.string()), *_fields(trees), ("truncated", pa.bool_())])
@@ -159,7 +163,16 @@ def typed_row(columns: Tree, config: RunConfig) -> Tree:
         if _has_span(attribute):
             span = own.get("span")
             _put(row, [f"{head}__span", *inner], span and {**span, "exact": own["span_exact"]})
+        if config.task.too_long == "windows":
+            _put(row, [f"{head}__window", *inner], own.get("window"))
     return row
+
+
+def rows_of(records: Sequence[Record], config: RunConfig) -> Sequence[Record]:
+    """A task's records as the run's table has them (`columns_of`)."""
+    if not isinstance(config.task, ExtractionConfig) or config.output.columns == "record":
+        return records
+    return [replace(record, columns=typed_row(record.columns, config)) for record in records]
 
 
 def _arrow(attribute: Attribute, value: Any) -> Any:
@@ -171,7 +184,7 @@ def _arrow(attribute: Attribute, value: Any) -> Any:
 
 
 def record_row(row: Tree) -> Tree:
-    """A row with `record` and `values`, also out of typed columns, which lack raw and window; any other as it is."""
+    """A row with `record` and `values`, also out of typed columns, which lack raw; any other as it is."""
     heads = [name for name in row if f"{name}__status" in row and f"{name}__confidence" in row]
     if "record" in row or not heads:
         return row
@@ -184,7 +197,8 @@ def record_row(row: Tree) -> Tree:
             span = _get(row, [f"{head}__span", *path]) or {}
             own = value_row(".".join([head, *path]), value, status, _get(row, [f"{head}__confidence", *path]))
             found = {"begin": span["begin"], "end": span["end"]} if span else None
-            values.append({**own, "span": found, "span_exact": span.get("exact"), "window": None})
+            window = _get(row, [f"{head}__window", *path])
+            values.append({**own, "span": found, "span_exact": span.get("exact"), "window": window})
     kept = {name: value for name, value in row.items() if name.split("__")[0] not in heads}
     ok = row.get("status", "ok") == "ok"
     return {**kept, "record": json.dumps(record, ensure_ascii=False) if ok else None, "values": values if ok else None}

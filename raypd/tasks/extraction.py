@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import Attribute, ExtractionConfig, RunConfig
@@ -27,7 +26,7 @@ from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.automata import automaton_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
-from raypd.tasks.columns import EXTRACTION, record_of, value_row
+from raypd.tasks.columns import record_of, value_row
 from raypd.tasks.documents import category_of, text_of
 from raypd.tasks.prompting import PRODUCTS, encode, end_tokens, messages, pieces
 from raypd.tasks.spans import span_of, span_shift
@@ -75,9 +74,6 @@ class ExtractionTask:
         self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
         self._of_type: dict[str, Grammar] = {}
         self._categories = {name: self._ready(name, message) for name, message in messages(self.task).items()}
-
-    def columns(self) -> pa.Schema:
-        return EXTRACTION
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         stacked = self.decoding.method == "hyper_parallel" and self.decoding.isolate == "none"

@@ -11,22 +11,25 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from pkgutil import resolve_name
+from typing import Any
 
-import pyarrow as pa
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from raypd.config import GenerationConfig, RunConfig
+from raypd.decoding.grammar import Bounded, Grammar, Vocabulary
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.registry import REGISTRY
+from raypd.decoding.program import Program
 from raypd.decoding.sampling import Sampling
 from raypd.decoding.text import GeneratedText, Prompt, TextAnswer, TextMethod, TextModel
 from raypd.models.control_tokens import control_token, markup_bytes
 from raypd.models.medusa_heads import load_heads
 from raypd.models.vocabulary import token_bytes
+from raypd.tasks.automata import json_object
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
-from raypd.tasks.columns import GENERATION
-from raypd.tasks.openai_batch import TOO_LONG, Parameters, read_request
+from raypd.tasks.openai_batch import SCHEMA, TOO_LONG, Parameters, read_request
 from raypd.tasks.prompting import encode, end_tokens, rendered
 
 _MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
@@ -84,11 +87,9 @@ class GenerationTask:
         self._ends = end_tokens(tokenizer)
         self._given, self._kind = _text_method(config, tokenizer, context_length, model)
         self._method = lru_cache(_METHODS)(self._method_for)
+        self._rules = lru_cache(_METHODS)(self._rules_for)
         self._method(config.decoding.max_new_tokens, self._given.sampling)  # what cannot be had is said at once
         self.end = _end_of_turn(tokenizer)  # what the model ends its answer with
-
-    def columns(self) -> pa.Schema:
-        return GENERATION
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         for document in documents:
@@ -101,6 +102,37 @@ class GenerationTask:
                 continue
             for sample in range(asked.parameters.samples):
                 yield self._next(_Chat(document, sample, list(asked.turns), list(asked.left), asked.parameters))
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary([token.decode("latin-1") for token in self._bytes])
+
+    def _rules_for(self, pattern: str | None, most: int) -> Bounded:
+        """What holds answers of so many tokens to the pattern of a schema, or to any JSON object.
+
+        Raises ValueError where they cannot be held to it.
+        """
+        try:
+            grammar = Grammar(json_object(pattern), self._vocabulary)
+        except ValueError:
+            raise ValueError(f"{SCHEMA}: too large, or with a pattern that cannot be decoded") from None
+        if pattern is None:  # no bound on what is open: an answer that is too long is cut
+            return Bounded(grammar, None)
+        if grammar.distance() > most:
+            raise ValueError(f"{SCHEMA}: its shortest answer takes {grammar.distance()} tokens, {most} may be written")
+        return Bounded(grammar, most)
+
+    def _program(self, method: TextMethod, asked: Parameters, tokens: list[int], seed: int) -> Program[Any]:
+        stops = StopStrings(self._bytes, self._ends, asked.stop)
+        if not asked.json:
+            return method.program(Prompt(tokens), stops, seed)
+        rules = self._rules(asked.pattern, asked.max_new_tokens)
+        return autoregressive(
+            Prompt(tokens),
+            asked.max_new_tokens,
+            lambda written: rules.stops(written) or stops(written),
+            rules.allowed_token_ids,
+        )
 
     def _method_for(self, most: int, sampling: Sampling) -> TextMethod:
         """The method for answers of so many tokens at most, picked in this way."""
@@ -127,10 +159,13 @@ class GenerationTask:
             seed = seed_of(self.config.decoding.sampling.seed, [chat.document.id, chat.sample, chat.turn])
         else:
             seed = seed_of(asked.seed, [chat.sample, chat.turn])
-        stops = StopStrings(self._bytes, self._ends, asked.stop)
+        try:
+            program = self._program(method, asked, tokens, seed)
+        except ValueError as error:
+            return Record(index=chat.document.index, error=str(error))
         return Request(
             [chat.document.index],
-            method.program(Prompt(tokens), stops, seed),
+            program,
             lambda answer: self._finish(chat, turns, len(tokens), answer),
             seed,
             sampling=sampling,

@@ -7,9 +7,11 @@ torch here: `model: fake` has none.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from outlines_core.json_schema import build_regex_from_schema
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raypd.config import GenerationConfig, RunConfig
@@ -18,6 +20,12 @@ from raypd.tasks.documents import conversation
 
 URL = "/v1/chat/completions"
 TOO_LONG = "too long"  # an error record of a prompt that does not fit the context begins so
+RESPONSE_FORMAT = "response_format"
+SCHEMA = "response_format.json_schema.schema"  # an error record of one that cannot be used begins so
+_NOT_HELD = {  # keywords of JSON Schema
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "uniqueItems", "contains", "not", "if",
+    "patternProperties", "propertyNames", "dependentRequired", "dependentSchemas", "minProperties", "maxProperties",
+}  # fmt: skip
 _OF_A_LINE = ("custom_id", "method", "url", "body")
 _LABELS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}  # change no answer
 _NOTHING = {  # values that ask for nothing
@@ -29,8 +37,6 @@ _NOTHING = {  # values that ask for nothing
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "modalities": (["text"],),
-    # The place for json_object and json_schema, once an answer can be held to a schema.
-    "response_format": ({"type": "text"},),
 }
 
 
@@ -44,7 +50,8 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True)
 class Parameters:
-    """How a prompt is answered. seed: the request's own, which then alone decides the draws."""
+    """How a prompt is answered. seed: the request's own, which then alone decides the draws. json: whether the answer
+    is to be a JSON object; pattern: of a schema that it is held to, as a regular expression."""
 
     max_new_tokens: int
     temperature: float
@@ -52,6 +59,8 @@ class Parameters:
     stop: tuple[str, ...]
     samples: int
     seed: int | None = None
+    json: bool = False
+    pattern: str | None = None
 
 
 @dataclass
@@ -75,6 +84,20 @@ class _Message(BaseModel):
     content: str | list[_ContentPart]
 
 
+class _JsonSchema(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None  # an answer is always held to its schema
+
+
+class _ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _JsonSchema | None = None
+
+
 class _ChatBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     model: str
@@ -86,6 +109,7 @@ class _ChatBody(BaseModel):
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = Field(None, ge=1, le=128)
+    response_format: _ResponseFormat | None = None
 
 
 def read_request(document: Document, config: RunConfig) -> ChatRequest:
@@ -123,6 +147,7 @@ def read_request(document: Document, config: RunConfig) -> ChatRequest:
         tuple(task.stop if stop is None else stop),
         body.n or task.samples,
         body.seed,
+        *_held_to(body.response_format, config),
     )
     return ChatRequest(turns, left, parameters)
 
@@ -147,13 +172,55 @@ def _body(fields: dict[str, Any]) -> _ChatBody:
         raise BadRequest(f"{param or 'body'}: {first['msg']}", param or "body", "invalid_value") from None
     for name, value in (body.model_extra or {}).items():
         if name not in _LABELS and value is not None and value not in _NOTHING.get(name, ()):
-            what = f"{name} is not supported: leave it out"
-            if name == "response_format" and isinstance(value, dict):
-                what = f"response_format {value.get('type')} is not supported yet; text is"
-            raise BadRequest(what, name, "unsupported_parameter")
+            raise BadRequest(f"{name} is not supported: leave it out", name, "unsupported_parameter")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise BadRequest("max_tokens and max_completion_tokens are both set: keep one", "max_tokens", "invalid_value")
     return body
+
+
+def _held_to(asked: _ResponseFormat | None, config: RunConfig) -> tuple[bool, str | None]:
+    """Whether an answer is to be JSON, and the pattern of its schema."""
+    if asked is None or asked.type == "text":
+        return False, None
+    if config.decoding.method != "autoregressive":
+        what = f"response_format {asked.type}: decoding.method {config.decoding.method} cannot hold an answer to it"
+        raise BadRequest(f"{what}; autoregressive can", RESPONSE_FORMAT, "unsupported_parameter")
+    if asked.type == "json_object":
+        return True, None
+    if asked.json_schema is None:
+        raise BadRequest(
+            "response_format.json_schema: json_schema needs it, with name and schema",
+            RESPONSE_FORMAT,
+            "missing_required_parameter",
+        )
+    schema = asked.json_schema.schema_
+    try:
+        if schema.get("type") != "object":
+            raise ValueError("its type must be object")
+        _check_held(schema, schema, ())
+        return True, build_regex_from_schema(json.dumps(schema), "[ ]?")
+    except ValueError as error:
+        raise BadRequest(f"{SCHEMA}: {error}", RESPONSE_FORMAT, "invalid_value") from None
+
+
+def _check_held(root: Any, schema: Any, within: tuple[str, ...]) -> None:
+    """Raises ValueError for what a pattern does not hold an answer to: bounds of numbers, a schema without an end."""
+    if not isinstance(schema, dict):
+        return
+    for keyword in _NOT_HELD & schema.keys():
+        raise ValueError(f"{keyword} would not be held to; take it out")
+    if isinstance(ref := schema.get("$ref"), str):
+        if ref in within:
+            raise ValueError(f"{ref} holds itself: a schema without an end cannot be decoded")
+        inner = root
+        for part in ref.removeprefix("#").strip("/").split("/") if ref != "#" else []:
+            inner = inner.get(part) if isinstance(inner, dict) else None
+        _check_held(root, inner, (*within, ref))
+    for key in ("items", "additionalProperties"):
+        _check_held(root, schema.get(key), within)
+    for some in (schema.get("properties", {}).values(), *(schema.get(key, []) for key in ("anyOf", "oneOf", "allOf"))):
+        for inner in some:
+            _check_held(root, inner, within)
 
 
 def _turn(number: int, message: _Message) -> dict[str, str]:

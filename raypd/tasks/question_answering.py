@@ -15,7 +15,6 @@ from functools import partial
 from string import ascii_uppercase
 from typing import Any
 
-import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import QuestionAnsweringConfig, RunConfig
@@ -25,7 +24,6 @@ from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, i
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
-from raypd.tasks.columns import QUESTION_ANSWERING
 from raypd.tasks.documents import as_list, text_of
 from raypd.tasks.few_shot import load_examples
 from raypd.tasks.prompting import encode, end_tokens, pieces, template_text
@@ -94,9 +92,6 @@ class QuestionAnsweringTask:
                 f"context in the model's {self.context_length} tokens; show fewer examples (task.few_shot) or lower "
                 f"task.max_answer_tokens ({self.task.max_answer_tokens})"
             )
-
-    def columns(self) -> pa.Schema:
-        return QUESTION_ANSWERING
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         stack: list[_Page] = []

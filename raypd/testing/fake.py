@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
-
 from raypd.config import Category, ExtractionConfig, FakeConfig, GenerationConfig, QuestionAnsweringConfig, RunConfig
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.registry import REGISTRY
@@ -138,9 +136,6 @@ class FakeTask:
             for name, message in messages(self.task).items():
                 keys = "".join(f',\n"{attribute.name}":' for attribute in self.task.categories[name].attributes)
                 self._prompts[name] = self._tokens(message.replace(PRODUCTS, "")), self._tokens(keys)
-
-    def columns(self) -> pa.Schema:
-        return columns.BY_KIND[self.task.kind]
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         stacks: dict[str, list[tuple[Document, int]]] = {}

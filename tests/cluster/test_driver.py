@@ -83,6 +83,15 @@ def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(
     assert (made.documents, made.units_unreadable) == (6, 0)
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_deadline_that_one_worker_holds_takes_one(tmp_path, config, ray_here, executor) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 60)), executor=executor, max_workers=4)
+    run = run.model_copy(update={"cost": run.cost.model_copy(update={"deadline": "1h"})})
+    assert driver.run_extract(run, build=fakes.build).ok == 60
+    (bill,) = (json.loads(path.read_text()) for path in (tmp_path / "out/ledger").iterdir())
+    assert len(bill["workers"]) == 1
+
+
 @pytest.mark.parametrize(
     ("executor", "bad", "most", "ends"),
     [("pool", 4, 0.3, True), ("pool", 4, 0.4, False), ("pool", 10, 1.0, True), ("ray_data", 4, 0.3, True)],

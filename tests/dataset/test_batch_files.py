@@ -6,10 +6,12 @@ Held against types that we did not write (the `openai` package) and against an u
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from openai.types.batch_error import BatchError
@@ -26,7 +28,26 @@ from tests.runs import run_here
 from tests.tiny import save_tiny
 
 URL = "/v1/chat/completions"
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"type": "object"}}}
+PRODUCT = {
+    "type": "object",
+    "properties": {
+        "brand": {"type": "string"},
+        "size": {"$ref": "#/$defs/size"},
+        "prices": {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 3},
+        "new": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    },
+    "required": ["brand", "size", "prices", "new"],
+    "additionalProperties": False,
+    "$defs": {"size": {"enum": ["S", "M", 7]}},
+}
+
+
+def held_to(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+
+
+RECURSIVE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
+BOUNDED = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"minimum": 3}}}}}
 
 
 def request(id: str, content: Any = "Say it.", url: str = URL, method: str = "POST", **body: Any) -> dict[str, Any]:
@@ -76,7 +97,7 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, gene
         "",
         '{"custom_id": "broken"',
         request("chat", messages=turns, stream=False, user="u", metadata={"a": "b"}, top_p=None),
-        request("schema", response_format=SCHEMA),
+        request("schema", response_format=held_to(BOUNDED)),
         {**request("no id"), "custom_id": None},
         request("long", "x" * 5000),
         request("three again", n=3, temperature=1.5, seed=7, max_tokens=5),
@@ -122,7 +143,7 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, gene
         assert fault.message is not None
         assert fault.message.startswith(f"line {line}: ")
     assert broken["error"]["code"] == "invalid_json_line"
-    for one, words, param in ((schema, "json_schema is not supported yet", "response_format"),
+    for one, words, param in ((schema, "minimum would not be held to", "response_format"),
                               (long, "too long", "messages")):  # fmt: skip
         assert one["error"] is None
         assert one["response"]["status_code"] == 400
@@ -161,6 +182,38 @@ def test_parameters_are_those_of_the_request(tmp_path: Path, generate: Callable[
     assert made[2]["message"]["content"] != text[:8]
 
 
+def test_an_answer_is_held_to_its_response_format(tmp_path: Path, generate: Callable[..., Path]) -> None:
+    """A random model, at temperature 1, writes what an unmodified validator accepts, within the tokens that it may."""
+    draws = [request(f"schema {n}", temperature=1, max_tokens=90, response_format=held_to(PRODUCT)) for n in range(4)]
+    objects = [
+        request(f"object {n}", temperature=1, max_tokens=most, response_format={"type": "json_object"})
+        for n, most in enumerate((8, 8, 300, 300))
+    ]
+    short = request("short", max_tokens=9, response_format=held_to(PRODUCT))
+    folder = generate(write(tmp_path / "batch.jsonl", *draws, *objects, short))
+    found = {one["custom_id"]: one["response"]["body"]["choices"][0] for one in read(folder / "output.jsonl")}
+    assert len(found) == len(draws) + len(objects)
+    for line in draws:
+        choice = found[line["custom_id"]]
+        jsonschema.validate(json.loads(choice["message"]["content"]), PRODUCT)
+        assert choice["finish_reason"] == "stop"
+    for line in objects:
+        choice = found[line["custom_id"]]
+        assert choice["message"]["content"].startswith("{")
+        if choice["finish_reason"] == "stop":
+            assert isinstance(json.loads(choice["message"]["content"]), dict)
+    (error,) = read(folder / "errors.jsonl")
+    fault = error["response"]["body"]["error"]
+    assert (error["custom_id"], fault["param"]) == ("short", "response_format")
+    assert re.search(r"its shortest answer takes \d+ tokens, 9 may be written", fault["message"])
+
+    other = generate(
+        write(tmp_path / "b.jsonl", draws[0], request("text")), "decoding.method=skeleton_of_thought", output="other"
+    )
+    (error,) = read(other / "errors.jsonl")
+    assert "skeleton_of_thought cannot hold an answer to it" in error["response"]["body"]["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("line", "param", "words"),
     [
@@ -169,7 +222,12 @@ def test_parameters_are_those_of_the_request(tmp_path: Path, generate: Callable[
         (request("a", stream=True), "stream", "stream is not supported"),
         (request("a", logprobs=True), "logprobs", "not supported"),
         (request("a", tools=[{"type": "function"}]), "tools", "not supported"),
-        (request("a", response_format={"type": "json_object"}), "response_format", "json_object is not supported yet"),
+        (request("a", response_format={"type": "xml"}), "response_format.type", "'json_object'"),
+        (request("a", response_format={"type": "json_schema"}), "response_format", "needs it, with name and schema"),
+        (request("a", response_format=held_to({"type": "array"})), "response_format", "its type must be object"),
+        (request("a", response_format=held_to(RECURSIVE)), "response_format", "# holds itself"),
+        (request("a", response_format=held_to({"type": "object", "properties": {"a": {"type": "foo"}}})),
+         "response_format", "json_schema.schema: Unsupported type: foo"),
         (request("a", temprature=1), "temprature", "not supported"),
         (request("a", frequency_penalty=0.5), "frequency_penalty", "not supported"),
         (request("a", [{"type": "image_url", "image_url": {"url": "x"}}]), "messages.0", "image_url is not supported"),

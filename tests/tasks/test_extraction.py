@@ -17,6 +17,7 @@ from raypd.decoding.methods.hyper_parallel import Slot
 from raypd.errors import ConfigError
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Request
+from raypd.tasks.columns import EXTRACTION
 from raypd.tasks.prompting import end_tokens
 from raypd.tasks.values import check
 from tests.decoding.drivers import changed
@@ -113,7 +114,7 @@ def test_typed_slots_never_come_out_invalid(isolate):
         assert values["Größe"]["status"] in ("ok", "null", "ambiguous", "truncated")
         for name in ("Waterproof", "Color"):
             assert values[name]["status"] in ("ok", "null")
-        pa.RecordBatch.from_pylist([record.columns], schema=task.columns())
+        pa.RecordBatch.from_pylist([record.columns], schema=EXTRACTION)
     assert len(statuses) > 1
 
 

@@ -23,6 +23,7 @@ from raypd.models.load import load_model
 from raypd.models.vocabulary import token_texts
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
+from raypd.tasks.columns import QUESTION_ANSWERING
 from raypd.tasks.prompting import end_tokens
 from tests.decoding.cases import agree
 from tests.decoding.drivers import drive
@@ -70,7 +71,7 @@ def say(task, text: str, questions: object = ("Who?",)) -> dict:
     ids = iter(tiny_tokenizer()(text, add_special_tokens=False)["input_ids"])
     written, _ = drive(request.program, lambda feed: Predictions([next(ids)], [np.log(0.5)]))
     (record,) = request.finish(written)
-    pa.Table.from_pylist([record.columns], task.columns())
+    pa.Table.from_pylist([record.columns], QUESTION_ANSWERING)
     return record.columns
 
 
@@ -147,7 +148,7 @@ def test_one_record_a_question_in_their_order(method):
         assert columns[number]["answer"] == choices[columns[number]["choice_index"]]
         assert columns[number]["answer_status"] == "ok"
     assert all(c["choice_index"] is None for n, c in enumerate(columns) if n not in (1, 2))  # multi_select is free text
-    pa.Table.from_pylist(columns, task.columns())
+    pa.Table.from_pylist(columns, QUESTION_ANSWERING)
 
 
 def test_both_methods_answer_the_same():
