@@ -50,7 +50,7 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
     """The columns of every committed object, whatever is in it: a unit of nothing but nulls or errors has them too.
 
     Args:
-        task_columns: those of `Task.columns`.
+        task_columns: those of the task (raypd.tasks.columns).
         partition: keys of output.partition.
 
     Raises:
@@ -74,7 +74,7 @@ def make_table(
     Args:
         documents: all of the unit.
         records: one row each, in any order; a document without any gets an error row.
-        task_columns: those of `Task.columns`.
+        task_columns: those of the task (raypd.tasks.columns).
         attempts: how many it took, for the column of that name.
     """
     from raypd.tasks.base import Record

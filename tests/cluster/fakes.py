@@ -15,8 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from raypd import storage
 from raypd.cluster.worker import WorkerComponents
 from raypd.config import RunConfig
@@ -69,10 +67,7 @@ class FakeEngine:
 
 
 class FakeTask:
-    """Answers a document with its title in capitals, two documents a program."""
-
-    def columns(self) -> pa.Schema:
-        return pa.schema([("answer", pa.string())])
+    """Answers a document with its title in capitals, in the column `category` of an extraction; two a program."""
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         pair: list[Document] = []
@@ -96,8 +91,8 @@ def _work(pair: list[Document]) -> Request:
     def finish(answer: list[str]) -> list[Record]:
         if "FINISH" in answer:
             raise ValueError("the answer cannot be read")
-        records = [Record(row, {"answer": text}) for row, text in zip(rows, answer, strict=True)]
-        return records + [Record(r.index, {"answer": "AGAIN"}) for r in records if r.columns["answer"] == "TWICE"]
+        records = [Record(row, {"category": text}) for row, text in zip(rows, answer, strict=True)]
+        return records + [Record(r.index, {"category": "AGAIN"}) for r in records if r.columns["category"] == "TWICE"]
 
     return Request(rows, [d.fields["title"] for d in pair], finish)  # type: ignore[arg-type]
 

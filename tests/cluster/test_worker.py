@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from raypd.cluster.request_queue import UnitState
@@ -93,7 +92,7 @@ def test_an_error_costs_the_documents_of_its_work_alone(tmp_path: Path, config) 
     summary = made.run_unit(unit)
     found = rows(run, unit)
     places = {place: row for row, place in enumerate(sorted({r["row"] for r in found}))}
-    status = {places[r["row"]]: (r["error"] or r["answer"]) for r in found}
+    status = {places[r["row"]]: (r["error"] or r["category"]) for r in found}
     assert len(status) == len(titles)
     assert status[0] == "A"
     assert status[2] == status[3] == "ValueError: the program failed"
@@ -101,14 +100,12 @@ def test_an_error_costs_the_documents_of_its_work_alone(tmp_path: Path, config) 
     assert status[6] == status[7] == "ValueError: the engine does not take it"
     assert status[9] == "ValueError: the plan failed"
     assert (status[8], status[10]) == ("F", "G")  # planned again one by one
-    assert [r["answer"] for r in found if places[r["row"]] == 11] == ["TWICE", "AGAIN"]
+    assert [r["category"] for r in found if places[r["row"]] == 11] == ["TWICE", "AGAIN"]
     assert re.fullmatch(r"a.jsonl, byte \d+: no text in title", status[12])
     assert (summary.documents, summary.ok, summary.failed) == (14, 6, 8)
 
 
 def test_documents_that_were_cut_are_counted(tmp_path: Path, config, monkeypatch) -> None:
-    columns = pa.schema([("answer", pa.string()), ("truncated", pa.bool_())])
-    monkeypatch.setattr(fakes.FakeTask, "columns", lambda self: columns)
     monkeypatch.setattr(
         fakes, "Record", lambda row, values: Record(row, {**values, "truncated": "LONG" in str(values)})
     )

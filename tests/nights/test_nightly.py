@@ -32,7 +32,6 @@ from raypd.report.status import Watch
 from raypd.run import load, manifest
 from raypd.run.lease import RunLease
 from raypd.run.records import Bill
-from raypd.tasks import columns
 from raypd.tasks.base import Record, Request
 from raypd.verify.scratch import Scratch
 from tests.cluster import fakes
@@ -43,9 +42,6 @@ class Task(fakes.FakeTask):
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-
-    def columns(self) -> pa.Schema:
-        return columns.EXTRACTION
 
     def plan(self, documents: Any) -> Iterator[Request | Record]:
         for document in documents:

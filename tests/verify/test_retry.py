@@ -93,7 +93,7 @@ def test_failed_documents_alone_are_asked_again_and_their_rows_replaced(run) -> 
     assert sorted(Task.asked) == ["12", "13", "4"]
     after = rows(run)
     assert {id for id in after if after[id] != before[id]} == {"4", "12", "13"}
-    assert after["12"]["answer"] == "MENDED"
+    assert after["12"]["category"] == "MENDED"
     assert (after["12"]["status"], after["12"]["attempts"]) == ("ok", 2)
     assert after["3"]["error"] == before["3"]["error"]
     assert "1 left as they are" in made.describe()
@@ -174,7 +174,7 @@ def test_a_retry_that_is_cut_off_between_two_objects_goes_on(run, monkeypatch) -
     assert sum(row["status"] != "ok" for row in rows(run).values()) in (2, 3)
     made = again(run)
     assert (made.number, made.ok) == (1, 3)
-    assert {row["attempts"] for row in rows(run).values() if row["answer"] == "MENDED"} == {2}  # added once
+    assert {row["attempts"] for row in rows(run).values() if row["category"] == "MENDED"} == {2}  # added once
     assert verify(run.output.path, run).passed
 
 
@@ -211,7 +211,7 @@ def test_a_retry_that_was_cut_off_between_two_objects_and_lost_its_record_is_pla
     Path(run.output.path, "retries/0001/retry.json").unlink()
     Task.mended = True
     assert again(run).ok == 3
-    assert [rows(run)[id]["answer"] for id in ("4", "12", "13")] == ["MENDED"] * 3
+    assert [rows(run)[id]["category"] for id in ("4", "12", "13")] == ["MENDED"] * 3
     assert verify(run.output.path, run).passed
 
 
@@ -223,8 +223,8 @@ def test_what_somebody_else_changes_at_the_same_moment_is_kept(run, monkeypatch)
         found = real(output, unit, columns, path)
         if columns is None and path is not None and not calls:  # a whole object, just before it is replaced
             calls.append(path)
-            answers = [f"{answer} of theirs" if answer else answer for answer in found[1]["answer"].to_pylist()]
-            changed = with_values(found[1], "answer", answers)
+            answers = [f"{answer} of theirs" if answer else answer for answer in found[1]["category"].to_pylist()]
+            changed = with_values(found[1], "category", answers)
             assert commit.replace_rows(path, changed, found[0], storage.version(path))
         return found
 
@@ -232,8 +232,8 @@ def test_what_somebody_else_changes_at_the_same_moment_is_kept(run, monkeypatch)
     assert again(run).ok == 3
     assert len(calls) == 1
     found = rows(run)
-    assert sum(str(row["answer"]).endswith("of theirs") for row in found.values()) in (8, 9)
-    assert [found[id]["answer"] for id in ("4", "12", "13")] == ["MENDED"] * 3
+    assert sum(str(row["category"]).endswith("of theirs") for row in found.values()) in (8, 9)
+    assert [found[id]["category"] for id in ("4", "12", "13")] == ["MENDED"] * 3
 
 
 def test_readers_see_every_document_exactly_once_at_each_instant(run) -> None:
@@ -286,7 +286,7 @@ def test_on_s3(bucket, config, connected) -> None:
     assert dead_letters.summarize(made.output.path).documents == 1
     Task.mended = True
     assert again(made).ok == 1
-    assert rows(made)["7"]["answer"] == "MENDED"
+    assert rows(made)["7"]["category"] == "MENDED"
     storage.configure(StorageConfig())
     given = [f"storage.endpoint_url={connected.url}"]
     assert verify(made.output.path, load_run(made.output.path, given)).passed
