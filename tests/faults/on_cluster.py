@@ -31,7 +31,7 @@ class _Stage:
         self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
         self.scheduler: Any = None
         self.started: list[tuple[str, str]] = []  # (node, unit), in order
-        self.handed_back: list[str] = []
+        self.handed_back: list[str] = []  # units that were begun; Ray Data gives a leaving worker another for a moment
         kind = RayDataExecutor if executor() == "ray_data" else Scheduler
         start, ended = kind._start, kind._ended
 
@@ -42,8 +42,9 @@ class _Stage:
             start(own, worker, attempt)
 
         def listen_ended(own: Any, assignment: Any, result: Any) -> Any:
-            if result.handed_back:
-                self.handed_back.append(assignment.attempt.unit.id)
+            unit = assignment.attempt.unit.id
+            if result.handed_back and any(unit == begun for _, begun in self.started):
+                self.handed_back.append(unit)
             return ended(own, assignment, result)
 
         kind._start, kind._ended = listen_start, listen_ended  # type: ignore[method-assign, assignment]
