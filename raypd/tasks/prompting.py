@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent / "templates"
 PRODUCTS = "\u241eproducts\u241e"  # stands for the documents while the templates are applied
+_SHOWN_VALUES = 100  # of an enum: ten thousand would fill the context of every document
 
 
 def template_text(path: str | None, name: str) -> str:
@@ -56,10 +57,13 @@ def messages(task: ExtractionConfig) -> dict[str, str]:
 
 
 def _shown(category: Category) -> dict[str, Any]:
-    """A category as templates see it: what an attribute's type asks for stands behind its description."""
+    """A category as templates see it: what an attribute's type asks for stands behind its description, and of an enum
+    of many values there are some. Its answers are held to all of them."""
     tree = category.model_dump()
     for attribute, shown in zip(category.attributes, tree["attributes"], strict=True):
         shown["description"] = "; ".join(filter(None, [attribute.description, attribute.hint]))
+        if more := len(attribute.values[_SHOWN_VALUES:]):
+            shown["values"] = [*attribute.values[:_SHOWN_VALUES], f"or one of {more:,} more"]
     return tree
 
 

@@ -67,3 +67,13 @@ def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path: Path
     assert "resumes" not in said
     assert "ray._private" not in said  # of the list of imports
     assert not (tmp_path / "out").exists()
+
+
+def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
+    attributes = [{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]
+    task = {"categories": {"shoes": {"attributes": attributes}}}
+    made = RunConfig.model_validate({"input": {"path": "x.jsonl"}, "output": {"path": "out"}, "task": task})
+    message = messages(made.task)["shoes"]
+    assert "(one of: b0, b1, " in message
+    assert "b99, or one of 19,900 more)" in message
+    assert "b100" not in message
