@@ -218,4 +218,5 @@ def _span(chunk: Chunk) -> Span:
     keys = seq.table[1:, owner]  # position, segment, step
     keys[1, owner == NO_TOKEN] = NO_TOKEN
     end = chunk.at + len(chunk.tokens)
-    return Span(chunk.at, end, seq.start, seq.high, seq.reach, seq.table[1:, chunk.tokens], keys)
+    shared = 0 if chunk.prefix is None else chunk.prefix.length
+    return Span(chunk.at, end, seq.start, seq.high, seq.reach, seq.table[1:, chunk.tokens], keys, shared)

@@ -1,7 +1,8 @@
 """Where keys and values live: one store a layer, in which every sequence owns a contiguous region of slots.
 
-Contiguous regions let attention read a sequence's keys as a view; nothing is gathered on the hot path. A sequence that
-outgrows its region moves to one twice as large; one whose tokens have left the cache closes up and frees the rest.
+Contiguous regions let attention read a sequence's keys as a view; a slot is contiguous, too, so that those of many
+short sequences are gathered fast. A sequence that outgrows its region moves to one of twice its size; one whose tokens
+have left the cache closes up and frees the rest.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class SlotAllocator:
 
 
 class KVCache:
-    """Keys and values of all sequences, per layer [kv_heads, slots, head_dim].
+    """Keys and values of all sequences, per layer [slots, kv_heads, head_dim].
 
     Layers are allocated when they are first written, from the shapes that the model hands over, and zeroed: NaN in a
     masked slot would leak through attention. The cache doubles when it is full.
@@ -91,7 +92,7 @@ class KVCache:
     def move(self, start: int, length: int, to: int) -> None:
         """Copies `length` slots of every layer from `start` on to those from `to` on."""
         for store in (*self.keys.values(), *self.values.values()):
-            store[:, to : to + length] = store[:, start : start + length]
+            store[to : to + length] = store[start : start + length]
 
     def compact(self, start: int, offsets: np.ndarray) -> None:
         """Moves slots of a region together at its beginning, in every layer.
@@ -102,7 +103,7 @@ class KVCache:
         """
         slots = torch.from_numpy(start + offsets).to(self.device)
         for store in (*self.keys.values(), *self.values.values()):
-            store[:, start : start + len(offsets)] = store[:, slots]
+            store[start : start + len(offsets)] = store[slots]
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Stores this step's keys and values.
@@ -110,21 +111,21 @@ class KVCache:
         Args:
             layer: index of the layer.
             slots: [tokens] of the cache.
-            key, value: [kv_heads, tokens, head_dim].
+            key, value: [tokens, kv_heads, head_dim].
         """
         if layer not in self.keys:
-            self.keys[layer] = key.new_zeros(key.shape[0], self.allocator.slots, key.shape[2])
-            self.values[layer] = value.new_zeros(value.shape[0], self.allocator.slots, value.shape[2])
-        self.keys[layer].index_copy_(1, slots, key)
-        self.values[layer].index_copy_(1, slots, value)
+            self.keys[layer] = key.new_zeros(self.allocator.slots, *key.shape[1:])
+            self.values[layer] = value.new_zeros(self.allocator.slots, *value.shape[1:])
+        self.keys[layer].index_copy_(0, slots, key)
+        self.values[layer].index_copy_(0, slots, value)
 
     def _resize(self, slots: int) -> None:
         """More slots in every layer. Where memory ends half-way, layers that have them keep them unused."""
         for store in (self.keys, self.values):
             for layer, old in store.items():
-                if old.shape[1] < slots:
-                    larger = old.new_zeros(old.shape[0], slots, old.shape[2])
-                    larger[:, : old.shape[1]] = old
+                if len(old) < slots:
+                    larger = old.new_zeros(slots, *old.shape[1:])
+                    larger[: len(old)] = old
                     store[layer] = larger
         self.allocator.free(self.allocator.slots, slots - self.allocator.slots)
         self.allocator.slots = slots

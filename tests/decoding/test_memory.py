@@ -153,7 +153,7 @@ def test_the_budget_comes_back() -> None:
 def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = KVCache(64, None, torch.device("cpu"))
     for layer in range(3):
-        cache.write(layer, torch.tensor([1]), torch.ones(2, 1, 4), torch.ones(2, 1, 4))
+        cache.write(layer, torch.tensor([1]), torch.ones(1, 2, 4), torch.ones(1, 2, 4))
     cache.alloc(64)
     grown = []
     zeros = torch.Tensor.new_zeros
@@ -168,6 +168,6 @@ def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(OutOfSlots):
         cache.alloc(64)
     assert cache.limit == 64
-    assert all(float(store[0, 1, 0]) == 1 for store in (*cache.keys.values(), *cache.values.values()))
+    assert all(float(store[1, 0, 0]) == 1 for store in (*cache.keys.values(), *cache.values.values()))
     cache.free(0, 64)
     assert cache.alloc(64) == 0

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from raypd.decoding.attention.step import _seen
 from raypd.decoding.engine import Engine
 from raypd.decoding.program import Program
 from raypd.training.example import Example
@@ -79,7 +78,7 @@ def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[A
         prefix = {(p, 0) for p in range(group.length)}
         keys = list(zip(*span.keys[:2].tolist(), strict=True))
         queries = list(zip(*span.queries[:2].tolist(), strict=True))
-        for row, query in zip(_seen(span), queries, strict=True):
+        for row, query in zip(span.seen, queries, strict=True):
             found[query] = prefix | {keys[k] for k in np.flatnonzero(row)}
         for place, index in enumerate(named["logits_to_keep"].tolist()):
             output.logits[0, place] = -1000.0

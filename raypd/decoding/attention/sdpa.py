@@ -1,14 +1,15 @@
 """Attention over the cache, on any device: one over a shared prefix for all its sequences at once, one over each
-sequence's own keys, merged by their log-sum-exp in float32 (Hydragen, cascade attention).
+sequence's own keys, merged by their log-sum-exp in float32 (Hydragen, cascade attention). Sequences that decode attend
+to their own keys together, in a few calls (`Step.calls`).
 
-Query heads that share a key head are folded into the query length: [heads, n, d] -> [kv_heads, group * n, d].
+Query heads that share a key head are folded into the query length: [heads, n, d] -> [kv_heads, repeat * n, d].
 """
 
 from __future__ import annotations
 
 import torch
 
-from raypd.decoding.attention.step import Step
+from raypd.decoding.attention.step import Batch, Step
 
 NAME = "raypd"
 
@@ -54,40 +55,112 @@ def attention(
     if s_aux is not None:
         raise RuntimeError("its attention has sinks, which raypd's attention does not know")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    step.cache.write(layer, step.slots, key[0], value[0])
-    keys, values = step.cache.keys[layer], step.cache.values[layer]
-    kv_heads = keys.shape[0]
-    heads, tokens, head_dim = query.shape[1:]
-    repeat = heads // kv_heads
+    asked, new_keys, new_values = (one[0].transpose(0, 1) for one in (query, key, value))  # [tokens, heads, head_dim]
+    step.cache.write(layer, step.slots, new_keys, new_values)
+    keys, values = step.cache.keys[layer], step.cache.values[layer]  # [slots, kv_heads, head_dim]
+    tokens, heads, head_dim = asked.shape
+    kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
     scale = head_dim**-0.5 if scaling is None else scaling
-    folded = query[0].view(kv_heads, repeat, tokens, head_dim)
-    out = query.new_empty(kv_heads, repeat, tokens, values.shape[2])
+    out = asked.new_empty(tokens, heads, values.shape[2])
+    lse = asked.new_empty(tokens, heads, dtype=torch.promote_types(query.dtype, torch.float32))
 
+    causal, batches = step.calls(sliding_window)
+    for span in causal:
+        here, past = slice(span.a, span.b), slice(span.start, span.start + span.length - span.size)
+        own = slice(past.stop, span.start + span.length)
+        found = _causal(asked[here], keys[own], values[own], scale, softcap)
+        if past.start < past.stop:
+            found = merge(*found, *_over(asked[here], keys[past], values[past], None, scale, softcap))
+        out[here], lse[here] = found
+    for batch in batches:
+        rows, queries = batch.shape[:2]
+        mask = step.own_mask(batch, sliding_window, repeat, query)
+        folded = (
+            asked.index_select(0, batch.asked).view(rows, queries, kv_heads, repeat, head_dim).permute(0, 2, 3, 1, 4)
+        )
+        own_out, own_lse = _attend(
+            folded.flatten(2, 3), _rows_of(keys, batch), _rows_of(values, batch), mask, scale, softcap
+        )
+        own_out = own_out.reshape(rows, kv_heads, repeat, queries, -1).permute(0, 3, 1, 2, 4)
+        own_lse = own_lse.reshape(rows, kv_heads, repeat, queries).permute(0, 3, 1, 2)
+        out.index_copy_(0, batch.asked, own_out.reshape(len(batch.asked), heads, -1))
+        lse.index_copy_(0, batch.asked, own_lse.reshape(len(batch.asked), heads))
     for group in step.groups:
-        first, end = group.spans[0].a, group.spans[-1].b
         if group.length:
-            prefix = slice(group.start, group.start + group.length)
-            asked = folded[:, :, first:end].reshape(kv_heads, -1, head_dim)
+            here, prefix = slice(group.spans[0].a, group.spans[-1].b), slice(group.start, group.start + group.length)
             mask = step.prefix_mask(group, sliding_window, repeat, query)
-            prefix_out, prefix_lse = _attend(asked, keys[:, prefix], values[:, prefix], mask, scale, softcap)
-            if mask is not None:  # a query whose window does not reach the prefix has nothing to merge
-                blind = mask.isinf().all(-1)
-                prefix_out = prefix_out.masked_fill(blind[:, None], 0)
-                prefix_lse = prefix_lse.masked_fill(blind, -torch.inf)
-            shape = (kv_heads, repeat, end - first)
-            prefix_out, prefix_lse = prefix_out.view(*shape, -1), prefix_lse.view(shape)
-        for span in group.spans:
-            own = slice(span.start, span.start + span.length)
-            asked = folded[:, :, span.a : span.b].reshape(kv_heads, -1, head_dim)
-            mask = step.own_mask(group, span, sliding_window, repeat, query)
-            own_out, own_lse = _attend(asked, keys[:, own], values[:, own], mask, scale, softcap)
-            own_out = own_out.view(kv_heads, repeat, span.b - span.a, -1)
-            if group.length:
-                here = slice(span.a - first, span.b - first)
-                weight = torch.sigmoid(prefix_lse[:, :, here] - own_lse.view(own_out.shape[:3]))[..., None]
-                own_out = torch.lerp(own_out.to(weight.dtype), prefix_out[:, :, here].to(weight.dtype), weight)
-            out[:, :, span.a : span.b] = own_out
-    return out.view(1, heads, tokens, -1).transpose(1, 2), None
+            shared = _over(asked[here], keys[prefix], values[prefix], mask, scale, softcap)
+            out[here] = merge(out[here], lse[here], *shared)[0]
+    return out[None], None
+
+
+def merge(
+    first: torch.Tensor, first_lse: torch.Tensor, second: torch.Tensor, second_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over two sets of keys out of that over each: outputs [..., d] and their log-sum-exps [...].
+
+    A query that sees none of the second has -inf there.
+    """
+    weight = torch.sigmoid(second_lse - first_lse)[..., None]
+    mixed = torch.lerp(first.to(weight.dtype), second.to(weight.dtype), weight)
+    return mixed.to(first.dtype), torch.logaddexp(first_lse, second_lse)
+
+
+def _rows_of(stored: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """[rows, kv_heads, keys, head_dim] of a batch out of [slots, kv_heads, head_dim].
+
+    A view where its rows lie at equal distances, as regions of one size do; else a copy.
+    """
+    rows, _, length = batch.shape
+    first, stride = batch.spans[0].start, batch.stride
+    if stride is not None and batch.spans[-1].start + length <= len(stored):
+        slot, head, one = stored.stride()
+        shape, strides = (rows, stored.shape[1], length, stored.shape[2]), (stride * slot, head, slot, one)
+        return stored.as_strided(shape, strides, stored.storage_offset() + first * slot)
+    return stored.index_select(0, batch.slots).unflatten(0, (rows, length)).transpose(1, 2)
+
+
+def _over(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of query [n, heads, d] over key and value [k, kv_heads, d]: [n, heads, d] with its log-sum-exp
+    [n, heads]; 0 and -inf for a query that sees none of the keys."""
+    n, heads, _ = query.shape
+    folded = query.unflatten(1, (key.shape[1], -1)).permute(1, 2, 0, 3)  # [kv_heads, repeat, n, d]
+    keys, values = key.transpose(0, 1)[None], value.transpose(0, 1)[None]
+    out, lse = _attend(folded.flatten(1, 2)[None], keys, values, mask, scale, softcap)
+    if mask is not None:
+        blind = mask[0].isinf().all(-1)  # [1, repeat * n]
+        out, lse = out.masked_fill(blind[..., None], 0), lse.masked_fill(blind, -torch.inf)
+    return out.reshape(heads, n, -1).transpose(0, 1), lse.reshape(heads, n).t()
+
+
+def _causal(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, softcap: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of query [n, heads, d] over key and value [n, kv_heads, d], each over those up to itself."""
+    n, kv_heads, _ = key.shape
+    repeat = query.shape[1] // kv_heads
+    if _has_kernel(query, key, value, softcap):  # the heads of a key head stand where a batch would: no mask is built
+        several = (repeat, kv_heads, n, -1)
+        folded = query.unflatten(1, (kv_heads, repeat)).permute(2, 1, 0, 3)
+        keys, values = (one.transpose(0, 1).expand(several) for one in (key, value))
+        out, lse = _flash(folded, keys, values, 0.0, True, scale=scale)
+        return out.permute(2, 1, 0, 3).flatten(1, 2), lse.permute(2, 1, 0).flatten(1, 2)
+    mask = torch.full((n, n), -torch.inf, dtype=query.dtype, device=query.device).triu(1)
+    return _over(query, key, value, mask.repeat(repeat, 1)[None, None], scale, softcap)
+
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def _has_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, softcap: float | None) -> bool:
+    return query.device.type == "cpu" and softcap is None and key.shape[-1] == value.shape[-1]
 
 
 def _attend(
@@ -98,17 +171,12 @@ def _attend(
     scale: float,
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention [heads, n, d] of query [heads, n, d] over key and value [heads, k, d] under an additive mask [n, k].
-
-    Returns it with its log-sum-exp [heads, n] in float32 at least.
-    """
-    if query.device.type == "cpu" and softcap is None and key.shape[2] == value.shape[2]:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query[None], key[None], value[None], 0.0, False, attn_mask=mask, scale=scale
-        )
-        return out[0], lse[0]
+    """Attention of query [rows, heads, n, d] over key and value [rows, heads, k, d] under an additive mask
+    [rows, 1, n, k], with its log-sum-exp [rows, heads, n] in float32 at least."""
+    if _has_kernel(query, key, value, softcap):
+        return _flash(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
     wide = torch.promote_types(query.dtype, torch.float32)
-    scores = (query @ key.transpose(1, 2)).to(wide) * scale
+    scores = (query @ key.transpose(-1, -2)).to(wide) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:

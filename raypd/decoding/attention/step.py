@@ -1,23 +1,29 @@
-"""What one forward pass looks like to attention: which queries read which keys, under which mask."""
+"""What one forward pass looks like to attention: which queries read which keys, under which mask, in which calls."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from raypd.decoding.kv_cache import KVCache
-from raypd.decoding.visibility import in_window, visible
+from raypd.decoding.visibility import NO_TOKEN, Reach, in_window, visible
+
+_FEW = 64  # queries: spans of more make good calls by themselves
+_PADDING = 1.5  # a batch of spans has at most so many times the scores that its spans have
 
 
-@dataclass
+@dataclass(eq=False)
 class Span:
     """The queries [a:b) of one sequence in the packed pass, and its own keys: `length` slots from `start`.
 
     Args:
         reach: [segments, segments] of Reach.
         queries, keys: [3, b - a] and [3, length]: position, segment and step of each.
+        prefix: slots of the prefix that it shares with others, which come before its own keys.
     """
 
     a: int
@@ -27,15 +33,102 @@ class Span:
     reach: np.ndarray
     queries: np.ndarray
     keys: np.ndarray
+    prefix: int = 0
+
+    @property
+    def size(self) -> int:
+        """Queries."""
+        return self.b - self.a
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether its queries are its last keys, and each sees all keys up to itself: text that is read in order."""
+        positions, segments, steps = self.keys
+        segment = segments[0]
+        return bool(
+            segment != NO_TOKEN
+            and self.reach[segment, segment] == Reach.CAUSAL
+            and (segments == segment).all()
+            and (np.diff(positions) > 0).all()
+            and (np.diff(steps) >= 0).all()
+            and np.array_equal(self.queries, self.keys[:, -self.size :])
+        )
+
+    def felt(self, window: int | None) -> int | None:
+        """A layer's window, or None where all keys there are do not fill it."""
+        return None if window is None or self.prefix + self.length <= window else window
+
+    @cached_property
+    def seen(self) -> np.ndarray:
+        """bool [queries, keys] by the one rule. Steps matter where a sequence is fed again after it lost its cache."""
+        positions, segments, steps = self.queries
+        key_positions, key_segments, key_steps = self.keys
+        return visible(self.reach, segments, positions, key_segments, key_positions, steps, key_steps)
+
+    def in_window(self, window: int) -> np.ndarray:
+        """`in_window` over the prefix, which all queries see, and the own keys: [queries, prefix keys + own keys]."""
+        seen = np.concatenate([np.ones((self.size, self.prefix), dtype=bool), self.seen], axis=1)
+        positions = np.concatenate([np.arange(self.prefix), self.keys[0]])
+        return in_window(seen, self.queries[0], positions, window)
 
 
-@dataclass
+@dataclass(eq=False)
 class PrefixGroup:
     """Spans that stand side by side in the pass and share a prefix of `length` slots from `start` (length 0: none)."""
 
     spans: list[Span]
     start: int = 0
     length: int = 0
+
+
+@dataclass(eq=False)
+class Batch:
+    """Spans that attend to their own keys in one call, padded to the most queries and the most keys among them.
+
+    Args:
+        spans: by `start`.
+        device: of the model.
+    """
+
+    spans: list[Span]
+    device: torch.device
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int]:
+        """(spans, queries, keys), padded."""
+        return len(self.spans), max(span.size for span in self.spans), max(span.length for span in self.spans)
+
+    @cached_property
+    def stride(self) -> int | None:
+        """Slots from each span's first key to the next span's; None where they differ."""
+        strides = np.diff([span.start for span in self.spans])
+        return int(strides[0]) if len(strides) and (strides == strides[0]).all() else None
+
+    @cached_property
+    def asked(self) -> torch.Tensor:
+        """[spans * queries] their places in the pass; padding stands for the last one of its span."""
+        places = np.arange(self.shape[1])
+        asked = np.concatenate([span.a + np.minimum(places, span.size - 1) for span in self.spans])
+        return torch.from_numpy(asked).to(self.device)
+
+    @cached_property
+    def slots(self) -> torch.Tensor:
+        """[spans * keys] where their keys are in the cache; padding stands for the last one of its span."""
+        places = np.arange(self.shape[2])
+        slots = np.concatenate([span.start + np.minimum(places, span.length - 1) for span in self.spans])
+        return torch.from_numpy(slots).to(self.device)
+
+    def seen(self, window: int | None) -> np.ndarray:
+        """bool [spans, queries, keys]; padded queries see what the last of their span does."""
+        spans, queries, keys = self.shape
+        seen = np.zeros((spans, queries, keys), dtype=bool)
+        for row, span in zip(seen, self.spans, strict=True):
+            own = span.seen
+            if (felt := span.felt(window)) is not None:
+                own = own & span.in_window(felt)[:, span.prefix :]
+            row[: span.size, : span.length] = own
+            row[span.size :, : span.length] = own[-1]
+        return seen
 
 
 @dataclass
@@ -50,33 +143,39 @@ class Step:
     cache: KVCache
     groups: list[PrefixGroup]
     slots: torch.Tensor
-    _own_masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
-    _prefix_masks: dict[tuple[int, int, int], torch.Tensor | None] = field(default_factory=dict)
-    _windows: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
+    _plans: dict[int | None, tuple[list[Span], list[Batch]]] = field(default_factory=dict)
 
-    def own_mask(
-        self, group: PrefixGroup, span: Span, window: int | None, repeat: int, like: torch.Tensor
-    ) -> torch.Tensor:
-        """The mask of a span over its own keys, built once for all layers.
+    def calls(self, window: int | None) -> tuple[list[Span], list[Batch]]:
+        """The calls that attend to own keys in a layer of such a window: causal spans by themselves, and batches."""
+        if window is not None and not any(span.felt(window) for group in self.groups for span in group.spans):
+            window = None
+        if window not in self._plans:
+            spans = [span for group in self.groups for span in group.spans]
+            alone = [span for span in spans if span.size > 1 and span.felt(window) is None and span.causal]
+            kept = set(map(id, alone))
+            batches = _batches([span for span in spans if id(span) not in kept])
+            self._plans[window] = alone, [Batch(own, self.slots.device) for own in batches]
+        return self._plans[window]
+
+    def own_mask(self, batch: Batch, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
+        """The mask of a batch over its own keys, built once for all layers.
 
         Args:
-            group: the one that the span stands in.
-            span: whose queries and keys they are.
+            batch: one of `calls`.
             window: of the layer, in tokens; None: it sees all.
             repeat: query heads to a key head, which are folded into the queries.
             like: gives the mask its dtype and device.
 
         Returns:
-            Additive, [repeat * queries, keys].
+            Additive, [spans, 1, repeat * queries, keys]; None where all is seen.
         """
-        window = _felt(window, group, span)
-        key = (id(span), repeat, window)
-        if key not in self._own_masks:
-            seen = _seen(span)
-            if window is not None:
-                seen &= self._in_window(group, span, window)[:, group.length :]
-            self._own_masks[key] = _additive(seen, repeat, like)
-        return self._own_masks[key]
+        if all(span.felt(window) is None for span in batch.spans):
+            window = None
+        key = (id(batch), repeat, window)
+        if key not in self._masks:
+            self._masks[key] = _additive(batch.seen(window), repeat, like)
+        return self._masks[key]
 
     def prefix_mask(
         self, group: PrefixGroup, window: int | None, repeat: int, like: torch.Tensor
@@ -88,40 +187,37 @@ class Step:
             window, repeat, like: as those of `own_mask`.
 
         Returns:
-            Additive, [repeat * queries, prefix keys]; None where every query sees the whole prefix.
+            Additive, [1, 1, repeat * queries, prefix keys]; None where every query sees the whole prefix.
         """
-        if window is None or all(_felt(window, group, span) is None for span in group.spans):
+        if window is None or all(span.felt(window) is None for span in group.spans):
             return None
         key = (id(group), repeat, window)
-        if key not in self._prefix_masks:
-            seen = np.concatenate([self._in_window(group, span, window)[:, : group.length] for span in group.spans])
-            self._prefix_masks[key] = None if seen.all() else _additive(seen, repeat, like)
-        return self._prefix_masks[key]
-
-    def _in_window(self, group: PrefixGroup, span: Span, window: int) -> np.ndarray:
-        """`in_window` over the prefix, which all see, and the span's own keys: [queries, prefix keys + own keys]."""
-        key = (id(span), window)
-        if key not in self._windows:
-            prefix = np.arange(group.length)
-            seen = np.concatenate([np.ones((span.b - span.a, group.length), dtype=bool), _seen(span)], axis=1)
-            positions = np.concatenate([prefix, span.keys[0]])
-            self._windows[key] = in_window(seen, span.queries[0], positions, window)
-        return self._windows[key]
+        if key not in self._masks:
+            seen = np.concatenate([span.in_window(window)[:, : group.length] for span in group.spans])
+            self._masks[key] = _additive(seen[None], repeat, like)
+        return self._masks[key]
 
 
-def _seen(span: Span) -> np.ndarray:
-    """bool [queries, keys] by the one rule. Steps matter where a sequence is fed again after it lost its cache."""
-    positions, segments, steps = span.queries
-    key_positions, key_segments, key_steps = span.keys
-    return visible(span.reach, segments, positions, key_segments, key_positions, steps, key_steps)
+def _batches(spans: list[Span]) -> Iterator[list[Span]]:
+    """Spans of few queries with others of like shape; the others by themselves. Each batch by `start`."""
+    together: list[Span] = []
+    scores = 0
+    for span in sorted(spans, key=lambda span: (span.size > _FEW, span.size, span.length)):
+        own = span.size * span.length
+        padded = (len(together) + 1) * span.size * max(span.length, *(s.length for s in together), 0)
+        if together and (span.size > _FEW or padded > _PADDING * (scores + own)):
+            yield sorted(together, key=lambda s: s.start)
+            together, scores = [], 0
+        together.append(span)
+        scores += own
+    if together:
+        yield sorted(together, key=lambda s: s.start)
 
 
-def _felt(window: int | None, group: PrefixGroup, span: Span) -> int | None:
-    """The window, or None where all keys there are do not fill it."""
-    return None if window is None or group.length + span.length <= window else window
-
-
-def _additive(seen: np.ndarray, repeat: int, like: torch.Tensor) -> torch.Tensor:
+def _additive(seen: np.ndarray, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
+    """[rows, queries, keys] -> [rows, 1, repeat * queries, keys]; None where all is seen."""
+    if seen.all():
+        return None
     mask = torch.zeros(seen.shape, dtype=like.dtype)
     mask.masked_fill_(torch.from_numpy(~seen), -torch.inf)
-    return mask.repeat(repeat, 1).to(like.device)
+    return mask.repeat(1, repeat, 1)[:, None].to(like.device)
