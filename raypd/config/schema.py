@@ -231,12 +231,18 @@ class _Flattened:
         return schema, nullable, within
 
     def _pointed(self, ref: str, at: str) -> Any:
-        found: Any = self.root
-        for part in ref.removeprefix("#").strip("/").split("/") if ref != "#" else []:
-            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-        if not ref.startswith("#") or found is None:
+        found = referred(self.root, ref)
+        if found is None:
             raise _Refused(f"{at}.$ref: {ref} is not in the schema")
         return found
+
+
+def referred(root: Any, ref: str) -> Any:
+    """What a `$ref` of a JSON Schema points to; None: nothing in it."""
+    found = root if ref.startswith("#") else None
+    for part in ref.removeprefix("#").strip("/").split("/") if ref != "#" else []:
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return found
 
 
 def _one_of(options: list[Any], at: str) -> Tree:

@@ -80,7 +80,7 @@ STRING = TransitionTable(
 )
 
 
-class ListOf:
+class ListOf(Automaton):
     """A JSON list of values. Where they are texts it may be cut, or break off at what no list has.
 
     Args:
@@ -120,17 +120,8 @@ class ListOf:
         more = inner in self.item.finals and char == "," and (self.most is None or count < self.most)
         return self._state(_NEXT, count, 0) if more else DEAD
 
-    def heads(self, state: int) -> Collection[str] | None:
-        return None
-
     def accepting(self, state: int) -> bool:
         return self.ended(state) or not self.limited(state)
-
-    def completion(self, state: int) -> str | None:
-        return None
-
-    def open_values(self, state: int) -> Collection[str]:
-        return ()
 
     def ended(self, state: int) -> bool:
         return self._places[state][0] == _END
@@ -140,7 +131,7 @@ class ListOf:
         return place != _ITEM or self.item.limited(inner)
 
 
-class JsonObject:
+class JsonObject(Automaton):
     """A JSON object of any depth, with a blank at most behind a colon or a comma.
 
     Args:
@@ -190,17 +181,8 @@ class JsonObject:
                 return opened, _KEY if keyed else _SCALAR, number, after
         return None
 
-    def heads(self, state: int) -> Collection[str] | None:
-        return None
-
     def accepting(self, state: int) -> bool:
         return self.ended(state)
-
-    def completion(self, state: int) -> str | None:
-        return None
-
-    def open_values(self, state: int) -> Collection[str]:
-        return ()
 
     def ended(self, state: int) -> bool:
         return self._places[state][1] == _OVER

@@ -103,15 +103,18 @@ class Automaton(Protocol):
 
     def heads(self, state: int) -> Collection[str] | None:
         """The characters that it can read, where they are few and known; None: each is to be tried."""
+        return None
 
     def accepting(self, state: int) -> bool:
         """Whether what was read may stand as it is."""
 
     def completion(self, state: int) -> str | None:
         """The whole value, once only one is possible."""
+        return None
 
     def open_values(self, state: int) -> Collection[str]:
         """The values that are still possible, where they are few; none where anything may come."""
+        return ()
 
     def ended(self, state: int) -> bool:
         """Whether the closing character was read."""

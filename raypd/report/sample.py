@@ -33,19 +33,8 @@ _ENTRIES = 60  # values of one document
 _VALUE_CHARACTERS = 400
 _TEXT_CHARACTERS = 1500
 _OWN = ("id", "status", "error", "source", "row", "attempts")
-_HIDDEN = {
-    *_OWN,
-    "unit",
-    "category",
-    "record",
-    "values",
-    "truncated",
-    "raw",
-    "counters",
-    "warnings",
-    "tokens",
-    "sample",
-}
+_ANSWERS = ("record", "values", "raw", "counters", "warnings", "tokens", "sample")
+_HIDDEN = {*_OWN, *_ANSWERS, "unit", "category", "truncated"}
 Row = dict[str, Any]  # of a unit's object
 
 

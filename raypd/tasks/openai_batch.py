@@ -15,6 +15,7 @@ from outlines_core.json_schema import build_regex_from_schema
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raypd.config import GenerationConfig, RunConfig
+from raypd.config.schema import referred
 from raypd.tasks.base import Document
 from raypd.tasks.documents import conversation
 
@@ -212,10 +213,7 @@ def _check_held(root: Any, schema: Any, within: tuple[str, ...]) -> None:
     if isinstance(ref := schema.get("$ref"), str):
         if ref in within:
             raise ValueError(f"{ref} holds itself: a schema without an end cannot be decoded")
-        inner = root
-        for part in ref.removeprefix("#").strip("/").split("/") if ref != "#" else []:
-            inner = inner.get(part) if isinstance(inner, dict) else None
-        _check_held(root, inner, (*within, ref))
+        _check_held(root, referred(root, ref), (*within, ref))
     for key in ("items", "additionalProperties"):
         _check_held(root, schema.get(key), within)
     for some in (schema.get("properties", {}).values(), *(schema.get(key, []) for key in ("anyOf", "oneOf", "allOf"))):

@@ -64,13 +64,14 @@ def attention(
     out = asked.new_empty(tokens, heads, values.shape[2])
     lse = asked.new_empty(tokens, heads, dtype=torch.promote_types(query.dtype, torch.float32))
 
-    causal, batches = step.calls(sliding_window)
-    for span in causal:
+    kernel = query.device.type == "cpu" and softcap is None and keys.shape[2] == values.shape[2]
+    causal, batches = step.calls(sliding_window, kernel)
+    for span in causal:  # the kernel needs no mask for them
         here, past = slice(span.a, span.b), slice(span.start, span.start + span.length - span.size)
         own = slice(past.stop, span.start + span.length)
-        found = _causal(asked[here], keys[own], values[own], scale, softcap)
+        found = _causal(asked[here], keys[own], values[own], scale)
         if past.start < past.stop:
-            found = merge(*found, *_over(asked[here], keys[past], values[past], None, scale, softcap))
+            found = _merge(*found, *_over(asked[here], keys[past], values[past], None, scale, softcap))
         out[here], lse[here] = found
     for batch in batches:
         rows, queries = batch.shape[:2]
@@ -90,11 +91,11 @@ def attention(
             here, prefix = slice(group.spans[0].a, group.spans[-1].b), slice(group.start, group.start + group.length)
             mask = step.prefix_mask(group, sliding_window, repeat, query)
             shared = _over(asked[here], keys[prefix], values[prefix], mask, scale, softcap)
-            out[here] = merge(out[here], lse[here], *shared)[0]
+            out[here] = _merge(out[here], lse[here], *shared)[0]
     return out[None], None
 
 
-def merge(
+def _merge(
     first: torch.Tensor, first_lse: torch.Tensor, second: torch.Tensor, second_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over two sets of keys out of that over each: outputs [..., d] and their log-sum-exps [...].
@@ -141,19 +142,15 @@ def _over(
 
 
 def _causal(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, softcap: float | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of query [n, heads, d] over key and value [n, kv_heads, d], each over those up to itself."""
-    n, kv_heads, _ = key.shape
-    repeat = query.shape[1] // kv_heads
-    if _has_kernel(query, key, value, softcap):  # the heads of a key head stand where a batch would: no mask is built
-        several = (repeat, kv_heads, n, -1)
-        folded = query.unflatten(1, (kv_heads, repeat)).permute(2, 1, 0, 3)
-        keys, values = (one.transpose(0, 1).expand(several) for one in (key, value))
-        out, lse = _flash(folded, keys, values, 0.0, True, scale=scale)
-        return out.permute(2, 1, 0, 3).flatten(1, 2), lse.permute(2, 1, 0).flatten(1, 2)
-    mask = torch.full((n, n), -torch.inf, dtype=query.dtype, device=query.device).triu(1)
-    return _over(query, key, value, mask.repeat(repeat, 1)[None, None], scale, softcap)
+    kv_heads = key.shape[1]
+    # The query heads of a key head stand where a batch would: folded into the length they would need a mask.
+    folded = query.unflatten(1, (kv_heads, -1)).permute(2, 1, 0, 3)  # [repeat, kv_heads, n, d]
+    keys, values = (one.transpose(0, 1).expand(len(folded), -1, -1, -1) for one in (key, value))
+    out, lse = _flash(folded, keys, values, 0.0, True, scale=scale)
+    return out.permute(2, 1, 0, 3).flatten(1, 2), lse.permute(2, 1, 0).flatten(1, 2)
 
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

@@ -144,19 +144,25 @@ class Step:
     groups: list[PrefixGroup]
     slots: torch.Tensor
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
-    _plans: dict[int | None, tuple[list[Span], list[Batch]]] = field(default_factory=dict)
+    _calls: dict[tuple[int | None, bool], tuple[list[Span], list[Batch]]] = field(default_factory=dict)
 
-    def calls(self, window: int | None) -> tuple[list[Span], list[Batch]]:
-        """The calls that attend to own keys in a layer of such a window: causal spans by themselves, and batches."""
-        if window is not None and not any(span.felt(window) for group in self.groups for span in group.spans):
-            window = None
-        if window not in self._plans:
+    def calls(self, window: int | None, causal: bool) -> tuple[list[Span], list[Batch]]:
+        """The calls that attend to own keys in a layer: of spans by themselves that are `causal`, and of batches.
+
+        Args:
+            window: of the layer, in tokens; None: it sees all.
+            causal: whether there is a kernel for causal spans.
+        """
+        if (window, causal) not in self._calls:
             spans = [span for group in self.groups for span in group.spans]
-            alone = [span for span in spans if span.size > 1 and span.felt(window) is None and span.causal]
-            kept = set(map(id, alone))
-            batches = _batches([span for span in spans if id(span) not in kept])
-            self._plans[window] = alone, [Batch(own, self.slots.device) for own in batches]
-        return self._plans[window]
+            if window is not None and not any(span.felt(window) for span in spans):
+                self._calls[window, causal] = self.calls(None, causal)
+                return self._calls[window, causal]
+            alone = [span for span in spans if causal and span.size > 1 and not span.felt(window) and span.causal]
+            own = set(map(id, alone))
+            batches = _batches([span for span in spans if id(span) not in own])
+            self._calls[window, causal] = alone, [Batch(some, self.slots.device) for some in batches]
+        return self._calls[window, causal]
 
     def own_mask(self, batch: Batch, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
         """The mask of a batch over its own keys, built once for all layers.
