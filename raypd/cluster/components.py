@@ -65,6 +65,8 @@ def build(
         tokenizer = endpoint.byte_tokenizer()
         task = build_task(config, tokenizer, endpoint.CONTEXT)
         return WorkerComponents(endpoint.EndpointEngine(config, tokenizer), task, None)
+    if config.engine.kind == "vllm":
+        return _of_vllm(config, threads)
     import torch
 
     from raypd.decoding import engine as decoding
@@ -103,4 +105,19 @@ def build(
             cache_tokens=sizes.cache_tokens,
         )
     task = build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)
+    return WorkerComponents(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))
+
+
+def _of_vllm(config: RunConfig, threads: int | None) -> WorkerComponents:
+    from raypd.decoding.sampling import Sampling
+    from raypd.models.load import context_length, load_tokenizer
+    from raypd.models.source import find_source, read_config
+    from raypd.models.vllm_engine import VLLMEngine
+    from raypd.tasks import build_task
+
+    engine = VLLMEngine(config, threads)  # the only one to say what vLLM cannot load
+    tokenizer = load_tokenizer(config.model)
+    context = context_length(config.model.name, read_config(find_source(config.model)), tokenizer)
+    sampling = config.decoding.sampling
+    task = build_task(config, tokenizer, context)
     return WorkerComponents(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))

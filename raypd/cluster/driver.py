@@ -124,10 +124,12 @@ def _check_model(config: RunConfig) -> None:
         say("checking the model")  # it imports torch and transformers, for seconds
         from raypd.models.check_method import check_method
         from raypd.models.load import check_model_config
+        from raypd.models.vllm_engine import check_vllm
         from raypd.tasks import check_task
         from raypd.tasks.card import check_card
 
         check_model_config(config.model)
+        check_vllm(config)
         check_method(config)
         check_card(config)
         check_task(config)

@@ -162,8 +162,13 @@ class DecodingConfig(Section):
 
 
 class EngineConfig(Section):
-    """How much one engine does at once."""
+    """Which engine decodes, and how much it does at once."""
 
+    kind: Literal["raypd", "vllm"] = Field(
+        "raypd",
+        description="vllm (extra `vllm`): vLLM decodes, token by token (decoding.method: autoregressive) or with its "
+        "structured outputs (guided)",
+    )
     max_num_seqs: int = Field(16, ge=1, description="b: prompts in decoding at the same time")
     max_num_batched_tokens: int = Field(
         2048, ge=16, description="Most tokens of one forward pass; longer prompts go in chunks"

@@ -19,6 +19,8 @@ from raypd.decoding.methods.registry import REGISTRY
 
 OWN_COLUMNS = ("id", "status", "error", "source", "row", "attempts", "category", "truncated")
 _COLUMN_TYPES = dict.fromkeys(("text", "enum", "time", "date-time", "pattern"), "text")  # others are of their own
+VLLM_METHODS = ("autoregressive", "guided")
+_VLLM_ONLY = {"model.device": "auto", "model.quantization": "none", "model.endpoint": None, "engine.cache_tokens": None}
 _ANSWERS = 2  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
 
 
@@ -61,6 +63,8 @@ class RunConfig(Section):
             )
         if REGISTRY[method].draft_model and self.decoding.draft_model is None:
             raise ValueError(f"decoding.method {method} needs decoding.draft_model, a smaller model of the same family")
+        if self.engine.kind == "vllm":
+            self._vllm_can(method)
         if isinstance(self.task, ExtractionConfig):
             self._categories_known(self.task)
         greedy = self.decoding.sampling.temperature == 0
@@ -70,6 +74,19 @@ class RunConfig(Section):
             other = "model.endpoint" if self.model.endpoint is not None else f"decoding.method {method}"
             raise ValueError(f"task.openai: {other} cannot give every request parameters of its own; leave it out")
         return self
+
+    def _vllm_can(self, method: str) -> None:
+        if method not in VLLM_METHODS:
+            raise ValueError(
+                f"engine.kind vllm does not decode {method}: set decoding.method to {' or '.join(VLLM_METHODS)}, or "
+                "engine.kind: raypd"
+            )
+        for key, only in _VLLM_ONLY.items():
+            section, _, name = key.partition(".")
+            if getattr(getattr(self, section), name) != only:
+                raise ValueError(f"engine.kind vllm: {key} must be left at {only or 'null'}: it has no meaning there")
+        if self.model.is_fake:
+            raise ValueError("engine.kind vllm needs weights: name a model, or set engine.kind: raypd")
 
     def _categories_known(self, task: ExtractionConfig) -> None:
         if not task.categories:
@@ -113,7 +130,6 @@ class RunConfig(Section):
         idle = {
             "output.path",
             "output.partition",
-            "engine",
             "cluster",
             "cost",
             "storage",
@@ -123,6 +139,7 @@ class RunConfig(Section):
             "input.on_damaged",
         }
         idle |= {"model.device", "model.fake", "task.categories_file", "task.schema"}
+        idle |= {f"engine.{key}" for key in EngineConfig.model_fields if key != "kind"}
         idle |= {f"model.endpoint.{key}" for key in EndpointConfig.model_fields if key != "url"}
         if not isinstance(self.task, ExtractionConfig):
             idle |= {"input.text_columns", "input.category", "output.columns"}

@@ -19,6 +19,7 @@ from raypd.decoding.sampling import AllowedTokens
 from raypd.decoding.visibility import Reach
 
 _T = TypeVar("_T")
+ANY_OBJECT = r"\{.*\}"  # as a pattern: any JSON object
 
 
 class Heads(Protocol):
@@ -71,6 +72,8 @@ class Feed:
         want_hidden: also return the last hidden states, which the model's output embeddings read, for heads.
         draft: asks heads between two feeds of tokens; such a feed holds no tokens, takes no pass, and is never the
             first.
+        pattern: in a first feed, a regular expression of all that is to be decoded (or ANY_OBJECT), for another engine
+            that holds an answer to one by itself; this one reads `allowed_token_ids`.
     """
 
     tokens: Sequence[int]
@@ -85,6 +88,7 @@ class Feed:
     want_logits: bool = False
     want_hidden: bool = False
     draft: DraftRequest | None = None
+    pattern: str | None = None
 
 
 @dataclass

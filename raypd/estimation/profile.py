@@ -61,12 +61,13 @@ class DocumentCost:
 class WorkerFacts:
     """A worker's machine, in words. gpu: as instance types have it; None on a CPU, and for one that no type has.
 
-    types: other (dtype, quantization) of weights worth a try.
+    types: other (dtype, quantization) of weights worth a try. vllm: whether it is installed.
     """
 
     machine: str
     gpu: str | None = None
     types: list[tuple[str, str]] = field(default_factory=list)
+    vllm: bool = False
 
 
 @dataclass
@@ -141,14 +142,15 @@ class Profiler:
         dtype, best = (str(resolve_dtype(one, device)).removeprefix("torch.") for one in (model.dtype, "auto"))
         plain = dict.fromkeys([best, "float16"] if device.type == "cuda" else ["float32", best])
         types = [(one, "none") for one in plain if (one, "none") != (dtype, model.quantization)]
+        vllm = importlib.util.find_spec("vllm") is not None
         if device.type != "cuda":  # bitsandbytes runs on a CPU, and slowly
-            return WorkerFacts(_processor(), types=types)
+            return WorkerFacts(_processor(), types=types, vllm=vllm)
         import torch
 
         gpu = torch.cuda.get_device_properties(device)
         if importlib.util.find_spec("bitsandbytes"):
             types += [(model.dtype, kind) for kind in ("int8", "nf4") if kind != model.quantization]
-        return WorkerFacts(gpu.name, instance_gpu(gpu.name, gpu.total_memory / 2**30), types)
+        return WorkerFacts(gpu.name, instance_gpu(gpu.name, gpu.total_memory / 2**30), types, vllm)
 
     def progress(self) -> tuple[int, int]:
         """(documents answered, documents wanted) of the profile that is being made."""
@@ -161,9 +163,11 @@ class Profiler:
         """
         began = time.perf_counter()
         self._done = (0, 0)
-        alone = config.decoding.method == "speculative"
-        if alone:
-            self._model = None  # it cannot use a model that an engine has had, nor one model as both
+        vllm = config.engine.kind == "vllm"
+        alone = config.decoding.method == "speculative" or vllm
+        if alone:  # it cannot use a model that an engine has had, nor one model as both; vLLM wants all memory
+            self._model = None
+            gc.collect()
         parts = build(config, self.threads, None if alone else self._load)
         loaded = time.perf_counter()
         # One document a category: the instruction of each is computed once.
@@ -175,6 +179,8 @@ class Profiler:
         count = len(documents) * math.ceil(max(lead, len(documents)) / len(documents))
         meter, unit = self._answer(config, parts, documents, lead, count, limit)
         facts = self.facts(config)
+        if vllm:
+            parts.engine.close()  # type: ignore[attr-defined]
         del parts
         gc.collect()  # the engine's cache must be gone before the next one makes its own
         samples, complete = _window(np.array(meter.readings), lead, count)
@@ -207,7 +213,7 @@ class Profiler:
         ends = time.monotonic() + limit
         # Twice what is in flight behind the window keeps the engine full to its end.
         rounds = itertools.islice(itertools.cycle(documents), lead + count + 2 * lead)
-        stream = [replace(document, index=index) for index, document in enumerate(rounds)]
+        stream = [_copy(config, document, index, index // len(documents)) for index, document in enumerate(rounds)]
         meter = SteppedMeter(config.decoding.method)
         meter.ready()
         meter.begin(_UNIT)
@@ -237,6 +243,16 @@ class Profiler:
             gc.collect()
             self._model = (model, load_model(model))
         return self._model[1]
+
+
+def _copy(config: RunConfig, document: Document, index: int, number: int) -> Document:
+    """A document once more. vLLM would not compute a text again that it has read: a later copy gets its number in
+    front, as no two documents of a corpus are the same."""
+    fields = document.fields
+    column = next(iter(config.text_columns() or config.wanted_columns().values()), "")
+    if config.engine.kind == "vllm" and number and isinstance(fields.get(column), str):
+        fields = {**fields, column: f"{number} {fields[column]}"}
+    return replace(document, index=index, fields=fields)
 
 
 def _window(readings: Array, lead: int, count: int) -> tuple[Array, bool]:

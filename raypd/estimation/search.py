@@ -1,9 +1,9 @@
 """The search of `raypd tune`: one setting at a time, each from the best so far. It knows no worker and no time.
 
 First the reference, then the configuration as it is, the settings of each method, those of the engine on the best
-method, types of weights, and the best two again. Best is the fastest among those that agree well enough with the
-reference; while none does, the one that agrees most. Where the reference has too few values to judge that, only the
-settings of the engine are tried, which change no answers.
+method, vLLM where it is installed, types of weights, and the best two again. Best is the fastest among those that agree
+well enough with the reference; while none does, the one that agrees most. Where the reference has too few values to
+judge that, only the settings of the engine are tried, which change no answers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ _Measure = Callable[[Changes, float], Trial]
 
 @dataclass
 class Search:
-    """floor: what a setting's agreement must reach. types: (dtype, quantization) of weights to try.
+    """floor: what a setting's agreement must reach. types: (dtype, quantization) of weights to try. vllm: whether the
+    worker has it.
 
     wanted: the reference that was asked for. show: is called with each trial, and whether it is the reference.
     reference: the first trial, or the one after it where that was poor.
@@ -71,6 +72,7 @@ class Search:
     measure: _Measure
     floor: Floor
     types: Sequence[tuple[str, str]] = ()
+    vllm: bool = False
     wanted: Reference = "auto"
     show: Callable[[Trial, bool], None] = lambda trial, reference: None
     reference: Trial = field(init=False)
@@ -130,6 +132,11 @@ class Search:
         for key, most in _ENGINE.items():
             if self.method_of(self._best_changes()) != "speculative":
                 self._climb(self._best_changes(), key, most)
+        if self.vllm and self.judged:
+            method = "guided" if self.config.task.kind == "extraction" else "autoregressive"
+            base = {"engine.kind": "vllm", "decoding.method": method}
+            if self._try(base).usable:
+                self._climb(base, "engine.max_num_seqs", _ENGINE["engine.max_num_seqs"])
         for dtype, quantization in self.types if self.judged else ():
             self._try({**self._best_changes(), "model.dtype": dtype, "model.quantization": quantization})
         self._repeat()

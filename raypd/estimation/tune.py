@@ -103,7 +103,7 @@ def tune(
         ends = time.monotonic() + _seconds(options, kind)
         trials = _Trials(config, documents, profiler, measurements, about, ends, say)
         floor = Floor(options.agreement, options.judge)
-        search = Search(config, trials.measure, floor, facts.types, options.reference, trials.show)
+        search = Search(config, trials.measure, floor, facts.types, facts.vllm, options.reference, trials.show)
         best = search.run()
     if best is None:
         suffices, errors = (

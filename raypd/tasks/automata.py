@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 
 from outlines_core import Index, Vocabulary
@@ -39,6 +40,34 @@ def automaton_of(attribute: Attribute) -> Automaton:
     if attribute.type in ("boolean", "enum"):
         return OneOf([*_texts(attribute), *["null"] * null])
     return OrNull(_item(attribute), null)
+
+
+def record_pattern(attributes: Sequence[Attribute]) -> str:
+    """What stands behind an object's opening brace and newline, as a regular expression: one member a line."""
+    members = (f"{_literal(json.dumps(one.name, ensure_ascii=False))}: {_value_pattern(one)}" for one in attributes)
+    return ",\n".join(members) + "\n\\}"
+
+
+def _value_pattern(attribute: Attribute) -> str:
+    if attribute.type == "text":
+        item = _JSON_STRING
+    elif attribute.type in ("integer", "number"):
+        item = _INTEGER if attribute.type == "integer" else _NUMBER
+    elif attribute.type in ("boolean", "enum"):
+        words = ["true", "false"] if attribute.type == "boolean" else attribute.values
+        quote = "" if attribute.type == "boolean" else '"'
+        item = "|".join(quote + _literal(word) + quote for word in words)
+    else:
+        item = f'"({str(attribute.regex).removeprefix("^").removesuffix("$")})"'
+    if attribute.many:
+        more = "*" if attribute.max_items is None else f"{{0,{attribute.max_items - 1}}}"
+        item = rf"\[(({item})(, ({item})){more})?\]"
+    null = not attribute.required or (attribute.type in ("text", "number") and not attribute.many)
+    return f"({item}|null)" if null else f"({item})"
+
+
+def _literal(text: str) -> str:
+    return "".join("\\" + char if char in r"\.^$*+?()[]{}|" else char for char in text)
 
 
 def json_object(pattern: str | None) -> Automaton:

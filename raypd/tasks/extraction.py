@@ -24,7 +24,7 @@ from raypd.decoding.methods.registry import REGISTRY
 from raypd.decoding.program import Program
 from raypd.errors import ConfigError
 from raypd.models.vocabulary import token_bytes, token_texts
-from raypd.tasks.automata import automaton_of
+from raypd.tasks.automata import automaton_of, record_pattern
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.columns import record_of, value_row
 from raypd.tasks.documents import category_of, text_of
@@ -44,6 +44,7 @@ class _CategoryPrompt:
     behind: list[int]
     keys: list[list[int]]  # the skeleton's piece before each slot; the first opens the object
     grammars: list[Grammar]
+    pattern: str | None = None  # of the answer, for an engine that holds it to one by itself
 
 
 @dataclass
@@ -64,6 +65,7 @@ class ExtractionTask:
         assert isinstance(config.task, ExtractionConfig)
         self.input, self.task, self.decoding = config.input, config.task, config.decoding
         self._whole = REGISTRY[self.decoding.method].whole_record  # the model writes the keys, too
+        self._by_pattern = config.engine.kind == "vllm" and not self._whole  # ... as the engine makes it write them
         self.tokenizer, self.context_length = tokenizer, context_length
         self._encode = partial(encode, tokenizer, special=False)
         self._text = partial(tokenizer.decode, skip_special_tokens=True)
@@ -111,7 +113,8 @@ class ExtractionTask:
         ]
         grammars = [self._grammar(name, attribute) for attribute in category.attributes]
         before, behind = pieces(self.tokenizer, message, [PRODUCTS])
-        ready = _CategoryPrompt(name, category.attributes, before, behind, keys, grammars)
+        pattern = record_pattern(category.attributes) if self._by_pattern else None
+        ready = _CategoryPrompt(name, category.attributes, before, behind, keys, grammars, pattern)
         if self._remaining_tokens(ready) < 16:
             key = "max_new_tokens" if self._whole else "max_value_tokens"
             raise ConfigError(
@@ -212,13 +215,15 @@ class ExtractionTask:
         self, category: _CategoryPrompt, stack: list[_Body]
     ) -> tuple[Program[Any], Callable[[Any], list[list[Rated]]]]:
         """What decodes documents, and what reads the values of each out of its answer."""
-        if self._whole:
+        most = self.decoding.max_value_tokens
+        if self._whole or self._by_pattern:
             prompt = Prompt(*self._prompt(category, stack, self._encode("{\n")))
             stops = JsonObjectEnd(self.texts, self.ends, [attribute.name for attribute in category.attributes])
-            program = autoregressive(prompt, self.decoding.max_new_tokens, stops)
+            whole = sum(map(len, category.keys)) + len(category.keys) * most
+            length = self.decoding.max_new_tokens if self._whole else whole
+            program = autoregressive(prompt, length, stops, pattern=category.pattern)
             return program, lambda answer: [self._read_json(category, answer)]
         slotted = self._slotted(category, stack)
-        most = self.decoding.max_value_tokens
         if self.decoding.method == "guided":
             slots = guided(slotted, most, self._rest, lambda slot, value: slot.grammar.behind(value.tokens))
         else:

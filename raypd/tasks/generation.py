@@ -21,7 +21,7 @@ from raypd.config import GenerationConfig, RunConfig
 from raypd.decoding.grammar import Bounded, Grammar, Vocabulary
 from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.registry import REGISTRY
-from raypd.decoding.program import Program
+from raypd.decoding.program import ANY_OBJECT, Program
 from raypd.decoding.sampling import Sampling
 from raypd.decoding.text import GeneratedText, Prompt, TextAnswer, TextMethod, TextModel
 from raypd.models.control_tokens import control_token, markup_bytes
@@ -132,6 +132,7 @@ class GenerationTask:
             asked.max_new_tokens,
             lambda written: rules.stops(written) or stops(written),
             rules.allowed_token_ids,
+            asked.pattern or ANY_OBJECT,
         )
 
     def _method_for(self, most: int, sampling: Sampling) -> TextMethod:

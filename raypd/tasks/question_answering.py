@@ -201,13 +201,17 @@ class QuestionAnsweringTask:
             answers[n] = answer
             return self._records(page, answers) if len(answers) == len(page.good()) else []
 
-        def request(n: int, question: Question) -> Request:
+        def request(n: int, asked: _Asked) -> Request:
+            question = asked.question
             prompt = Prompt([*before, *question.tokens], shared=len(before))
-            program = autoregressive(prompt, self.task.max_answer_tokens, question.stops, question.allowed_token_ids)
+            letters = None if asked.rules is None else rf" ?[A-{ascii_uppercase[len(asked.choices or []) - 1]}]"
+            program = autoregressive(
+                prompt, self.task.max_answer_tokens, question.stops, question.allowed_token_ids, letters
+            )
             seed = seed_of(self.decoding.sampling.seed, [page.document.id, str(n)])
             return Request([page.document.index], program, partial(ended, n), seed, failed=partial(ended, n))
 
-        return [request(n, asked.question) for n, asked in page.good()]
+        return [request(n, asked) for n, asked in page.good()]
 
     def _records(self, page: _Page, answers: Mapping[int, Continuation | str]) -> list[Record]:
         """The row's records in the order of its questions; an answer may be the reason why there is none."""

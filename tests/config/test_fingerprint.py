@@ -142,6 +142,7 @@ def test_every_key_counts_unless_it_is_known_that_it_cannot() -> None:
                 *("category_column", "category", "max_document_bytes"),
             },
             "output": {"columns"},  # a table has one form
+            "engine": {"kind"},
             "model": {"name", "revision", "dtype", "adapter", "quantization", "trust_remote_code", "endpoint"},
         }.get(section), f"{section}: say in RunConfig.idle_keys which of its keys cannot change an answer, or here"
 

@@ -192,6 +192,25 @@ def test_the_reference_and_what_is_held_to_it(how, references, judged, method) -
         assert not any("decoding.isolate" in trial.changes for trial in search.trials)
 
 
+def with_vllm(speed: float) -> Rule:
+    def rule(s: dict[str, Any]) -> tuple[float, float]:
+        return (speed * min(s["max_num_seqs"], 128), 1.0) if s["kind"] == "vllm" else physics(s)
+
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("speed", "installed", "kind"), [(9.0, True, "vllm"), (0.1, True, "raypd"), (9.0, False, "raypd")]
+)
+def test_vllm_is_weighed_where_it_is_installed(speed: float, installed: bool, kind: str) -> None:
+    search, best = searched(with_vllm(speed), vllm=installed)
+    tried = [trial.changes for trial in search.trials if trial.changes.get("engine.kind") == "vllm"]
+    assert bool(tried) is installed
+    assert best.changes.get("engine.kind", "raypd") == kind
+    if kind == "vllm":
+        assert best.changes == {"engine.kind": "vllm", "decoding.method": "guided", "engine.max_num_seqs": 128}
+
+
 def test_the_median_of_the_best_two_decides() -> None:
     """The setting that was lucky once loses to the one that is steady; all others are far slower, and cut short."""
     luck = iter([9.0, 3.0, 3.0])

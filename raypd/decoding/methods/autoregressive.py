@@ -46,6 +46,7 @@ def autoregressive(
     max_new_tokens: int,
     stops: Stops,
     allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None,
+    pattern: str | None = None,
 ) -> Program[Continuation]:
     """Decodes one token a pass; the last one is not fed.
 
@@ -54,6 +55,7 @@ def autoregressive(
         max_new_tokens: most tokens that are decoded.
         stops: whether the text, as the tokens decoded so far, is complete.
         allowed_token_ids: what may come next behind the tokens decoded so far; None, or returning None: all.
+        pattern: as `Feed.pattern`.
     """
     answer = Continuation()
     tokens, at = prompt.tokens, 0  # to be fed, and the position of the first
@@ -64,6 +66,7 @@ def autoregressive(
             sample_at=[len(tokens) - 1],
             allowed_token_ids=None if allowed_token_ids is None else [allowed_token_ids(answer.tokens)],
             shared=0 if at else prompt.shared,
+            pattern=None if at else pattern,
         )
         at += len(tokens)
         tokens = predictions.tokens

@@ -1,0 +1,194 @@
+"""`engine.kind: vllm`: vLLM decodes in place of raypd's engine, in the worker's own process.
+
+The tasks make programs and read answers as ever. A program that writes token by token is sent the tokens that vLLM
+samples and, when it has ended, its request is aborted: where an answer ends is decided in one place for both engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from raypd.config import RunConfig
+from raypd.decoding.counts import Finished, TokenCounts
+from raypd.decoding.program import ANY_OBJECT, Feed, Predictions, Program
+from raypd.decoding.sampling import Sampling
+from raypd.errors import ModelError
+from raypd.models import embedded
+from raypd.models.load import load_model, resolve_device, resolve_dtype
+from raypd.models.source import find_source, require
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a step is a call, and its seconds are on the bill
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # a machine may have several workers
+    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
+}
+
+
+def check_vllm(config: RunConfig) -> None:
+    """Raises ModelError where vLLM is wanted and is not installed here."""
+    if config.engine.kind == "vllm":
+        require("vllm", "vllm", "engine.kind vllm")
+
+
+@dataclass
+class _Sequence:
+    """A request in vLLM. sent: tokens that its program has been sent."""
+
+    program: Program[Any]
+    tag: Any
+    counts: TokenCounts = field(default_factory=TokenCounts)
+    sent: int = 0
+
+
+class VLLMEngine:
+    """vLLM with prefix caching, as `raypd.cluster.components.Engine`.
+
+    Args:
+        config: of the run; an adapter is merged into the weights first.
+        threads: CPU threads; None: as torch has them.
+
+    Raises:
+        ModelError: vLLM is not installed, or does not load the model.
+    """
+
+    def __init__(self, config: RunConfig, threads: int | None) -> None:
+        check_vllm(config)
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        model, sizes = config.model, config.engine
+        dtype = str(resolve_dtype(model.dtype, resolve_device(model.device))).removeprefix("torch.")
+        with _whole_model(config) as (at, revision):
+            arguments = EngineArgs(
+                model=at,
+                revision=revision,
+                trust_remote_code=model.trust_remote_code,
+                dtype=dtype,
+                max_num_seqs=sizes.max_num_seqs,
+                max_num_batched_tokens=max(sizes.max_num_batched_tokens, sizes.max_num_seqs),
+                enable_prefix_caching=True,
+                disable_log_stats=True,
+            )
+            try:
+                self._vllm = LLMEngine.from_engine_args(arguments)
+            except Exception as error:
+                text = " ".join(str(error).split())[:400]
+                raise ModelError(
+                    f"model {model.name!r}: vLLM does not load it: {type(error).__name__}: {text}"
+                ) from error
+        self._context = int(self._vllm.model_config.max_model_len)
+        self._running: dict[str, _Sequence] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def pending(self) -> int:
+        return len(self._running)
+
+    @property
+    def sequences(self) -> list[_Sequence]:
+        return list(self._running.values())
+
+    def submit(self, program: Program[Any], *, tag: Any, sampling: Sampling, seed: int) -> None:
+        """Hands vLLM the prompt of a program that decodes one token after the other."""
+        feed = next(program)
+        number, prompt = str(next(self._numbers)), list(feed.tokens)
+        parameters = self._parameters(feed, sampling, seed, self._context - len(prompt))
+        self._vllm.add_request(number, {"prompt_token_ids": prompt}, parameters)
+        self._running[number] = _Sequence(program, tag, TokenCounts(prefill_tokens=len(prompt)))
+
+    def step(self) -> list[Finished]:
+        """One step of vLLM; the programs that ended with it."""
+        finished = []
+        for output in self._vllm.step():
+            own = self._running.get(output.request_id)
+            if own is None:  # its program has ended, and the abort came too late for this step
+                continue
+            ended = self._advance(own, output)
+            if ended is not None:
+                del self._running[output.request_id]
+                if not output.finished:
+                    self._vllm.abort_request([output.request_id])
+                finished.append(ended)
+        return finished
+
+    def close(self) -> None:
+        """Gives its memory back, so that the process can have another engine."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self._vllm.engine_core.shutdown()
+        del self._vllm
+        cleanup_dist_env_and_memory()
+
+    def _advance(self, own: _Sequence, output: Any) -> Finished | None:
+        """Sends a program the tokens that have come; what it ended with."""
+        (completion,) = output.outputs
+        counts, cached = own.counts, output.num_cached_tokens or 0
+        if not own.sent:
+            counts.prefill_tokens, counts.shared_tokens = counts.prefill_tokens - cached, cached
+        for token, found in zip(completion.token_ids, completion.logprobs, strict=True):
+            counts.decode_tokens += own.sent > 0  # the one before it was fed
+            counts.steps += 1
+            own.sent += 1
+            try:
+                own.program.send(Predictions([token], [found[token].logprob]))
+            except StopIteration as end:
+                return Finished(own.tag, end.value, None, counts)
+            except Exception as error:
+                return Finished(own.tag, None, error, counts)
+        if not output.finished:
+            return None
+        own.program.close()
+        why = RuntimeError(f"vLLM ended the answer after {own.sent} tokens ({completion.finish_reason})")
+        return Finished(own.tag, None, why, counts)
+
+    def _parameters(self, feed: Feed, sampling: Sampling, seed: int, most: int) -> Any:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+        held = None
+        if feed.pattern == ANY_OBJECT:
+            held = StructuredOutputsParams(json_object=True)
+        elif feed.pattern is not None:
+            held = StructuredOutputsParams(regex=feed.pattern)
+        elif feed.allowed_token_ids is not None and any(feed.allowed_token_ids):
+            raise ValueError("engine.kind vllm cannot hold this answer to its form: set engine.kind: raypd")
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=seed % 2**63 if sampling.temperature else None,
+            max_tokens=most,
+            logprobs=0,  # that of the token itself
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            structured_outputs=held,
+        )
+
+
+@contextlib.contextmanager
+def _whole_model(config: RunConfig) -> Iterator[tuple[str, str | None]]:
+    """(folder or Hub id, revision) of the weights; with an adapter a folder that is there for the block alone."""
+    model = config.model
+    if model.adapter is None:
+        source = find_source(model)
+        yield source.at, source.revision
+        return
+    with tempfile.TemporaryDirectory() as folder, embedded.quiet():
+        loaded = load_model(model.model_copy(update={"device": "cpu"}))
+        loaded.model.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
+        del loaded
+        yield folder, None

@@ -1,0 +1,274 @@
+"""`engine.kind: vllm`: how programs are driven, without vLLM; its own answers where it is installed (`make vllm`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from collections import deque
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from raypd import LLM
+from raypd.config import Attribute
+from raypd.config.load import make_config
+from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.program import ANY_OBJECT
+from raypd.decoding.sampling import GREEDY, AllowedTokens, Sampling
+from raypd.errors import ConfigError, ModelError
+from raypd.models.vllm_engine import VLLMEngine
+from raypd.tasks.automata import record_pattern
+
+EXTRACTION = {
+    "input": {"path": "-"},
+    "output": {"path": "-"},
+    "task": {"categories": {"c": {"attributes": [{"name": "Brand"}]}}},
+}
+VLLM = ["engine.kind=vllm", "decoding.method=guided"]
+
+
+class Replay:
+    """In place of vLLM's LLMEngine: answers every request with the tokens that its prompt ends with, then stops."""
+
+    model_config = SimpleNamespace(max_model_len=100)
+
+    def __init__(self, cached=0, most=99):
+        self.cached, self.most = cached, most
+        self.asked, self.left, self.aborted = {}, {}, []
+
+    def add_request(self, number, prompt, parameters):
+        if len(prompt["prompt_token_ids"]) >= 100:
+            raise ValueError("the prompt is longer than the context")
+        self.asked[number] = parameters
+        self.left[number] = deque(prompt["prompt_token_ids"][1 : self.most + 1])
+
+    def abort_request(self, numbers):
+        self.aborted += numbers
+        for number in numbers:
+            del self.left[number]
+
+    def step(self):
+        outputs = []
+        for number, left in list(self.left.items()):
+            token = left.popleft()
+            one = SimpleNamespace(
+                token_ids=[token],
+                logprobs=[{token: SimpleNamespace(logprob=-0.5)}],
+                finish_reason=None if left else "length",
+            )
+            outputs.append(
+                SimpleNamespace(request_id=number, outputs=[one], finished=not left, num_cached_tokens=self.cached)
+            )
+            if not left:
+                del self.left[number]
+        return outputs
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """An engine over a Replay, as `engine(**of_the_replay)`; SamplingParams are what they were made with."""
+
+    def module(name, **members):
+        made = ModuleType(name)
+        made.__dict__.update(members)
+        monkeypatch.setitem(sys.modules, name, made)
+        return made
+
+    def begin(**how):
+        replay = Replay(**how)
+        module("vllm")
+        module("vllm.engine")
+        module("vllm.engine.arg_utils", EngineArgs=SimpleNamespace)
+        module("vllm.v1")
+        module("vllm.v1.engine")
+        module("vllm.v1.engine.llm_engine", LLMEngine=SimpleNamespace(from_engine_args=lambda arguments: replay))
+        kinds = SimpleNamespace(DELTA="delta")
+        module(
+            "vllm.sampling_params",
+            RequestOutputKind=kinds,
+            SamplingParams=SimpleNamespace,
+            StructuredOutputsParams=SimpleNamespace,
+        )
+        for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL"):
+            monkeypatch.setenv(name, "0")
+        monkeypatch.setattr("raypd.models.vllm_engine.require", lambda *_: None)
+        return VLLMEngine(make_config(EXTRACTION, VLLM), None), replay
+
+    return begin
+
+
+def submit(engine, tokens, stop, most=20, sampling=GREEDY, **how):
+    engine.submit(
+        autoregressive(Prompt(tokens), most, lambda found: found[-1] == stop, **how),
+        tag=stop,
+        sampling=sampling,
+        seed=7,
+    )
+
+
+def ended(engine):
+    done = {}
+    while engine.pending:
+        done |= {one.tag: one for one in engine.step()}
+    return done
+
+
+def test_programs_end_where_they_want_to_and_their_requests_are_aborted(engine):
+    made, replay = engine(cached=2)
+    submit(made, [5, 6, 7, 8, 9], stop=8)
+    submit(made, [1, 2, 3, 4], stop=3)
+    done = ended(made)
+    assert [done[8].answer.tokens, done[3].answer.tokens] == [[6, 7, 8], [2, 3]]
+    assert done[8].answer.logprobs == [-0.5] * 3
+    assert done[8].answer.stopped
+    assert replay.aborted == ["1", "0"]
+    assert (done[8].counts.prefill_tokens, done[8].counts.shared_tokens, done[8].counts.decode_tokens) == (3, 2, 2)
+    assert made.sequences == []
+
+
+def test_an_answer_that_vllm_cuts_is_an_error_and_one_that_the_program_cuts_is_not(engine):
+    made, replay = engine(most=2)
+    submit(made, [5, 6, 7, 8], stop=8)
+    submit(made, [1, 2, 3, 4], stop=4, most=2)
+    done = ended(made)
+    assert str(done[8].error) == "vLLM ended the answer after 2 tokens (length)"
+    assert done[4].answer.tokens == [2, 3]
+    assert replay.aborted == []  # both were over
+
+
+def test_what_vllm_refuses_spoils_that_request_alone(engine):
+    made, _ = engine()
+    with pytest.raises(ValueError, match="longer than the context"):
+        submit(made, [1] * 120, stop=2)
+    submit(made, [1, 2, 3], stop=3)
+    assert ended(made)[3].answer.tokens == [2, 3]
+
+
+def test_a_program_that_fails_ends_with_its_error(engine):
+    made, replay = engine()
+
+    def stops(found):
+        raise KeyError("no such token")
+
+    made.submit(autoregressive(Prompt([1, 2, 3]), 9, stops), tag="a", sampling=GREEDY, seed=0)
+    (done,) = made.step()
+    assert repr(done.error) == "KeyError('no such token')"
+    assert replay.aborted == ["0"]
+
+
+def test_sampling_and_patterns_reach_vllm(engine):
+    made, replay = engine()
+    submit(made, [1, 2, 3], stop=3, sampling=Sampling(0.7, 5, 0.9), pattern="[ab]")
+    submit(made, [1, 2, 3], stop=2, pattern=ANY_OBJECT)
+    sampled, held = replay.asked.values()
+    assert (sampled.temperature, sampled.top_k, sampled.top_p, sampled.seed) == (0.7, 5, 0.9, 7)
+    assert (sampled.structured_outputs.regex, sampled.max_tokens) == ("[ab]", 97)
+    assert (held.structured_outputs.json_object, held.seed) == (True, None)
+    with pytest.raises(ValueError, match="cannot hold this answer"):
+        submit(made, [1, 2, 3], stop=2, allowed_token_ids=lambda found: AllowedTokens([1]))
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        (["engine.kind=vllm"], "does not decode hyper_parallel: set decoding.method to autoregressive or guided"),
+        ([*VLLM, "model.quantization=nf4"], "model.quantization must be left at none"),
+        ([*VLLM, "engine.cache_tokens=4096"], "engine.cache_tokens must be left at null"),
+        ([*VLLM, "model=fake"], "needs weights"),
+    ],
+)
+def test_what_vllm_does_not_do_is_refused(keys, why):
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        make_config(EXTRACTION, keys)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_the_extra_is_named():
+    with pytest.raises(ModelError, match=re.escape("pip install 'raypd[vllm]'")):
+        VLLMEngine(make_config(EXTRACTION, VLLM), None)
+
+
+ATTRIBUTES = [
+    Attribute(name="Model (EU)"),
+    Attribute(name="Fit", type="enum", values=["on-ear", "a.b"]),
+    Attribute(name="Weight", type="number"),
+    Attribute(name="Count", type="integer", required=True),
+    Attribute(name="Wireless", type="boolean"),
+    Attribute(name="Colors", many=True, max_items=2),
+    Attribute(name="Since", type="date"),
+    Attribute(name="SKU", type="pattern", pattern="^[A-Z]{2}-[0-9]+$"),
+]
+GOOD = {
+    "Model (EU)": 'X "1"\\é',
+    "Fit": "a.b",
+    "Weight": -1.5,
+    "Count": 3,
+    "Wireless": True,
+    "Colors": ["red", "blue"],
+    "Since": "2024-02-29",
+    "SKU": "AB-12",
+}
+BAD = {
+    "Model (EU)": 1,
+    "Fit": "acb",
+    "Weight": "1",
+    "Count": None,
+    "Wireless": "true",
+    "Colors": ["a", "b", "c"],
+    "Since": "2024-02-30",
+    "SKU": "AB",
+}
+
+
+def written(record):
+    return (
+        ",\n".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in record.items())
+        + "\n}"
+    )
+
+
+def test_the_pattern_of_a_record_is_that_of_its_types():
+    pattern = record_pattern(ATTRIBUTES)
+    assert re.fullmatch(pattern, written(GOOD))
+    nothing = dict.fromkeys(GOOD) | {"Count": 0, "Colors": []}
+    assert re.fullmatch(pattern, written(nothing))
+    for name, value in BAD.items():
+        assert not re.fullmatch(pattern, written({**GOOD, name: value})), name
+
+
+TITLES = [
+    "Acme X100 wireless headphones, black, 250 g, over-ear",
+    "Bolt sport earbuds in red",
+    "Sennheiser HD 560S open-back headphones, black, 240 g",
+    "JBL Tune 510BT white on-ear Bluetooth headset",
+]
+ATTRIBUTES_OF_TITLES = [
+    {"name": "Brand"},
+    {"name": "Color", "type": "enum", "values": ["black", "red", "white"]},
+    {"name": "Weight in g", "type": "number"},
+    {"name": "Wireless", "type": "boolean", "required": True},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["autoregressive", "guided"])
+def test_vllm_answers_as_raypd_does(method):
+    """In float32: autoregressive token for token, structured output by its types. One process has one vLLM."""
+    pytest.importorskip("vllm", reason="vLLM is not installed (make vllm)")
+    settings = {"model.dtype": "float32", "decoding.method": method, "decoding.max_new_tokens": 64}
+    engine = {"engine.kind": "vllm", "engine.max_num_seqs": 4}
+    llm = LLM(settings=settings | engine)
+    ours, theirs = (one.extract(TITLES, ATTRIBUTES_OF_TITLES) for one in (LLM(settings=settings), llm))
+    (parts,) = llm._parts.values()
+    parts.engine.close()
+    if method == "autoregressive":
+        assert [one.value for one in theirs] == [one.value for one in ours]
+        assert [one.status for one in theirs] == [one.status for one in ours]
+        for a, b in zip(ours, theirs, strict=True):
+            assert b.confidence == pytest.approx(a.confidence, abs=1e-3)
+    else:
+        for one in theirs:
+            assert set(one.status.values()) <= {"ok", "null", "truncated"}, one
+            assert isinstance(one.value["Wireless"], bool)
