@@ -11,7 +11,7 @@ Imported where this attention is asked for, and nowhere else: it is the one file
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -195,13 +195,13 @@ def _moved(parts: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
 
 
 @triton.jit
-def _attend(
-    asked: Any, stored_keys: Any, stored_values: Any, out: Any, items: Any, queries: Any, keys: Any, starts: Any,
-    scale: Any, softcap: Any, token_stride: Any, head_stride: Any,
+def _attend(  # type: ignore[no-untyped-def]
+    asked, stored_keys, stored_values, out, items, queries, keys, starts,
+    scale, softcap, token_stride, head_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     WORDS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     # asked, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; the others as in `Plan`.
     REPEAT: tl.constexpr = HEADS // KV_HEADS
     FIELDS: tl.constexpr = 2 + 2 * WORDS
@@ -287,10 +287,10 @@ def _attend(
 
 
 @triton.jit
-def _take(
-    query: Any, key: Any, value: Any, seen: Any, high: Any, total: Any, mixed: Any, scale: Any, softcap: Any,
+def _take(  # type: ignore[no-untyped-def]
+    query, key, value, seen, high, total, mixed, scale, softcap,
     SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
-) -> Any:  # fmt: skip
+):  # fmt: skip
     """The running sums of `_attend` with a block of keys more."""
     scores = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=WIDE) * scale  # [ROWS, BLOCK]
     if SOFTCAP:
