@@ -108,9 +108,9 @@ def segment_sets(
         key_segments: [keys]; NO_TOKEN among them.
 
     Returns:
-        int32 [queries, 2, words]: the segments that are ALL to a query and those that are CAUSAL, segment s at bit s % 32
-        of word s // 32; and the segments of the keys [keys] by the numbers that they have in these sets: their own, or,
-        where there are many, those among the segments that have keys. NO_TOKEN has a number that is in no set.
+        int32 [queries, 2, words]: the segments that are ALL to a query and those that are CAUSAL, segment s at bit
+        s % 32 of word s // 32; and the segments of the keys [keys] by the numbers that they have in these sets: their
+        own, or, where there are many, those among the segments that have keys. NO_TOKEN has one that is in no set.
     """
     live = np.arange(len(reach))
     labels = key_segments
