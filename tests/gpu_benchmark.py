@@ -160,8 +160,8 @@ def ceiling(device: torch.device, size: int, rounds: int = 20) -> float:
 
 # ------------------------------------------------------------------------------------------------------------ the table
 
-COLUMNS = ("model", "method", "attention", "documents", "seconds", "documents/s", "passes", "tokens fed/s", "% of matmul",
-           "GiB")  # fmt: skip
+COLUMNS = ("model", "method", "attention", "documents", "seconds", "documents/s", "passes", "tokens fed/s",
+           "% of matmul", "GiB")  # fmt: skip
 
 
 def row(name: str, model: PreTrainedModel, args: argparse.Namespace, work: Work, method: str, attention: str) -> list:

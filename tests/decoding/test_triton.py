@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from raypd.cluster.components import build
 from raypd.decoding.attention import sdpa
 from raypd.decoding.engine import Engine
+from raypd.errors import ModelError
 from tests.processes import ended, start
-from tests.tiny import tiny_model
+from tests.tiny import tiny_model, tiny_tokenizer
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 SHARED_MEMORY = 99 * 1024  # bytes that a block may have on the smallest GPUs of these kinds (sm86, sm89)
@@ -72,3 +75,16 @@ def test_where_triton_is_missing_it_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="no attention 'flash'"):
         Engine(model, attention="flash")
     assert model.config._attn_implementation == before != sdpa.NAME
+
+
+@pytest.mark.parametrize("attention", ["auto", "sdpa", "triton"])
+def test_a_worker_takes_the_one_that_its_configuration_names(attention, make_config):
+    config = make_config("in.jsonl")
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"attention": attention})})
+    loaded = SimpleNamespace(model=tiny_model("llama"), tokenizer=tiny_tokenizer(), context_length=4096)
+    if attention == "triton":
+        with pytest.raises(ModelError, match=r"engine\.attention: attention 'triton' needs"):
+            build(config, None, lambda _: loaded)
+    else:
+        build(config, None, lambda _: loaded)
+        assert loaded.model.config._attn_implementation == sdpa.NAME

@@ -70,15 +70,16 @@ def attention(
     if plan is None:
         plan = step.plans[repeat] = Plan(step, repeat)
     starts = plan.starts(sliding_window)
-    for rows, items in plan.blocks:
-        _attend[len(items), kv_heads](
-            asked, keys, values, out, items, plan.queries, plan.keys, plan.queries if starts is None else starts,
-            scale, softcap or 0.0, asked.stride(0), asked.stride(1),
-            HEADS=heads, KV_HEADS=kv_heads, DIM=head_dim, VALUE_DIM=values.shape[2],
-            WORDS=plan.words, WINDOW=starts is not None, SOFTCAP=softcap is not None,
-            **sizes(rows, head_dim, values.shape[2], asked.element_size()),
-            num_warps=4, num_stages=2,
-        )  # fmt: skip
+    with torch.cuda.device_of(asked):  # triton launches on the current device
+        for rows, items in plan.blocks:
+            _attend[len(items), kv_heads](
+                asked, keys, values, out, items, plan.queries, plan.keys, plan.queries if starts is None else starts,
+                scale, softcap or 0.0, asked.stride(0), asked.stride(1),
+                HEADS=heads, KV_HEADS=kv_heads, DIM=head_dim, VALUE_DIM=values.shape[2],
+                WORDS=plan.words, WINDOW=starts is not None, SOFTCAP=softcap is not None,
+                **sizes(rows, head_dim, values.shape[2], asked.element_size()),
+                num_warps=4, num_stages=2,
+            )  # fmt: skip
     return out[None], None
 
 
@@ -131,17 +132,13 @@ class Plan:
 
     def __init__(self, step: Step, repeat: int) -> None:
         self.device = step.slots.device
-        self.spans = [(span, group) for group in step.groups for span in group.spans]
-        sets = [segment_sets(span.reach, span.queries[1], span.keys[1]) for span, _ in self.spans]
+        grouped = [(span, group) for group in step.groups for span in group.spans]
+        self.spans = spans = [span for span, _ in grouped]
+        sets = [segment_sets(span.reach, span.queries[1], span.keys[1]) for span in spans]
         self.words = triton.next_power_of_2(max(seen.shape[2] for seen, _ in sets))
-        queries, keys = [], []
         items: dict[int, list[_Item]] = {}
         at = 0
-        for (span, group), (seen, labels) in zip(self.spans, sets, strict=True):
-            words = np.zeros((span.size, 2, self.words), dtype=np.int32)
-            words[:, :, : seen.shape[2]] = seen
-            queries.append(np.column_stack([span.queries[0], span.queries[2], words.reshape(span.size, -1)]))
-            keys.append(np.column_stack([span.keys[0], span.keys[2], labels]))
+        for span, group in grouped:
             rows = max(_ROWS[span.size * repeat > _ROWS[0]], triton.next_power_of_2(repeat))
             block = rows // repeat
             causal = span.size > block and span.causal
@@ -154,8 +151,16 @@ class Plan:
                 item = _Item(span.a + first, count, group.start, group.length, span.start, own, clear, at)
                 items.setdefault(rows, []).append(item)
             at += span.length
-        # One transfer for all.
-        parts = [np.concatenate(queries), np.concatenate(keys), *(np.array(some) for some in items.values())]
+        queries = np.concatenate([span.queries for span in spans], axis=1)
+        keys = np.concatenate([span.keys for span in spans], axis=1)
+        words = np.zeros((queries.shape[1], 2, self.words), dtype=np.int32)
+        for span, (seen, _) in zip(spans, sets, strict=True):
+            words[span.a : span.b, :, : seen.shape[2]] = seen
+        parts = [
+            np.column_stack([queries[0], queries[2], words.reshape(len(words), -1)]),
+            np.column_stack([keys[0], keys[2], np.concatenate([labels for _, labels in sets])]),
+            *(np.array(some) for some in items.values()),
+        ]
         self.queries, self.keys, *blocks = _moved(parts, self.device)
         self.blocks = list(zip(items, blocks, strict=True))
         self._starts: dict[int, torch.Tensor | None] = {}
@@ -170,8 +175,8 @@ class Plan:
             return None
         if window not in self._starts:
             self._starts[window] = None
-            if any(span.felt(window) for span, _ in self.spans):
-                starts = np.concatenate([_span_starts(span, window) for span, _ in self.spans])
+            if any(span.felt(window) for span in self.spans):
+                starts = np.concatenate([_span_starts(span, window) for span in self.spans])
                 (self._starts[window],) = _moved([starts], self.device)
         return self._starts[window]
 
