@@ -78,13 +78,13 @@ def test_where_triton_is_missing_it_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("attention", ["auto", "sdpa", "triton"])
-def test_a_worker_takes_the_one_that_its_configuration_names(attention, make_config):
-    config = make_config("in.jsonl")
-    config = config.model_copy(update={"engine": config.engine.model_copy(update={"attention": attention})})
+def test_a_worker_takes_the_one_that_its_configuration_names(attention, config):
+    made = config("in.jsonl")
+    made = made.model_copy(update={"engine": made.engine.model_copy(update={"attention": attention})})
     loaded = SimpleNamespace(model=tiny_model("llama"), tokenizer=tiny_tokenizer(), context_length=4096)
     if attention == "triton":
         with pytest.raises(ModelError, match=r"engine\.attention: attention 'triton' needs"):
-            build(config, None, lambda _: loaded)
+            build(made, None, lambda _: loaded)
     else:
-        build(config, None, lambda _: loaded)
+        build(made, None, lambda _: loaded)
         assert loaded.model.config._attn_implementation == sdpa.NAME
