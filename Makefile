@@ -4,6 +4,7 @@
 # make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
 # make chaos MINUTES=60 SEED=n: break runs at random for so long, and verify each; ROUND=k runs one of them again.
 # make vllm: an environment of its own, .venv-vllm, with raypd and vLLM for a machine without GPUs (4 GB).
+# make gpu: on a machine with a GPU: exactness there, then a benchmark. PYTHON has torch, transformers, triton, numpy, pytest.
 # Needs Python 3.11 to 3.13 and make, nothing else. PYTHON=python3.12 picks one.
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ SIDE ?= -n 2 --dist loadscope
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: vllm help setup demo test test-slow faults chaos lint format clean
+.PHONY: help setup demo test test-slow faults chaos gpu vllm lint format clean
 
 help:
 	@grep -E '^# make' Makefile
@@ -50,6 +51,11 @@ faults: setup
 
 chaos: setup
 	$(BIN)/python -m tests.faults.chaos --minutes $(MINUTES) --seed $(SEED) $(if $(ROUND),--round $(ROUND))
+
+# No setup: as it is run on a machine that has these packages and gets no others. Both parts together stay below ten minutes.
+gpu:
+	status=0; timeout 320 $(PYTHON) -m pytest --noconftest tests/test_gpu.py || status=1; \
+	timeout 270 $(PYTHON) -m tests.gpu_benchmark --seconds 200 || status=1; exit $$status
 
 lint: setup
 	$(BIN)/ruff check raypd jobs infra examples tests

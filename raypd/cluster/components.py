@@ -98,12 +98,16 @@ def build(
         except ValueError as error:
             raise ModelError(f"decoding.draft_model: {error}") from None
     else:
-        engine = decoding.Engine(
-            loaded.model,
-            max_num_seqs=sizes.max_num_seqs,
-            max_num_batched_tokens=sizes.max_num_batched_tokens,
-            cache_tokens=sizes.cache_tokens,
-        )
+        try:
+            engine = decoding.Engine(
+                loaded.model,
+                max_num_seqs=sizes.max_num_seqs,
+                max_num_batched_tokens=sizes.max_num_batched_tokens,
+                cache_tokens=sizes.cache_tokens,
+                attention="sdpa" if sizes.attention == "auto" else sizes.attention,
+            )
+        except ValueError as error:
+            raise ModelError(f"engine.attention: {error}") from None
     task = build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)
     return WorkerComponents(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))
 

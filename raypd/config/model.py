@@ -176,4 +176,9 @@ class EngineConfig(Section):
     cache_tokens: int | None = Field(
         None, ge=256, description="Token slots of the cache; null: as max_num_seqs and lengths ask"
     )
+    attention: Literal["auto", "sdpa", "triton"] = Field(
+        "auto",
+        description="What reads the cache: sdpa: torch, on any device; triton: one kernel, on a GPU (needs the package "
+        "triton); auto: sdpa, as long as triton was not seen to be faster on a GPU",
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")

@@ -208,5 +208,5 @@ def _check_pair(
                 f"{ours.get(token)} in the model's; choose a smaller model of the same family"
             )
     for one in (model, draft_model):
-        if one.config._attn_implementation == sdpa.NAME:
+        if one.config._attn_implementation.startswith(sdpa.NAME):
             raise ValueError("this model belongs to a raypd engine: load another for assisted generation")

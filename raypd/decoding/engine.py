@@ -30,6 +30,7 @@ from raypd.decoding.program import DraftRequest, Predictions, Program
 from raypd.decoding.sampling import GREEDY, SampleRequest, Sampling, sample
 from raypd.decoding.scheduler import Chunk, Scheduler
 from raypd.decoding.sequence import POSITION, TOKEN, Sequence
+from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import NO_TOKEN
 
 
@@ -41,6 +42,10 @@ class Engine:
         max_num_seqs: most programs in decoding at the same time.
         max_num_batched_tokens: most tokens of one forward pass; fewer where the device runs out of memory.
         cache_tokens: most slots of the cache; None lets it grow as far as memory goes.
+        attention: what reads the cache: "sdpa" (torch, on any device), or "triton" (one kernel, on a GPU).
+
+    Raises:
+        ValueError: that attention is not installed, or cannot run on the model's device.
     """
 
     def __init__(
@@ -50,11 +55,11 @@ class Engine:
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 2048,
         cache_tokens: int | None = None,
+        attention: str = "sdpa",
     ) -> None:
-        AttentionInterface.register(sdpa.NAME, sdpa.attention)
-        model.set_attn_implementation(sdpa.NAME)
-        self.model = model.eval()
         self.device = next(model.parameters()).device
+        model.set_attn_implementation(_registered(attention, self.device))
+        self.model = model.eval()
         self.cache = KVCache(4096, cache_tokens, self.device)
         self.budget = TokenBudget(max_num_batched_tokens)
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs)
@@ -148,7 +153,8 @@ class Engine:
         keep = [chunk.at + place for chunk in chunks for _, place in chunk.samples]
         tables = np.concatenate([chunk.seq.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
         slots = np.concatenate([chunk.slots for chunk in chunks])
-        ids, positions, to = torch.from_numpy(np.stack([tables[TOKEN], tables[POSITION], slots])).to(self.device)
+        packed = np.concatenate([tables[TOKEN], tables[POSITION], slots, np.array(keep, dtype=np.int64)])
+        ids, positions, to, kept = to_device(packed, self.device).split([*[len(slots)] * 3, len(keep)])
         hidden: list[torch.Tensor] = []
         keeps: AbstractContextManager[Any] = nullcontext()
         if any(chunk.seq.feed.want_hidden for chunk in chunks):  # what the output embeddings read
@@ -159,7 +165,7 @@ class Engine:
                 input_ids=ids[None],
                 position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=torch.tensor(keep, dtype=torch.long, device=self.device),
+                logits_to_keep=kept,
                 step=Step(self.cache, groups, to),
             )
         self.steps += 1
@@ -182,6 +188,23 @@ class Engine:
                 except Exception as error:
                     yield self.scheduler.end(seq, error=error)
             answered = _draft(drafting)
+
+
+def _registered(attention: str, device: torch.device) -> str:
+    """Makes an attention of the engine known to transformers; its name there."""
+    if attention == "sdpa":
+        AttentionInterface.register(sdpa.NAME, sdpa.attention)
+        return sdpa.NAME
+    if attention != "triton":
+        raise ValueError(f"there is no attention {attention!r}: sdpa, triton")
+    try:
+        from raypd.decoding.attention import triton_kernel
+    except ImportError as error:
+        raise ValueError(f"attention 'triton' needs the package triton ({error}): install it, or use 'sdpa'") from error
+    if (reason := triton_kernel.refusal(device)) is not None:
+        raise ValueError(reason)
+    AttentionInterface.register(triton_kernel.NAME, triton_kernel.attention)
+    return triton_kernel.NAME
 
 
 def _sample(chunks: list[Chunk], logits: torch.Tensor, hidden: list[torch.Tensor]) -> None:

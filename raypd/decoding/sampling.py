@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from raypd.decoding.transfer import to_device
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -123,35 +125,37 @@ def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[in
         return [], []
     rows = _CPU_ROWS if logits.device.type == "cpu" else _DEVICE_ROWS
     parts = [_sample(logits[at : at + rows], requests[at : at + rows]) for at in range(0, len(requests), rows)]
-    tokens, logprobs = (torch.cat(part) for part in zip(*parts, strict=True))
-    return tokens.tolist(), logprobs.tolist()
+    tokens, logprobs = torch.cat(parts, dim=1).tolist()  # the one time that the host waits for the device
+    return [int(token) for token in tokens], logprobs
 
 
-def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = _wide(logits)
-    tokens = logits.argmax(-1)  # [requests]
-    among: list[tuple[torch.Tensor, torch.Tensor]] = []  # of limited requests: which, and their log-probabilities
+def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> torch.Tensor:
+    """[2, requests] tokens and log-probabilities, in float64, which holds both as they are."""
     groups: dict[tuple[Sampling, bool], list[int]] = {}
     for i, request in enumerate(requests):
-        if request.sampling.temperature > 0 or request.allowed_token_ids is not None:
-            groups.setdefault((request.sampling, request.allowed_token_ids is not None), []).append(i)
+        groups.setdefault((request.sampling, request.allowed_token_ids is not None), []).append(i)
+    found = torch.empty(2, len(requests), dtype=torch.float64, device=logits.device)
     for (sampling, limited), members in groups.items():
-        index = torch.tensor(members, device=logits.device)
-        draws = torch.tensor([requests[i].draw for i in members], device=logits.device)
-        if limited:
+        draws = np.array([requests[i].draw for i in members], dtype=np.float32)
+        if limited:  # of whose rows the allowed tokens alone are read
+            allowed = [requests[i].allowed_token_ids for i in members]
+            distinct = list({id(one): one for one in allowed}.values())  # many ask in the same state of a grammar
+            place = {id(one): n for n, one in enumerate(distinct)}
+            index, which = to_device(np.array([members, [place[id(one)] for one in allowed]]), logits.device)
             # [members, most allowed, 3], -1 pads
-            table = _padded([requests[i].allowed_token_ids for i in members]).to(logits.device)
+            table = to_device(_padded(distinct), logits.device)[which]
             ids = table[..., 0]
-            scores = logits[index[:, None], ids.clamp_min(0)].masked_fill(ids < 0, -torch.inf)
+            scores = _wide(logits[index[:, None], ids.clamp_min(0)]).masked_fill(ids < 0, -torch.inf)
             chosen = _choose(scores, sampling, draws)[:, None]
-            tokens[index] = ids.gather(1, chosen)[:, 0]
-            among.append((index, _outcome_logprobs(scores, table[..., 1], table[..., 2], chosen)))
+            tokens = ids.gather(1, chosen)[:, 0]
+            logprobs = _outcome_logprobs(scores, table[..., 1], table[..., 2], chosen)
         else:
-            tokens[index] = _choose(logits[index], sampling, draws)
-    logprobs = -torch.nn.functional.cross_entropy(logits, tokens, reduction="none")
-    for index, own in among:
-        logprobs[index] = own
-    return tokens, logprobs
+            index = to_device(np.array(members), logits.device)
+            scores = _wide(logits if len(members) == len(requests) else logits[index])
+            tokens = _choose(scores, sampling, draws)
+            logprobs = -torch.nn.functional.cross_entropy(scores, tokens, reduction="none")
+        found[:, index] = torch.stack([tokens.double(), logprobs.double()])
+    return found
 
 
 def _outcome_logprobs(
@@ -181,14 +185,14 @@ def _wide(logits: torch.Tensor) -> torch.Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _choose(scores: torch.Tensor, sampling: Sampling, draws: torch.Tensor) -> torch.Tensor:
+def _choose(scores: torch.Tensor, sampling: Sampling, draws: np.ndarray) -> torch.Tensor:
     if sampling.temperature == 0:
         return scores.argmax(-1)
-    return pick(probabilities(scores, sampling), draws)
+    return pick(probabilities(scores, sampling), to_device(draws, scores.device))
 
 
-def _padded(allowed: list[AllowedTokens | None]) -> torch.Tensor:
+def _padded(allowed: list[AllowedTokens | None]) -> np.ndarray:
     rows = [torch.from_numpy(tokens.table()) for tokens in allowed if tokens is not None]
     if not all(map(len, rows)):
         raise ValueError("a request allows no token at all")
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1).numpy()

@@ -80,6 +80,52 @@ def in_window(seen: np.ndarray, query_positions: np.ndarray, key_positions: np.n
     return upto[:, -1:] - upto[:, behind] < window
 
 
+def window_starts(seen: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int) -> np.ndarray:
+    """`in_window` as one number a query: it keeps the keys whose position is this or a later one.
+
+    Args:
+        seen, query_positions, key_positions, window: as those of `in_window`.
+
+    Returns:
+        [queries] positions; far below all of them where the window is not filled.
+    """
+    lowest = np.iinfo(np.int64).min
+    if len(key_positions) < window:
+        return np.full(len(query_positions), lowest)
+    counted = seen & (key_positions[None, :] <= query_positions[:, None])
+    positions = np.where(counted, key_positions[None, :], lowest)
+    return np.partition(positions, -window, axis=1)[:, -window]
+
+
+def segment_sets(
+    reach: np.ndarray, query_segments: np.ndarray, key_segments: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """What `visible` takes from `reach`, as two sets of segments a query, one bit a segment, for kernels.
+
+    Args:
+        reach: [segments, segments] of Reach.
+        query_segments: [queries].
+        key_segments: [keys]; NO_TOKEN among them.
+
+    Returns:
+        int32 [queries, 2, words]: the segments that are ALL to a query and those that are CAUSAL, segment s at bit
+        s % 32 of word s // 32; and the segments of the keys [keys] by the numbers that they have in these sets: their
+        own, or, where there are many, those among the segments that have keys. NO_TOKEN has one that is in no set.
+    """
+    live = np.arange(len(reach))
+    labels = key_segments
+    if len(reach) >= 32:
+        live, labels = np.unique(key_segments, return_inverse=True)
+        holes = int(live[0] == NO_TOKEN)
+        live, labels = live[holes:], labels - holes
+    labels = np.where(key_segments == NO_TOKEN, len(live), labels)
+    words = len(live) // 32 + 1
+    kinds = np.zeros((len(query_segments), 32 * words), dtype=reach.dtype)
+    kinds[:, : len(live)] = reach[query_segments][:, live]
+    bits = np.stack([kinds == Reach.ALL, kinds == Reach.CAUSAL], axis=1)  # [queries, 2, 32 * words]
+    return np.packbits(bits, axis=2, bitorder="little").view("<i4"), labels
+
+
 def grown(reach: np.ndarray, pairs: dict[tuple[int, int], Reach]) -> np.ndarray:
     """A copy of `reach` with more pairs set, or `reach` itself where there are none.
 

@@ -11,7 +11,7 @@ import torch
 from raypd.decoding.attention.sdpa import attention
 from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
-from raypd.decoding.visibility import one_segment
+from raypd.decoding.visibility import in_window, one_segment, segment_sets, visible, window_starts
 
 KV_HEADS, REPEAT, DIM = 2, 3, 16
 
@@ -78,3 +78,21 @@ def test_only_text_that_is_read_in_order_is_causal() -> None:
     among = span()
     among.queries = among.keys[:, 2:5]
     assert not among.causal
+
+
+def test_what_a_kernel_reads_is_the_rule() -> None:
+    """Sets of segments and first positions of windows, for random tokens, against `visible` and `in_window`."""
+    rng = np.random.default_rng(7)
+    for segments in (1, 3, 31, 32, 80):
+        reach = rng.integers(0, 3, (segments, segments)).astype(np.int8)
+        key_segments, key_positions = rng.integers(-1, segments, 60), rng.integers(0, 40, 60)
+        query_segments, query_positions = rng.integers(0, segments, 20), rng.integers(0, 40, 20)
+        seen = visible(reach, query_segments, query_positions, key_segments, key_positions)
+
+        sets, labels = segment_sets(reach, query_segments, key_segments)
+        whole, causal = ((sets[:, kind][:, labels // 32] >> (labels % 32)) & 1 == 1 for kind in (0, 1))
+        np.testing.assert_array_equal(whole | (causal & (key_positions <= query_positions[:, None])), seen)
+        for window in (1, 2, 7, 60, 61):
+            starts = window_starts(seen, query_positions, key_positions, window)
+            kept = in_window(seen, query_positions, key_positions, window)
+            np.testing.assert_array_equal(key_positions >= starts[:, None], kept)

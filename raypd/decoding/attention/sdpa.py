@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from raypd.decoding.attention.step import Batch, Step
+from raypd.decoding.attention.step import Batch, Step, entered
 
 NAME = "raypd"
 
@@ -47,13 +47,7 @@ def attention(
     Raises:
         RuntimeError: the model was called otherwise than by its engine, or has attention sinks.
     """
-    if step is None:
-        raise RuntimeError(
-            "a model of a raypd engine is called through the engine alone, and its layers must hand unknown keyword "
-            "arguments on to the attention function"
-        )
-    if s_aux is not None:
-        raise RuntimeError("its attention has sinks, which raypd's attention does not know")
+    step = entered(step, s_aux)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     asked, new_keys, new_values = (one[0].transpose(0, 1) for one in (query, key, value))  # [tokens, heads, head_dim]
     step.cache.write(layer, step.slots, new_keys, new_values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,11 +66,15 @@ class Span:
         key_positions, key_segments, key_steps = self.keys
         return visible(self.reach, segments, positions, key_segments, key_positions, steps, key_steps)
 
-    def in_window(self, window: int) -> np.ndarray:
-        """`in_window` over the prefix, which all queries see, and the own keys: [queries, prefix keys + own keys]."""
+    def all_seen(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`seen` with the prefix, which all queries see, before the own keys [queries, prefix keys + own keys]; the
+        positions of the queries, and of all these keys."""
         seen = np.concatenate([np.ones((self.size, self.prefix), dtype=bool), self.seen], axis=1)
-        positions = np.concatenate([np.arange(self.prefix), self.keys[0]])
-        return in_window(seen, self.queries[0], positions, window)
+        return seen, self.queries[0], np.concatenate([np.arange(self.prefix), self.keys[0]])
+
+    def in_window(self, window: int) -> np.ndarray:
+        """`in_window` over the prefix and the own keys: [queries, prefix keys + own keys]."""
+        return in_window(*self.all_seen(), window)
 
 
 @dataclass(eq=False)
@@ -138,11 +143,13 @@ class Step:
     Args:
         groups: its spans, by the prefix that they share.
         slots: [tokens] where each token's key and value go.
+        plans: what a kernel has built for this pass, by the query heads to a key head.
     """
 
     cache: KVCache
     groups: list[PrefixGroup]
     slots: torch.Tensor
+    plans: dict[int, Any] = field(default_factory=dict)
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
     _calls: dict[tuple[int | None, bool], tuple[list[Span], list[Batch]]] = field(default_factory=dict)
 
@@ -202,6 +209,22 @@ class Step:
             seen = np.concatenate([span.in_window(window)[:, : group.length] for span in group.spans])
             self._masks[key] = _additive(seen[None], repeat, like)
         return self._masks[key]
+
+
+def entered(step: Step | None, s_aux: torch.Tensor | None) -> Step:
+    """The pass that an attention function was called in.
+
+    Raises:
+        RuntimeError: it was called in none, or with attention sinks.
+    """
+    if step is None:
+        raise RuntimeError(
+            "a model of a raypd engine is called through the engine alone, and its layers must hand unknown keyword "
+            "arguments on to the attention function"
+        )
+    if s_aux is not None:
+        raise RuntimeError("its attention has sinks, which raypd's attention does not know")
+    return step
 
 
 def _batches(spans: list[Span]) -> Iterator[list[Span]]:

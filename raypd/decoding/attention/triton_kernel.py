@@ -1,0 +1,312 @@
+"""Attention over the cache in one kernel, for GPUs: it reads every key where it lies and knows the rule of visibility
+itself, so that no mask is built and nothing is gathered or merged.
+
+A program of the kernel has a block of the queries of one span, for one key head; the query heads that share it are
+folded into the block. It reads the prefix that the span shares with others, then the span's own keys. Who sees whom
+comes as integers, a few a token: of a query its position, step and two sets of segments (`segment_sets`), of a key its
+position, step and segment. They are the same in every layer and go to the device once a pass.
+
+Imported where this attention is asked for, and nowhere else: it is the one file that needs triton.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from raypd.decoding.attention.step import Span, Step, entered
+from raypd.decoding.transfer import to_device
+from raypd.decoding.visibility import segment_sets, window_starts
+
+NAME = "raypd_triton"
+_ROWS = 16, 64  # rows of a block, one a query and query head: of spans of few queries, and of others
+_KEY_BYTES = 16_384  # of a block of keys: two of keys and two of values fit the shared memory of any GPU since 2020
+_NO_START = np.iinfo(np.int32).min
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    step: Step | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers calls in every layer: `sdpa.attention`, by one kernel.
+
+    Args:
+        module, query, key, value, attention_mask, scaling, dropout, sliding_window, softcap, s_aux, step: as there.
+
+    Returns:
+        [1, tokens, heads, head_dim], and no weights.
+
+    Raises:
+        RuntimeError: the model was called otherwise than by its engine, or has attention sinks.
+    """
+    step = entered(step, s_aux)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    asked, new_keys, new_values = (one[0].transpose(0, 1) for one in (query, key, value))  # [tokens, heads, head_dim]
+    step.cache.write(layer, step.slots, new_keys, new_values)
+    keys, values = step.cache.keys[layer], step.cache.values[layer]  # [slots, kv_heads, head_dim]
+    tokens, heads, head_dim = asked.shape
+    kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
+    scale = head_dim**-0.5 if scaling is None else scaling
+    if asked.dtype == torch.float64:  # the kernel takes numbers in float32
+        asked, scale = asked * scale, 1.0
+    asked = asked if asked.stride(-1) == 1 else asked.contiguous()
+    out = asked.new_empty(tokens, heads, values.shape[2])
+
+    plan = step.plans.get(repeat)
+    if plan is None:
+        plan = step.plans[repeat] = Plan(step, repeat)
+    starts = plan.starts(sliding_window)
+    with torch.cuda.device_of(asked):  # triton launches on the current device
+        for rows, items in plan.blocks:
+            _attend[len(items), kv_heads](
+                asked, keys, values, out, items, plan.queries, plan.keys, plan.queries if starts is None else starts,
+                scale, softcap or 0.0, asked.stride(0), asked.stride(1),
+                HEADS=heads, KV_HEADS=kv_heads, DIM=head_dim, VALUE_DIM=values.shape[2],
+                WORDS=plan.words, WINDOW=starts is not None, SOFTCAP=softcap is not None,
+                **sizes(rows, head_dim, values.shape[2], asked.element_size()),
+                num_warps=4, num_stages=2,
+            )  # fmt: skip
+    return out[None], None
+
+
+def refusal(device: torch.device) -> str | None:
+    """Why the kernel cannot run on a device; None: it can. Triton's interpreter (TRITON_INTERPRET=1) runs on any."""
+    if device.type == "cuda" or not isinstance(_attend, triton.JITFunction):
+        return None
+    return f"attention 'triton' needs a GPU, and the model is on the {device.type}: use 'sdpa'"
+
+
+def sizes(rows: int, head_dim: int, value_dim: int, itemsize: int) -> dict[str, int]:
+    """The sizes of the kernel's blocks.
+
+    Args:
+        rows: of a block of queries.
+        head_dim, value_dim: of keys and of values.
+        itemsize: bytes of a number.
+    """
+    dim, wide = (max(16, triton.next_power_of_2(one)) for one in (head_dim, value_dim))
+    block = min(64, max(16, _KEY_BYTES // (max(dim, wide) * itemsize)))
+    return {"ROWS": rows, "BLOCK": block, "DIM_BLOCK": dim, "VALUE_BLOCK": wide}
+
+
+class _Item(NamedTuple):
+    """A block of queries, as the kernel reads it. Places are those of the pass, slots those of the cache."""
+
+    first: int  # place of its first query
+    queries: int
+    prefix_slot: int
+    prefix: int  # keys
+    own_slot: int
+    own: int  # keys, up to the last one that any of its queries sees
+    clear: int  # own keys before the first one that not all of its queries see
+    key: int  # its span's first own key among those of the pass
+
+
+class Plan:
+    """What the kernel reads beside queries, keys and values, built once a pass.
+
+    Args:
+        step: the pass.
+        repeat: query heads to a key head.
+
+    Attributes:
+        blocks: (rows, items [n, 8]) of each size of block that occurs.
+        queries: [tokens, 2 + 2 * words] position and step of each, and its two sets of segments.
+        keys: [own keys, 3] position, step and segment of each, span after span.
+        words: of a set of segments, 32 segments each.
+    """
+
+    def __init__(self, step: Step, repeat: int) -> None:
+        self.device = step.slots.device
+        grouped = [(span, group) for group in step.groups for span in group.spans]
+        self.spans = spans = [span for span, _ in grouped]
+        sets = [segment_sets(span.reach, span.queries[1], span.keys[1]) for span in spans]
+        self.words = triton.next_power_of_2(max(seen.shape[2] for seen, _ in sets))
+        items: dict[int, list[_Item]] = {}
+        at = 0
+        for span, group in grouped:
+            rows = max(_ROWS[span.size * repeat > _ROWS[0]], triton.next_power_of_2(repeat))
+            block = rows // repeat
+            causal = span.size > block and span.causal
+            for first in range(0, span.size, block):
+                count = min(block, span.size - first)
+                own, clear = span.length, 0
+                if causal:
+                    own = span.length - span.size + first + count
+                    clear = own - count
+                item = _Item(span.a + first, count, group.start, group.length, span.start, own, clear, at)
+                items.setdefault(rows, []).append(item)
+            at += span.length
+        queries = np.concatenate([span.queries for span in spans], axis=1)
+        keys = np.concatenate([span.keys for span in spans], axis=1)
+        words = np.zeros((queries.shape[1], 2, self.words), dtype=np.int32)
+        for span, (seen, _) in zip(spans, sets, strict=True):
+            words[span.a : span.b, :, : seen.shape[2]] = seen
+        parts = [
+            np.column_stack([queries[0], queries[2], words.reshape(len(words), -1)]),
+            np.column_stack([keys[0], keys[2], np.concatenate([labels for _, labels in sets])]),
+            *(np.array(some) for some in items.values()),
+        ]
+        self.queries, self.keys, *blocks = _moved(parts, self.device)
+        self.blocks = list(zip(items, blocks, strict=True))
+        self._starts: dict[int, torch.Tensor | None] = {}
+
+    def starts(self, window: int | None) -> torch.Tensor | None:
+        """[tokens] for each query the first position that a layer's window holds; None: none is filled.
+
+        Args:
+            window: of the layer, in tokens; None: it sees all.
+        """
+        if window is None:
+            return None
+        if window not in self._starts:
+            self._starts[window] = None
+            if any(span.felt(window) for span in self.spans):
+                starts = np.concatenate([_span_starts(span, window) for span in self.spans])
+                (self._starts[window],) = _moved([starts], self.device)
+        return self._starts[window]
+
+
+def _span_starts(span: Span, window: int) -> np.ndarray:
+    if span.felt(window) is None:
+        return np.full(span.size, _NO_START)
+    return np.maximum(window_starts(*span.all_seen(), window), _NO_START)
+
+
+def _moved(parts: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Arrays as int32 on the device, in one transfer; each begins at a multiple of 16 bytes, as triton likes it."""
+    ends = np.cumsum([-(-part.size // 4) * 4 for part in parts])
+    packed = np.zeros(ends[-1], dtype=np.int32)
+    for part, end in zip(parts, ends, strict=True):
+        begin = end - -(-part.size // 4) * 4
+        packed[begin : begin + part.size] = part.reshape(-1)
+    moved = to_device(packed, device)
+    begins = [0, *ends[:-1].tolist()]
+    return [moved[b : b + part.size].view(part.shape) for b, part in zip(begins, parts, strict=True)]
+
+
+@triton.jit
+def _attend(  # type: ignore[no-untyped-def]
+    asked, stored_keys, stored_values, out, items, queries, keys, starts,
+    scale, softcap, token_stride, head_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    WORDS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+):  # fmt: skip
+    # asked, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; the others as in `Plan`.
+    REPEAT: tl.constexpr = HEADS // KV_HEADS
+    FIELDS: tl.constexpr = 2 + 2 * WORDS
+    WIDE: tl.constexpr = tl.float64 if asked.dtype.element_ty == tl.float64 else tl.float32
+    item = items + tl.program_id(0) * 8
+    kv_head = tl.program_id(1)
+    first, count = tl.load(item), tl.load(item + 1)
+    prefix_slot, prefix = tl.load(item + 2).to(tl.int64), tl.load(item + 3)
+    own_slot, own = tl.load(item + 4).to(tl.int64), tl.load(item + 5)
+    clear, keys_at = tl.load(item + 6), tl.load(item + 7)
+
+    row = tl.arange(0, ROWS)
+    is_row = row < count * REPEAT
+    token = (first + row // REPEAT).to(tl.int64)
+    head = kv_head * REPEAT + row % REPEAT
+    dim, value_dim = tl.arange(0, DIM_BLOCK), tl.arange(0, VALUE_BLOCK)
+    is_dim, is_value_dim = dim < DIM, value_dim < VALUE_DIM
+    place = token[:, None] * token_stride + head[:, None] * head_stride + dim[None, :]
+    query = tl.load(asked + place, mask=is_row[:, None] & is_dim[None, :], other=0.0)  # [ROWS, DIM_BLOCK]
+    position = tl.load(queries + token * FIELDS, mask=is_row, other=0)
+    step = tl.load(queries + token * FIELDS + 1, mask=is_row, other=0)
+    start = position
+    if WINDOW:
+        start = tl.load(starts + token, mask=is_row, other=0)
+
+    high = tl.full([ROWS], float("-inf"), WIDE)  # the highest score so far, the sum of weights relative to it, and
+    total = tl.zeros([ROWS], WIDE)
+    mixed = tl.zeros([ROWS, VALUE_BLOCK], WIDE)  # the values by those weights
+    key_base = stored_keys + kv_head * DIM + dim[None, :]
+    value_base = stored_values + kv_head * VALUE_DIM + value_dim[None, :]
+
+    for at in range(0, prefix, BLOCK):  # all queries see the prefix, whose positions are 0, 1, 2, ...
+        one = at + tl.arange(0, BLOCK)
+        is_key = one < prefix
+        seen = is_row[:, None] & is_key[None, :]
+        if WINDOW:
+            seen = seen & (one[None, :] >= start[:, None])
+        slot = (prefix_slot + one)[:, None]
+        key = tl.load(key_base + slot * (KV_HEADS * DIM), mask=is_key[:, None] & is_dim[None, :], other=0.0)
+        value = tl.load(
+            value_base + slot * (KV_HEADS * VALUE_DIM), mask=is_key[:, None] & is_value_dim[None, :], other=0.0
+        )
+        high, total, mixed = _take(query, key, value, seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
+
+    done = 0
+    if not WINDOW:  # the leading own keys that all queries see, too
+        done = clear // BLOCK * BLOCK
+        for at in range(0, done, BLOCK):
+            one = at + tl.arange(0, BLOCK)
+            slot = (own_slot + one)[:, None]
+            seen = is_row[:, None] & (one >= 0)[None, :]
+            key = tl.load(key_base + slot * (KV_HEADS * DIM), mask=is_dim[None, :], other=0.0)
+            value = tl.load(value_base + slot * (KV_HEADS * VALUE_DIM), mask=is_value_dim[None, :], other=0.0)
+            high, total, mixed = _take(query, key, value, seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
+
+    for at in range(done, own, BLOCK):
+        one = at + tl.arange(0, BLOCK)
+        is_key = one < own
+        key_position = tl.load(keys + (keys_at + one) * 3, mask=is_key, other=0)
+        key_step = tl.load(keys + (keys_at + one) * 3 + 1, mask=is_key, other=0)
+        segment = tl.load(keys + (keys_at + one) * 3 + 2, mask=is_key, other=0)
+        upto = key_position[None, :] <= position[:, None]
+        seen = tl.zeros([ROWS, BLOCK], tl.int1)
+        for word in tl.static_range(WORDS):
+            whole = tl.load(queries + token * FIELDS + 2 + word, mask=is_row, other=0)
+            causal = tl.load(queries + token * FIELDS + 2 + WORDS + word, mask=is_row, other=0)
+            in_whole = ((whole[:, None] >> (segment % 32)[None, :]) & 1) == 1
+            in_causal = ((causal[:, None] >> (segment % 32)[None, :]) & 1) == 1
+            seen = seen | ((in_whole | (in_causal & upto)) & (segment // 32 == word)[None, :])
+        seen = seen & is_key[None, :] & is_row[:, None] & (key_step[None, :] <= step[:, None])
+        if WINDOW:
+            seen = seen & (key_position[None, :] >= start[:, None])
+        slot = (own_slot + one)[:, None]
+        key = tl.load(key_base + slot * (KV_HEADS * DIM), mask=is_key[:, None] & is_dim[None, :], other=0.0)
+        value = tl.load(
+            value_base + slot * (KV_HEADS * VALUE_DIM), mask=is_key[:, None] & is_value_dim[None, :], other=0.0
+        )
+        high, total, mixed = _take(query, key, value, seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
+
+    mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
+    place = (token * HEADS + head)[:, None] * VALUE_DIM + value_dim[None, :]
+    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & is_value_dim[None, :])
+
+
+@triton.jit
+def _take(  # type: ignore[no-untyped-def]
+    query, key, value, seen, high, total, mixed, scale, softcap,
+    SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The running sums of `_attend` with a block of keys more."""
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=WIDE) * scale  # [ROWS, BLOCK]
+    if SOFTCAP:
+        small = tl.exp(-2 * tl.abs(scores / softcap))  # tanh, which triton has not
+        scores = softcap * tl.where(scores < 0, -1.0, 1.0) * (1 - small) / (1 + small)
+    scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(high, tl.max(scores, 1))
+    finite = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
+    weights = tl.exp(scores - finite[:, None])
+    fade = tl.exp(high - finite)
+    total = total * fade + tl.sum(weights, 1)
+    mixed = mixed * fade[:, None]
+    mixed += tl.dot(weights.to(value.dtype), value, input_precision="ieee", out_dtype=WIDE)
+    return higher, total, mixed

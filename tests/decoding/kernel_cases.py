@@ -1,0 +1,97 @@
+"""Random passes for an attention function: all that a pass can be, without a model.
+
+Needs torch and numpy alone: what a test in triton's interpreter and one on a GPU share.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from raypd.decoding.attention.step import PrefixGroup, Span, Step
+from raypd.decoding.kv_cache import KVCache
+from raypd.decoding.visibility import NO_TOKEN, Reach, one_segment
+
+Attention = Callable[..., tuple[torch.Tensor, None]]
+
+
+def text(rng: random.Random, a: int, start: int, prefix: int, size: int, length: int) -> Span:
+    """The last `size` tokens of a text, read in order, with gaps in its positions."""
+    keys = np.zeros((3, length), dtype=np.int64)
+    keys[0] = prefix + np.cumsum([rng.choice([1, 1, 1, 9]) for _ in range(length)])
+    return Span(a, a + size, start, length, one_segment(), keys[:, length - size :], keys, prefix)
+
+
+def program(rng: random.Random, a: int, start: int, prefix: int, size: int, length: int, segments: int) -> Span:
+    """Tokens of many segments in any order, holes among them, that were fed in different steps."""
+    kinds = [Reach.HIDDEN, Reach.ALL, Reach.CAUSAL]
+    reach = np.array([[rng.choice(kinds) for _ in range(segments)] for _ in range(segments)], dtype=np.int8)
+    for segment in range(segments):
+        reach[segment, segment] = rng.choice(kinds[1:])
+    lines = [(prefix + rng.randrange(2 * length), rng.randrange(segments), rng.randrange(4)) for _ in range(length)]
+    keys = np.array(lines, dtype=np.int64).T.copy()
+    asked = np.array(sorted(rng.sample(range(length), size)))
+    holes = [i for i in range(length) if i not in asked and rng.random() < 0.2]
+    queries = keys[:, asked]
+    keys[1, holes] = NO_TOKEN
+    return Span(a, a + size, start, length, reach, queries, keys, prefix)
+
+
+def random_pass(rng: random.Random, device: torch.device, most: int) -> Step:
+    """Spans of up to `most` keys with and without shared prefixes, in regions all over the cache."""
+    groups: list[PrefixGroup] = []
+    slots: list[int] = []
+    at = 0  # of the cache
+    for _ in range(rng.randint(1, 3)):
+        prefix = rng.choice([0, 1, rng.randint(2, most)])
+        begin, at = at + rng.randint(0, 3), at + 3 + prefix
+        spans: list[Span] = []
+        for _ in range(rng.randint(1, 3)):
+            length = rng.randint(1, most)
+            size, start, a = rng.choice([1, min(3, length), length]), at + rng.randint(0, 5), len(slots)
+            if rng.random() < 0.5:
+                span = text(rng, a, start, prefix, size, length)
+            else:
+                span = program(rng, a, start, prefix, size, length, rng.choice([1, 2, 5, 31, 40, 75]))
+            places = np.arange(length)[-size:]  # any of its own slots: the keys that are there are random, too
+            slots += (start + places).tolist()
+            spans.append(span)
+            at = start + length
+        groups.append(PrefixGroup(spans, begin, prefix))
+    cache = KVCache(at + 4, None, device)
+    return Step(cache, groups, torch.tensor(slots, device=device))
+
+
+def compare(
+    found: Attention, wanted: Attention, seed: int, device: torch.device, dtype: torch.dtype, atol: float, **sizes: Any
+) -> None:
+    """Both attention functions on the same random pass, with the same numbers in the cache.
+
+    Args:
+        sizes: `kv_heads`, `repeat`, `dim`, `value_dim` in place of random ones, and `most` keys of a span.
+    """
+    rng = random.Random(seed)
+    step = random_pass(rng, device, sizes.get("most", 40))
+    draw = torch.Generator().manual_seed(seed)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64).to(device, dtype)
+
+    kv_heads, repeat = sizes.get("kv_heads", rng.choice([1, 2])), sizes.get("repeat", rng.choice([1, 2, 3, 7]))
+    dim = sizes.get("dim", rng.choice([16, 24]))
+    value_dim = sizes.get("value_dim", rng.choice([dim, 8]))
+    tokens = len(step.slots)
+    step.cache.keys[0] = numbers(step.cache.allocator.slots, kv_heads, dim)
+    step.cache.values[0] = numbers(step.cache.allocator.slots, kv_heads, value_dim)
+    query = numbers(1, tokens, kv_heads * repeat, dim).transpose(1, 2)
+    new = numbers(1, kv_heads, tokens, dim), numbers(1, kv_heads, tokens, value_dim)
+    layer: Any = SimpleNamespace(layer_idx=0)
+    for window in (None, rng.randint(1, 12), 10_000):
+        settings = {"sliding_window": window, "softcap": rng.choice([None, 2.0]), "scaling": rng.choice([None, 0.5])}
+        outputs = [one(layer, query, *new, None, step=step, **settings)[0] for one in (found, wanted)]
+        torch.testing.assert_close(*outputs, atol=atol, rtol=atol, msg=lambda text: f"{settings}: {text}")  # noqa: B023

@@ -1,0 +1,90 @@
+"""The triton kernel without a GPU: in triton's interpreter, and compiled for GPUs that are not here."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from raypd.cluster.components import build
+from raypd.decoding.attention import sdpa
+from raypd.decoding.engine import Engine
+from raypd.errors import ModelError
+from tests.processes import ended, start
+from tests.tiny import tiny_model, tiny_tokenizer
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+SHARED_MEMORY = 99 * 1024  # bytes that a block may have on the smallest GPUs of these kinds (sm86, sm89)
+
+
+@needs_triton
+def test_the_kernel_in_the_interpreter():
+    tests = "tests/decoding/triton_interpreted.py"
+    ended(start("-m", "pytest", "-p", "no:cacheprovider", "-x", tests, TRITON_INTERPRET="1"))
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("capability", "dtype", "dim", "rows", "flags"),
+    [
+        (80, "bf16", 128, 64, {}),
+        (90, "bf16", 128, 64, {}),
+        (90, "bf16", 128, 16, {"WORDS": 2}),
+        (80, "fp16", 80, 16, {"WINDOW": True}),
+        (90, "bf16", 256, 64, {"WINDOW": True, "SOFTCAP": True}),
+        (80, "fp32", 128, 64, {}),
+    ],
+)
+def test_the_kernel_compiles(capability, dtype, dim, rows, flags, monkeypatch, tmp_path):
+    from triton import compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from raypd.decoding.attention import triton_kernel
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    constants = {"HEADS": 16, "KV_HEADS": 8, "DIM": dim, "VALUE_DIM": dim, "WORDS": 1, "WINDOW": False}
+    constants |= {"SOFTCAP": False, **triton_kernel.sizes(rows, dim, dim, 4 if dtype == "fp32" else 2), **flags}
+    signature = dict.fromkeys(["asked", "stored_keys", "stored_values", "out"], f"*{dtype}")
+    signature |= dict.fromkeys(["items", "queries", "keys", "starts"], "*i32")
+    signature |= {"scale": "fp32", "softcap": "fp32", "token_stride": "i32", "head_stride": "i32"}
+    signature |= dict.fromkeys(constants, "constexpr")
+    assert list(signature) == triton_kernel._attend.arg_names
+    source = ASTSource(triton_kernel._attend, signature, constants)
+    compiled = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4, "num_stages": 2})
+    assert "cubin" in compiled.asm
+    assert compiled.metadata.shared <= SHARED_MEMORY
+
+
+@needs_triton
+def test_on_a_cpu_it_is_refused():
+    with pytest.raises(ValueError, match="needs a GPU, and the model is on the cpu"):
+        Engine(tiny_model("llama"), attention="triton")
+
+
+def test_where_triton_is_missing_it_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "raypd.decoding.attention.triton_kernel", raising=False)
+    monkeypatch.delattr("raypd.decoding.attention.triton_kernel", raising=False)
+    model = tiny_model("llama")
+    before = model.config._attn_implementation
+    with pytest.raises(ValueError, match="needs the package triton"):
+        Engine(model, attention="triton")
+    with pytest.raises(ValueError, match="no attention 'flash'"):
+        Engine(model, attention="flash")
+    assert model.config._attn_implementation == before != sdpa.NAME
+
+
+@pytest.mark.parametrize("attention", ["auto", "sdpa", "triton"])
+def test_a_worker_takes_the_one_that_its_configuration_names(attention, config):
+    made = config("in.jsonl")
+    made = made.model_copy(update={"engine": made.engine.model_copy(update={"attention": attention})})
+    loaded = SimpleNamespace(model=tiny_model("llama"), tokenizer=tiny_tokenizer(), context_length=4096)
+    if attention == "triton":
+        with pytest.raises(ModelError, match=r"engine\.attention: attention 'triton' needs"):
+            build(made, None, lambda _: loaded)
+    else:
+        build(made, None, lambda _: loaded)
+        assert loaded.model.config._attn_implementation == sdpa.NAME

