@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +19,7 @@ import typer
 import raypd
 from raypd.cli import options as o
 from raypd.cli.run import config_over, run_task
-from raypd.config.load import load_config
+from raypd.config.load import load_benchmark, load_config
 from raypd.errors import ConfigError, RunError, UserError
 from raypd.run.text import clean, said
 
@@ -235,6 +236,22 @@ def tune(
 
     limits = tune_command.TuneOptions(sample, minutes, budget_usd, agreement, judge, reference, instance, fresh)
     tune_command.run(config, overrides or [], output, limits, verbose)
+
+
+@app.command()
+def benchmark(config: o.Works, overrides: o.Overrides = None) -> None:
+    """Run raypd and every engine that is installed, vLLM and transformers, on the same tokens; write a table."""
+    from raypd.benchmark.compare import compare
+    from raypd.benchmark.table import markdown, save
+
+    made = load_benchmark(config, overrides or [])
+    folder, results = Path(made.benchmark.output), []
+    written: list[Path] = []
+    for result in compare(made, lambda line: print(said(line), file=sys.stderr, flush=True)):
+        results.append(result)
+        written = save(results, folder, made.model.name)  # each time: what is done stays when the next is interrupted
+        print(clean(markdown(result)) + "\n", flush=True)
+    print("\n".join(f"written: {file}" for file in written))
 
 
 @app.command()

@@ -82,6 +82,9 @@ Reference = Annotated[
 PricedAs = Annotated[str | None, typer.Option("--instance", help="Instance type whose price counts")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what was measured before")]
 
+# ----------------------------------------------------------------------------------------------------------- benchmark
+Works = Annotated[str, typer.Argument(help="YAML of engines and works, such as configs/benchmark/workloads.yaml")]
+
 # ------------------------------------------------------------------------------------------------------ schema suggest
 Data = Annotated[str, typer.Argument(help="The data: .jsonl[.gz|.zst], .parquet, a folder or a glob")]
 OfCategory = Annotated[
