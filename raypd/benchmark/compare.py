@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from raypd.benchmark import answers, peers
 from raypd.benchmark.works import Work, make_work
 from raypd.config import ModelConfig
 from raypd.config.benchmark import BenchmarkRun, Engine, WorkConfig
-from raypd.errors import ConfigError, InputError
+from raypd.errors import ConfigError, InputError, RunError
 from raypd.models.load import load_model, load_tokenizer
 from raypd.run.text import one_line
 
@@ -168,26 +168,32 @@ class Comparison:
                 row.error = one_line(error, 300)
                 self.say(f"{result.name}: {engine}: {row.error}")
         self._judge(result, work, found, tokenizer)
-        ceiling, ceilings = self._start("ceiling", "units", 1, file, None), []
-        ceiling.answer(self.settings.most_seconds)
-        for repeat in range(self.settings.repeats):
-            ceilings.append(ceiling.ask(self.settings.most_seconds))
-            for row in result.rows:
-                if row.error is not None:
-                    continue
+        try:
+            ceiling = self._start("ceiling", "units", 1, file, None)
+            ceiling.answer(self.settings.most_seconds)
+            ceilings = [self._turn(result, running, ceiling, repeat) for repeat in range(self.settings.repeats)]
+        except _Failed as error:
+            raise RunError(f"{result.name}: the machine's ceiling could not be measured: {error}") from None
+        result.flops = max(one["flops"] for one in ceilings)
+        told = next((found[row.engine] for row in result.rows if "later" in found.get(row.engine, {})), None)
+        if work.decoded is not None:
+            told = {"decoded": work.decoded, "later": work.decoded - work.values}
+        if told is not None:
+            fed = ceilings[0]["layers"] * (work.unavoidable + told["later"])
+            result.floor = 2 * (fed + ceilings[0]["head"] * told["decoded"]) / result.flops
+
+    def _turn(self, result: Result, running: dict[str, _Process], ceiling: _Process, repeat: int) -> dict[str, Any]:
+        """Each engine once, one after the other; what the ceiling was then. Raises _Failed of the ceiling."""
+        found = ceiling.ask(self.settings.most_seconds)
+        for row in result.rows:
+            if row.error is None:
                 try:
                     row.seconds.append(running[row.engine].ask(self.settings.most_seconds)["seconds"])
                 except _Failed as error:
                     row.error, row.seconds = one_line(error, 300), []
                     self._end(running[row.engine])
-            self.say(f"{result.name}: {repeat + 1} of {self.settings.repeats} repeats")
-        result.flops = max(one["flops"] for one in ceilings)
-        first = next((found[row.engine] for row in result.rows if "later" in found.get(row.engine, {})), None)
-        if first is not None or work.decoded is not None:
-            decoded = work.decoded if work.decoded is not None else (first or {})["decoded"]
-            later = decoded - work.values if work.decoded is not None else (first or {})["later"]
-            operations = 2 * (ceilings[0]["layers"] * (work.unavoidable + later) + ceilings[0]["head"] * decoded)
-            result.floor = operations / result.flops
+        self.say(f"{result.name}: {repeat + 1} of {self.settings.repeats} repeats")
+        return found
 
     def _tuned(self, row: Row, shape: str, file: Path, model: str | None) -> tuple[_Process, dict[str, Any]]:
         """Starts an engine with one setting after the other; the process of the fastest stays. Raises _Failed."""
@@ -226,7 +232,7 @@ class Comparison:
         job = {
             "engine": name, "shape": shape, "setting": setting, "work": str(file), "model": at, "dtype": dtype,
             "device": self.config.model.device, "threads": settings.threads, "guided": engine == "raypd-guided",
-            "answers": '"decoded": null' in file.read_text(), "arguments": settings.vllm_arguments,
+            "arguments": settings.vllm_arguments,
         }  # fmt: skip
         self._started += 1
         path = self.folder / f"{self._started}-{engine}.json"
@@ -304,7 +310,7 @@ def shape_of(engine: Engine | str, work: Work) -> str | None:
     return "each" if engine == "vllm-each" or not work.whole else "whole"
 
 
-def compare(config: BenchmarkRun, say: Callable[[str], None]) -> Iterator[Result]:
+def compare(config: BenchmarkRun, say: Callable[[str], None]) -> Generator[Result, None, None]:
     """Every work of a configuration, as it is done.
 
     Args:
@@ -312,7 +318,7 @@ def compare(config: BenchmarkRun, say: Callable[[str], None]) -> Iterator[Result
         say: gets a line for every step.
 
     Raises:
-        ModelError, ConfigError: nothing can be compared.
+        ModelError, ConfigError, RunError: nothing can be compared.
     """
     with tempfile.TemporaryDirectory(prefix="raypd-benchmark-") as folder:
         comparison = Comparison(config, Path(folder), say)

@@ -98,7 +98,8 @@ def _read(request: Request, answer: Any) -> list[Any]:
     ]
 
 
-def _raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
+def load_raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
+    """raypd's engine. job, work: what is done with it, as `peers.serve` reads them."""
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
     loaded = load_model(ModelConfig(name=job["model"], dtype=job["dtype"], device=job["device"]))
@@ -132,7 +133,7 @@ def _raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
     return run, forget
 
 
-def _ceiling(job: dict[str, Any]) -> Loaded:
+def load_ceiling(job: dict[str, Any]) -> Loaded:
     """The fastest product of activations with one of the model's own matrices, of the sizes that passes have."""
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
@@ -172,7 +173,7 @@ def main() -> None:
         job = json.load(file)
     with open(job["work"], encoding="utf-8") as file:
         work = json.load(file)
-    load = _ceiling if job["engine"] == "ceiling" else lambda job: _raypd(job, work)
+    load = load_ceiling if job["engine"] == "ceiling" else partial(load_raypd, work=work)
     serve(job, load, {"raypd": raypd.__version__, "torch": torch.__version__})
 
 

@@ -145,6 +145,9 @@ def _greedy(one: dict[str, Any], most: int) -> Any:
     return GenerationConfig(max_new_tokens=most, do_sample=False, pad_token_id=0, eos_token_id=stops)
 
 
+ENGINES = {"generate": generate, "generate_batch": generate_batch, "vllm": vllm}
+
+
 def serve(job: dict[str, Any], load: Callable[[dict[str, Any]], Loaded], versions: dict[str, str]) -> None:
     """Loads an engine, warms it up, and does the job's work for each line of standard input.
 
@@ -161,7 +164,8 @@ def serve(job: dict[str, Any], load: Callable[[dict[str, Any]], Loaded], version
 
     try:
         with open(job["work"], encoding="utf-8") as file:
-            requests = json.load(file)[job["shape"]]  # raypd's are `units`, of which it takes the number alone
+            work = json.load(file)
+        requests = work[job["shape"]]  # raypd's are `units`, of which it takes the number alone
         run, forget = load(job)
         run(requests[:WARM_UP])
         say({"ready": True, "versions": versions})
@@ -170,20 +174,20 @@ def serve(job: dict[str, Any], load: Callable[[dict[str, Any]], Loaded], version
             begin = time.perf_counter()
             found = run(requests)
             found.setdefault("seconds", time.perf_counter() - begin)
-            say(_counted(found, requests, job))
+            say(counted(found, requests, own=work["decoded"] is None))
     except Exception as error:
         say({"error": f"{type(error).__name__}: {error}".strip()})
         raise
 
 
-def _counted(found: dict[str, Any], requests: list[dict[str, Any]], job: dict[str, Any]) -> dict[str, Any]:
-    """Adds the tokens decoded and put through the model (of each answer all but the last), where they are not there."""
+def counted(found: dict[str, Any], requests: list[dict[str, Any]], own: bool) -> dict[str, Any]:
+    """Adds the tokens decoded and put through the model, of each answer all but the last, where they are not known."""
     if "decoded" not in found:
         found["decoded"] = sum(map(len, found["answers"]))
         prompts = sum(len(one["tokens"]) for one in requests) - found.get("cached", 0)
         found.setdefault("fed", prompts + found["decoded"] - len(requests))
-    if not job["answers"]:
-        del found["answers"]
+    if not own:
+        del found["answers"]  # nobody looks at them
     return found
 
 
@@ -200,9 +204,10 @@ def main() -> None:
 
         versions = {package: __import__(package).__version__, "torch": version("torch")}
     except ImportError as error:
-        print(json.dumps({"error": f"{package} is not installed in {sys.executable} ({error})"}), flush=True)
+        why = "is not installed" if error.name == package else "cannot be imported"
+        print(json.dumps({"error": f"{package} {why} in {sys.executable}: {error}"}), flush=True)
         sys.exit(1)
-    serve(job, {"generate": generate, "generate_batch": generate_batch, "vllm": vllm}[job["engine"]], versions)
+    serve(job, ENGINES[job["engine"]], versions)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import typer
 import raypd
 from raypd.cli import options as o
 from raypd.cli.run import config_over, run_task
-from raypd.config.load import load_benchmark, load_config
+from raypd.config.load import load_any, load_benchmark, load_config
 from raypd.errors import ConfigError, RunError, UserError
 from raypd.run.text import clean, said
 
@@ -247,10 +247,11 @@ def benchmark(config: o.Works, overrides: o.Overrides = None) -> None:
     made = load_benchmark(config, overrides or [])
     folder, results = Path(made.benchmark.output), []
     written: list[Path] = []
-    for result in compare(made, lambda line: print(said(line), file=sys.stderr, flush=True)):
-        results.append(result)
-        written = save(results, folder, made.model.name)  # each time: what is done stays when the next is interrupted
-        print(clean(markdown(result)) + "\n", flush=True)
+    with contextlib.closing(compare(made, lambda line: print(said(line), file=sys.stderr, flush=True))) as compared:
+        for result in compared:
+            results.append(result)
+            written = save(results, folder, made.model.name)  # each time: what is done stays if the next is interrupted
+            print(clean(markdown(result)) + "\n", flush=True)
     print("\n".join(f"written: {file}" for file in written))
 
 
@@ -291,7 +292,7 @@ def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
         return
     if "=" in config and not os.path.exists(config):
         raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
-    print(render(load_config(config, overrides or [])), end="")
+    print(render(load_any(config, overrides or [])), end="")
 
 
 @_schema_app.command("suggest")

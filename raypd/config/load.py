@@ -77,6 +77,19 @@ def load_benchmark(path: str | Path, overrides: list[str] | None = None) -> Benc
         raise ConfigError(_explain(error, source, BenchmarkRun)) from None
 
 
+def load_any(path: str | Path, overrides: list[str] | None = None) -> RunConfig | BenchmarkRun:
+    """Reads and checks the file of a run or of a benchmark, as it has a section `benchmark` or not.
+
+    Args:
+        path, overrides: as `load_config`.
+
+    Raises:
+        ConfigError: with file, line and key of every mistake found.
+    """
+    load = load_benchmark if "benchmark" in _read_yaml(Path(path)).tree else load_config
+    return load(path, overrides)
+
+
 def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
     """Checks a configuration that stands in no file; relative paths are relative to the current folder.
 

@@ -6,7 +6,9 @@ import importlib.util
 import json
 import os
 import signal
+import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ import psutil
 import pytest
 import yaml
 
-from raypd.benchmark import answers
-from raypd.benchmark.compare import Result, Row, varied
+from raypd.benchmark import answers, peers
+from raypd.benchmark.compare import Result, Row, shape_of, varied
+from raypd.benchmark.engines import load_raypd
 from raypd.benchmark.table import chart, markdown
-from raypd.benchmark.works import make_work
-from raypd.config.benchmark import Extraction, RandomSlots
+from raypd.benchmark.works import Work, make_work
+from raypd.config.benchmark import ENGINES, Extraction, Questions, RandomQuestions, RandomSlots
 from raypd.config.load import load_benchmark
 from raypd.errors import ConfigError, InputError
 from tests.processes import ROOT, ended, start, wait_for
@@ -66,58 +69,96 @@ def rows(work: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["engine"]: row for row in work["rows"]}
 
 
-def test_engines_do_the_same_tokens_and_what_cannot_run_says_why(folder: Path) -> None:
+def once(engine: str, work: Work, folder: Path, setting: int = 2) -> dict[str, Any]:
+    """What an engine says of a work, here and not in a process of its own."""
+    tree = json.loads(json.dumps({**asdict(work), "units": [0] * work.count}))
+    job = {"model": str(folder / "model"), "dtype": "float32", "device": "cpu", "threads": 1, "setting": setting}
+    requests = tree[shape_of(engine, work)]
+    if engine.startswith("raypd"):
+        run, forget = load_raypd({**job, "guided": engine == "raypd-guided"}, tree)
+    else:
+        run, forget = peers.ENGINES[engine](job)
+    first = peers.counted(run(requests), requests, True)
+    forget()
+    found = peers.counted(run(requests), requests, True)
+    assert {**first, "seconds": 0} == {**found, "seconds": 0}  # nothing of the first run is in a cache
+    return found
+
+
+def test_engines_do_the_same_tokens(folder: Path) -> None:
+    work = make_work(RandomSlots(**SLOTS), None, tiny_tokenizer(), 4096, 100)
+    ours, theirs, batched = (once(engine, work, folder) for engine in ("raypd", "generate", "generate_batch"))
+    # 8 shared once, 3 x (6 own + 2 x 2 of keys), 3 x 2 values of 3 tokens, whose last is not fed
+    assert (ours["fed"], ours["decoded"]) == (work.unavoidable + 3 * 2 * 2, 18) == (8 + 3 * 10 + 3 * 2 * 2, 18)
+    assert (theirs["fed"], theirs["decoded"]) == (3 * (14 + 10 - 1), 3 * 10)
+    assert batched["answers"] == theirs["answers"]
+
+    asked = RandomQuestions(kind="random_questions", shared=9, contexts=2, context_tokens=5, questions=3,
+                            question_tokens=2, answer_tokens=3)  # fmt: skip
+    work = make_work(asked, None, tiny_tokenizer(), 4096, 100)
+    ours, theirs = once("raypd", work, folder), once("generate", work, folder)
+    assert ours["fed"] == 9 + 2 * (5 + 3 * 2) + 2 * 3 * 2
+    assert ours["decoded"] == theirs["decoded"] == 18
+
+
+def test_labels_are_decoded_as_they_stand(folder: Path) -> None:
+    config = Extraction(kind="extraction", data="titles.jsonl", answers="labels")
+    work = make_work(config, str(folder), tiny_tokenizer(), 4096, 100)
+    ours, theirs = once("raypd", work, folder), once("generate", work, folder)
+    assert ours["decoded"] == work.decoded == 2 * (len(' "Acme"') + len(" null"))
+    assert ours["fed"] == work.unavoidable + work.decoded - work.values
+    skeleton = len('{\n"Brand":,\n"Size":}')
+    assert theirs["decoded"] == ours["decoded"] + 2 * skeleton
+
+
+def test_own_answers_are_held_against_raypds(folder: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    work = make_work(
+        Questions(kind="questions", data="pages.jsonl", answer_tokens=4), str(folder), tokenizer, 4096, 100
+    )
+    ours, theirs = (once(engine, work, folder)["answers"] for engine in ("raypd", "generate"))
+    alone = answers.read(theirs, "each", work, tokenizer)
+    assert answers.agreement(answers.read(ours, "units", work, tokenizer), alone) == 1.0  # the same prompts, in float32
+    config = Extraction(kind="extraction", data="titles.jsonl", value_tokens=8)
+    work = make_work(config, str(folder), tokenizer, 4096, 100)
+    for engine in ("raypd", "raypd-guided"):
+        (one, other) = once(engine, work, folder)["answers"]
+        assert set(one) == set(other) == {"Brand", "Size"}
+
+
+def test_what_cannot_run_says_why_and_the_others_go_on(folder: Path) -> None:
     works = {
         "slots": SLOTS,
-        "labels": {"kind": "extraction", "data": "titles.jsonl", "answers": "labels", "engines": ["raypd", "generate"]},
         "gone": {"kind": "extraction", "data": "nowhere.jsonl"},
         "many": {**SLOTS, "documents": 10_001},
     }
-    engines = ["raypd", "raypd-guided", "generate", "generate_batch", "vllm-whole"]
-    printed, found = run(config(folder, works, engines=engines))
-    slots, labels = rows(found["slots"]), rows(found["labels"])
-    assert set(slots) == {*engines} - {"raypd-guided"}  # it has nothing to guide there
-    for engine in ("raypd", "generate"):
-        assert len(slots[engine]["seconds"]) == 2, slots[engine]
-    # 8 shared once, 3 x (6 own + 2 x 2 of keys), 3 x 2 values of 3 tokens, whose last is not fed
-    assert (slots["raypd"]["fed"], slots["raypd"]["decoded"]) == (8 + 3 * 10 + 3 * 2 * 2, 18)
-    assert (slots["generate"]["fed"], slots["generate"]["decoded"]) == (3 * (14 + 10 - 1), 3 * 10)
-    assert labels["generate"]["decoded"] > labels["raypd"]["decoded"] == 2 * (len(' "Acme"') + len(" null"))
-    assert slots["generate_batch"]["error"] or slots["generate_batch"]["decoded"] == 30
+    printed, found = run(config(folder, works), f"benchmark.vllm_python={sys.executable}")
+    slots = rows(found["slots"])
+    assert set(slots) == set(ENGINES) - {"raypd-guided"}  # it has nothing to guide there
+    for engine in ("raypd", "generate", "generate_batch"):
+        assert (len(slots[engine]["seconds"]), slots[engine]["error"]) == (2, None)
     if importlib.util.find_spec("vllm") is None:
         assert "vllm is not installed" in slots["vllm-whole"]["error"]
         assert "vllm-whole: vllm is not installed" in printed
     assert found["slots"]["floor"] > 0
     assert "nowhere.jsonl: cannot be read (No such file" in found["gone"]["skipped"]
     assert "benchmark.most_documents (10,000)" in found["many"]["skipped"]
-    table = (folder / "out/table.md").read_text()
-    assert "| raypd | 2 |" in table
+    assert "| raypd | 2 |" in (folder / "out/table.md").read_text()
     assert ElementTree.parse(folder / "out/slots.svg").getroot().tag.endswith("svg")
-
-
-def test_own_answers_are_held_against_raypds(folder: Path) -> None:
-    works = {
-        "titles": {"kind": "extraction", "data": "titles.jsonl", "max_new_tokens": 8, "value_tokens": 8},
-        "pages": {"kind": "questions", "data": "pages.jsonl", "answer_tokens": 4},
-        "random": {"kind": "random_questions", "shared": 9, "contexts": 2, "context_tokens": 5, "questions": 3,
-                   "question_tokens": 2, "answer_tokens": 3},
-    }  # fmt: skip
-    _, found = run(config(folder, works, repeats=1), "benchmark.engines=[raypd,raypd-guided,generate]")
-    titles, pages, random = (rows(found[name]) for name in works)
-    assert set(titles) == {"raypd", "raypd-guided", "generate"}
-    assert titles["generate"]["agrees_with"] == "raypd-guided"
-    assert pages["generate"]["agreement"] == 1.0  # the same prompts, in float32
-    assert random["raypd"]["fed"] == 9 + 2 * (5 + 3 * 2) + 2 * 3 * 2
-    assert random["generate"]["decoded"] == random["raypd"]["decoded"] == 18
 
 
 def test_vllm_does_the_same(folder: Path) -> None:
     python = os.environ.get("RAYPD_VLLM_PYTHON") or (importlib.util.find_spec("vllm") and "null")
     if not python:
         pytest.skip("needs vLLM: RAYPD_VLLM_PYTHON=/its/environment/bin/python (docs/benchmark.md)")
-    engines = "benchmark.engines=[raypd,vllm-whole,vllm-each]"
-    _, found = run(config(folder, {"slots": SLOTS}, repeats=1), engines, f"benchmark.vllm_python={python}")
-    slots = rows(found["slots"])
+    save_tiny(folder / "wide", head_dim=64)  # vLLM has no attention for heads of 16
+    engines = "benchmark.engines=[raypd,raypd-guided,vllm-whole,vllm-each]"
+    works = {"slots": SLOTS, "titles": {"kind": "extraction", "data": "titles.jsonl", "value_tokens": 4}}
+    model = f"model.name={folder / 'wide'}"
+    _, found = run(config(folder, works, repeats=1), engines, model, f"benchmark.vllm_python={python}")
+    slots, titles = rows(found["slots"]), rows(found["titles"])
+    assert [titles[name]["error"] for name in titles] == [None] * 4
+    assert titles["vllm-each"]["agrees_with"] == "raypd-guided"
     assert [slots[name]["error"] for name in slots] == [None] * 3
     assert [slots[name]["decoded"] for name in slots] == [18, 30, 18]
 
