@@ -156,14 +156,12 @@ class Comparison:
         running: dict[str, _Process] = {}
         found: dict[str, dict[str, Any]] = {}
         for engine in config.engines or self.settings.engines:
-            row = Row(engine)
-            if (shape := shape_of(engine, work)) is None:
+            if shape_of(engine, work) is None:
                 continue
+            row = Row(engine)
             result.rows.append(row)
             try:
-                running[engine], found[engine] = self._tuned(
-                    row, shape, file, getattr(config, "models", {}).get(engine)
-                )
+                running[engine], found[engine] = self._tuned(row, work, file, getattr(config, "models", {}).get(engine))
             except _Failed as error:
                 row.error = one_line(error, 300)
                 self.say(f"{result.name}: {engine}: {row.error}")
@@ -195,12 +193,15 @@ class Comparison:
         self.say(f"{result.name}: {repeat + 1} of {self.settings.repeats} repeats")
         return found
 
-    def _tuned(self, row: Row, shape: str, file: Path, model: str | None) -> tuple[_Process, dict[str, Any]]:
+    def _tuned(self, row: Row, work: Work, file: Path, model: str | None) -> tuple[_Process, dict[str, Any]]:
         """Starts an engine with one setting after the other; the process of the fastest stays. Raises _Failed."""
+        shape = str(shape_of(row.engine, work))
+        requests = work.count if shape == "units" else len(getattr(work, shape))
         best: tuple[_Process, dict[str, Any]] | None = None
         reason: _Failed | None = None
-        settings = self.settings.batch_sizes if row.engine == "generate" else self.settings.max_num_seqs
-        for setting in settings:
+        settings = sorted(self.settings.batch_sizes if row.engine == "generate" else self.settings.max_num_seqs)
+        enough = sum(setting < requests for setting in settings)  # the first that takes all at once is tried, too
+        for setting in settings[: enough + 1]:
             process = self._start(row.engine, shape, setting, file, model)
             try:
                 ready = process.answer(self.settings.most_seconds)

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 from raypd.benchmark.compare import Result, Row
 from raypd.run.text import count, number, one_line
 
+_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "raypd", "axes.spines.top": False, "axes.spines.right": False}
 _HEAD = ("engine", "at a time", "{unit}/s [range]", "x {first}", "of the floor", "fed", "decoded", "same answers")
 
 
@@ -85,53 +87,39 @@ def _cells(row: Row, first: Row, result: Result) -> list[str]:
     share = "" if not result.floor else f"{result.floor / median(row.seconds):.0%}"
     agrees = "" if row.agreement is None else f"{row.agreement:.0%} as {row.agrees_with}"
     spread = f"{number(median(rates))} [{number(min(rates))}-{number(max(rates))}]"
-    return [
-        row.engine,
-        str(row.setting),
-        spread,
-        f"{median(ratios):.2f}",
-        share,
-        count(row.fed),
-        count(row.decoded),
-        agrees,
-    ]
+    tokens = [count(row.fed), count(row.decoded)]
+    return [row.engine, str(row.setting), spread, f"{median(ratios):.2f}", share, *tokens, agrees]
 
 
 def chart(results: Sequence[Result], file: Path) -> bool:
-    """Writes an SVG of works of one group: bars of speeds, or seconds a document over what varies; whether it did."""
-    shown = [result for result in results if any(row.seconds for row in result.rows)]
-    if not shown:
+    """Writes an SVG of a work: bars of speeds, or seconds of a document over what varies; False: nothing was timed.
+
+    Args:
+        results: of one work of the configuration.
+        file: that is written.
+    """
+    timed = [(result, row) for result in results for row in result.rows if row.seconds]
+    if not timed:
         return False
-    engines = list(dict.fromkeys(row.engine for result in shown for row in result.rows if row.seconds))
-    with rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": "raypd", "axes.spines.top": False, "axes.spines.right": False}
-    ):
-        figure = Figure(figsize=(9, 4), layout="constrained")
-        if shown[0].varied is not None:
-            axes = figure.add_subplot()
-            for engine in engines:
-                points = [
-                    (r.varied, median(w.seconds) / r.count)
-                    for r in shown
-                    for w in r.rows
-                    if w.engine == engine and w.seconds
-                ]
-                axes.plot(*zip(*points, strict=True), marker="o", label=engine)
-            axes.set(xscale="log", yscale="log", xlabel=shown[0].name.rpartition(" ")[2].partition("=")[0])
-            axes.set_ylabel(f"seconds of one of the {shown[0].unit}")
-            axes.legend(frameon=False)
+    first = timed[0][0]
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(8, 4), layout="constrained")
+        axes = figure.add_subplot()
+        if first.varied is None:
+            low, middle, high = np.array(
+                [[f(speeds(row, first)) for f in (min, median, max)] for _, row in timed[::-1]]
+            ).T
+            axes.barh([row.engine for _, row in timed[::-1]], middle, xerr=[middle - low, high - middle])
+            if first.floor:
+                axes.axvline(first.count / first.floor, color="grey", linestyle="--")
+            axes.set(title=f"{first.name}; dashed: the floor", xlabel=f"{first.unit}/s")
         else:
-            for axes, result in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-                rows = [row for row in result.rows if row.seconds][::-1]
-                rates = [speeds(row, result) for row in rows]
-                middles = [median(one) for one in rates]
-                errors = [
-                    [m - min(r) for m, r in zip(middles, rates, strict=True)],
-                    [max(r) - m for m, r in zip(middles, rates, strict=True)],
-                ]
-                axes.barh([row.engine for row in rows], middles, xerr=errors)
-                if result.floor:
-                    axes.axvline(result.count / result.floor, color="grey", linestyle="--")
-                axes.set(title=result.name, xlabel=f"{result.unit}/s")
+            for engine in dict.fromkeys(row.engine for _, row in timed):
+                mine = [(result, row) for result, row in timed if row.engine == engine]
+                cost = [median(row.seconds) / result.count for result, row in mine]
+                axes.plot([result.varied or 0 for result, _ in mine], cost, marker="o", label=engine)
+            key = first.name.rpartition(" ")[2].partition("=")[0]
+            axes.set(title=first.group, xscale="log", yscale="log", xlabel=key, ylabel=f"seconds / {first.unit}")
+            axes.legend(frameon=False)
         figure.savefig(file, metadata={"Date": None})
     return True

@@ -21,8 +21,9 @@ from raypd.benchmark.compare import Result, Row, shape_of, varied
 from raypd.benchmark.engines import load_raypd
 from raypd.benchmark.table import chart, markdown
 from raypd.benchmark.works import Work, make_work
-from raypd.config.benchmark import ENGINES, Extraction, Questions, RandomQuestions, RandomSlots
+from raypd.config.benchmark import ENGINES, BenchmarkRun, Extraction, Questions, RandomQuestions, RandomSlots
 from raypd.config.load import load_benchmark
+from raypd.config.render import render
 from raypd.errors import ConfigError, InputError
 from tests.processes import ROOT, ended, start, wait_for
 from tests.tiny import save_tiny, tiny_tokenizer
@@ -200,6 +201,7 @@ def test_the_shipped_configurations_load() -> None:
     for file in (ROOT / "configs/benchmark").glob("*.yaml"):
         made = load_benchmark(file)
         assert all(varied(name, work) for name, work in made.benchmark.works.items())
+        assert BenchmarkRun.model_validate(yaml.safe_load(render(made))) == made
     assert set(load_benchmark(ROOT / "configs/benchmark/workloads.yaml").benchmark.works) == {
         f"W{n}" for n in range(1, 7)
     }
@@ -221,8 +223,8 @@ def test_ratios_are_those_of_each_repeat(tmp_path: Path) -> None:
     broken = Row("generate", error="MemoryError")
     result = Result("W1", "W1", None, "documents", 8, floor=0.5, flops=4e11, rows=[ours, theirs, broken])
     text = markdown(result)
-    assert "| raypd | 24 | 4.00 [2.00-8.00] | 1.00 | 25% | 5 | 0 |" in text
-    assert "| vllm-whole | 64 | 2.00 [1.14-4.00] | 0.50 | 12% | 7 |" in text
+    assert "| raypd | 24 | 4 [2-8] | 1.00 | 25% | 5 | 0 |" in text
+    assert "| vllm-whole | 64 | 2 [1.14-4] | 0.50 | 12% | 7 |" in text
     assert "generate: MemoryError" in text
     assert chart([result], tmp_path / "W1.svg")
     assert not chart([Result("W2", "W2", None, skipped="no data")], tmp_path / "none.svg")
