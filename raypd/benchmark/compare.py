@@ -28,6 +28,7 @@ from raypd.benchmark.works import Work, make_work
 from raypd.config import ModelConfig
 from raypd.config.benchmark import BenchmarkRun, Engine, WorkConfig
 from raypd.errors import ConfigError, InputError, RunError
+from raypd.models.embedded import quiet
 from raypd.models.load import load_model, load_tokenizer
 from raypd.run.text import one_line
 
@@ -136,7 +137,6 @@ class Comparison:
                     self._compare(result, config)
                 except InputError as error:
                     result.skipped = str(error)
-                    self.say(f"{name}: left out: {error}")
                 finally:
                     self.close()
                 yield result
@@ -209,7 +209,7 @@ class Comparison:
             except _Failed as error:
                 reason = error
                 self._end(process)
-                if not best and "is not installed" in str(error):
+                if "is not installed" in str(error):
                     break
                 continue
             row.tried[setting] = once["seconds"]
@@ -227,6 +227,7 @@ class Comparison:
         return best
 
     def _start(self, engine: str, shape: str, setting: int, file: Path, model: str | None) -> _Process:
+        """A process of an engine, which loads and warms up. Raises _Failed, ModelError."""
         settings = self.settings
         at, dtype, _ = self._model(model)
         name = "raypd" if engine.startswith("raypd") else engine.partition("-")[0]
@@ -254,7 +255,7 @@ class Comparison:
         try:
             process = _Process(command, environment, path.with_suffix(".log"))
         except OSError as error:
-            raise ConfigError(f"benchmark.vllm_python: {command[0]} cannot be started: {error.strerror}") from None
+            raise _Failed(f"{command[0]} (benchmark.vllm_python) cannot be started: {error.strerror}") from None
         self._live.append(process)
         return process
 
@@ -272,8 +273,9 @@ class Comparison:
                 given = given.model_copy(update={"name": name, "adapter": None, "revision": None})
             loaded = load_model(given)
             at = self.folder / f"model-{len(self._models)}"
-            loaded.model.save_pretrained(at)
-            loaded.tokenizer.save_pretrained(at)
+            with quiet():
+                loaded.model.save_pretrained(at)
+                loaded.tokenizer.save_pretrained(at)
             self._models[name] = str(at), str(loaded.dtype).removeprefix("torch."), loaded.context_length
         return self._models[name]
 
