@@ -247,11 +247,17 @@ def benchmark(config: o.Works, overrides: o.Overrides = None) -> None:
     made = load_benchmark(config, overrides or [])
     folder, results = Path(made.benchmark.output), []
     written: list[Path] = []
-    with contextlib.closing(compare(made, lambda line: print(said(line), file=sys.stderr, flush=True))) as compared:
-        for result in compared:
-            results.append(result)
-            written = save(results, folder, made.model.name)  # each time: what is done stays if the next is interrupted
-            print(clean(markdown(result)) + "\n", flush=True)
+    try:
+        with contextlib.closing(compare(made, lambda line: print(said(line), file=sys.stderr, flush=True))) as compared:
+            for result in compared:
+                results.append(result)
+                written = save(results, folder, made.model.name)  # each time: it stays if the next is interrupted
+                print(clean(markdown(result)) + "\n", flush=True)
+    except KeyboardInterrupt:
+        from raypd.cluster.driver import Interrupted
+
+        done = f"{len(results)} works are done, in {folder}" if results else "no work is done"
+        raise Interrupted(f"interrupted: {done}") from None
     print("\n".join(f"written: {file}" for file in written))
 
 
