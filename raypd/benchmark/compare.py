@@ -246,9 +246,14 @@ class Comparison:
             command = [sys.executable, peers.__file__, str(path)]
         if name == "vllm":
             command[0] = settings.vllm_python or sys.executable
-            last = (settings.threads or os.cpu_count() or 1) - 1
-            known = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{last}", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-            environment = {**environment, **known, **settings.vllm_environment}
+            known = {
+                "VLLM_CPU_OMP_THREADS_BIND": f"0-{(settings.threads or os.cpu_count() or 1) - 1}",
+                "VLLM_CPU_KVCACHE_SPACE": "4",
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "VLLM_NO_USAGE_STATS": "1",
+                "DO_NOT_TRACK": "1",
+            }
+            environment |= known | {key: str(value) for key, value in settings.vllm_environment.items()}
             del environment["PYTHONPATH"]  # it may have packages that do not fit that environment
         if settings.threads is not None:
             environment["OMP_NUM_THREADS"] = str(settings.threads)

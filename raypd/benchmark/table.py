@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 from raypd.benchmark.compare import Result, Row
 from raypd.run.text import count, number, one_line
 
-_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "raypd", "axes.spines.top": False, "axes.spines.right": False}
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "raypd", "axes.spines.top": False, "axes.spines.right": False}
 _HEAD = ("engine", "at a time", "{unit}/s [range]", "x {first}", "of the floor", "fed", "decoded", "same answers")
 
 

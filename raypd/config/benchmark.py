@@ -115,8 +115,9 @@ class BenchmarkConfig(Section):
     vllm_python: str | None = Field(
         None, description="Interpreter of the environment that vLLM is installed in; null: this one"
     )
-    vllm_environment: dict[str, str] = Field(
-        {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, description="Its variables"
+    vllm_environment: dict[str, str | int] = Field(
+        {},
+        description="Variables of its process, over VLLM_CPU_KVCACHE_SPACE: 4 (GB of each process)",
     )
     vllm_arguments: dict[str, str | int | float | bool] = Field(
         {}, description="More for vllm.LLM, such as gpu_memory_utilization: 0.3, so that engines fit a GPU side by side"
