@@ -31,6 +31,7 @@ ROOMS = (  # from the bottom: each may import those before it
     "report",
     "training",
     "evaluation",
+    "benchmark",
     "api",
     "cli",
     "__main__",

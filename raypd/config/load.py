@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig
+from raypd.config.benchmark import WORKS, BenchmarkRun
 from raypd.config.schema import categories_of, is_file
 from raypd.config.secrets import redact
 from raypd.errors import ConfigError, did_you_mean, in_words
@@ -49,6 +50,46 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     return _checked(source, overrides, Path(path).parent)
 
 
+def load_benchmark(path: str | Path, overrides: list[str] | None = None) -> BenchmarkRun:
+    """Reads and checks the YAML file of a benchmark, as `load_config` that of a run.
+
+    Args:
+        path, overrides: the file, and `key=value` with dotted keys to go over it, later ones over earlier ones.
+
+    Raises:
+        ConfigError: with file, line and key of every mistake found.
+    """
+    source, folder = _read_yaml(Path(path)), Path(path).parent
+    if isinstance(source.tree.get("model"), str):
+        source.tree["model"] = {"name": source.tree["model"]}
+    anchor_paths(source.tree, folder)
+    benchmark = source.tree.get("benchmark")
+    if isinstance(benchmark, dict):
+        works = benchmark.get("works")
+        tasks = [work for work in works.values() if isinstance(work, dict)] if isinstance(works, dict) else []
+        for part, key in [(benchmark, "data"), (benchmark, "vllm_python"), *((work, "task") for work in tasks)]:
+            if part.get(key) is not None:
+                part[key] = _anchored(part[key], folder)
+    _override(source.tree, overrides)
+    try:
+        return BenchmarkRun.model_validate(source.tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, source, BenchmarkRun)) from None
+
+
+def load_any(path: str | Path, overrides: list[str] | None = None) -> RunConfig | BenchmarkRun:
+    """Reads and checks the file of a run or of a benchmark, as it has a section `benchmark` or not.
+
+    Args:
+        path, overrides: as `load_config`.
+
+    Raises:
+        ConfigError: with file, line and key of every mistake found.
+    """
+    load = load_benchmark if "benchmark" in _read_yaml(Path(path)).tree else load_config
+    return load(path, overrides)
+
+
 def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
     """Checks a configuration that stands in no file; relative paths are relative to the current folder.
 
@@ -61,8 +102,8 @@ def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> Run
     return _checked(_Yaml(None, yaml.safe_dump(tree)), overrides)
 
 
-def _checked(source: _Yaml, overrides: list[str] | None, folder: Path | None = None) -> RunConfig:
-    tree: dict[str, Any] = source.tree
+def _override(tree: dict[str, Any], overrides: list[str] | None) -> None:
+    """Sets the keys of `key=value`. Raises ConfigError."""
     for override in overrides or []:
         key, equals, value = override.partition("=")
         if not equals or not key:
@@ -73,6 +114,11 @@ def _checked(source: _Yaml, overrides: list[str] | None, folder: Path | None = N
             set_key(tree, key, value_of(value))
         except TypeError as error:
             raise ConfigError(f"{redact(override)!r}: {error}") from None
+
+
+def _checked(source: _Yaml, overrides: list[str] | None, folder: Path | None = None) -> RunConfig:
+    tree: dict[str, Any] = source.tree
+    _override(tree, overrides)
     task = tree.get("task")
     if isinstance(task, dict) and task.get("categories_file"):
         if task.get("categories"):
@@ -236,15 +282,16 @@ def _anchored(path: Any, folder: Path) -> Any:
     return path if not isinstance(path, str) or "://" in path else str(folder / Path(path).expanduser())
 
 
-def _keys_of(location: tuple[str | int, ...]) -> list[str]:
+def _keys_of(location: tuple[str | int, ...], root: type[BaseModel]) -> list[str]:
     """The keys that the model knows at a place of the tree, for a hint at a misspelt one."""
-    model: Any = RunConfig
+    model: Any = root
+    kinds = {**KINDS, **WORKS} if root is BenchmarkRun else KINDS
     for part in location:
-        if part in KINDS:
-            model = KINDS[str(part)]
+        if part in kinds:
+            model = kinds[str(part)]
         elif part == "categories":
             return [*Category.model_fields, *Attribute.model_fields]
-        elif part != "task" and part in model.model_fields:
+        elif part != "task" and part in getattr(model, "model_fields", {}):
             model = model.model_fields[part].annotation
     return list(getattr(model, "model_fields", {}))
 
@@ -255,16 +302,25 @@ def _as_yaml(value: bool | float | date) -> str:
     return f"the {kind} {str(value).lower()}"
 
 
-def _explain(error: ValidationError, source: _Yaml) -> str:
+def _explain(error: ValidationError, source: _Yaml, root: type[BaseModel] = RunConfig) -> str:
     lines = []
     for item in error.errors():
         at = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
-        keys, at = at, tuple(part for i, part in enumerate(at) if not (i == 1 and at[0] == "task" and part in KINDS))
+        # Pydantic names the kind, which does not stand there, of a task and of a benchmark's work.
+        keys, at = (
+            at,
+            tuple(
+                part
+                for i, part in enumerate(at)
+                if not (i == 1 and at[0] == "task" and part in KINDS)
+                and not (i == 3 and at[:2] == ("benchmark", "works") and part in WORKS)
+            ),
+        )
         key = ".".join(map(str, at))
         if key in RENAMED:
             what = f"is called {RENAMED[key]} now"
         elif item["type"] == "extra_forbidden":
-            hint = did_you_mean(str(at[-1]), _keys_of(keys[:-1]))
+            hint = did_you_mean(str(at[-1]), _keys_of(keys[:-1], root))
             what = f"unknown key; {hint or '`raypd config show` lists all keys'}"
         elif item["type"] == "missing":
             what = "missing"

@@ -1,0 +1,336 @@
+"""Runs every engine on every work: each in a process of its own, tuned first, then timed in turn with the others.
+
+All engines of a work live side by side, and only one of them works at a time; the others wait for a line of input. So
+what the machine does in the meantime, warm or busy, hits all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from transformers import PreTrainedTokenizerBase
+
+import raypd
+from raypd.benchmark import answers, peers
+from raypd.benchmark.works import Work, make_work
+from raypd.config import ModelConfig
+from raypd.config.benchmark import BenchmarkRun, Engine, WorkConfig
+from raypd.errors import ConfigError, InputError, RunError
+from raypd.models.embedded import quiet
+from raypd.models.load import load_model, load_tokenizer
+from raypd.run.text import one_line
+
+_LOG_END = 2000  # characters of a log that are looked at for the reason why a process ended
+
+
+@dataclass
+class Row:
+    """An engine on a work: what it was set to, seconds of every repeat and tokens of one; or why there are none."""
+
+    engine: str
+    setting: int | None = None
+    seconds: list[float] = field(default_factory=list)
+    tried: dict[int, float] = field(default_factory=dict)  # setting -> seconds
+    fed: int = 0
+    decoded: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    agreement: float | None = None  # share of answers that are those of `agrees_with`
+    agrees_with: str | None = None
+    error: str | None = None
+
+
+@dataclass
+class Result:
+    """A work and its rows; floor: seconds of the products that cannot be avoided, at the ceiling."""
+
+    name: str
+    group: str  # the work of the configuration that it is a part of
+    varied: int | None  # the value of the key that varies
+    unit: str = ""
+    count: int = 0
+    floor: float | None = None
+    flops: float | None = None  # ceiling, in operations a second
+    rows: list[Row] = field(default_factory=list)
+    skipped: str | None = None
+
+
+class _Failed(Exception):
+    """An engine that did not do its work; its row says why."""
+
+
+class _Process:
+    """One engine's process. Its standard output holds answers alone; what libraries print goes to a log."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        self.log = log
+        with open(log, "wb") as file:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment,
+                start_new_session=True,  # it is ended with all that it has started
+            )  # fmt: skip
+
+    def ask(self, seconds: float) -> dict[str, Any]:
+        """Lets it do its work once. Raises _Failed."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(b"\n")
+            self._process.stdin.flush()
+        return self.answer(seconds)
+
+    def answer(self, seconds: float) -> dict[str, Any]:
+        """The next line that it writes. Raises _Failed."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            raise _Failed(f"took more than {seconds:g} s (benchmark.most_seconds)")
+        line = self._process.stdout.readline()
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            said = [text for text in self.log.read_bytes()[-_LOG_END:].decode(errors="replace").splitlines() if text]
+            raise _Failed(f"its process ended: {said[-1] if said else 'no word'}") from None
+        if "error" in found:
+            raise _Failed(found["error"])
+        return found
+
+    def close(self) -> None:
+        """Ends it and all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+class Comparison:
+    """The works of a configuration, in a folder that is gone when they are done."""
+
+    def __init__(self, config: BenchmarkRun, folder: Path, say: Callable[[str], None]) -> None:
+        self.config, self.settings, self.folder, self.say = config, config.benchmark, folder, say
+        self._models: dict[str | None, tuple[str, str, int]] = {}  # name -> folder, dtype, context
+        self._live: list[_Process] = []
+        self._started = 0
+
+    def results(self) -> Iterator[Result]:
+        """Every work, as it is done. Raises ModelError, ConfigError."""
+        self._model(None)
+        for group, base in self.settings.works.items():
+            if self.settings.only and group not in self.settings.only:
+                continue
+            for name, config in varied(group, base).items():
+                key = next(iter(base.vary), None)
+                result = Result(name, group, None if key is None else getattr(config, key))
+                try:
+                    self._compare(result, config)
+                except InputError as error:
+                    result.skipped = str(error)
+                finally:
+                    self.close()
+                yield result
+
+    def close(self) -> None:
+        """Ends the processes that live."""
+        while self._live:
+            self._live.pop().close()
+
+    def _compare(self, result: Result, config: WorkConfig) -> None:
+        at, _, context = self._model(None)
+        tokenizer = load_tokenizer(ModelConfig(name=at))
+        work = make_work(config, self.settings.data, tokenizer, context, self.settings.most_documents)
+        result.unit, result.count = work.unit, work.count
+        file = self.folder / "work.json"
+        file.write_text(json.dumps({**asdict(work), "units": [0] * work.count}))
+        running: dict[str, _Process] = {}
+        found: dict[str, dict[str, Any]] = {}
+        for engine in config.engines or self.settings.engines:
+            if shape_of(engine, work) is None:
+                continue
+            row = Row(engine)
+            result.rows.append(row)
+            try:
+                running[engine], found[engine] = self._tuned(row, work, file, getattr(config, "models", {}).get(engine))
+            except _Failed as error:
+                row.error = one_line(error, 300)
+                self.say(f"{result.name}: {engine}: {row.error}")
+        self._judge(result, work, found, tokenizer)
+        try:
+            ceiling = self._start("ceiling", "units", 1, file, None)
+            ceiling.answer(self.settings.most_seconds)
+            ceilings = [self._turn(result, running, ceiling, repeat) for repeat in range(self.settings.repeats)]
+        except _Failed as error:
+            raise RunError(f"{result.name}: the machine's ceiling could not be measured: {error}") from None
+        result.flops = max(one["flops"] for one in ceilings)
+        told = next((found[row.engine] for row in result.rows if "later" in found.get(row.engine, {})), None)
+        if work.decoded is not None:
+            told = {"decoded": work.decoded, "later": work.decoded - work.values}
+        if told is not None:
+            fed = ceilings[0]["layers"] * (work.unavoidable + told["later"])
+            result.floor = 2 * (fed + ceilings[0]["head"] * told["decoded"]) / result.flops
+
+    def _turn(self, result: Result, running: dict[str, _Process], ceiling: _Process, repeat: int) -> dict[str, Any]:
+        """Each engine once, one after the other; what the ceiling was then. Raises _Failed of the ceiling."""
+        found = ceiling.ask(self.settings.most_seconds)
+        for row in result.rows:
+            if row.error is None:
+                try:
+                    row.seconds.append(running[row.engine].ask(self.settings.most_seconds)["seconds"])
+                except _Failed as error:
+                    row.error, row.seconds = one_line(error, 300), []
+                    self._end(running[row.engine])
+        self.say(f"{result.name}: {repeat + 1} of {self.settings.repeats} repeats")
+        return found
+
+    def _tuned(self, row: Row, work: Work, file: Path, model: str | None) -> tuple[_Process, dict[str, Any]]:
+        """Starts an engine with one setting after the other; the process of the fastest stays. Raises _Failed."""
+        shape = str(shape_of(row.engine, work))
+        requests = work.count if shape == "units" else len(getattr(work, shape))
+        best: tuple[_Process, dict[str, Any]] | None = None
+        reason: _Failed | None = None
+        settings = sorted(self.settings.batch_sizes if row.engine == "generate" else self.settings.max_num_seqs)
+        enough = sum(setting < requests for setting in settings)  # the first that takes all at once is tried, too
+        for setting in settings[: enough + 1]:
+            process = self._start(row.engine, shape, setting, file, model)
+            try:
+                ready = process.answer(self.settings.most_seconds)
+                once = process.ask(self.settings.most_seconds)
+            except _Failed as error:
+                reason = error
+                self._end(process)
+                if "is not installed" in str(error):
+                    break
+                continue
+            row.tried[setting] = once["seconds"]
+            self.say(f"  {row.engine}, {setting} at a time: {once['seconds']:.2f} s")
+            if best is not None and best[1]["seconds"] <= once["seconds"]:
+                self._end(process)
+                continue
+            if best is not None:
+                self._end(best[0])
+            best = process, once
+            row.setting, row.versions = setting, ready["versions"]
+            row.fed, row.decoded = once["fed"], once["decoded"]
+        if best is None:
+            raise reason or _Failed("no setting was tried")
+        return best
+
+    def _start(self, engine: str, shape: str, setting: int, file: Path, model: str | None) -> _Process:
+        """A process of an engine, which loads and warms up. Raises _Failed, ModelError."""
+        settings = self.settings
+        at, dtype, _ = self._model(model)
+        name = "raypd" if engine.startswith("raypd") else engine.partition("-")[0]
+        job = {
+            "engine": name, "shape": shape, "setting": setting, "work": str(file), "model": at, "dtype": dtype,
+            "device": self.config.model.device, "threads": settings.threads, "guided": engine == "raypd-guided",
+            "arguments": settings.vllm_arguments,
+        }  # fmt: skip
+        self._started += 1
+        path = self.folder / f"{self._started}-{engine}.json"
+        path.write_text(json.dumps(job))
+        root = str(Path(raypd.__file__).parents[1])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.getenv("PYTHONPATH")])])}
+        command = [sys.executable, "-m", "raypd.benchmark.engines", str(path)]
+        if name not in ("raypd", "ceiling"):
+            command = [sys.executable, peers.__file__, str(path)]
+        if name == "vllm":
+            command[0] = settings.vllm_python or sys.executable
+            known = {
+                "VLLM_CPU_OMP_THREADS_BIND": f"0-{(settings.threads or os.cpu_count() or 1) - 1}",
+                "VLLM_CPU_KVCACHE_SPACE": "4",
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "VLLM_NO_USAGE_STATS": "1",
+                "DO_NOT_TRACK": "1",
+            }
+            environment |= known | {key: str(value) for key, value in settings.vllm_environment.items()}
+            del environment["PYTHONPATH"]  # it may have packages that do not fit that environment
+        if settings.threads is not None:
+            environment["OMP_NUM_THREADS"] = str(settings.threads)
+        try:
+            process = _Process(command, environment, path.with_suffix(".log"))
+        except OSError as error:
+            raise _Failed(f"{command[0]} (benchmark.vllm_python) cannot be started: {error.strerror}") from None
+        self._live.append(process)
+        return process
+
+    def _end(self, process: _Process) -> None:
+        self._live.remove(process)
+        process.close()
+
+    def _model(self, name: str | None) -> tuple[str, str, int]:
+        """A model saved once, adapter merged, for all engines alike: folder, dtype, context. Raises ModelError."""
+        if name not in self._models:
+            given = self.config.model
+            if given.quantization != "none":
+                raise ConfigError("model.quantization: engines quantize each in its own way; set none")
+            if name is not None:
+                given = given.model_copy(update={"name": name, "adapter": None, "revision": None})
+            loaded = load_model(given)
+            at = self.folder / f"model-{len(self._models)}"
+            with quiet():
+                loaded.model.save_pretrained(at)
+                loaded.tokenizer.save_pretrained(at)
+            self._models[name] = str(at), str(loaded.dtype).removeprefix("torch."), loaded.context_length
+        return self._models[name]
+
+    def _judge(
+        self, result: Result, work: Work, found: dict[str, dict[str, Any]], tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """Writes to each row the share of its answers that raypd's are, too, decoded in the most similar way."""
+        said = {
+            row.engine: answers.read(found[row.engine]["answers"], shape_of(row.engine, work), work, tokenizer)
+            for row in result.rows
+            if row.error is None and work.decoded is None
+        }
+        for row in result.rows:
+            other = next((name for name in ("raypd-guided", "raypd") if name in said and name != row.engine), None)
+            if row.engine in said and other is not None and not row.engine.startswith("raypd"):
+                row.agreement, row.agrees_with = answers.agreement(said[row.engine], said[other]), other
+
+
+def varied(name: str, work: WorkConfig) -> dict[str, WorkConfig]:
+    """The works that one of the configuration stands for. Raises ConfigError for a value that it cannot have."""
+    try:
+        return work.varied(name)
+    except ValidationError as error:
+        raise ConfigError(f"benchmark.works.{name}.vary: {error.errors()[0]['msg']}") from None
+
+
+def shape_of(engine: Engine | str, work: Work) -> str | None:
+    """Which requests of a work an engine gets; None: the work has none for it."""
+    if engine == "raypd":
+        return "units"
+    if engine == "raypd-guided":
+        return "units" if "run" in work.raypd and work.unit == "documents" else None
+    if engine == "vllm-whole":
+        return "whole" if work.whole else None
+    return "each" if engine == "vllm-each" or not work.whole else "whole"
+
+
+def compare(config: BenchmarkRun, say: Callable[[str], None]) -> Generator[Result, None, None]:
+    """Every work of a configuration, as it is done.
+
+    Args:
+        config: what is compared.
+        say: gets a line for every step.
+
+    Raises:
+        ModelError, ConfigError, RunError: nothing can be compared.
+    """
+    with tempfile.TemporaryDirectory(prefix="raypd-benchmark-") as folder:
+        comparison = Comparison(config, Path(folder), say)
+        try:
+            yield from comparison.results()
+        finally:
+            comparison.close()

@@ -1,0 +1,144 @@
+"""What `raypd benchmark` runs: a small tree of its own, read like a run's and with the same errors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from raypd.config.model import ModelConfig
+from raypd.config.section import Section
+
+Engine = Literal["raypd", "raypd-guided", "generate", "generate_batch", "vllm-whole", "vllm-each"]
+ENGINES: tuple[Engine, ...] = ("raypd", "raypd-guided", "generate", "generate_batch", "vllm-whole", "vllm-each")
+
+
+class WorkConfig(Section):
+    """What all works have."""
+
+    engines: list[Engine] | None = Field(None, min_length=1, description="null: those of benchmark.engines")
+    vary: dict[str, list[int]] = Field(
+        {}, description="One key of the work and its values: a work for each, a chart of the cost over them"
+    )
+
+    @model_validator(mode="after")
+    def _one_number_varies(self) -> WorkConfig:
+        known = [name for name in type(self).model_fields if isinstance(getattr(self, name), int)]
+        if len(self.vary) > 1 or not set(self.vary) <= set(known):
+            raise ValueError(f"vary: one of {', '.join(known)}, with a list of its values")
+        return self
+
+    def varied(self, name: str) -> dict[str, WorkConfig]:
+        """The works that this one stands for, by name. Raises pydantic.ValidationError for a value out of bounds."""
+        for key, values in self.vary.items():
+            tree = self.model_dump(exclude={"vary"})
+            return {f"{name} {key}={value}": type(self).model_validate({**tree, key: value}) for value in values}
+        return {name: self}
+
+
+class RandomSlots(WorkConfig):
+    """Documents of random tokens, with a slot of a fixed length for each attribute."""
+
+    kind: Literal["random_slots"]
+    documents: int = Field(24, ge=1)
+    shared: int = Field(400, ge=1, description="Tokens of the instruction")
+    own: int = Field(300, ge=1, description="Tokens of a document")
+    attributes: int = Field(16, ge=1)
+    key_tokens: int = Field(5, ge=1)
+    value_tokens: int = Field(5, ge=1)
+    stack: int = Field(1, ge=1, description="Documents of one prompt")
+
+
+class Extraction(WorkConfig):
+    """Documents with labels, as `raypd evaluate` takes them: {id, category, title, description, target}."""
+
+    kind: Literal["extraction"]
+    data: str = Field(description="JSON lines in benchmark.data")
+    documents: int = Field(64, ge=1, description="The first ones of the file")
+    task: str | None = Field(None, description="YAML of a run whose `task` is asked; null: the keys of every target")
+    answers: Literal["own", "labels"] = Field(
+        "own", description="What is decoded: the model's own answers, or for all engines the tokens of the labels"
+    )
+    value_tokens: int = Field(30, ge=1, description="decoding.max_value_tokens")
+    max_new_tokens: int = Field(512, ge=1, description="Of an answer that is written whole")
+    models: dict[Engine, str] = Field({}, description="Engine -> folder of weights that were trained for its way")
+
+
+class Questions(WorkConfig):
+    """Contexts with questions: {id, context, questions: [{id, question}]}; choices are not shown."""
+
+    kind: Literal["questions"]
+    data: str = Field(description="JSON lines in benchmark.data")
+    contexts: int = Field(20, ge=1, description="The first ones of the file")
+    answer_tokens: int = Field(20, ge=1, description="Most tokens of an answer")
+
+
+class RandomQuestions(WorkConfig):
+    """Contexts of random tokens with questions; all answers have the same length."""
+
+    kind: Literal["random_questions"]
+    shared: int = Field(2750, ge=1, description="Tokens of instruction and examples")
+    contexts: int = Field(4, ge=1)
+    context_tokens: int = Field(740, ge=1)
+    questions: int = Field(30, ge=1, description="Of a context")
+    question_tokens: int = Field(20, ge=1)
+    answer_tokens: int = Field(10, ge=1)
+
+
+WORKS: dict[str, type[WorkConfig]] = {
+    "random_slots": RandomSlots,
+    "extraction": Extraction,
+    "questions": Questions,
+    "random_questions": RandomQuestions,
+}
+AnyWork = Annotated[RandomSlots | Extraction | Questions | RandomQuestions, Field(discriminator="kind")]
+
+
+class BenchmarkConfig(Section):
+    """Engines, works, and how often."""
+
+    works: dict[str, AnyWork] = Field(
+        min_length=1, description="Name -> {kind: random_slots | extraction | questions | random_questions, ...}"
+    )
+    only: list[str] = Field([], description="Names of the works that are run; none: all")
+    engines: list[Engine] = Field(list(ENGINES), min_length=1, description="Ratios are to the first that ran")
+    data: str | None = Field(None, description="Folder of the works' data; a work whose data is not there is left out")
+    output: str = Field("runs/benchmark", description="Folder for table.md, results.json and the charts")
+    repeats: int = Field(5, ge=1, description="Timed runs of each engine, in turn with the others")
+    max_num_seqs: list[int] = Field(
+        [24, 64, 128], min_length=1, description="Tried with raypd, vLLM and generate_batch; the best is reported"
+    )
+    batch_sizes: list[int] = Field([8, 24, 64], min_length=1, description="Tried with generate")
+    most_documents: int = Field(10_000, ge=1, description="Works of more documents are left out")
+    most_seconds: float = Field(3600, gt=0, description="For one start or one run of an engine; then its row says so")
+    threads: int | None = Field(None, ge=1, description="CPU threads of every engine; null: all cores")
+    vllm_python: str | None = Field(
+        None, description="Interpreter of the environment that vLLM is installed in; null: this one"
+    )
+    vllm_environment: dict[str, str | int] = Field(
+        {},
+        description="Variables of its process, over VLLM_CPU_KVCACHE_SPACE: 4 (GB of each process)",
+    )
+    vllm_arguments: dict[str, str | int | float | bool] = Field(
+        {}, description="More for vllm.LLM, such as gpu_memory_utilization: 0.3, so that engines fit a GPU side by side"
+    )
+
+    @field_validator("max_num_seqs", "batch_sizes")
+    @classmethod
+    def _positive(cls, sizes: list[int]) -> list[int]:
+        if min(sizes) < 1:
+            raise ValueError("sizes are 1 or more")
+        return sizes
+
+    @model_validator(mode="after")
+    def _known_works(self) -> BenchmarkConfig:
+        if unknown := set(self.only) - set(self.works):
+            raise ValueError(f"only: there is no work {min(unknown)!r}; there are {', '.join(self.works)}")
+        return self
+
+
+class BenchmarkRun(Section):
+    """The whole file."""
+
+    model: ModelConfig = ModelConfig()
+    benchmark: BenchmarkConfig

@@ -1,0 +1,243 @@
+"""`raypd benchmark` on a tiny model: every engine in its own process, on the same tokens."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from raypd.benchmark import answers, peers
+from raypd.benchmark.compare import Result, Row, shape_of, varied
+from raypd.benchmark.engines import load_raypd
+from raypd.benchmark.table import chart, markdown
+from raypd.benchmark.works import Work, make_work
+from raypd.config.benchmark import ENGINES, BenchmarkRun, Extraction, Questions, RandomQuestions, RandomSlots
+from raypd.config.load import load_benchmark
+from raypd.config.render import render
+from raypd.errors import ConfigError, InputError
+from tests.processes import ROOT, ended, start, wait_for
+from tests.tiny import save_tiny, tiny_tokenizer
+
+SLOTS = {"kind": "random_slots", "documents": 3, "shared": 8, "own": 6, "attributes": 2, "key_tokens": 2,
+         "value_tokens": 3}  # fmt: skip
+TITLES = [
+    {"id": f"t{n}", "category": "shoe", "title": title, "description": "", "target": {"Brand": "Acme", "Size": None}}
+    for n, title in enumerate(["Acme runner", "Acme boot 42"])
+]
+PAGES = [
+    {
+        "id": "p",
+        "context": "A cat sat.",
+        "questions": [{"id": "1", "question": "Who?"}, {"id": "2", "question": "How?"}],
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("benchmark")
+    save_tiny(made / "model")
+    for name, rows in (("titles", TITLES), ("pages", PAGES)):
+        (made / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return made
+
+
+def config(folder: Path, works: dict[str, Any], **settings: Any) -> Path:
+    file = folder / "benchmark.yaml"
+    sizes = {"data": ".", "repeats": 2, "max_num_seqs": [2], "batch_sizes": [2], "threads": 1}
+    tree = {"output": str(folder / "out"), **sizes, **settings, "works": works}
+    file.write_text(yaml.safe_dump({"model": {"name": str(folder / "model"), "device": "cpu"}, "benchmark": tree}))
+    return file
+
+
+def run(file: Path, *words: str) -> tuple[str, dict[str, Any]]:
+    printed = ended(start("-m", "raypd", "benchmark", str(file), *words))
+    found = json.loads((file.parent / "out/results.json").read_text())
+    return printed, {work["name"]: work for work in found["works"]}
+
+
+def rows(work: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["engine"]: row for row in work["rows"]}
+
+
+def once(engine: str, work: Work, folder: Path, setting: int = 2) -> dict[str, Any]:
+    """What an engine says of a work, here and not in a process of its own."""
+    tree = json.loads(json.dumps({**asdict(work), "units": [0] * work.count}))
+    job = {"model": str(folder / "model"), "dtype": "float32", "device": "cpu", "threads": 1, "setting": setting}
+    requests = tree[shape_of(engine, work)]
+    if engine.startswith("raypd"):
+        run, forget = load_raypd({**job, "guided": engine == "raypd-guided"}, tree)
+    else:
+        run, forget = peers.ENGINES[engine](job)
+    first = peers.counted(run(requests), requests, True)
+    forget()
+    found = peers.counted(run(requests), requests, True)
+    assert {**first, "seconds": 0} == {**found, "seconds": 0}  # nothing of the first run is in a cache
+    return found
+
+
+def test_engines_do_the_same_tokens(folder: Path) -> None:
+    work = make_work(RandomSlots(**SLOTS), None, tiny_tokenizer(), 4096, 100)
+    ours, theirs, batched = (once(engine, work, folder) for engine in ("raypd", "generate", "generate_batch"))
+    # 8 shared once, 3 x (6 own + 2 x 2 of keys), 3 x 2 values of 3 tokens, whose last is not fed
+    assert (ours["fed"], ours["decoded"]) == (work.unavoidable + 3 * 2 * 2, 18) == (8 + 3 * 10 + 3 * 2 * 2, 18)
+    assert (theirs["fed"], theirs["decoded"]) == (3 * (14 + 10 - 1), 3 * 10)
+    assert batched["answers"] == theirs["answers"]
+
+    asked = RandomQuestions(kind="random_questions", shared=9, contexts=2, context_tokens=5, questions=3,
+                            question_tokens=2, answer_tokens=3)  # fmt: skip
+    work = make_work(asked, None, tiny_tokenizer(), 4096, 100)
+    ours, theirs = once("raypd", work, folder), once("generate", work, folder)
+    assert ours["fed"] == 9 + 2 * (5 + 3 * 2) + 2 * 3 * 2
+    assert ours["decoded"] == theirs["decoded"] == 18
+
+
+def test_labels_are_decoded_as_they_stand(folder: Path) -> None:
+    config = Extraction(kind="extraction", data="titles.jsonl", answers="labels")
+    work = make_work(config, str(folder), tiny_tokenizer(), 4096, 100)
+    ours, theirs = once("raypd", work, folder), once("generate", work, folder)
+    assert ours["decoded"] == work.decoded == 2 * (len(' "Acme"') + len(" null"))
+    assert ours["fed"] == work.unavoidable + work.decoded - work.values
+    skeleton = len('{\n"Brand":,\n"Size":}')
+    assert theirs["decoded"] == ours["decoded"] + 2 * skeleton
+
+
+def test_own_answers_are_held_against_raypds(folder: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    work = make_work(
+        Questions(kind="questions", data="pages.jsonl", answer_tokens=4), str(folder), tokenizer, 4096, 100
+    )
+    ours, theirs = (once(engine, work, folder)["answers"] for engine in ("raypd", "generate"))
+    alone = answers.read(theirs, "each", work, tokenizer)
+    assert answers.agreement(answers.read(ours, "units", work, tokenizer), alone) == 1.0  # the same prompts, in float32
+    config = Extraction(kind="extraction", data="titles.jsonl", value_tokens=8)
+    work = make_work(config, str(folder), tokenizer, 4096, 100)
+    for engine in ("raypd", "raypd-guided"):
+        (one, other) = once(engine, work, folder)["answers"]
+        assert set(one) == set(other) == {"Brand", "Size"}
+
+
+def test_what_cannot_run_says_why_and_the_others_go_on(folder: Path) -> None:
+    works = {
+        "slots": SLOTS,
+        "gone": {"kind": "extraction", "data": "nowhere.jsonl"},
+        "many": {**SLOTS, "documents": 10_001},
+    }
+    printed, found = run(config(folder, works), f"benchmark.vllm_python={sys.executable}")
+    slots = rows(found["slots"])
+    assert set(slots) == set(ENGINES) - {"raypd-guided"}  # it has nothing to guide there
+    for engine in ("raypd", "generate", "generate_batch"):
+        assert (len(slots[engine]["seconds"]), slots[engine]["error"]) == (2, None)
+    if importlib.util.find_spec("vllm") is None:
+        assert "vllm is not installed" in slots["vllm-whole"]["error"]
+        assert "vllm-whole: vllm is not installed" in printed
+    assert found["slots"]["floor"] > 0
+    assert "nowhere.jsonl: cannot be read (No such file" in found["gone"]["skipped"]
+    assert "benchmark.most_documents (10,000)" in found["many"]["skipped"]
+    assert "| raypd | 2 |" in (folder / "out/table.md").read_text()
+    assert ElementTree.parse(folder / "out/slots.svg").getroot().tag.endswith("svg")
+
+
+def test_vllm_does_the_same(folder: Path) -> None:
+    python = os.environ.get("RAYPD_VLLM_PYTHON") or (importlib.util.find_spec("vllm") and "null")
+    if not python:
+        pytest.skip("needs vLLM: RAYPD_VLLM_PYTHON=/its/environment/bin/python (docs/benchmark.md)")
+    save_tiny(folder / "wide", head_dim=64)  # vLLM has no attention for heads of 16
+    engines = "benchmark.engines=[raypd,raypd-guided,vllm-whole,vllm-each]"
+    works = {"slots": SLOTS, "titles": {"kind": "extraction", "data": "titles.jsonl", "value_tokens": 4}}
+    model = f"model.name={folder / 'wide'}"
+    _, found = run(config(folder, works, repeats=1), engines, model, f"benchmark.vllm_python={python}")
+    slots, titles = rows(found["slots"]), rows(found["titles"])
+    assert [titles[name]["error"] for name in titles] == [None] * 4
+    assert titles["vllm-each"]["agrees_with"] == "raypd-guided"
+    assert [slots[name]["error"] for name in slots] == [None] * 3
+    assert [slots[name]["decoded"] for name in slots] == [18, 30, 18]
+
+
+def test_ctrl_c_leaves_no_process_and_what_was_done(folder: Path) -> None:
+    works = {"first": SLOTS, "second": {**SLOTS, "documents": 9000, "own": 200}}
+    file = config(folder, works, engines=["raypd"], repeats=1)
+    process = start("-m", "raypd", "benchmark", str(file))
+    assert process.stdout is not None
+    while "## first" not in process.stdout.readline():
+        pass
+    children = wait_for(lambda: psutil.Process(process.pid).children(recursive=True))
+    process.send_signal(signal.SIGINT)
+    assert "interrupted" in ended(process, 130)
+    assert not psutil.wait_procs(children, 60)[1]
+    assert "first" in (folder / "out/table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("benchmark.repeat=3", "benchmark.repeat: unknown key; did you mean 'repeats'?"),
+        ("benchmark.works.slots.documens=3", "benchmark.works.slots.documens: unknown key; did you mean 'documents'?"),
+        ("benchmark.works.slots.kind=slots", "benchmark.works.slots"),
+        ("benchmark.engines=[vlm]", "benchmark.engines.0: did you mean 'vllm-each'? choose from raypd, raypd-guided"),
+        ("benchmark.only=[W9]", "only: there is no work 'W9'; there are slots"),
+        ("benchmark.works.slots.vary.colour=[1]", "vary: one of documents, shared"),
+        ("input.path=x", "input: unknown key"),
+    ],
+)
+def test_a_wrong_key_is_named(folder: Path, word: str, message: str) -> None:
+    file = config(folder, {"slots": SLOTS})
+    with pytest.raises(ConfigError) as error:
+        load_benchmark(file, [word])
+    assert message in str(error.value)
+
+
+def test_the_shipped_configurations_load() -> None:
+    for file in (ROOT / "configs/benchmark").glob("*.yaml"):
+        made = load_benchmark(file)
+        assert all(varied(name, work) for name, work in made.benchmark.works.items())
+        assert BenchmarkRun.model_validate(yaml.safe_load(render(made))) == made
+    assert set(load_benchmark(ROOT / "configs/benchmark/workloads.yaml").benchmark.works) == {
+        f"W{n}" for n in range(1, 7)
+    }
+
+
+def test_a_work_in_both_shapes_and_one_that_does_not_fit() -> None:
+    work = make_work(RandomSlots(**{**SLOTS, "stack": 2}), None, tiny_tokenizer(), 100, 100)
+    assert [len(prompt["ends"]) for prompt in work.raypd["prompts"]] == [4, 2]
+    assert [one["max_tokens"] for one in work.whole] == [4 * 5, 2 * 5]
+    first, slotted = work.each[0]["tokens"], work.raypd["prompts"][0]["tokens"]
+    assert slotted[: len(first)] == first
+    assert work.each[3]["tokens"][:-2] == work.whole[0]["tokens"]
+    with pytest.raises(InputError, match="the model's context is 20"):
+        make_work(RandomSlots(**SLOTS), None, tiny_tokenizer(), 20, 100)
+
+
+def test_ratios_are_those_of_each_repeat(tmp_path: Path) -> None:
+    ours, theirs = Row("raypd", 24, [1.0, 2.0, 4.0], fed=5), Row("vllm-whole", 64, [2.0, 4.0, 7.0], fed=7)
+    broken = Row("generate", error="MemoryError")
+    result = Result("W1", "W1", None, "documents", 8, floor=0.5, flops=4e11, rows=[ours, theirs, broken])
+    text = markdown(result)
+    assert "| raypd | 24 | 4 [2-8] | 1.00 | 25% | 5 | 0 |" in text
+    assert "| vllm-whole | 64 | 2 [1.14-4] | 0.50 | 12% | 7 |" in text
+    assert "generate: MemoryError" in text
+    assert chart([result], tmp_path / "W1.svg")
+    assert not chart([Result("W2", "W2", None, skipped="no data")], tmp_path / "none.svg")
+    grown = [Result(f"n={n}", "n", n, "documents", n, rows=[Row("raypd", 1, [n * 0.1])]) for n in (1, 10)]
+    assert chart(grown, tmp_path / "n.svg")
+
+
+def test_answers_of_all_shapes_are_read_alike(folder: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    work = make_work(Extraction(kind="extraction", data="titles.jsonl"), str(folder), tokenizer, 4096, 100)
+    ours = answers.read([{"Brand": "Acme", "Size": None}, {"Brand": "X", "Size": "42"}], "units", work, tokenizer)
+    whole = ['{"Brand": "Acme", "Size": null}', '{"Brand": "X"']
+    theirs = answers.read([tokenizer.encode(text) for text in whole], "whole", work, tokenizer)
+    values = [' "Acme"', " null", ' "X"', ' "42"']
+    each = answers.read([tokenizer.encode(text) for text in values], "each", work, tokenizer)
+    assert (answers.agreement(ours, theirs), answers.agreement(ours, each)) == (0.5, 1.0)
