@@ -17,6 +17,7 @@ from raypd.config.load import load_config, make_config
 from raypd.decoding.program import Feed
 from raypd.errors import InputError
 from raypd.tasks import build_task
+from raypd.tasks.automata import record_pattern
 from raypd.tasks.base import Document, Record
 from raypd.tasks.prompting import encode, end_tokens
 
@@ -189,7 +190,11 @@ def _extraction(
         text = {"anyOf": [{"type": "string", "maxLength": most}, {"type": "null"}]}
         schema = {"type": "object", "properties": dict.fromkeys(names, text), "required": names}
         own = {"max_tokens": config.max_new_tokens, "ignore_eos": False, "stop_ids": ends}
-        work.whole.append({"tokens": prompt, **own, "json": {**schema, "additionalProperties": False}})
+        if config.layout == "lines":
+            lines = record_pattern(categories[row["category"]].attributes)
+            work.whole.append({"tokens": prompt + opening, **own, "regex": lines})
+        else:
+            work.whole.append({"tokens": prompt, **own, "json": {**schema, "additionalProperties": False}})
         regex = f' (null|"[^"\\\\\\n]{{0,{most}}}")'
         work.each += [{"tokens": k, **own, "max_tokens": config.value_tokens, "regex": regex} for k in keys]
     if config.answers == "labels":

@@ -61,6 +61,11 @@ class Extraction(WorkConfig):
     )
     value_tokens: int = Field(30, ge=1, description="decoding.max_value_tokens")
     max_new_tokens: int = Field(512, ge=1, description="Of an answer that is written whole")
+    layout: Literal["schema", "lines"] = Field(
+        "schema",
+        description="What holds a whole answer: a JSON schema, or the layout of `autoregressive`, a value a "
+        "line, which weights that raypd has trained write",
+    )
     models: dict[Engine, str] = Field({}, description="Engine -> folder of weights that were trained for its way")
 
 
