@@ -18,7 +18,7 @@ from tests.tiny import in_float64
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_random_pass_is_what_torchs_attention_makes_of_it(seed, monkeypatch):
     if seed % 2:  # small blocks, so that small passes have several
         monkeypatch.setattr(triton_kernel, "_KEY_BYTES", 1)
@@ -35,7 +35,12 @@ def test_other_precisions(dtype, atol):
 
 @pytest.mark.parametrize(
     ("method", "kind"),
-    [("hyper_parallel", "qwen3"), ("intra_prompt", "gemma2"), ("apar", "llama"), ("space", "mistral")],
+    [
+        ("hyper_parallel", "qwen3"),
+        ("intra_prompt", "gemma2"),
+        pytest.param("apar", "llama", marks=pytest.mark.slow),
+        pytest.param("space", "mistral", marks=pytest.mark.slow),
+    ],
 )
 def test_a_method_decodes_what_the_unmodified_model_says(method, kind):
     model, stock = (in_float64(one) for one in pair(kind))
@@ -49,7 +54,7 @@ def test_a_method_decodes_what_the_unmodified_model_says(method, kind):
 
 def test_random_programs_equal_the_rule_written_out():
     model, stock = (one.double() for one in pair("mistral", sliding_window=6))
-    check(range(6), Engine(model, max_num_seqs=3, max_num_batched_tokens=40, attention="triton"), True, stock)
+    check(range(4), Engine(model, max_num_seqs=3, max_num_batched_tokens=40, attention="triton"), True, stock)
 
 
 def tokens_in(answer) -> list:
