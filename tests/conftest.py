@@ -2,6 +2,8 @@
 
 import os
 import secrets
+import signal
+import threading
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -13,6 +15,10 @@ os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "240")
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "240")
 os.environ.setdefault("RAY_worker_register_timeout_seconds", "240")
 os.environ.setdefault("RAY_agent_register_timeout_ms", "240000")
+
+# What a shell starts in the background ignores Ctrl-C, and so would every process that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch
 
