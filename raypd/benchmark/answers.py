@@ -30,8 +30,8 @@ def read(found: list[Any], shape: str | None, work: Work, tokenizer: PreTrainedT
         return ["" if line.strip(" \"'.").lower() == "null" else line for line in lines]
     if shape == "each":
         return [_value(text) for text in texts]
-    # Of an answer that is held to a pattern the opening brace stands in the prompt.
-    objects = [_value("{" * ("regex" in asked) + text) for asked, text in zip(work.whole, texts, strict=True)]
+    # The opening brace may stand in the prompt.
+    objects = [_value("{" * asked.get("opened", False) + text) for asked, text in zip(work.whole, texts, strict=True)]
     named = [one if isinstance(one, dict) else {} for one in objects]
     return [one.get(name) for one, names in zip(named, work.names, strict=True) for name in names]
 

@@ -192,7 +192,7 @@ def _extraction(
         own = {"max_tokens": config.max_new_tokens, "ignore_eos": False, "stop_ids": ends}
         if config.layout == "lines":
             lines = record_pattern(categories[row["category"]].attributes)
-            work.whole.append({"tokens": prompt + opening, **own, "regex": lines})
+            work.whole.append({"tokens": prompt + opening, **own, "regex": lines, "opened": True})
         else:
             work.whole.append({"tokens": prompt, **own, "json": {**schema, "additionalProperties": False}})
         regex = f' (null|"[^"\\\\\\n]{{0,{most}}}")'
