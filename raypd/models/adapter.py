@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from raypd.models.source import HUB_ID, Source, explained, looks_local
 
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+# What peft brings speaks, on some processors, of a kernel and of a name that nobody here has asked for.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
 
 
 @dataclass(frozen=True)
