@@ -119,7 +119,7 @@ def _of_vllm(config: RunConfig, threads: int | None) -> WorkerComponents:
     from raypd.models.vllm_engine import VLLMEngine
     from raypd.tasks import build_task
 
-    engine = VLLMEngine(config, threads)  # the only one to say what vLLM cannot load
+    engine = VLLMEngine(config, threads)
     tokenizer = load_tokenizer(config.model)
     context = context_length(config.model.name, read_config(find_source(config.model)), tokenizer)
     sampling = config.decoding.sampling

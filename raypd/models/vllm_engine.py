@@ -7,6 +7,7 @@ samples and, when it has ended, its request is aborted: where an answer ends is 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import os
 import tempfile
@@ -23,7 +24,7 @@ from raypd.decoding.sampling import Sampling
 from raypd.errors import ModelError
 from raypd.models import embedded
 from raypd.models.load import load_model, resolve_device, resolve_dtype
-from raypd.models.source import find_source, require
+from raypd.models.source import find_source
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a step is a call, and its seconds are on the bill
@@ -36,8 +37,11 @@ _ENVIRONMENT = {
 
 def check_vllm(config: RunConfig) -> None:
     """Raises ModelError where vLLM is wanted and is not installed here."""
-    if config.engine.kind == "vllm":
-        require("vllm", "vllm", "engine.kind vllm")
+    if config.engine.kind == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ModelError(
+            "engine.kind vllm: vLLM is not installed here: pip install 'raypd[vllm]' on machines with GPUs; without, "
+            "`make vllm` makes an environment .venv-vllm that has raypd and vLLM"
+        )
 
 
 @dataclass

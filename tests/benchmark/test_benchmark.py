@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -241,3 +242,17 @@ def test_answers_of_all_shapes_are_read_alike(folder: Path) -> None:
     values = [' "Acme"', " null", ' "X"', ' "42"']
     each = answers.read([tokenizer.encode(text) for text in values], "each", work, tokenizer)
     assert (answers.agreement(ours, theirs), answers.agreement(ours, each)) == (0.5, 1.0)
+
+
+def test_whole_answers_in_the_layout_that_raypd_trains(folder: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    config = Extraction(kind="extraction", data="titles.jsonl", layout="lines")
+    work = make_work(config, str(folder), tokenizer, 4096, 100)
+    schema = make_work(config.model_copy(update={"layout": "schema"}), str(folder), tokenizer, 4096, 100)
+    written = ['"Brand": "Acme",\n"Size": null\n}', '"Brand": "X",\n"Size": "42"\n}']
+    for one, other, text in zip(work.whole, schema.whole, written, strict=True):
+        assert one["tokens"] == other["tokens"] + tokenizer.encode("{\n", add_special_tokens=False)
+        assert re.fullmatch(one["regex"], text)
+        assert "json" not in one
+    found = answers.read([tokenizer.encode(text) for text in written], "whole", work, tokenizer)
+    assert found == ["Acme", None, "X", "42"]

@@ -16,12 +16,13 @@ import pytest
 from raypd.cli import tune as tune_command
 from raypd.cluster.driver import Interrupted
 from raypd.config import RunConfig, rewrite
-from raypd.config.load import load_config
+from raypd.config.load import load_config, make_config
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.estimation import agreement, tune
 from raypd.estimation.agreement import Agreement, Floor, NormalValue
-from raypd.estimation.profile import DocumentCost, Profile, WorkerFacts
+from raypd.estimation.profile import DocumentCost, Profile, WorkerFacts, _copy
 from raypd.estimation.search import Changes, Search, Trial
+from raypd.tasks.base import Document
 
 # ----------------------------------------------------------------------------------------------------------- agreement
 
@@ -209,6 +210,16 @@ def test_vllm_is_weighed_where_it_is_installed(speed: float, installed: bool, ki
     assert best.changes.get("engine.kind", "raypd") == kind
     if kind == "vllm":
         assert best.changes == {"engine.kind": "vllm", "decoding.method": "guided", "engine.max_num_seqs": 128}
+
+
+def test_later_copies_of_a_document_differ_for_vllm_alone() -> None:
+    """Its prefix cache would answer them from the first one's keys and values."""
+    tree = {"input": {"path": "x.jsonl", "text_columns": ["title"]}, "output": {"path": "out"}, "task": EXTRACTION}
+    document = Document(0, "a", {"title": "shoe"})
+    for keys, titles in (([], ["shoe", "shoe"]), (["engine.kind=vllm", "decoding.method=guided"], ["shoe", "1 shoe"])):
+        copies = [_copy(make_config(tree, keys), document, 5 + number, number) for number in (0, 1)]
+        assert [(one.index, one.fields["title"]) for one in copies] == [(5, titles[0]), (6, titles[1])]
+    assert document.fields == {"title": "shoe"}
 
 
 def test_the_median_of_the_best_two_decides() -> None:

@@ -93,7 +93,7 @@ def engine(monkeypatch):
         )
         for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL"):
             monkeypatch.setenv(name, "0")
-        monkeypatch.setattr("raypd.models.vllm_engine.require", lambda *_: None)
+        monkeypatch.setattr("raypd.models.vllm_engine.check_vllm", lambda *_: None)
         return VLLMEngine(make_config(EXTRACTION, VLLM), None), replay
 
     return begin

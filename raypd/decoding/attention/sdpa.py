@@ -58,8 +58,7 @@ def attention(
     out = asked.new_empty(tokens, heads, values.shape[2])
     lse = asked.new_empty(tokens, heads, dtype=torch.promote_types(query.dtype, torch.float32))
 
-    kernel = query.device.type == "cpu" and softcap is None and keys.shape[2] == values.shape[2]
-    causal, batches = step.calls(sliding_window, kernel)
+    causal, batches = step.calls(sliding_window, _has_kernel(query, keys, values, softcap))
     for span in causal:  # the kernel needs no mask for them
         here, past = slice(span.a, span.b), slice(span.start, span.start + span.length - span.size)
         own = slice(past.stop, span.start + span.length)
