@@ -169,12 +169,14 @@ class EngineConfig(Section):
         description="vllm (extra `vllm`): vLLM decodes, token by token (decoding.method: autoregressive) or with its "
         "structured outputs (guided)",
     )
-    max_num_seqs: int = Field(16, ge=1, description="b: prompts in decoding at the same time")
+    max_num_seqs: int = Field(
+        64, ge=1, description="b: prompts in decoding at the same time; fewer where the cache has no room for them"
+    )
     max_num_batched_tokens: int = Field(
         2048, ge=16, description="Most tokens of one forward pass; longer prompts go in chunks"
     )
     cache_tokens: int | None = Field(
-        None, ge=256, description="Token slots of the cache; null: as max_num_seqs and lengths ask"
+        None, ge=256, description="Token slots of the cache; null: as max_num_seqs and lengths ask, and memory allows"
     )
     attention: Literal["auto", "sdpa", "triton"] = Field(
         "auto",

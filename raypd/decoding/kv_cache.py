@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from raypd.decoding.memory import is_out_of_memory
+from raypd.decoding.memory import check_main_memory, is_out_of_memory
 
 
 class OutOfSlots(Exception):
@@ -61,6 +61,7 @@ class KVCache:
     def __init__(self, slots: int, limit: int | None, device: torch.device) -> None:
         self.allocator = SlotAllocator(slots if limit is None else min(slots, limit))
         self.limit = limit
+        self.short_of_memory = False
         self.device = device
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
@@ -72,18 +73,30 @@ class KVCache:
             OutOfSlots: the cache is full and may not grow.
         """
         while (start := self.allocator.alloc(length)) is None:
-            larger = max(2 * self.allocator.slots, self.allocator.slots + length)
-            if self.limit is not None:
-                larger = min(larger, self.limit)
-            if larger == self.allocator.slots:
-                raise OutOfSlots(f"{length} slots wanted, {self.allocator.available} of {self.allocator.slots} free")
-            try:
-                self._resize(larger)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                self.limit = self.allocator.slots  # sequences wait for each other from here on
+            slots = self.allocator.slots
+            if not (self._grown(max(2 * slots, slots + length)) or self._grown(slots + length)):
+                if self.short_of_memory:
+                    self.limit = slots  # sequences wait for each other from here on
+                why = "there is no memory for more" if self.short_of_memory else "engine.cache_tokens allows no more"
+                raise OutOfSlots(f"{length} slots wanted, {self.allocator.available} of {slots} free, and {why}")
         return start
+
+    def _grown(self, slots: int) -> bool:
+        """Enlarges the cache to so many slots, or to its limit; False where it stays as it is."""
+        slots = slots if self.limit is None else min(slots, self.limit)
+        if slots <= self.allocator.slots:
+            return False
+        try:
+            if self.device.type == "cpu":
+                stores = (*self.keys.values(), *self.values.values())
+                check_main_memory((slots - self.allocator.slots) * sum(store[0].nbytes for store in stores))
+            self._resize(slots)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self.short_of_memory = True
+            return False
+        return True
 
     def free(self, start: int, length: int) -> None:
         """Takes `length` slots from `start` back."""

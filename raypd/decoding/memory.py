@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import torch
 
 LEAST_TOKENS = 16  # of a pass: below this, what does not fit is the program and not the pass
 _CALM_PASSES = 128  # good passes before more is tried again; twice as many after every failure
 _MOST_AT_FLOOR = 3  # smallest passes that fail one after the other: another process has the memory
+_SPARE = 0.1  # of the main memory: what is left to everything else
+_MACHINE = Path("/proc/meminfo")
+_CONTAINER = Path("/sys/fs/cgroup")
 
 _log = logging.getLogger(__name__)
 
@@ -18,6 +22,40 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
     )
+
+
+def check_main_memory(wanted: int) -> None:
+    """Refuses what main memory has no room for: an operating system hands out more than it has, and ends the process
+    when that is used, where a GPU's driver would refuse.
+
+    Args:
+        wanted: bytes.
+
+    Raises:
+        torch.OutOfMemoryError: less than that is free, beside a spare part of the machine's or its container's memory.
+    """
+    for total, free in (_of_machine(), _of_container()):
+        if wanted > free - _SPARE * total:
+            raise torch.OutOfMemoryError(f"out of memory: {wanted:,} bytes wanted, {free:,} of {total:,} free")
+
+
+def _of_machine() -> tuple[int, int]:
+    """(bytes, free ones); as good as endless where the system does not tell."""
+    try:
+        lines = dict(line.split(":") for line in _MACHINE.read_text().splitlines())
+        return 1024 * int(lines["MemTotal"].split()[0]), 1024 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return 0, 2**63
+
+
+def _of_container() -> tuple[int, int]:
+    """The same of the control group (version 2) that the process is in, where that has a limit."""
+    try:
+        most = int((_CONTAINER / "memory.max").read_text())  # "max": none
+        held = dict(line.split() for line in (_CONTAINER / "memory.stat").read_text().splitlines())
+        return most, most - int((_CONTAINER / "memory.current").read_text()) + int(held["inactive_file"])
+    except (OSError, KeyError, ValueError):
+        return 0, 2**63
 
 
 class TokenBudget:

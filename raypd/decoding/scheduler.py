@@ -140,7 +140,7 @@ class Scheduler:
         if others:
             others[-1].release(self.cache)
             return
-        finished.append(self.end(seq, error=ProgramError(f"does not fit the cache: {full}; raise engine.cache_tokens")))
+        finished.append(self.end(seq, error=ProgramError(f"does not fit the cache: {full}")))
 
     def rollback(self, chunks: list[Chunk], reason: str) -> list[Finished]:
         """Takes back a pass that ran out of memory, and halves the budget.

@@ -30,7 +30,7 @@ from raypd.models.vocabulary import token_bytes
 from raypd.tasks.automata import json_object
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.openai_batch import SCHEMA, TOO_LONG, Parameters, read_request
-from raypd.tasks.prompting import encode, end_tokens, rendered
+from raypd.tasks.prompting import encode, end_of_turn, end_tokens, rendered
 
 _MARK = "\u241eturn {}\u241e"  # stands for the text of a turn while the chat template is applied
 _METHODS = 64  # kept: one for every way that documents are to be answered in
@@ -89,7 +89,7 @@ class GenerationTask:
         self._method = lru_cache(_METHODS)(self._method_for)
         self._rules = lru_cache(_METHODS)(self._rules_for)
         self._method(config.decoding.max_new_tokens, self._given.sampling)  # what cannot be had is said at once
-        self.end = _end_of_turn(tokenizer)  # what the model ends its answer with
+        self.end = end_of_turn(tokenizer)
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         for document in documents:
@@ -216,16 +216,6 @@ def _cut(generated: GeneratedText, stops: Sequence[str]) -> tuple[str, bool]:
     """The text up to the first stop string, and whether all that stands in it came to its end."""
     at = min((place for stop in stops if (place := generated.text.find(stop)) >= 0), default=None)
     return generated.text[:at], generated.cut is None or (at is not None and at < generated.cut)
-
-
-def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that the chat template writes behind an answer, or else the end of a text."""
-    if tokenizer.chat_template:
-        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-        behind = rendered(tokenizer, turns, header=False).partition(_MARK)[2].lstrip()
-        if (ids := encode(tokenizer, behind, special=True)[:1]) and ids[0] in end_tokens(tokenizer):
-            return ids[0]
-    return int(tokenizer.eos_token_id)
 
 
 def _text_method(

@@ -111,13 +111,22 @@ def rendered(
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Ids that end an answer: the end of a text, and what the chat template writes behind an answer."""
-    ends = {tokenizer.eos_token_id} - {None}
-    if tokenizer.chat_template:
-        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PRODUCTS}]
-        text = rendered(tokenizer, turns, header=False)
-        behind = encode(tokenizer, text.partition(PRODUCTS)[2].lstrip(), special=True)[:1]
-        ends |= set(behind) & set(tokenizer.added_tokens_decoder)
-    return frozenset(ends)
+    return frozenset(end for end in (tokenizer.eos_token_id, _behind_an_answer(tokenizer)) if end is not None)
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
+    """What a model ends its answer with: the token behind an answer in the chat template, or else the end of a text."""
+    end = _behind_an_answer(tokenizer)
+    return int(tokenizer.eos_token_id) if end is None else end
+
+
+def _behind_an_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    if not tokenizer.chat_template:
+        return None
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PRODUCTS}]
+    behind = rendered(tokenizer, turns, header=False).partition(PRODUCTS)[2].lstrip()
+    ids = encode(tokenizer, behind, special=True)[:1]
+    return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:

@@ -11,12 +11,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import Attribute, ExtractionConfig, RunConfig
-from raypd.decoding.program import Program
+from raypd.decoding.methods.autoregressive import autoregressive
+from raypd.decoding.program import Feed, Program
+from raypd.decoding.text import Prompt
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import value_in
 from raypd.tasks.documents import category_of
 from raypd.tasks.extraction import ExtractionTask
-from raypd.tasks.prompting import encode
+from raypd.tasks.prompting import encode, end_of_turn
 from raypd.training.example import Example, Skip, trace
 from raypd.training.labels import record_text, slots_teacher, text_teacher, value_text
 
@@ -58,10 +60,7 @@ class ExtractionExamples:
         if self.config.decoding.method == "autoregressive":
             (document,) = stack
             text = record_text(self._attributes(document), document.fields[self.labels_column])
-            example, answer = trace(program, text_teacher(self._encode(text)))
-            if not answer.stopped:
-                raise Skip(f"answers of more than {self.config.decoding.max_new_tokens} tokens")
-            return example
+            return self._whole(next(program), [*self._encode(text), end_of_turn(self.tokenizer)])
         texts = [
             value_text(attribute, value_in(document.fields[self.labels_column], attribute))
             for document in stack
@@ -76,6 +75,14 @@ class ExtractionExamples:
                 gap = range(end, end + most)
                 example.targets = {i: t for i, t in example.targets.items() if example.positions[i] not in gap}
         return example
+
+    def _whole(self, prompt: Feed, answer: list[int]) -> Example:
+        """A record token by token, to its end: decoding stops at the last value, other servers wait for the end."""
+        most = self.config.decoding.max_new_tokens
+        if len(answer) > most:
+            raise Skip(f"answers of more than {most} tokens")
+        program = autoregressive(Prompt(prompt.tokens, prompt.shared), most, lambda tokens: len(tokens) == len(answer))
+        return trace(program, text_teacher(answer))[0]
 
     def _encode(self, text: str) -> list[int]:
         return encode(self.tokenizer, text, special=False)

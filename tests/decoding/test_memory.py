@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from raypd.decoding import memory
 from raypd.decoding.engine import Engine
 from raypd.decoding.kv_cache import KVCache, OutOfSlots
 from raypd.decoding.memory import LEAST_TOKENS, TokenBudget, is_out_of_memory
@@ -171,3 +173,48 @@ def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
     assert all(float(store[1, 0, 0]) == 1 for store in (*cache.keys.values(), *cache.values.values()))
     cache.free(0, 64)
     assert cache.alloc(64) == 0
+
+
+def machine(folder: Path, total: int, free: int) -> None:
+    (folder / "meminfo").write_text(f"MemTotal: {total >> 10} kB\nMemFree: 0 kB\nMemAvailable: {free >> 10} kB\n")
+
+
+def test_a_cache_in_main_memory_leaves_the_rest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many long prompts at once, and room for few of them: they wait for each other, and answer as ever."""
+    rng = random.Random(5)
+    prompts = [Prompt(tokens_of(rng, 700, 900)) for _ in range(12)]
+
+    def run(engine: Engine) -> list[list[int]]:
+        return [answer.tokens for answer in engine.run(autoregressive(p, 3, never) for p in prompts)]
+
+    free = Engine(tiny_model("llama"), max_num_seqs=12)
+    expected = run(free)
+    slots = free.cache.allocator.slots
+    slot = 2 * len(free.cache.keys) * free.cache.keys[0][0].nbytes
+    most = slots - 2048
+    engine = Engine(tiny_model("llama"), max_num_seqs=12)
+    monkeypatch.setattr(memory, "_of_machine", lambda: (0, slot * (most - engine.cache.allocator.slots)))
+    assert run(engine) == expected
+    assert 4096 < engine.cache.allocator.slots <= most
+
+    engine, most = Engine(tiny_model("llama")), 0
+    engine.submit(autoregressive(Prompt(tokens_of(rng, 4000, 4000)), 200, never), tag="long")
+    assert "no memory for more" in str(finished(engine)["long"].error)
+
+
+def test_what_is_free_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_MACHINE", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_CONTAINER", tmp_path)
+    memory.check_main_memory(2**50)  # nothing tells how much there is
+    machine(tmp_path, 64 << 30, 40 << 30)
+    memory.check_main_memory(33 << 30)  # a tenth of all of it is spared
+    with pytest.raises(torch.OutOfMemoryError, match="free"):
+        memory.check_main_memory(34 << 30)
+    (tmp_path / "memory.max").write_text("max\n")
+    memory.check_main_memory(33 << 30)
+    (tmp_path / "memory.max").write_text(f"{10 << 30}\n")
+    (tmp_path / "memory.current").write_text(f"{8 << 30}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {3 << 30}\n")
+    memory.check_main_memory(4 << 30)
+    with pytest.raises(torch.OutOfMemoryError, match="of 10,737,418,240 free"):
+        memory.check_main_memory(5 << 30)
