@@ -205,7 +205,7 @@ def confidence(values: Sequence[float]) -> Chart:
 
 
 def losses(curves: Mapping[str, Curve], best: str) -> Chart:
-    """Losses over steps by learning rate: lines, and dots for validations.
+    """Losses over steps by learning rate: thin lines, and thick ones for validations.
 
     best: the learning rate whose weights were kept.
     """
@@ -219,7 +219,8 @@ def losses(curves: Mapping[str, Curve], best: str) -> Chart:
             if trained:
                 axes.plot(*zip(*trained, strict=True), color=color, linewidth=1)
             if held_out[rate]:
-                axes.plot(*zip(*held_out[rate], strict=True), color=color, linewidth=2, marker="o", markersize=5)
+                found = held_out[rate] if len(held_out[rate]) > 1 else [(0, held_out[rate][0][1]), *held_out[rate]]
+                axes.plot(*zip(*found, strict=True), color=color, linewidth=2)
                 _write(axes, rate, held_out[rate][-1], (-4, 6), "accent" if rate == best else "muted", ha="right")
         axes.set_xlim(left=0)
         axes.set_xlabel("steps")

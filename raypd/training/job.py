@@ -49,8 +49,12 @@ class _Board:
         self.curve: Curve = []
 
     def put(self, progress: Progress) -> None:
-        self.latest = progress
-        self.curve.append((progress.step, progress.loss, progress.validation_loss))
+        before, self.latest = self.latest, progress  # which names the latest losses, whenever they were measured
+        loss = None if before is not None and before.loss == progress.loss else progress.loss
+        known = None if before is None else before.validation_loss
+        validation_loss = None if known == progress.validation_loss else progress.validation_loss
+        if loss is not None or validation_loss is not None:
+            self.curve.append((progress.step, loss, validation_loss))
 
     def get(self) -> tuple[Progress | None, Curve]:
         return self.latest, self.curve

@@ -62,11 +62,11 @@ def batches(examples: Sequence[Example], most_examples: int, most_tokens: int, s
         example = examples[index]
         by_instruction.setdefault(tuple(example.tokens[: example.shared].tolist()), []).append(example)
     groups: list[list[Example]] = []
-    for instruction, members in by_instruction.items():
+    for members in by_instruction.values():
         size = most_tokens
         for example in members:
             own = len(example) - example.shared
-            if not instruction or size + own > most_tokens or len(groups[-1]) == most_examples:
+            if size + own > most_tokens or len(groups[-1]) == most_examples:
                 groups.append([])
                 size = example.shared
             groups[-1].append(example)

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from raypd.cluster.driver import Interrupted, run_extract
 from raypd.config.load import make_config
 from raypd.errors import ModelError
-from raypd.training.job import run_training
+from raypd.run.training import Progress
+from raypd.training.job import _Board, run_training
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
 
@@ -92,6 +93,14 @@ def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
     assert one.keys() == other.keys()
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
+
+
+def test_a_curve_has_each_loss_where_it_was_measured():
+    """What is told after a step names the latest losses again."""
+    board = _Board()
+    for step, loss, held_out in [(1, 3.0, None), (2, 2.0, None), (2, 2.0, 2.5), (3, 1.0, 2.5), (3, 1.0, 2.5)]:
+        board.put(Progress(step, 3, loss, held_out, step, 0, 1.0))
+    assert board.get()[1] == [(1, 3.0, None), (2, 2.0, None), (2, None, 2.5), (3, 1.0, None)]
 
 
 @pytest.mark.slow

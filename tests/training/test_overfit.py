@@ -107,9 +107,12 @@ def test_every_target_of_a_step_counts_alike_in_whichever_pass_it_is(tmp_path):
     passes = list(trainer.train_dataset)
     alone = [trainer.evaluate([one])["eval_loss"] for one in passes]  # the mean over the targets of a pass
     counts = [len(example.targets) for (example,) in passes]
+    want = sum(loss * count for loss, count in zip(alone, counts, strict=True)) / sum(counts)
+    together = list(batches([example for (example,) in passes], 100, 9999, 0))  # they share no instruction
+    assert len(together) == 1
+    assert trainer.evaluate(together)["eval_loss"] == pytest.approx(want, rel=1e-4)
     trainer.train()
     (found,) = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    want = sum(loss * count for loss, count in zip(alone, counts, strict=True)) / sum(counts)
     assert found == pytest.approx(want, rel=1e-4)
     assert found != pytest.approx(sum(alone) / 3, rel=1e-4)
 
