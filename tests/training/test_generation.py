@@ -192,6 +192,13 @@ def test_pasta_promises_blocks_and_joins_them(monkeypatch):
     assert [thread.promised for thread in made.threads[1:]] == [40, 50, 40]
 
 
+def test_markup_of_another_kind_is_text_of_an_answer():
+    examples = make("pasta")
+    (example,) = examples([document(("How?", "Write <b>bold</b>,"))])
+    assert tiny_tokenizer().decode(list(example.targets.values())[:-1]) == "Write <b>bold</b>,"
+    assert not examples.skipped
+
+
 LONG = LIST.replace("keep the room dark", "keep the whole room very dark").replace(
     "read a book", "read a good old book"
 )
