@@ -15,12 +15,30 @@ def find_span(text: str, value: str) -> tuple[int, int, bool] | None:
 
     As it is written, else without regard to case and kinds of white space (not exact); a whole word goes before a part.
     """
-    for exact in (True, False):
-        body = re.escape(value) if exact else r"\s+".join(map(re.escape, value.split()))
-        for pattern in (rf"(?<!\w){body}(?!\w)", body):
-            if found := re.search(pattern, text, 0 if exact else re.IGNORECASE):
-                return found.start(), found.end(), exact
+    if not value.strip():
+        return None
+    if (begin := _place(text, value)) is not None:
+        return begin, begin + len(value), True
+    body = r"\s+".join(map(re.escape, value.split()))
+    for pattern in (rf"(?<!\w){body}(?!\w)", body):
+        if found := re.search(pattern, text, re.IGNORECASE):
+            return found.start(), found.end(), False
     return None
+
+
+def _place(text: str, value: str) -> int | None:
+    """Where a value is written; most are, and a pattern of each would take longer than the rest of a record."""
+    first = at = text.find(value)
+    while at >= 0:
+        end = at + len(value)
+        if not (_is_word(text[at - 1 : at]) or _is_word(text[end : end + 1])):
+            return at
+        at = text.find(value, at + 1)
+    return first if first >= 0 else None
+
+
+def _is_word(char: str) -> bool:
+    return char.isalnum() or char == "_"
 
 
 def span_of(attribute: Attribute, value: Any, text: str, shift: int) -> dict[str, Any]:
