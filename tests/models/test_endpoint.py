@@ -5,18 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import socket
+import subprocess
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
+import requests
 
+from raypd import LLM
 from raypd.billing import book
 from raypd.cluster.driver import run_extract
+from raypd.config import ModelConfig
 from raypd.config.load import make_config
 from raypd.errors import ConfigError
 from raypd.models.endpoint import EndpointEngine, byte_tokenizer
+from raypd.models.load import load_model
 from raypd.tasks.base import Document
 from raypd.tasks.prompting import rendered
 from raypd.training import teacher
@@ -102,6 +110,51 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
     documents = [Document(i, str(i), {}, source=rows[str(i)]["source"], place=rows[str(i)]["row"]) for i in range(6)]
     teacher.label(documents, str(tmp_path / "out"), "target")
     assert [document.id for document in documents if "target" in document.fields] == ["0", "1", "2", "5"]
+
+
+@pytest.mark.slow
+def test_vllm_s_server_answers_as_the_engine_does(tmp_path):
+    """The same weights behind a server and in the engine, both in float32, write the same texts."""
+    python = os.environ.get("RAYPD_VLLM_PYTHON")
+    if not python:
+        pytest.skip("needs vLLM: RAYPD_VLLM_PYTHON=/its/environment/bin/python (docs/benchmark.md)")
+    loaded = load_model(ModelConfig(dtype="float32"))
+    for part in (loaded.model, loaded.tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = str(found.getsockname()[1])
+    options = {"model": tmp_path / "model", "dtype": "float32", "served-model-name": "small", "max-model-len": 1024,
+               "host": "127.0.0.1", "port": port}  # fmt: skip
+    command = [python, "-m", "vllm.entrypoints.openai.api_server"]
+    command += [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}, stdout=log, stderr=log, start_new_session=True
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while process.poll() is None and not _is_up(f"{url}/health"):
+            time.sleep(1)
+        assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
+        settings = {"model.dtype": "float32", "decoding.max_new_tokens": 32}
+        endpoint = {"model.endpoint.url": f"{url}/v1", "model.endpoint.key_variable": None}
+        ours, theirs = (
+            llm.generate(TURNS) for llm in (LLM(settings=settings), LLM("small", settings=settings | endpoint))
+        )
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+    assert [one.error for one in theirs] == [None] * len(TURNS)
+    assert [one.value for one in theirs] == [one.value for one in ours]
+
+
+TURNS = ["Name three colors.", "What is the capital of Norway?", ["Count to five.", "Go on."]]
+
+
+def _is_up(url):
+    with contextlib.suppress(requests.ConnectionError):
+        return requests.get(url, timeout=5).ok
+    return False
 
 
 def test_conversations_and_a_limit_of_requests(tmp_path, monkeypatch):
