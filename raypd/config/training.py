@@ -68,7 +68,9 @@ class TrainingConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     epochs: float = Field(3.0, gt=0)
-    batch_size: int = Field(8, ge=1, description="Examples of one pass of one worker; they share their instruction")
+    batch_size: int = Field(
+        8, ge=1, description="Examples of one pass of one worker; they share their instruction, or have none"
+    )
     batch_tokens: int = Field(4096, ge=1, description="Most tokens of one pass; a longer example goes alone")
     accumulate: int = Field(1, ge=1, description="Passes of one step of the optimizer")
     evaluations: int = Field(
