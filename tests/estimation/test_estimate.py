@@ -348,7 +348,7 @@ def test_a_sample_smaller_than_the_batch_is_repeated_until_it_fills_it(tmp_path,
 def test_documents_of_one_prompt_share_its_tokens(tmp_path, fake_time) -> None:
     decoding = {"isolate": "none", "stacked_documents": 4}
     _, _, costs = profiled(tmp_path, 40, **decoding)
-    assert in_flight(corpus(tmp_path, 1, decoding=decoding)) == 16 * 4
+    assert in_flight(corpus(tmp_path, 1, decoding=decoding)) == 64 * 4
     assert len(costs) == 40
     assert min(cost.decode_tokens for cost in costs) >= 1
 
