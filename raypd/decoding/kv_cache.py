@@ -10,7 +10,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from raypd.decoding.memory import check_main_memory, is_out_of_memory
+from raypd.decoding.memory import has_main_memory, is_out_of_memory
+
+_NO_MEMORY = "there is no memory for more"
 
 
 class OutOfSlots(Exception):
@@ -61,7 +63,7 @@ class KVCache:
     def __init__(self, slots: int, limit: int | None, device: torch.device) -> None:
         self.allocator = SlotAllocator(slots if limit is None else min(slots, limit))
         self.limit = limit
-        self.short_of_memory = False
+        self._why = "engine.cache_tokens allows no more"  # it does not grow
         self.device = device
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
@@ -75,10 +77,7 @@ class KVCache:
         while (start := self.allocator.alloc(length)) is None:
             slots = self.allocator.slots
             if not (self._grown(max(2 * slots, slots + length)) or self._grown(slots + length)):
-                if self.short_of_memory:
-                    self.limit = slots  # sequences wait for each other from here on
-                why = "there is no memory for more" if self.short_of_memory else "engine.cache_tokens allows no more"
-                raise OutOfSlots(f"{length} slots wanted, {self.allocator.available} of {slots} free, and {why}")
+                raise OutOfSlots(f"{length} slots wanted, {self.allocator.available} of {slots} free, and {self._why}")
         return start
 
     def _grown(self, slots: int) -> bool:
@@ -86,15 +85,16 @@ class KVCache:
         slots = slots if self.limit is None else min(slots, self.limit)
         if slots <= self.allocator.slots:
             return False
+        slot = sum(store[0].nbytes for store in (*self.keys.values(), *self.values.values()))
+        if self.device.type == "cpu" and not has_main_memory((slots - self.allocator.slots) * slot):
+            self._why = _NO_MEMORY  # for now
+            return False
         try:
-            if self.device.type == "cpu":
-                stores = (*self.keys.values(), *self.values.values())
-                check_main_memory((slots - self.allocator.slots) * sum(store[0].nbytes for store in stores))
             self._resize(slots)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            self.short_of_memory = True
+            self.limit, self._why = self.allocator.slots, _NO_MEMORY  # sequences wait for each other from here on
             return False
         return True
 

@@ -24,19 +24,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def check_main_memory(wanted: int) -> None:
-    """Refuses what main memory has no room for: an operating system hands out more than it has, and ends the process
-    when that is used, where a GPU's driver would refuse.
-
-    Args:
-        wanted: bytes.
-
-    Raises:
-        torch.OutOfMemoryError: less than that is free, beside a spare part of the machine's or its container's memory.
-    """
-    for total, free in (_of_machine(), _of_container()):
-        if wanted > free - _SPARE * total:
-            raise torch.OutOfMemoryError(f"out of memory: {wanted:,} bytes wanted, {free:,} of {total:,} free")
+def has_main_memory(wanted: int) -> bool:
+    """Whether so many bytes are free, beside a spare part of the machine's, or its container's, memory: an operating
+    system hands out more than it has, and ends the process when that is used, where a GPU's driver would refuse."""
+    return all(wanted <= free - _SPARE * total for total, free in (_of_machine(), _of_container()))
 
 
 def _of_machine() -> tuple[int, int]:

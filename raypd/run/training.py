@@ -76,7 +76,7 @@ class TrainingRecord:
 @dataclass
 class Progress:
     """What a callback is told after a step. loss: of the latest steps. done, tokens: steps of this session, and what
-    went through the model in `seconds`."""
+    went through the model in `seconds`. measured: loss and validation loss, where this step has measured them."""
 
     step: int
     steps: int
@@ -85,6 +85,7 @@ class Progress:
     done: int
     tokens: int
     seconds: float
+    measured: tuple[float | None, float | None] = (None, None)
 
     def describe(self) -> str:
         """In words, for the user."""

@@ -37,6 +37,13 @@ def check(config: RunConfig) -> None:
         preference.check(config)
 
 
+def check_input(config: RunConfig) -> None:
+    """Raises InputError, or RunError where storage fails, for documents that no worker would find either."""
+    plan(config)
+    if config.training.validation is not None:
+        plan(config.model_copy(update={"input": _at(config, config.training.validation)}))
+
+
 def prepare(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
 ) -> tuple[TrainingData, list[list[Example]], list[list[Example]]]:

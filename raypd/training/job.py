@@ -35,7 +35,7 @@ from raypd.run.training import Attempt, Curve, Progress, TrainingData, TrainingR
 from raypd.tasks import check_task
 from raypd.tasks.card import make_card
 from raypd.tasks.prompting import check_template
-from raypd.training.data import check
+from raypd.training.data import check, check_input
 
 _LOOK_SECONDS = 1.0
 _KINDS = {kind.__name__: kind for kind in (ConfigError, InputError, ModelError)}
@@ -49,12 +49,9 @@ class _Board:
         self.curve: Curve = []
 
     def put(self, progress: Progress) -> None:
-        before, self.latest = self.latest, progress  # which names the latest losses, whenever they were measured
-        loss = None if before is not None and before.loss == progress.loss else progress.loss
-        known = None if before is None else before.validation_loss
-        validation_loss = None if known == progress.validation_loss else progress.validation_loss
-        if loss is not None or validation_loss is not None:
-            self.curve.append((progress.step, loss, validation_loss))
+        self.latest = progress
+        if progress.measured != (None, None):
+            self.curve.append((progress.step, *progress.measured))
 
     def get(self) -> tuple[Progress | None, Curve]:
         return self.latest, self.curve
@@ -83,6 +80,7 @@ def run_training(
     check_model_config(config.model, machine=False)
     check_task(config)
     storage.configure(config.storage)  # `check` has looked into runs, each as it reached its own storage
+    check_input(config)
     output = driver.output_folder(config)
     storage.make_folder(output)
     connected = ray_session.connect(config.cluster, verbose)

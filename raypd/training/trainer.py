@@ -209,7 +209,9 @@ class _Report(TrainerCallback):
         seconds = time.monotonic() - self.began
         step, steps = state.global_step, state.max_steps
         tokens = int(state.num_input_tokens_seen) - self.before[1]
-        self.tell(Progress(step, steps, self.loss, self.validation_loss, step - self.before[0], tokens, seconds))
+        measured = logs.get("loss"), logs.get("eval_loss")
+        done = step - self.before[0]
+        self.tell(Progress(step, steps, self.loss, self.validation_loss, done, tokens, seconds, measured))
 
 
 def make_trainer(

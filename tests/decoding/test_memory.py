@@ -198,23 +198,25 @@ def test_a_cache_in_main_memory_leaves_the_rest_alone(monkeypatch: pytest.Monkey
     assert 4096 < engine.cache.allocator.slots <= most
 
     engine, most = Engine(tiny_model("llama")), 0
-    engine.submit(autoregressive(Prompt(tokens_of(rng, 4000, 4000)), 200, never), tag="long")
+    long = [Prompt(tokens_of(rng, 4000, 4000)) for _ in range(2)]
+    engine.submit(autoregressive(long[0], 200, never), tag="long")
     assert "no memory for more" in str(finished(engine)["long"].error)
+    most = 2**20  # others have given some back
+    engine.submit(autoregressive(long[1], 200, never), tag="again")
+    assert finished(engine)["again"].error is None
 
 
 def test_what_is_free_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_MACHINE", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "_CONTAINER", tmp_path)
-    memory.check_main_memory(2**50)  # nothing tells how much there is
+    assert memory.has_main_memory(2**50)  # nothing tells how much there is
     machine(tmp_path, 64 << 30, 40 << 30)
-    memory.check_main_memory(33 << 30)  # a tenth of all of it is spared
-    with pytest.raises(torch.OutOfMemoryError, match="free"):
-        memory.check_main_memory(34 << 30)
+    assert memory.has_main_memory(33 << 30)
+    assert not memory.has_main_memory(34 << 30)  # a tenth of all of it is spared
     (tmp_path / "memory.max").write_text("max\n")
-    memory.check_main_memory(33 << 30)
+    assert memory.has_main_memory(33 << 30)
     (tmp_path / "memory.max").write_text(f"{10 << 30}\n")
     (tmp_path / "memory.current").write_text(f"{8 << 30}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {3 << 30}\n")
-    memory.check_main_memory(4 << 30)
-    with pytest.raises(torch.OutOfMemoryError, match="of 10,737,418,240 free"):
-        memory.check_main_memory(5 << 30)
+    assert memory.has_main_memory(4 << 30)
+    assert not memory.has_main_memory(5 << 30)

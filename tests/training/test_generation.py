@@ -197,6 +197,8 @@ def test_markup_of_another_kind_is_text_of_an_answer():
     (example,) = examples([document(("How?", "Write <b>bold</b>,"))])
     assert tiny_tokenizer().decode(list(example.targets.values())[:-1]) == "Write <b>bold</b>,"
     assert not examples.skipped
+    assert not list(examples([document(("How?", "Write <sync> here."))]))  # the interpreter would take it for its own
+    assert list(examples.skipped) == ["answers whose text reads as tags of PASTA-LANG"]
 
 
 LONG = LIST.replace("keep the room dark", "keep the whole room very dark").replace(

@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 
 from raypd.cluster.driver import Interrupted, run_extract
 from raypd.config.load import make_config
-from raypd.errors import ModelError
-from raypd.run.training import Progress
-from raypd.training.job import _Board, run_training
+from raypd.errors import InputError, ModelError
+from raypd.training.job import run_training
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
 
@@ -95,12 +94,16 @@ def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
 
 
-def test_a_curve_has_each_loss_where_it_was_measured():
-    """What is told after a step names the latest losses again."""
-    board = _Board()
-    for step, loss, held_out in [(1, 3.0, None), (2, 2.0, None), (2, 2.0, 2.5), (3, 1.0, 2.5), (3, 1.0, 2.5)]:
-        board.put(Progress(step, 3, loss, held_out, step, 0, 1.0))
-    assert board.get()[1] == [(1, 3.0, None), (2, 2.0, None), (2, None, 2.5), (3, 1.0, None)]
+@pytest.mark.parametrize("key", ["input.path", "training.validation"])
+def test_a_file_that_is_not_there_is_named_before_anything_starts(tmp_path, base, key, monkeypatch):
+    monkeypatch.setattr("raypd.training.job.ray_session.connect", lambda *_: pytest.fail("Ray is started"))
+    config = short(tmp_path, base, "out")
+    part, name = key.split(".")
+    missing = str(tmp_path / "nothere.jsonl")
+    config = config.model_copy(update={part: getattr(config, part).model_copy(update={name: missing})})
+    with pytest.raises(InputError, match=r"nothere.jsonl: no such file"):
+        run_training(config, say=lambda _: None)
+    assert not Path(config.output.path).exists()
 
 
 @pytest.mark.slow
@@ -113,6 +116,7 @@ def test_the_lowest_validation_loss_wins(tmp_path, base):
     assert done.best is better
     assert worse.validation_loss > better.validation_loss
     losses = [loss for *_, loss in better.curve if loss is not None]
+    assert len(losses) == SHORT["evaluations"]  # each where it was measured, and nowhere else
     assert losses[-1] < losses[0]
     assert all(a[0] <= b[0] for a, b in pairwise(better.curve))
 
