@@ -220,3 +220,14 @@ def test_what_is_free_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {3 << 30}\n")
     assert memory.has_main_memory(4 << 30)
     assert not memory.has_main_memory(5 << 30)
+
+
+def test_a_cache_grows_by_what_is_wanted_where_it_cannot_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = KVCache(64, None, torch.device("cpu"))
+    key = torch.ones(1, 2, 4)
+    cache.write(0, torch.tensor([1]), key, key)
+    monkeypatch.setattr(memory, "_of_machine", lambda: (0, 2 * key.nbytes * (100 - cache.allocator.slots)))
+    assert [cache.alloc(64), cache.alloc(32)] == [0, 64]
+    assert cache.allocator.slots == len(cache.keys[0]) == 96
+    with pytest.raises(OutOfSlots, match="32 slots wanted, 0 of 96 free, and there is no memory for more"):
+        cache.alloc(32)
