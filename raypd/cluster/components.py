@@ -106,7 +106,7 @@ def build(
                 max_num_seqs=sizes.max_num_seqs,
                 max_num_batched_tokens=sizes.max_num_batched_tokens,
                 cache_tokens=sizes.cache_tokens,
-                attention="sdpa" if sizes.attention == "auto" else sizes.attention,
+                attention=sizes.attention,
             )
         except ValueError as error:
             raise ModelError(f"engine.attention: {error}") from None

@@ -178,9 +178,10 @@ class EngineConfig(Section):
     cache_tokens: int | None = Field(
         None, ge=256, description="Token slots of the cache; null: as max_num_seqs and lengths ask, and memory allows"
     )
-    attention: Literal["auto", "sdpa", "triton"] = Field(
+    attention: Literal["auto", "sdpa", "avx512", "triton"] = Field(
         "auto",
-        description="What reads the cache: sdpa: torch, on any device; triton: one kernel, on a GPU (needs the package "
-        "triton); auto: sdpa, as long as triton was not seen to be faster on a GPU",
+        description="What reads the cache: sdpa: torch, on any device; avx512: one kernel, for bfloat16 on a CPU with "
+        "AVX-512 BF16 (needs a C compiler); triton: one kernel, on a GPU (needs the package triton); auto: avx512 "
+        "where it can run and there is no AMX, else sdpa, as long as triton was not seen to be faster on a GPU",
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")

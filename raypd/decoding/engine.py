@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from raypd.decoding.attention import sdpa
+from raypd.decoding.attention import avx512, sdpa
 from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.counts import Finished
 from raypd.decoding.kv_cache import KVCache
@@ -42,7 +42,8 @@ class Engine:
         max_num_seqs: most programs in decoding at the same time.
         max_num_batched_tokens: most tokens of one forward pass; fewer where the device runs out of memory.
         cache_tokens: most slots of the cache; None lets it grow as far as memory goes.
-        attention: what reads the cache: "sdpa" (torch, on any device), or "triton" (one kernel, on a GPU).
+        attention: what reads the cache: "sdpa" (torch, on any device), "avx512" (one kernel, on a CPU, for bfloat16),
+            "triton" (one kernel, on a GPU), or "auto" ("avx512" where it is fastest, else "sdpa").
 
     Raises:
         ValueError: that attention is not installed, or cannot run on the model's device.
@@ -55,10 +56,10 @@ class Engine:
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 2048,
         cache_tokens: int | None = None,
-        attention: str = "sdpa",
+        attention: str = "auto",
     ) -> None:
         self.device = next(model.parameters()).device
-        model.set_attn_implementation(_registered(attention, self.device))
+        model.set_attn_implementation(_registered(attention, self.device, model.dtype))
         self.model = model.eval()
         self.cache = KVCache(4096, cache_tokens, self.device)
         self.budget = TokenBudget(max_num_batched_tokens)
@@ -190,21 +191,25 @@ class Engine:
             answered = _draft(drafting)
 
 
-def _registered(attention: str, device: torch.device) -> str:
+def _registered(attention: str, device: torch.device, dtype: torch.dtype) -> str:
     """Makes an attention of the engine known to transformers; its name there."""
-    if attention == "sdpa":
-        AttentionInterface.register(sdpa.NAME, sdpa.attention)
-        return sdpa.NAME
-    if attention != "triton":
-        raise ValueError(f"there is no attention {attention!r}: sdpa, triton")
-    try:
-        from raypd.decoding.attention import triton_kernel
-    except ImportError as error:
-        raise ValueError(f"attention 'triton' needs the package triton ({error}): install it, or use 'sdpa'") from error
-    if (reason := triton_kernel.refusal(device)) is not None:
+    if attention == "auto":
+        attention = "avx512" if avx512.is_best(device, dtype) else "sdpa"
+    kernels: dict[str, Any] = {"sdpa": sdpa, "avx512": avx512}
+    if attention == "triton":
+        try:
+            from raypd.decoding.attention import triton_kernel
+        except ImportError as error:
+            why = f"attention 'triton' needs the package triton ({error}): install it, or use 'sdpa'"
+            raise ValueError(why) from error
+        kernels["triton"] = triton_kernel
+    if attention not in kernels:
+        raise ValueError(f"there is no attention {attention!r}: auto, sdpa, avx512, triton")
+    kernel = kernels[attention]
+    if attention != "sdpa" and (reason := kernel.refusal(device)) is not None:
         raise ValueError(reason)
-    AttentionInterface.register(triton_kernel.NAME, triton_kernel.attention)
-    return triton_kernel.NAME
+    AttentionInterface.register(kernel.NAME, kernel.attention)
+    return str(kernel.NAME)
 
 
 def _sample(chunks: list[Chunk], logits: torch.Tensor, hidden: list[torch.Tensor]) -> None:

@@ -11,21 +11,16 @@ Imported where this attention is asked for, and nowhere else: it is the one file
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from raypd.decoding.attention.step import Span, Step, entered
-from raypd.decoding.transfer import to_device
-from raypd.decoding.visibility import segment_sets, window_starts
+from raypd.decoding.attention.plan import Plan, power_of_two
+from raypd.decoding.attention.step import Step, entered
 
 NAME = "raypd_triton"
 _ROWS = 16, 64  # rows of a block, one a query and query head: of spans of few queries, and of others
 _KEY_BYTES = 16_384  # of a block of keys: two of keys and two of values fit the shared memory of any GPU since 2020
-_NO_START = np.iinfo(np.int32).min
 
 
 def attention(
@@ -68,7 +63,7 @@ def attention(
 
     plan = step.plans.get(repeat)
     if plan is None:
-        plan = step.plans[repeat] = Plan(step, repeat)
+        plan = step.plans[repeat] = Plan(step, repeat, _ROWS)
     starts = plan.starts(sliding_window)
     with torch.cuda.device_of(asked):  # triton launches on the current device
         for rows, items in plan.blocks:
@@ -98,105 +93,9 @@ def sizes(rows: int, head_dim: int, value_dim: int, itemsize: int) -> dict[str, 
         head_dim, value_dim: of keys and of values.
         itemsize: bytes of a number.
     """
-    dim, wide = (max(16, triton.next_power_of_2(one)) for one in (head_dim, value_dim))
+    dim, wide = (max(16, power_of_two(one)) for one in (head_dim, value_dim))
     block = min(64, max(16, _KEY_BYTES // (max(dim, wide) * itemsize)))
     return {"ROWS": rows, "BLOCK": block, "DIM_BLOCK": dim, "VALUE_BLOCK": wide}
-
-
-class _Item(NamedTuple):
-    """A block of queries, as the kernel reads it. Places are those of the pass, slots those of the cache."""
-
-    first: int  # place of its first query
-    queries: int
-    prefix_slot: int
-    prefix: int  # keys
-    own_slot: int
-    own: int  # keys, up to the last one that any of its queries sees
-    clear: int  # own keys before the first one that not all of its queries see
-    key: int  # its span's first own key among those of the pass
-
-
-class Plan:
-    """What the kernel reads beside queries, keys and values, built once a pass.
-
-    Args:
-        step: the pass.
-        repeat: query heads to a key head.
-
-    Attributes:
-        blocks: (rows, items [n, 8]) of each size of block that occurs.
-        queries: [tokens, 2 + 2 * words] position and step of each, and its two sets of segments.
-        keys: [own keys, 3] position, step and segment of each, span after span.
-        words: of a set of segments, 32 segments each.
-    """
-
-    def __init__(self, step: Step, repeat: int) -> None:
-        self.device = step.slots.device
-        grouped = [(span, group) for group in step.groups for span in group.spans]
-        self.spans = spans = [span for span, _ in grouped]
-        sets = [segment_sets(span.reach, span.queries[1], span.keys[1]) for span in spans]
-        self.words = triton.next_power_of_2(max(seen.shape[2] for seen, _ in sets))
-        items: dict[int, list[_Item]] = {}
-        at = 0
-        for span, group in grouped:
-            rows = max(_ROWS[span.size * repeat > _ROWS[0]], triton.next_power_of_2(repeat))
-            block = rows // repeat
-            causal = span.size > block and span.causal
-            for first in range(0, span.size, block):
-                count = min(block, span.size - first)
-                own, clear = span.length, 0
-                if causal:
-                    own = span.length - span.size + first + count
-                    clear = own - count
-                item = _Item(span.a + first, count, group.start, group.length, span.start, own, clear, at)
-                items.setdefault(rows, []).append(item)
-            at += span.length
-        queries = np.concatenate([span.queries for span in spans], axis=1)
-        keys = np.concatenate([span.keys for span in spans], axis=1)
-        words = np.zeros((queries.shape[1], 2, self.words), dtype=np.int32)
-        for span, (seen, _) in zip(spans, sets, strict=True):
-            words[span.a : span.b, :, : seen.shape[2]] = seen
-        parts = [
-            np.column_stack([queries[0], queries[2], words.reshape(len(words), -1)]),
-            np.column_stack([keys[0], keys[2], np.concatenate([labels for _, labels in sets])]),
-            *(np.array(some) for some in items.values()),
-        ]
-        self.queries, self.keys, *blocks = _moved(parts, self.device)
-        self.blocks = list(zip(items, blocks, strict=True))
-        self._starts: dict[int, torch.Tensor | None] = {}
-
-    def starts(self, window: int | None) -> torch.Tensor | None:
-        """[tokens] for each query the first position that a layer's window holds; None: none is filled.
-
-        Args:
-            window: of the layer, in tokens; None: it sees all.
-        """
-        if window is None:
-            return None
-        if window not in self._starts:
-            self._starts[window] = None
-            if any(span.felt(window) for span in self.spans):
-                starts = np.concatenate([_span_starts(span, window) for span in self.spans])
-                (self._starts[window],) = _moved([starts], self.device)
-        return self._starts[window]
-
-
-def _span_starts(span: Span, window: int) -> np.ndarray:
-    if span.felt(window) is None:
-        return np.full(span.size, _NO_START)
-    return np.maximum(window_starts(*span.all_seen(), window), _NO_START)
-
-
-def _moved(parts: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Arrays as int32 on the device, in one transfer; each begins at a multiple of 16 bytes, as triton likes it."""
-    ends = np.cumsum([-(-part.size // 4) * 4 for part in parts])
-    packed = np.zeros(ends[-1], dtype=np.int32)
-    for part, end in zip(parts, ends, strict=True):
-        begin = end - -(-part.size // 4) * 4
-        packed[begin : begin + part.size] = part.reshape(-1)
-    moved = to_device(packed, device)
-    begins = [0, *ends[:-1].tolist()]
-    return [moved[b : b + part.size].view(part.shape) for b, part in zip(begins, parts, strict=True)]
 
 
 @triton.jit

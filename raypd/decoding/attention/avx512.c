@@ -1,0 +1,275 @@
+// Attention over the cache on a CPU with AVX-512 BF16: what triton_kernel.py does on a GPU, from the same plan (plan.py).
+// Products of bfloat16 are summed in float32; scores and weights' sums are float32, weights are rounded to bfloat16.
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define ALWAYS static inline __attribute__((always_inline))
+enum { ROWS = 64, KEYS = 64, DIM = 256 };  // most rows of a block, keys of a block, numbers of a key or a value
+typedef uint16_t bf16;
+
+typedef struct {  // pointers, and sizes in numbers
+    const bf16 *asked, *keys, *values;  // [tokens, heads, dim], [slots, kv_heads, dim], [slots, kv_heads, value_dim]
+    bf16 *out;                          // [tokens, heads, value_dim]
+    const int32_t *items, *queries, *own_keys, *starts;  // as plan.py has them; starts: NULL without a window
+    int64_t item_count, token_stride, head_stride, heads, kv_heads, dim, value_dim, words, threads;
+    float scale, softcap;  // softcap 0: none
+} Call;
+
+typedef struct {
+    bf16 query[ROWS * DIM], weight[ROWS * KEYS];
+    uint32_t key[DIM / 2 * KEYS], value[KEYS / 2 * DIM];  // pairs of numbers: of a key two of its, of values those of two keys
+    float score[ROWS * KEYS], mixed[ROWS * DIM];
+    float high[ROWS], total[ROWS];
+    uint64_t seen[ROWS];  // of a query, one bit a key
+} Block;
+
+// 2^x, to a few units of the last place; 0 where x is far below.
+ALWAYS __m512 exp2_of(__m512 x) {
+    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), part = _mm512_sub_ps(x, whole);
+    __m512 sum = _mm512_set1_ps(1.5403530e-4f);
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(1.3333558e-3f));
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(9.6181291e-3f));
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(5.5504109e-2f));
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(2.4022651e-1f));
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(6.9314718e-1f));
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(sum, whole);
+}
+
+// Adds rows [r, 2 * pairs] of bfloat16 times `packed` [pairs, 16 * vectors] pairs to sums [r, 16 * vectors], or puts it there.
+ALWAYS void product(int r, int vectors, const bf16 *rows, int64_t row_stride, const uint32_t *packed,
+                    int64_t packed_stride, int64_t pairs, float *sums, int64_t sum_stride, int add) {
+    __m512 held[6][4];
+#pragma GCC unroll 6
+    for (int i = 0; i < r; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            held[i][v] = add ? _mm512_loadu_ps(sums + i * sum_stride + 16 * v) : _mm512_setzero_ps();
+    for (int64_t p = 0; p < pairs; p++) {
+        __m512bh right[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            right[v] = (__m512bh)_mm512_loadu_si512(packed + p * packed_stride + 16 * v);
+#pragma GCC unroll 6
+        for (int i = 0; i < r; i++) {
+            int32_t two;
+            memcpy(&two, rows + i * row_stride + 2 * p, 4);
+            __m512bh left = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) held[i][v] = _mm512_dpbf16_ps(held[i][v], left, right[v]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < r; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) _mm512_storeu_ps(sums + i * sum_stride + 16 * v, held[i][v]);
+}
+
+// `product` for any rows, and `columns` of a multiple of 32.
+static void multiply(int64_t r, int64_t columns, const bf16 *rows, int64_t row_stride, const uint32_t *packed,
+                     int64_t packed_stride, int64_t pairs, float *sums, int64_t sum_stride, int add) {
+    for (int64_t c = 0; c < columns; c += 64) {
+        int wide = columns - c >= 64;
+        for (int64_t i = 0; i < r;) {
+            const bf16 *from = rows + i * row_stride;
+            const uint32_t *by = packed + c;
+            float *to = sums + i * sum_stride + c;
+#define TILE(n)                                                                                      \
+    do {                                                                                             \
+        if (wide) product(n, 4, from, row_stride, by, packed_stride, pairs, to, sum_stride, add);    \
+        else product(n, 2, from, row_stride, by, packed_stride, pairs, to, sum_stride, add);         \
+        i += n;                                                                                      \
+    } while (0)
+            if (r - i >= 6) TILE(6);
+            else if (r - i >= 3) TILE(3);
+            else TILE(1);
+#undef TILE
+        }
+    }
+}
+
+// 16 rows of 16 pairs from `from` on, to `to` with rows and columns swapped; rows from `count` on are zero.
+static void transpose(const bf16 *from, int64_t stride, int64_t count, uint32_t *to, int64_t to_stride) {
+    __m512i a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) a[i] = i < count ? _mm512_loadu_si512(from + i * stride) : _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512i low = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88), high = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
+        __m512i low2 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
+        __m512i high2 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
+        _mm512_storeu_si512(to + i * to_stride, _mm512_shuffle_i32x4(low, low2, 0x88));
+        _mm512_storeu_si512(to + (i + 8) * to_stride, _mm512_shuffle_i32x4(low, low2, 0xdd));
+        _mm512_storeu_si512(to + (i + 4) * to_stride, _mm512_shuffle_i32x4(high, high2, 0x88));
+        _mm512_storeu_si512(to + (i + 12) * to_stride, _mm512_shuffle_i32x4(high, high2, 0xdd));
+    }
+}
+
+// Keys as [dim / 2, KEYS] pairs and values as [KEYS / 2, value_dim] pairs, of `count` slots; the rest is zero.
+static void pack(const Call *call, Block *at, int64_t slot, int64_t kv_head, int64_t count) {
+    int64_t stride = call->kv_heads * call->dim, value_stride = call->kv_heads * call->value_dim;
+    const bf16 *key = call->keys + slot * stride + kv_head * call->dim;
+    const bf16 *value = call->values + slot * value_stride + kv_head * call->value_dim;
+    for (int64_t k = 0; k < KEYS; k += 16)
+        for (int64_t d = 0; d < call->dim / 2; d += 16)
+            transpose(key + k * stride + 2 * d, stride, count - k, at->key + d * KEYS + k, KEYS);
+    const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
+                                         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    for (int64_t k = 0; k < KEYS; k += 2)
+        for (int64_t d = 0; d < call->value_dim; d += 16) {
+            const bf16 *from = value + k * value_stride + d;
+            __m256i first = k < count ? _mm256_loadu_si256((const void *)from) : _mm256_setzero_si256();
+            __m256i second = k + 1 < count ? _mm256_loadu_si256((const void *)(from + value_stride)) : _mm256_setzero_si256();
+            __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+            _mm512_storeu_si512(at->value + k / 2 * call->value_dim + d, _mm512_permutexvar_epi16(zip, both));
+        }
+}
+
+// The running sums with `count` keys from `slot` on. seen: whether the bits of `at->seen` say who sees them; else all do.
+static void take(const Call *call, Block *at, int64_t rows, int64_t repeat, int64_t slot, int64_t kv_head, int64_t count,
+                 int seen) {
+    const __m512 lowest = _mm512_set1_ps(-INFINITY);
+    const float by_two = 1.44269504f;  // e^x = 2^(x * by_two)
+    pack(call, at, slot, kv_head, count);
+    multiply(rows, KEYS, at->query, call->dim, at->key, KEYS, call->dim / 2, at->score, KEYS, 0);
+    uint64_t all = count >= KEYS ? ~0ull : (1ull << count) - 1;
+    for (int64_t i = 0; i < rows; i++) {
+        uint64_t bits = seen ? at->seen[i / repeat] & all : all;
+        __m512 score[4], most = lowest;
+        for (int v = 0; v < 4; v++) {
+            __m512 one = _mm512_loadu_ps(at->score + i * KEYS + 16 * v);
+            if (call->softcap != 0) {
+                one = _mm512_mul_ps(one, _mm512_set1_ps(call->scale / call->softcap));
+                __m512 size = _mm512_abs_ps(one);
+                __m512 small = exp2_of(_mm512_mul_ps(size, _mm512_set1_ps(-2 * by_two)));  // tanh, from e^-2|x|
+                __m512 unit = _mm512_set1_ps(1.0f);
+                __m512 tanh = _mm512_div_ps(_mm512_sub_ps(unit, small), _mm512_add_ps(unit, small));
+                __mmask16 below = _mm512_cmp_ps_mask(one, _mm512_setzero_ps(), _CMP_LT_OQ);
+                tanh = _mm512_mask_sub_ps(tanh, below, _mm512_setzero_ps(), tanh);
+                one = _mm512_mul_ps(tanh, _mm512_set1_ps(call->softcap * by_two));
+            } else {
+                one = _mm512_mul_ps(one, _mm512_set1_ps(call->scale * by_two));
+            }
+            score[v] = _mm512_mask_mov_ps(lowest, (__mmask16)(bits >> (16 * v)), one);
+            most = _mm512_max_ps(most, score[v]);
+        }
+        float before = at->high[i], high = fmaxf(before, _mm512_reduce_max_ps(most));
+        __m512 sum = _mm512_setzero_ps(), base = _mm512_set1_ps(high == -INFINITY ? 0 : high);
+        for (int v = 0; v < 4; v++) {
+            // -inf - base is -inf, whose power must be 0 and not NaN
+            __mmask16 mine = (__mmask16)(bits >> (16 * v));
+            __m512 weight = _mm512_maskz_mov_ps(mine, exp2_of(_mm512_mask_sub_ps(_mm512_setzero_ps(), mine, score[v], base)));
+            sum = _mm512_add_ps(sum, weight);
+            _mm256_storeu_si256((void *)(at->weight + i * KEYS + 16 * v), (__m256i)_mm512_cvtneps_pbh(weight));
+        }
+        float fade = before == high ? 1 : before == -INFINITY ? 0 : exp2f(before - high);
+        at->high[i] = high;
+        at->total[i] = at->total[i] * fade + _mm512_reduce_add_ps(sum);
+        if (fade != 1)
+            for (int64_t d = 0; d < call->value_dim; d += 16) {
+                float *mixed = at->mixed + i * call->value_dim + d;
+                _mm512_storeu_ps(mixed, _mm512_mul_ps(_mm512_loadu_ps(mixed), _mm512_set1_ps(fade)));
+            }
+    }
+    multiply(rows, call->value_dim, at->weight, KEYS, at->value, call->value_dim, KEYS / 2, at->mixed, call->value_dim, 1);
+}
+
+// The bits of `at->seen` for keys [key, key + count) of the pass, by the rule of visibility; whether any is seen.
+static int see(const Call *call, Block *at, int64_t first, int64_t queries, int64_t key, int64_t count) {
+    int64_t fields = 2 + 2 * call->words;
+    const __m512i unit = _mm512_set1_epi32(1), stride = _mm512_mullo_epi32(_mm512_set1_epi32(3), _mm512_set_epi32(
+        15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+    uint64_t any = 0;
+    for (int64_t q = 0; q < queries; q++) at->seen[q] = 0;
+    for (int64_t k = 0; k < count; k += 16) {
+        __mmask16 there = count - k >= 16 ? 0xffff : (__mmask16)((1 << (count - k)) - 1);
+        const int32_t *of = call->own_keys + (key + k) * 3;
+        __m512i position = _mm512_mask_i32gather_epi32(unit, there, stride, of, 4);
+        __m512i step = _mm512_mask_i32gather_epi32(unit, there, stride, of + 1, 4);
+        __m512i segment = _mm512_mask_i32gather_epi32(unit, there, stride, of + 2, 4);
+        __m512i bit = _mm512_sllv_epi32(unit, _mm512_and_si512(segment, _mm512_set1_epi32(31)));
+        __m512i word = _mm512_srli_epi32(segment, 5);
+        for (int64_t q = 0; q < queries; q++) {
+            const int32_t *query = call->queries + (first + q) * fields;
+            __mmask16 upto = _mm512_cmple_epi32_mask(position, _mm512_set1_epi32(query[0])), seen = 0;
+            for (int64_t w = 0; w < call->words; w++) {
+                __mmask16 whole = _mm512_test_epi32_mask(bit, _mm512_set1_epi32(query[2 + w]));
+                __mmask16 causal = _mm512_test_epi32_mask(bit, _mm512_set1_epi32(query[2 + call->words + w]));
+                seen |= (whole | (causal & upto)) & _mm512_cmpeq_epi32_mask(word, _mm512_set1_epi32((int32_t)w));
+            }
+            seen &= there & _mm512_cmple_epi32_mask(step, _mm512_set1_epi32(query[1]));
+            if (call->starts) seen &= _mm512_cmpge_epi32_mask(position, _mm512_set1_epi32(call->starts[first + q]));
+            at->seen[q] |= (uint64_t)seen << k;
+            any |= seen;
+        }
+    }
+    return any != 0;
+}
+
+// The same for keys [key, key + count) of a prefix, whose positions are 0, 1, 2, ..., of a layer with a window.
+static int see_prefix(const Call *call, Block *at, int64_t first, int64_t queries, int64_t key, int64_t count) {
+    uint64_t any = 0;
+    for (int64_t q = 0; q < queries; q++) {
+        int64_t hidden = call->starts[first + q] - key;
+        at->seen[q] = hidden <= 0 ? ~0ull : hidden >= count ? 0 : ~0ull << hidden;
+        any |= at->seen[q];
+    }
+    return any != 0;
+}
+
+static void attend(const Call *call, Block *at, const int32_t *item, int64_t kv_head) {
+    int64_t first = item[0], queries = item[1], prefix_slot = item[2], prefix = item[3], own_slot = item[4], own = item[5];
+    int64_t clear = call->starts ? 0 : item[6], key = item[7], repeat = call->heads / call->kv_heads;
+    int64_t rows = queries * repeat;
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t token = first + i / repeat, head = kv_head * repeat + i % repeat;
+        memcpy(at->query + i * call->dim, call->asked + token * call->token_stride + head * call->head_stride,
+               2 * call->dim);
+        at->high[i] = -INFINITY;
+        at->total[i] = 0;
+    }
+    memset(at->mixed, 0, sizeof(float) * rows * call->value_dim);
+    for (int64_t k = 0; k < prefix; k += KEYS) {
+        int64_t count = prefix - k < KEYS ? prefix - k : KEYS;
+        if (!call->starts || see_prefix(call, at, first, queries, k, count))
+            take(call, at, rows, repeat, prefix_slot + k, kv_head, count, call->starts != 0);
+    }
+    for (int64_t k = 0; k < own; k += KEYS) {
+        int64_t count = own - k < KEYS ? own - k : KEYS;
+        int hidden = k + count > clear;
+        if (!hidden || see(call, at, first, queries, key + k, count))
+            take(call, at, rows, repeat, own_slot + k, kv_head, count, hidden);
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        bf16 *out = call->out + ((first + i / repeat) * call->heads + kv_head * repeat + i % repeat) * call->value_dim;
+        __m512 part = _mm512_set1_ps(at->total[i] > 0 ? 1 / at->total[i] : 0);
+        for (int64_t d = 0; d < call->value_dim; d += 16) {
+            __m512 mixed = _mm512_mul_ps(_mm512_loadu_ps(at->mixed + i * call->value_dim + d), part);
+            _mm256_storeu_si256((void *)(out + d), (__m256i)_mm512_cvtneps_pbh(mixed));
+        }
+    }
+}
+
+void raypd_attention(const Call *call) {
+#pragma omp parallel num_threads((int)call->threads)
+    {
+        Block block;
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < call->item_count * call->kv_heads; i++)
+            attend(call, &block, call->items + i / call->kv_heads * 8, i % call->kv_heads);
+    }
+}

@@ -1,0 +1,163 @@
+"""Attention over the cache in one C function, for bfloat16 on processors with AVX-512 BF16: as triton_kernel.py, it
+reads every key where it lies and knows the rule of visibility itself. What it does not take (`_takes`) goes to `sdpa`.
+
+It is compiled when it is first asked for, in about a second, by the C compiler of the machine, and kept in
+~/.cache/raypd. On processors with AMX torch's own attention has faster products, and `auto` leaves it to that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from raypd.decoding.attention import sdpa
+from raypd.decoding.attention.plan import Plan
+from raypd.decoding.attention.step import Step, entered
+
+NAME = "raypd_avx512"
+_SOURCE = Path(__file__).with_suffix(".c")
+_FLAGS = ["-O3", "-std=c11", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"]
+_LINK = ["-fopenmp", "-shared", "-fPIC", "-lm"]  # the OpenMP runtime is the one that torch has loaded, and its threads
+_ROWS = (60,)  # rows of a block, one a query and query head; registers hold six at a time
+_MOST_DIM = 256  # DIM in the source
+_MOST_REPEAT = 32
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    step: Step | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers calls in every layer: `sdpa.attention`, by one function of C.
+
+    Args:
+        module, query, key, value, attention_mask, scaling, dropout, sliding_window, softcap, s_aux, step: as there.
+
+    Returns:
+        [1, tokens, heads, head_dim], and no weights.
+
+    Raises:
+        RuntimeError: the model was called otherwise than by its engine, or has attention sinks.
+    """
+    step = entered(step, s_aux)
+    if not _takes(query, key, value):
+        return sdpa.attention(module, query, key, value, None, scaling, 0.0, sliding_window, softcap, step=step)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    asked, new_keys, new_values = (one[0].transpose(0, 1) for one in (query, key, value))  # [tokens, heads, head_dim]
+    step.cache.write(layer, step.slots, new_keys, new_values)
+    keys, values = step.cache.keys[layer], step.cache.values[layer]  # [slots, kv_heads, head_dim]
+    tokens, heads, head_dim = asked.shape
+    kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
+    asked = asked if asked.stride(-1) == 1 else asked.contiguous()
+    out = asked.new_empty(tokens, heads, values.shape[2])
+
+    plan = step.plans.get(repeat)
+    if plan is None:
+        plan = step.plans[repeat] = Plan(step, repeat, _ROWS)
+    starts = plan.starts(sliding_window)
+    for _rows, items in plan.blocks:
+        call = _Call(
+            asked.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
+            items.data_ptr(), plan.queries.data_ptr(), plan.keys.data_ptr(), 0 if starts is None else starts.data_ptr(),
+            len(items), asked.stride(0), asked.stride(1), heads, kv_heads, head_dim, values.shape[2],
+            plan.words, torch.get_num_threads(), head_dim**-0.5 if scaling is None else scaling, softcap or 0.0,
+        )  # fmt: skip
+        _library().raypd_attention(ctypes.byref(call))
+    return out[None], None
+
+
+def refusal(device: torch.device) -> str | None:
+    """Why the kernel cannot run on a device; None: it can, and is compiled."""
+    if device.type != "cpu":
+        return f"attention 'avx512' needs a CPU, and the model is on {device.type}: use 'sdpa' or 'triton'"
+    if "avx512_bf16" not in _processor():
+        return "attention 'avx512' needs a processor with AVX-512 BF16 (avx512_bf16 in /proc/cpuinfo): use 'sdpa'"
+    try:
+        _library()
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        return f"attention 'avx512' cannot be compiled ({error}): use 'sdpa'"
+    return None
+
+
+def is_best(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernel can run, and is faster than torch's own attention."""
+    usable = device.type == "cpu" and dtype == torch.bfloat16 and "amx_bf16" not in _processor()
+    return usable and refusal(device) is None
+
+
+class _Call(ctypes.Structure):
+    """`Call` in the source."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("asked", "keys", "values", "out", "items", "queries", "own", "starts")),
+        *((name, ctypes.c_int64) for name in ("item_count", "token_stride", "head_stride", "heads", "kv_heads")),
+        *((name, ctypes.c_int64) for name in ("dim", "value_dim", "words", "threads")),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    ]
+
+
+def _takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether the kernel computes attention of these sizes: [1, heads, tokens, head_dim]."""
+    sizes = key.shape[-1], value.shape[-1]
+    return (
+        query.dtype == key.dtype == value.dtype == torch.bfloat16
+        and all(size % 32 == 0 and size <= _MOST_DIM for size in sizes)
+        and query.shape[1] // key.shape[1] <= _MOST_REPEAT
+    )
+
+
+@cache
+def _processor() -> frozenset[str]:
+    """The flags of the processor, as Linux lists them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """The compiled kernel.
+
+    Raises:
+        OSError: there is no compiler, it failed, or what it made cannot be kept or loaded.
+    """
+    source = _SOURCE.read_bytes()
+    name = hashlib.sha256(source + " ".join([*_FLAGS, *_LINK, platform.platform()]).encode()).hexdigest()[:16]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raypd"
+    compiled = folder / f"avx512-{name}.so"
+    if not compiled.exists():
+        compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            raise OSError("there is no C compiler: cc, gcc or one that the variable CC names")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            into = Path(made) / compiled.name
+            command = [*compiler.split(), *_FLAGS, str(_SOURCE), *_LINK, "-o", str(into)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise OSError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+            into.replace(compiled)  # other processes may make the same
+    library = ctypes.CDLL(str(compiled))
+    library.raypd_attention.restype = None
+    return library
