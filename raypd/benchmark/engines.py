@@ -26,7 +26,7 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.kv_cache import SlotAllocator
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
-from raypd.decoding.packed import pack_linear
+from raypd.decoding.packed import pack
 from raypd.decoding.program import Program
 from raypd.decoding.sampling import AllowedTokens
 from raypd.models.load import LoadedModel, load_model
@@ -104,7 +104,7 @@ def load_raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
     loaded = load_model(ModelConfig(name=job["model"], dtype=job["dtype"], device=job["device"]))
-    pack_linear(loaded.model)
+    pack(loaded.model)
     engine = Engine(loaded.model, max_num_seqs=job["setting"])
     programs = _programs(work, job["guided"], loaded)
 

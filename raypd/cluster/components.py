@@ -71,7 +71,7 @@ def build(
 
     from raypd.decoding import engine as decoding
     from raypd.decoding.assisted import AssistedEngine
-    from raypd.decoding.packed import pack_linear
+    from raypd.decoding.packed import pack
     from raypd.decoding.sampling import Sampling
     from raypd.models.load import load_model
     from raypd.tasks import build_task
@@ -81,7 +81,7 @@ def build(
         torch.set_num_threads(threads)
     load = load or load_model
     loaded = load(config.model)
-    pack_linear(loaded.model)
+    pack(loaded.model)
     sizes, sampling = config.engine, config.decoding.sampling
     engine: Engine
     if config.decoding.method == "speculative":

@@ -7,9 +7,10 @@ import copy
 import pytest
 import torch
 
+from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.packed import PackedLinear, is_possible, pack_linear
+from raypd.decoding.packed import PackedLinear, is_possible, pack
 from tests.decoding.drivers import never
 from tests.tiny import tiny_model
 
@@ -35,7 +36,7 @@ def test_a_model_answers_as_before_and_its_embedding_is_left_alone() -> None:
     model = tiny_model("llama").bfloat16()
     packed = copy.deepcopy(model)
     for _ in range(2):  # what is packed stays as it is
-        pack_linear(packed)
+        pack(packed)
     assert not any(type(module) is torch.nn.Linear for module in packed.modules())
     assert isinstance(packed.get_output_embeddings(), PackedLinear)
     torch.testing.assert_close(packed.get_input_embeddings().weight, model.get_input_embeddings().weight)
@@ -47,7 +48,33 @@ def test_a_model_answers_as_before_and_its_embedding_is_left_alone() -> None:
     assert [len(answer.tokens) for answer in answers] == [12] * 5
 
 
+@pytest.mark.skipif(avx512.refusal(torch.device("cpu")) is not None, reason="needs the C functions")
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True}),
+        ("qwen2", {}),
+        ("qwen3", {"num_key_value_heads": 4}),
+        ("mistral", {"sliding_window": 7, "num_key_value_heads": 1}),
+    ],
+)
+def test_an_attention_layer_in_fewer_steps_is_as_near_to_float64(kind, extra, monkeypatch) -> None:
+    monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
+    model = tiny_model(kind, head_dim=64, **extra).bfloat16()
+    exact, packed = copy.deepcopy(model).double(), copy.deepcopy(model)
+    pack(packed)
+    names = {name for name, _ in packed.model.layers[0].self_attn.named_children()}
+    assert names - {"q_norm", "k_norm"} == {"qkv_proj", "o_proj"}
+    ids = torch.arange(5, 125).view(2, 60)
+    with torch.inference_mode():
+        wanted = exact(ids).logits
+        found, before = ((one(ids).logits - wanted).abs() for one in (packed, model))
+    assert found.mean() < 1.1 * before.mean()
+    assert found.max() < 1.5 * before.max()
+
+
 def test_other_types_are_left_alone() -> None:
     model = tiny_model("llama")
-    pack_linear(model)
+    pack(model)
     assert not any(isinstance(module, PackedLinear) for module in model.modules())

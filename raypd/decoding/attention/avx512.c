@@ -264,6 +264,28 @@ static void attend(const Call *call, Block *at, const int32_t *item, int64_t kv_
     }
 }
 
+ALWAYS __m512 widened(const bf16 *from) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)from)), 16));
+}
+
+// Rotary embedding in place: x [tokens, heads, dim] with cos and sin [tokens, dim].
+void raypd_rotate(bf16 *x, const bf16 *cos, const bf16 *sin, int64_t tokens, int64_t heads, int64_t dim,
+                  int64_t token_stride, int64_t head_stride, int64_t threads) {
+    int64_t half = dim / 2;
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t d = 0; d < half; d += 16) {
+                bf16 *at = x + t * token_stride + h * head_stride + d;
+                const bf16 *c = cos + t * dim + d, *s = sin + t * dim + d;
+                __m512 low = widened(at), high = widened(at + half);
+                __m512 new_low = _mm512_fnmadd_ps(high, widened(s), _mm512_mul_ps(low, widened(c)));
+                __m512 new_high = _mm512_fmadd_ps(low, widened(s + half), _mm512_mul_ps(high, widened(c + half)));
+                _mm256_storeu_si256((void *)at, (__m256i)_mm512_cvtneps_pbh(new_low));
+                _mm256_storeu_si256((void *)(at + half), (__m256i)_mm512_cvtneps_pbh(new_high));
+            }
+}
+
 void raypd_attention(const Call *call) {
 #pragma omp parallel num_threads((int)call->threads)
     {

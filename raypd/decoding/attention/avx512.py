@@ -84,6 +84,21 @@ def attention(
     return out[None], None
 
 
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotary embedding, in place.
+
+    Args:
+        x: [tokens, heads, head_dim] in bfloat16, head_dim a multiple of 32 with stride 1.
+        cos, sin: [tokens, head_dim], as transformers' rotary embeddings give them.
+    """
+    tokens, heads, head_dim = x.shape
+    cos, sin = cos.contiguous(), sin.contiguous()
+    sizes = (tokens, heads, head_dim, x.stride(0), x.stride(1), torch.get_num_threads())
+    _library().raypd_rotate(
+        *map(ctypes.c_void_p, (x.data_ptr(), cos.data_ptr(), sin.data_ptr())), *map(ctypes.c_int64, sizes)
+    )
+
+
 def refusal(device: torch.device) -> str | None:
     """Why the kernel cannot run on a device; None: it can, and is compiled."""
     if device.type != "cpu":
@@ -159,5 +174,5 @@ def _library() -> ctypes.CDLL:
                 raise OSError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
             into.replace(compiled)  # other processes may make the same
     library = ctypes.CDLL(str(compiled))
-    library.raypd_attention.restype = None
+    library.raypd_attention.restype = library.raypd_rotate.restype = None
     return library
