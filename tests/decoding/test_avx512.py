@@ -85,12 +85,11 @@ def test_auto_takes_it_for_bfloat16_where_there_is_no_amx(monkeypatch):
     def chosen(dtype: torch.dtype) -> str:
         return Engine(tiny_model("llama").to(dtype)).model.config._attn_implementation
 
-    flags = avx512._processor()
-    monkeypatch.setattr(avx512, "_processor", lambda: flags - {"amx_bf16"})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     assert (chosen(torch.float32), chosen(torch.bfloat16)) == (sdpa.NAME, avx512.NAME)
-    monkeypatch.setattr(avx512, "_processor", lambda: flags | {"amx_bf16"})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": True})
     assert chosen(torch.bfloat16) == sdpa.NAME
-    monkeypatch.setattr(avx512, "_processor", frozenset)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     assert chosen(torch.bfloat16) == sdpa.NAME
     with pytest.raises(ValueError, match="needs a processor with AVX-512 BF16"):
         Engine(tiny_model("llama").bfloat16(), attention="avx512")

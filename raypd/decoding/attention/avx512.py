@@ -103,8 +103,8 @@ def refusal(device: torch.device) -> str | None:
     """Why the kernel cannot run on a device; None: it can, and is compiled."""
     if device.type != "cpu":
         return f"attention 'avx512' needs a CPU, and the model is on {device.type}: use 'sdpa' or 'triton'"
-    if "avx512_bf16" not in _processor():
-        return "attention 'avx512' needs a processor with AVX-512 BF16 (avx512_bf16 in /proc/cpuinfo): use 'sdpa'"
+    if not _has("avx512_bf16"):
+        return "attention 'avx512' needs a processor with AVX-512 BF16: use 'sdpa'"
     try:
         _library()
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
@@ -114,8 +114,7 @@ def refusal(device: torch.device) -> str | None:
 
 def is_best(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernel can run, and is faster than torch's own attention."""
-    usable = device.type == "cpu" and dtype == torch.bfloat16 and "amx_bf16" not in _processor()
-    return usable and refusal(device) is None
+    return device.type == "cpu" and dtype == torch.bfloat16 and not _has("amx_bf16") and refusal(device) is None
 
 
 class _Call(ctypes.Structure):
@@ -140,14 +139,8 @@ def _takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     )
 
 
-@cache
-def _processor() -> frozenset[str]:
-    """The flags of the processor, as Linux lists them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+def _has(capability: str) -> bool:
+    return bool(torch.cpu.get_capabilities().get(capability, False))
 
 
 @cache
