@@ -12,8 +12,10 @@ from types import MethodType
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from raypd.decoding import native
 from raypd.decoding.attention import avx512
 
 # Their layers project, normalize or not, rotate whole heads, attend and project.
@@ -43,6 +45,50 @@ class PackedLinear(torch.nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
+class Int8Linear(torch.nn.Module):
+    """A linear layer with weights and inputs in 8 bits (W8A8), for inference alone.
+
+    A row of the weight has one scale, and every input row, which is a token, its own: what else is in the pass makes no
+    difference. Sums of products are exact.
+
+    Args:
+        weight: int8 [out_features, in_features].
+        scale: float32 [out_features].
+        bias: [out_features].
+    """
+
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.scale, self.bias = scale, bias
+
+    @classmethod
+    def of(cls, linear: torch.nn.Linear) -> Int8Linear:
+        """Of a layer's weight."""
+        weight = linear.weight.detach().float()
+        scale = (weight.abs().amax(1) / 127).clamp_min(1e-30)
+        return cls((weight / scale[:, None]).round().to(torch.int8), scale, linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., in_features] -> [..., out_features]."""
+        rows, scale = native.quantized(x.reshape(-1, self.in_features).contiguous())
+        out = native.scaled(torch._int_mm(rows, self.weight.t()), scale, self.scale)
+        if self.bias is not None:
+            out += self.bias
+        return out.view(*x.shape[:-1], self.out_features)
+
+
+def quantize(model: PreTrainedModel) -> None:
+    """Makes every plain linear layer one of int8, in place, but for the output embeddings."""
+    head = model.get_output_embeddings()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            plain = type(child) is torch.nn.Linear and child is not head
+            if plain and child.in_features % 16 == child.out_features % 16 == 0:
+                setattr(parent, name, Int8Linear.of(child))
+
+
 def pack(model: torch.nn.Module) -> None:
     """Packs attention and linear layers where they gain by it; an embedding keeps a weight that it shares."""
     if not is_possible():
@@ -62,16 +108,21 @@ def _fuses(module: Any) -> bool:
         return False
     parts = [module.q_proj, module.k_proj, module.v_proj]
     plain = all(type(part) is torch.nn.Linear and _gains(part.weight) for part in parts)
-    return plain and module.head_dim % 32 == 0 and avx512.is_best(torch.device("cpu"), torch.bfloat16)
+    known = plain or all(type(part) is Int8Linear for part in parts)
+    return known and module.head_dim % 32 == 0 and avx512.is_best(torch.device("cpu"), torch.bfloat16)
 
 
 def _fuse(module: Any) -> None:
     parts = [module.q_proj, module.k_proj, module.v_proj]
-    joined = torch.nn.Linear(1, 1, bias=parts[0].bias is not None, device="meta")
-    joined.weight = torch.nn.Parameter(torch.cat([part.weight for part in parts]), requires_grad=False)
-    if joined.bias is not None:
-        joined.bias = torch.nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False)
-    module.qkv_proj = joined
+    weight = torch.cat([part.weight for part in parts])
+    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+    if type(parts[0]) is Int8Linear:
+        module.qkv_proj = Int8Linear(weight, torch.cat([part.scale for part in parts]), bias)
+    else:
+        outputs, inputs = weight.shape
+        module.qkv_proj = torch.nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+        module.qkv_proj.weight = torch.nn.Parameter(weight, requires_grad=False)
+        module.qkv_proj.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
     del module.q_proj, module.k_proj, module.v_proj
     module.forward = MethodType(_attention, module)
 
@@ -94,10 +145,10 @@ def _attention(
         query, key, value = joined.split(sizes, 2)
         query, key = self.q_norm(query), self.k_norm(key)
         for one in (query, key):
-            avx512.rotate(one.view(-1, *one.shape[2:]), cos, sin)
+            native.rotate(one.view(-1, *one.shape[2:]), cos, sin)
     else:
         rotated = joined[:, :, : sizes[0] + kv_heads]
-        avx512.rotate(rotated.view(-1, *rotated.shape[2:]), cos, sin)
+        native.rotate(rotated.view(-1, *rotated.shape[2:]), cos, sin)
         query, key, value = joined.split(sizes, 2)
     attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
     heads_first = (one.transpose(1, 2) for one in (query, key, value))

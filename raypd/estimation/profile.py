@@ -136,6 +136,7 @@ class Profiler:
             return WorkerFacts("fake engine")
         if config.model.endpoint is not None:
             return WorkerFacts(config.model.endpoint.url)
+        from raypd.decoding import native
         from raypd.models.load import resolve_device, resolve_dtype
 
         model, device = config.model, resolve_device(config.model.device)
@@ -144,6 +145,8 @@ class Profiler:
         types = [(one, "none") for one in plain if (one, "none") != (dtype, model.quantization)]
         vllm = importlib.util.find_spec("vllm") is not None
         if device.type != "cuda":  # bitsandbytes runs on a CPU, and slowly
+            if best == "bfloat16" and model.quantization != "w8a8" and native.refusal() is None:
+                types.append((best, "w8a8"))
             return WorkerFacts(_processor(), types=types, vllm=vllm)
         import torch
 

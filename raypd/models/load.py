@@ -12,13 +12,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from raypd.config import ModelConfig
+from raypd.decoding import native
+from raypd.decoding.packed import quantize
 from raypd.errors import ModelError
 from raypd.models import embedded
 from raypd.models.adapter import attach_adapter, check_adapter, find_adapter
 from raypd.models.guard import check_architecture, check_decodable
 from raypd.models.source import Source, explained, find_source, read_config, require
 
-_QUANTIZED_LAYER = {"nf4": "Linear4bit", "int8": "Linear8bitLt"}
+_QUANTIZED_LAYER = {"nf4": "Linear4bit", "int8": "Linear8bitLt", "w8a8": "Int8Linear"}
 
 
 @dataclass
@@ -57,7 +59,15 @@ def check_model_config(config: ModelConfig, machine: bool = True) -> None:
                 "model.dtype float16: this processor has no float16 arithmetic and would be several times slower "
                 "than with float32: use float32, or bfloat16 to save memory"
             )
-        if config.quantization != "none":
+        if config.quantization == "w8a8":
+            if device.type != "cpu" or resolve_dtype(config.dtype, device) != torch.bfloat16:
+                raise ModelError(
+                    f"model.quantization w8a8: works on a CPU with model.dtype bfloat16, and these are {device.type} "
+                    f"and {config.dtype}"
+                )
+            if (reason := native.refusal()) is not None:
+                raise ModelError(f"model.quantization w8a8: {reason}")
+        elif config.quantization != "none":
             require("bitsandbytes", "quantize", f"model.quantization {config.quantization}")
     if config.name == embedded.NAME and config.adapter is None and config.revision is None:
         embedded.find_gguf()  # not converted yet: that takes seconds, and nothing else can be wrong with it
@@ -80,7 +90,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 def load_model(config: ModelConfig) -> LoadedModel:
     """Loads model and tokenizer, and sees that the engine can decode the model exactly (`guard`).
 
-    An adapter is merged into the weights; under quantization it stays beside them.
+    An adapter is merged into the weights; under bitsandbytes' quantization it stays beside them.
 
     Raises:
         ModelError: it cannot be loaded, or not be decoded exactly.
@@ -94,7 +104,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     adapter = find_adapter(config)
     if adapter is not None:
         with explained(source, f"the adapter {adapter.name!r} cannot be attached"), embedded.quiet():
-            model = attach_adapter(model, adapter, merge=config.quantization == "none")
+            model = attach_adapter(model, adapter, merge=config.quantization in ("none", "w8a8"))
     model.eval()
     model.requires_grad_(False)
     rows, largest = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values(), default=-1)
@@ -104,6 +114,9 @@ def load_model(config: ModelConfig) -> LoadedModel:
             "the tokenizer is that of another model"
         )
     check_decodable(model, config.name)
+    if config.quantization == "w8a8":
+        quantize(model)
+        _check_quantized(config, model)
     context = context_length(config.name, model.config, tokenizer)
     return LoadedModel(model, tokenizer, config.name, dtype, device, context)
 
@@ -192,9 +205,10 @@ def context_length(name: str, base: PretrainedConfig, tokenizer: PreTrainedToken
 
 def _load_weights(config: ModelConfig, source: Source, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     arguments: dict[str, Any] = {**source.arguments, "dtype": dtype, "output_loading_info": True}
-    if device.type != "cpu" or config.quantization != "none":
+    bitsandbytes = config.quantization in ("nf4", "int8")
+    if device.type != "cpu" or bitsandbytes:
         arguments["device_map"] = {"": device}  # straight to the device, without a copy in main memory
-    if config.quantization != "none":
+    if bitsandbytes:
         arguments["quantization_config"] = _quantization(config.quantization, dtype)
     with explained(source, "its weights cannot be loaded"), embedded.quiet():
         model, seen = AutoModelForCausalLM.from_pretrained(source.at, **arguments)
@@ -205,7 +219,7 @@ def _load_weights(config: ModelConfig, source: Source, device: torch.device, dty
             f"model {config.name!r}: {len(lacking)} of its weights are missing or have another shape ({lacking[0]}): "
             "the files are not whole, or config.json is that of another model"
         )
-    if config.quantization != "none":
+    if bitsandbytes:
         _check_quantized(config, model)
     return model
 
@@ -225,7 +239,7 @@ def _no_cast_warning(record: logging.LogRecord) -> bool:
 
 
 def _check_quantized(config: ModelConfig, model: PreTrainedModel) -> None:
-    """bitsandbytes knows linear layers only: a mixture whose experts are held otherwise would stay as large."""
+    """Linear layers alone are quantized: a mixture whose experts are held otherwise would stay as large."""
     wanted = _QUANTIZED_LAYER[config.quantization]
     done = left = 0  # weights in quantized layers, and matrices of decoder layers that were left as they are
     for module_name, module in model.named_modules():
@@ -237,6 +251,6 @@ def _check_quantized(config: ModelConfig, model: PreTrainedModel) -> None:
                 left += weight.numel()
     if done <= left:
         raise ModelError(
-            f"model.quantization {config.quantization}: bitsandbytes quantizes only {done} of {done + left} weights in "
+            f"model.quantization {config.quantization}: it quantizes only {done} of {done + left} weights in "
             f"the layers of {config.name!r} ({model.config.model_type}); set model.quantization: none"
         )

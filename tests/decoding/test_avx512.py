@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from raypd.decoding import native
 from raypd.decoding.attention import avx512, sdpa
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import autoregressive
@@ -74,7 +75,7 @@ def test_what_it_does_not_take_goes_to_torch(dtype, monkeypatch):
     answers = []
     for attention in ("sdpa", "avx512"):
         engine = Engine(tiny_model("llama", **sizes).to(dtype), attention=attention)
-        monkeypatch.setattr(avx512, "_library", None)  # would fail
+        monkeypatch.setattr(native, "library", None)  # would fail
         answers.append([answer.tokens for answer in engine.run(autoregressive(p, 5, never) for p in prompts)])
         monkeypatch.undo()
     assert answers[0] == answers[1]
@@ -98,7 +99,7 @@ def test_auto_takes_it_for_bfloat16_where_there_is_no_amx(monkeypatch):
 @needs_kernel
 @pytest.mark.parametrize(("compiler", "why"), [("false", "false ended with 1"), ("", "there is no C compiler")])
 def test_without_a_compiler_it_is_refused_and_auto_goes_on(compiler, why, tmp_path, monkeypatch):
-    monkeypatch.setattr(avx512, "_library", avx512._library.__wrapped__)  # what is loaded is not used again
+    monkeypatch.setattr(native, "library", native.library.__wrapped__)  # what is loaded is not used again
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setenv("PATH", "/nowhere" if not compiler else os.environ["PATH"])
@@ -111,7 +112,7 @@ def test_without_a_compiler_it_is_refused_and_auto_goes_on(compiler, why, tmp_pa
 @needs_kernel
 def test_it_is_compiled_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compile_ = avx512._library.__wrapped__
+    compile_ = native.library.__wrapped__
     compile_()
     assert [one.suffix for one in (tmp_path / "raypd").iterdir()] == [".so"]
     monkeypatch.setenv("CC", "false")

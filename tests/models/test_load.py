@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from raypd.config import ModelConfig
+from raypd.decoding import native
 from raypd.errors import ModelError
 from raypd.models import load, source
 from raypd.models.load import check_model_config, load_model, load_tokenizer
@@ -102,6 +103,20 @@ def test_quantization(folder: Path, kind: str, layer: str, capfd: pytest.Capture
     error = (loaded.model(TOKENS).logits - exact).norm() / exact.norm()
     assert 0.001 < error < {"nf4": 0.5, "int8": 0.1}[kind]
     assert "inputs will be cast" not in capfd.readouterr().err
+
+
+@pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
+@torch.no_grad()
+def test_eight_bits_of_weights_and_activations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_model(ModelConfig(name=str(folder), device="cpu", quantization="w8a8"))
+    kinds = [type(module).__name__ for module in loaded.model.modules()]
+    assert (kinds.count("Int8Linear"), kinds.count("Linear")) == (2 * 7, 1)
+    exact = tiny_model("llama")(TOKENS).logits
+    assert 0.001 < (loaded.model(TOKENS).logits - exact).norm() / exact.norm() < 0.1
+    assert "bfloat16, and these are cpu and float32" in refused(name=str(folder), quantization="w8a8", dtype="float32")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True})
+    assert "w8a8: needs a processor with AVX-512 BF16" in refused(name=str(folder), quantization="w8a8")
+    check_model_config(ModelConfig(name=str(folder), quantization="w8a8"), machine=False)
 
 
 def test_quantization_where_it_cannot_work(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

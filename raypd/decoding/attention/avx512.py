@@ -1,34 +1,23 @@
 """Attention over the cache in one C function, for bfloat16 on processors with AVX-512 BF16: as triton_kernel.py, it
 reads every key where it lies and knows the rule of visibility itself. What it does not take (`_takes`) goes to `sdpa`.
 
-It is compiled when it is first asked for, in about a second, by the C compiler of the machine, and kept in
-~/.cache/raypd. On processors with AMX torch's own attention has faster products, and `auto` leaves it to that.
+On processors with AMX torch's own attention has faster products, and `auto` leaves it to that.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
-from functools import cache
-from pathlib import Path
 
 import torch
 
+from raypd.decoding import native
 from raypd.decoding.attention import sdpa
 from raypd.decoding.attention.plan import Plan
 from raypd.decoding.attention.step import Step, entered
 
 NAME = "raypd_avx512"
-_SOURCE = Path(__file__).with_suffix(".c")
-_FLAGS = ["-O3", "-std=c11", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"]
-_LINK = ["-fopenmp", "-shared", "-fPIC", "-lm"]  # the OpenMP runtime is the one that torch has loaded, and its threads
 _ROWS = (60,)  # rows of a block, one a query and query head; registers hold six at a time
-_MOST_DIM = 256  # DIM in the source
+_MOST_DIM = 256  # DIM in native.c
 _MOST_REPEAT = 32
 
 
@@ -80,45 +69,26 @@ def attention(
             len(items), asked.stride(0), asked.stride(1), heads, kv_heads, head_dim, values.shape[2],
             plan.words, torch.get_num_threads(), head_dim**-0.5 if scaling is None else scaling, softcap or 0.0,
         )  # fmt: skip
-        _library().raypd_attention(ctypes.byref(call))
+        native.library().raypd_attention(ctypes.byref(call))
     return out[None], None
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotary embedding, in place.
-
-    Args:
-        x: [tokens, heads, head_dim] in bfloat16, head_dim a multiple of 32 with stride 1.
-        cos, sin: [tokens, head_dim], as transformers' rotary embeddings give them.
-    """
-    tokens, heads, head_dim = x.shape
-    cos, sin = cos.contiguous(), sin.contiguous()
-    sizes = (tokens, heads, head_dim, x.stride(0), x.stride(1), torch.get_num_threads())
-    _library().raypd_rotate(
-        *map(ctypes.c_void_p, (x.data_ptr(), cos.data_ptr(), sin.data_ptr())), *map(ctypes.c_int64, sizes)
-    )
 
 
 def refusal(device: torch.device) -> str | None:
     """Why the kernel cannot run on a device; None: it can, and is compiled."""
     if device.type != "cpu":
         return f"attention 'avx512' needs a CPU, and the model is on {device.type}: use 'sdpa' or 'triton'"
-    if not _has("avx512_bf16"):
-        return "attention 'avx512' needs a processor with AVX-512 BF16: use 'sdpa'"
-    try:
-        _library()
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
-        return f"attention 'avx512' cannot be compiled ({error}): use 'sdpa'"
+    if (reason := native.refusal()) is not None:
+        return f"attention 'avx512' {reason}: use 'sdpa'"
     return None
 
 
 def is_best(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernel can run, and is faster than torch's own attention."""
-    return device.type == "cpu" and dtype == torch.bfloat16 and not _has("amx_bf16") and refusal(device) is None
+    return device.type == "cpu" and dtype == torch.bfloat16 and not native.has("amx_bf16") and refusal(device) is None
 
 
 class _Call(ctypes.Structure):
-    """`Call` in the source."""
+    """`Call` in native.c."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("asked", "keys", "values", "out", "items", "queries", "own", "starts")),
@@ -137,35 +107,3 @@ def _takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
         and all(size % 32 == 0 and size <= _MOST_DIM for size in sizes)
         and query.shape[1] // key.shape[1] <= _MOST_REPEAT
     )
-
-
-def _has(capability: str) -> bool:
-    return bool(torch.cpu.get_capabilities().get(capability, False))
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    """The compiled kernel.
-
-    Raises:
-        OSError: there is no compiler, it failed, or what it made cannot be kept or loaded.
-    """
-    source = _SOURCE.read_bytes()
-    name = hashlib.sha256(source + " ".join([*_FLAGS, *_LINK, platform.platform()]).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raypd"
-    compiled = folder / f"avx512-{name}.so"
-    if not compiled.exists():
-        compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            raise OSError("there is no C compiler: cc, gcc or one that the variable CC names")
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            into = Path(made) / compiled.name
-            command = [*compiler.split(), *_FLAGS, str(_SOURCE), *_LINK, "-o", str(into)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise OSError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-            into.replace(compiled)  # other processes may make the same
-    library = ctypes.CDLL(str(compiled))
-    library.raypd_attention.restype = library.raypd_rotate.restype = None
-    return library

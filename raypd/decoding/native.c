@@ -1,5 +1,7 @@
-// Attention over the cache on a CPU with AVX-512 BF16: what triton_kernel.py does on a GPU, from the same plan (plan.py).
-// Products of bfloat16 are summed in float32; scores and weights' sums are float32, weights are rounded to bfloat16.
+// For CPUs with AVX-512 BF16; native.py says what each function takes.
+//
+// Attention over the cache is what triton_kernel.py does on a GPU, from the same plan (plan.py). Products of bfloat16 are
+// summed in float32; scores and weights' sums are float32, weights are rounded to bfloat16.
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
@@ -294,4 +296,32 @@ void raypd_attention(const Call *call) {
         for (int64_t i = 0; i < call->item_count * call->kv_heads; i++)
             attend(call, &block, call->items + i / call->kv_heads * 8, i % call->kv_heads);
     }
+}
+
+// Rows of x [rows, dim] as int8, each by a scale of its own.
+void raypd_quantize(const bf16 *x, int8_t *out, float *scale, int64_t rows, int64_t dim, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t r = 0; r < rows; r++) {
+        const bf16 *row = x + r * dim;
+        __m512 most = _mm512_set1_ps(1e-30f);
+        for (int64_t d = 0; d < dim; d += 16) most = _mm512_max_ps(most, _mm512_abs_ps(widened(row + d)));
+        float high = _mm512_reduce_max_ps(most);
+        scale[r] = high / 127;
+        for (int64_t d = 0; d < dim; d += 16) {
+            __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(widened(row + d), _mm512_set1_ps(127 / high)));
+            _mm_storeu_si128((void *)(out + r * dim + d), _mm512_cvtsepi32_epi8(whole));
+        }
+    }
+}
+
+// out = sums [rows, columns] times the scale of the row and that of the column.
+void raypd_scale(const int32_t *sums, const float *row_scale, const float *column_scale, bf16 *out, int64_t rows,
+                 int64_t columns, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c += 16) {
+            __m512 by = _mm512_mul_ps(_mm512_set1_ps(row_scale[r]), _mm512_loadu_ps(column_scale + c));
+            __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sums + r * columns + c)), by);
+            _mm256_storeu_si256((void *)(out + r * columns + c), (__m256i)_mm512_cvtneps_pbh(sum));
+        }
 }

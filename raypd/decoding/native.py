@@ -1,0 +1,107 @@
+"""Functions in C (native.c), for bfloat16 on processors with AVX-512 BF16.
+
+They are compiled when they are first asked for, in about a second, by the C compiler of the machine, and kept in
+~/.cache/raypd. Whoever uses them does without where `refusal` says why they cannot run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_SOURCE = Path(__file__).with_suffix(".c")
+_FLAGS = ["-O3", "-std=c11", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"]
+_LINK = ["-fopenmp", "-shared", "-fPIC", "-lm"]  # the OpenMP runtime is the one that torch has loaded, and its threads
+
+
+def refusal() -> str | None:
+    """Why the functions cannot run on this machine; None: they can, and are compiled."""
+    if not has("avx512_bf16"):
+        return "needs a processor with AVX-512 BF16"
+    try:
+        library()
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        return f"cannot be compiled ({error})"
+    return None
+
+
+def has(capability: str) -> bool:
+    """Whether the processor has something that torch.cpu.get_capabilities() lists."""
+    return bool(torch.cpu.get_capabilities().get(capability, False))
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotary embedding, in place.
+
+    Args:
+        x: [tokens, heads, head_dim] in bfloat16, head_dim a multiple of 32 with stride 1.
+        cos, sin: [tokens, head_dim], as transformers' rotary embeddings give them.
+    """
+    sizes = (*x.shape, x.stride(0), x.stride(1))
+    _call("raypd_rotate", [x, cos.contiguous(), sin.contiguous()], sizes)
+
+
+def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of bfloat16 as int8 [rows, dim], and what each is to be multiplied by: float32 [rows].
+
+    Args:
+        x: [rows, dim], contiguous, dim a multiple of 16.
+    """
+    out, scale = torch.empty_like(x, dtype=torch.int8), torch.empty(len(x), dtype=torch.float32)
+    _call("raypd_quantize", [x, out, scale], x.shape)
+    return out, scale
+
+
+def scaled(sums: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Sums of products of int8 as bfloat16 [rows, columns].
+
+    Args:
+        sums: int32 [rows, columns], columns a multiple of 16.
+        rows, columns: float32, what each is to be multiplied by.
+    """
+    out = torch.empty_like(sums, dtype=torch.bfloat16)
+    _call("raypd_scale", [sums, rows, columns, out], sums.shape)
+    return out
+
+
+def _call(function: str, tensors: list[torch.Tensor], sizes: tuple[int, ...]) -> None:
+    pointers = [ctypes.c_void_p(one.data_ptr()) for one in tensors]
+    getattr(library(), function)(*pointers, *map(ctypes.c_int64, (*sizes, torch.get_num_threads())))
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The compiled functions.
+
+    Raises:
+        OSError: there is no compiler, it failed, or what it made cannot be kept or loaded.
+    """
+    source = _SOURCE.read_bytes()
+    name = hashlib.sha256(source + " ".join([*_FLAGS, *_LINK, platform.platform()]).encode()).hexdigest()[:16]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raypd"
+    compiled = folder / f"native-{name}.so"
+    if not compiled.exists():
+        compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            raise OSError("there is no C compiler: cc, gcc or one that the variable CC names")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            into = Path(made) / compiled.name
+            command = [*compiler.split(), *_FLAGS, str(_SOURCE), *_LINK, "-o", str(into)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise OSError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+            into.replace(compiled)  # other processes may make the same
+    loaded = ctypes.CDLL(str(compiled))
+    for function in ("raypd_attention", "raypd_rotate", "raypd_quantize", "raypd_scale"):
+        getattr(loaded, function).restype = None
+    return loaded
