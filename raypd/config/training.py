@@ -81,6 +81,12 @@ class TrainingConfig(Section):
     sharding: Literal["none", "fsdp"] = Field(
         "none", description="fsdp: splits weights and optimizer over the workers, where one GPU cannot hold them"
     )
+    mask_groups: int = Field(
+        1,
+        ge=1,
+        description="`space`: places of an answer that are masked in one example. 1: the paper's, half of the examples "
+        "as they are, the others cut behind the masks; more: the text and all these masks beside it",
+    )
     max_skipped_share: float = Field(0.1, ge=0, le=1, description="Nothing is trained if more examples cannot be used")
     seed: int = Field(0, ge=0)
 

@@ -22,6 +22,7 @@ from raypd.decoding.methods.pasta import pasta
 from raypd.decoding.methods.registry import CHILD, CLOSE, FORK, MASK, OPEN, PROMISE, SYNC
 from raypd.decoding.program import Feed
 from raypd.decoding.text import Prompt
+from raypd.decoding.visibility import Reach, grown
 from raypd.models.control_tokens import control_token, markup_bytes
 from raypd.tasks.base import Document
 from raypd.tasks.generation import GenerationTask
@@ -122,7 +123,12 @@ class GenerationExamples:
         example = trace(program_, text_teacher(tokens))[0]
         if self.method == "space":
             (mask,) = self.control
-            example = SpaceExample(**vars(example), mask=mask, k=self.config.decoding.mask_tokens)
+            example = SpaceExample(
+                **vars(example),
+                mask=mask,
+                k=self.config.decoding.mask_tokens,
+                groups=self.config.training.mask_groups,
+            )
         return example, False
 
     def _pasta(self, prompt: list[int], pieces: list[str | Promise | Sync]) -> tuple[Example, bool]:
@@ -178,23 +184,46 @@ class GenerationExamples:
 
 @dataclass
 class SpaceExample(Example):
-    """A text, and how it is masked (SAR-SFT, equations 1 to 3). mask: the id of [Mask]; k: how many."""
+    """A text, and how it is masked (SAR-SFT, equations 1 to 3).
+
+    mask: the id of [Mask]. k: masks of a group. groups: how many places of the answer are masked at once.
+    """
 
     mask: int = 0
     k: int = 0
+    groups: int = 1
 
     def drawn(self) -> Example:
-        """As it is with probability p_ar; else k tokens of the answer from a drawn place on are masked, and what is
-        behind them is cut. The token in front of the masks and each mask predict the token that comes next."""
+        """The masks of one draw.
+
+        One group: the text as it is with probability p_ar; else k tokens of the answer from a drawn place on are
+        masked, and what is behind them is cut. The token in front of the masks and each mask predict what comes next.
+
+        Several: the text as it is, and beside it the masks of as many draws of equation 3, each group a segment that
+        sees the text in front of it and itself, as when SPACE decodes. They share one pass over the text.
+        """
         first = min(self.targets) + 1  # of the answer
         places = len(self) - first - self.k + 1
-        if places < 1 or torch.rand(()) < AR_SHARE:
+        if places < 1 or (self.groups == 1 and torch.rand(()) < AR_SHARE):
             return self
-        m = first + int(torch.randint(places, ()))
-        end = m + self.k
-        tokens = np.concatenate([self.tokens[:m], np.full(self.k, self.mask)])
-        targets = {index: token for index, token in self.targets.items() if index < end}
-        return Example(tokens, self.positions[:end], self.segments[:end], self.steps[:end], self.reach, targets)
+        if self.groups == 1:
+            m = first + int(torch.randint(places, ()))
+            end = m + self.k
+            tokens = np.concatenate([self.tokens[:m], np.full(self.k, self.mask)])
+            targets = {index: token for index, token in self.targets.items() if index < end}
+            return Example(tokens, self.positions[:end], self.segments[:end], self.steps[:end], self.reach, targets)
+        starts = first + np.sort(torch.randperm(places)[: self.groups].numpy())  # [groups]
+        masked = (starts[:, None] + np.arange(self.k)).ravel()  # [groups * k] the tokens that masks stand for
+        segments = np.repeat(np.arange(1, len(starts) + 1), self.k)
+        seen = {(group, one): Reach.CAUSAL for group in range(1, len(starts) + 1) for one in (0, group)}
+        return Example(
+            np.concatenate([self.tokens, np.full(len(masked), self.mask)]),
+            np.concatenate([self.positions, self.positions[masked]]),
+            np.concatenate([self.segments, segments]),
+            np.concatenate([self.steps, np.repeat(self.steps[starts - 1], self.k)]),
+            grown(self.reach, seen),
+            self.targets | {len(self) + i: self.targets[index] for i, index in enumerate(masked.tolist())},
+        )
 
 
 @dataclass

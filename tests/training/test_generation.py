@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ LIST = """Sleep well.
 Good night."""
 
 
-def make(method, **decoding):
+def make(method, training=None, **decoding):
     tokenizer = tiny_tokenizer()
     if method in ("apar", "space"):
         add_control_tokens(tiny_model("llama"), tokenizer, method)
@@ -39,7 +40,7 @@ def make(method, **decoding):
             "output": {"path": "none"},
             "task": {"kind": "generation", "prompt_column": "turns"},
             "decoding": {"method": method, **decoding},
-            "training": {"labels_column": "responses"},
+            "training": {"labels_column": "responses", **(training or {})},
         }
     )
     return GenerationExamples(config, tokenizer, 4096)
@@ -80,6 +81,33 @@ def test_space_masks_k_tokens_cuts_behind_them_and_keeps_the_label_one_past_the_
             assert fed[prompt:] == answer[:-1]
     assert 70 < masked < 130
     assert seen == set(range(8))  # 0 .. N - k
+
+
+def test_masks_at_several_places_see_and_predict_what_each_would_alone():
+    examples = make("space", mask_tokens=3, training={"mask_groups": 4})
+    mask = examples.tokenizer.get_vocab()[MASK]
+    (whole,) = examples([document(("x", "abcdefghij"))])
+    prompt, n = min(whole.targets) + 1, len(whole)
+    answer = [*b"abcdefghij", EOS]
+    starts = set()
+    for example in [whole.drawn() for _ in range(50)]:
+        assert example.tokens[:n].tolist() == whole.tokens.tolist()
+        assert example.tokens[n:].tolist() == 4 * 3 * [mask]
+        seen = example.seen()
+        assert (seen[:n, :n] == whole.seen()).all()
+        assert not seen[:n, n:].any()
+        for group in range(4):
+            at = n + 3 * group
+            m = int(example.positions[at])
+            starts.add(m - prompt)
+            for j in range(3):  # equation 3: masks behind the first m tokens, and nothing else
+                assert np.flatnonzero(seen[at + j]).tolist() == [*range(m), *range(at, at + j + 1)]
+                assert example.positions[at + j] == m + j
+                assert example.targets[at + j] == answer[m - prompt + j + 1]
+        assert len(set(example.positions[n::3].tolist())) == 4
+    assert starts == set(range(8))
+    (short,) = examples([document(("x", "abc"))])  # one place: two groups would be the same
+    assert len(short.drawn()) == len(short) + 3
 
 
 def test_apar_lays_out_roots_and_details():
