@@ -104,7 +104,7 @@ def pack(model: torch.nn.Module) -> None:
 def _fuses(module: Any) -> bool:
     """Whether it is an attention layer as `_attention` does it, and gains by that."""
     kind = type(module)
-    if kind.__module__ not in _PLAIN or not kind.__name__.endswith("Attention"):
+    if kind.__module__ not in _PLAIN or not kind.__name__.endswith("Attention") or hasattr(module, "qkv_proj"):
         return False
     parts = [module.q_proj, module.k_proj, module.v_proj]
     plain = all(type(part) is torch.nn.Linear and _gains(part.weight) for part in parts)

@@ -112,7 +112,7 @@ def test_a_model_that_lists_nothing_is_told_so(data: str, tmp_path: Path) -> Non
 def test_the_small_model_proposes_what_stands_in_the_documents(tmp_path: Path) -> None:
     """The model that comes along, on a few of the quickstart's listings."""
     source = Path(__file__).parents[2] / "configs/quickstart/products.jsonl"
-    found, about = suggest.suggest(str(source), "headphones", 4, ["decoding.max_new_tokens=64"])
+    found, about = suggest.suggest(str(source), "headphones", 8, ["decoding.max_new_tokens=64"])
     tree: dict[str, Any] = yaml.safe_load(found.as_yaml(about))
     titles = [json.loads(line) for line in source.read_text().splitlines()]
     there = suggest.bare(" ".join(f"{row['title']} {row['description']}" for row in titles))
