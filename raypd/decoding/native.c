@@ -288,6 +288,39 @@ void raypd_rotate(bf16 *x, const bf16 *cos, const bf16 *sin, int64_t tokens, int
             }
 }
 
+// Rows of x [rows, dim] divided by their root mean square, times the weight; rounded where transformers rounds.
+void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t dim, int64_t threads, float eps) {
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t r = 0; r < rows; r++) {
+        const bf16 *row = x + r * dim;
+        __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (int64_t d = 0; d < dim; d += 16) {
+            __m512 one = widened(row + d);
+            sum[d / 16 % 2] = _mm512_fmadd_ps(one, one, sum[d / 16 % 2]);
+        }
+        __m512 by = _mm512_set1_ps(1 / sqrtf(_mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1])) / (float)dim + eps));
+        for (int64_t d = 0; d < dim; d += 16) {
+            bf16 unit[16];
+            _mm256_storeu_si256((void *)unit, (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(widened(row + d), by)));
+            __m512 scaled = _mm512_mul_ps(widened(unit), widened(weight + d));
+            _mm256_storeu_si256((void *)(out + r * dim + d), (__m256i)_mm512_cvtneps_pbh(scaled));
+        }
+    }
+}
+
+// SwiGLU: of each row [gate, up], silu(gate) * up. x [rows, 2 * dim] -> out [rows, dim].
+void raypd_swiglu(const bf16 *x, bf16 *out, int64_t rows, int64_t dim, int64_t threads) {
+    const __m512 one = _mm512_set1_ps(1), minus_by_two = _mm512_set1_ps(-1.44269504f);
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t d = 0; d < dim; d += 16) {
+            __m512 gate = widened(x + 2 * r * dim + d), up = widened(x + (2 * r + 1) * dim + d);
+            __m512 silu = _mm512_div_ps(gate, _mm512_add_ps(one, exp2_of(_mm512_mul_ps(gate, minus_by_two))));
+            __m512 made = _mm512_mul_ps(silu, up);
+            _mm256_storeu_si256((void *)(out + r * dim + d), (__m256i)_mm512_cvtneps_pbh(made));
+        }
+}
+
 void raypd_attention(const Call *call) {
 #pragma omp parallel num_threads((int)call->threads)
     {

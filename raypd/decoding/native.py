@@ -50,6 +50,30 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     _call("raypd_rotate", [x, cos.contiguous(), sin.contiguous()], sizes)
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Rows divided by their root mean square, times a weight.
+
+    Args:
+        x: [..., dim] in bfloat16, dim a multiple of 16.
+        weight: [dim] in bfloat16.
+    """
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    out = torch.empty_like(rows)
+    _call("raypd_rms_norm", [rows, weight, out], rows.shape, eps)
+    return out.view(x.shape)
+
+
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up: [..., dim] in bfloat16.
+
+    Args:
+        x: gate and up joined, [..., 2 * dim], contiguous, dim a multiple of 16.
+    """
+    out = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype)
+    _call("raypd_swiglu", [x, out], (out.numel() // out.shape[-1], out.shape[-1]))
+    return out
+
+
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of bfloat16 as int8 [rows, dim], and what each is to be multiplied by: float32 [rows].
 
@@ -73,9 +97,10 @@ def scaled(sums: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> tor
     return out
 
 
-def _call(function: str, tensors: list[torch.Tensor], sizes: tuple[int, ...]) -> None:
+def _call(function: str, tensors: list[torch.Tensor], sizes: tuple[int, ...], *numbers: float) -> None:
     pointers = [ctypes.c_void_p(one.data_ptr()) for one in tensors]
-    getattr(library(), function)(*pointers, *map(ctypes.c_int64, (*sizes, torch.get_num_threads())))
+    integers = map(ctypes.c_int64, (*sizes, torch.get_num_threads()))
+    getattr(library(), function)(*pointers, *integers, *map(ctypes.c_float, numbers))
 
 
 @cache
@@ -102,6 +127,6 @@ def library() -> ctypes.CDLL:
                 raise OSError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
             into.replace(compiled)  # other processes may make the same
     loaded = ctypes.CDLL(str(compiled))
-    for function in ("raypd_attention", "raypd_rotate", "raypd_quantize", "raypd_scale"):
-        getattr(loaded, function).restype = None
+    for function in ("attention", "rotate", "rms_norm", "swiglu", "quantize", "scale"):
+        getattr(loaded, f"raypd_{function}").restype = None
     return loaded

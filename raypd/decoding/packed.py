@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from raypd.decoding import native
 from raypd.decoding.attention import avx512
 
-# Their layers project, normalize or not, rotate whole heads, attend and project.
+# Their attention layers project, normalize or not, rotate whole heads, attend and project; all normalize by RMSNorm.
 _PLAIN = {f"transformers.models.{name}.modeling_{name}" for name in ("llama", "mistral", "qwen2", "qwen3")}
 _TOKENS = 2048  # of a pass for which the layout is chosen; it is as good for fewer
 
@@ -90,41 +90,59 @@ def quantize(model: PreTrainedModel) -> None:
 
 
 def pack(model: torch.nn.Module) -> None:
-    """Packs attention and linear layers where they gain by it; an embedding keeps a weight that it shares."""
+    """Packs layers where they gain by it; an embedding keeps a weight that it shares."""
     if not is_possible():
         return
     for parent in list(model.modules()):
-        if _fuses(parent):
+        if type(parent).__module__ in _PLAIN and avx512.is_best(torch.device("cpu"), torch.bfloat16):
             _fuse(parent)
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear and _gains(child.weight):
                 setattr(parent, name, PackedLinear(child))
 
 
-def _fuses(module: Any) -> bool:
-    """Whether it is an attention layer as `_attention` does it, and gains by that."""
-    kind = type(module)
-    if kind.__module__ not in _PLAIN or not kind.__name__.endswith("Attention") or hasattr(module, "qkv_proj"):
-        return False
-    parts = [module.q_proj, module.k_proj, module.v_proj]
-    plain = all(type(part) is torch.nn.Linear and _gains(part.weight) for part in parts)
-    known = plain or all(type(part) is Int8Linear for part in parts)
-    return known and module.head_dim % 32 == 0 and avx512.is_best(torch.device("cpu"), torch.bfloat16)
-
-
 def _fuse(module: Any) -> None:
-    parts = [module.q_proj, module.k_proj, module.v_proj]
+    """Gives a layer of a plain family a forward pass of fewer steps."""
+    name = type(module).__name__
+    if name.endswith("Attention") and hasattr(module, "q_proj") and module.head_dim % 32 == 0:
+        joined = _joined([module.q_proj, module.k_proj, module.v_proj])
+        if joined is not None:
+            module.qkv_proj = joined
+            del module.q_proj, module.k_proj, module.v_proj
+            module.forward = MethodType(_attention, module)
+    elif name.endswith("MLP") and hasattr(module, "gate_proj") and module.config.hidden_act == "silu":
+        joined = _joined([module.gate_proj, module.up_proj])
+        if joined is not None and module.intermediate_size % 16 == 0:
+            module.gate_up_proj = joined
+            del module.gate_proj, module.up_proj
+            module.forward = MethodType(_swiglu, module)
+    elif name.endswith("RMSNorm") and _gains(module.weight) and len(module.weight) % 16 == 0:
+        module.forward = MethodType(_rms_norm, module)
+
+
+def _joined(parts: list[Any]) -> torch.nn.Linear | Int8Linear | None:
+    """One layer that gives the outputs of all, one behind the other; None: they are of other kinds."""
+    quantized = all(type(part) is Int8Linear for part in parts)
+    if not quantized and not all(type(part) is torch.nn.Linear and _gains(part.weight) for part in parts):
+        return None
     weight = torch.cat([part.weight for part in parts])
     bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-    if type(parts[0]) is Int8Linear:
-        module.qkv_proj = Int8Linear(weight, torch.cat([part.scale for part in parts]), bias)
-    else:
-        outputs, inputs = weight.shape
-        module.qkv_proj = torch.nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
-        module.qkv_proj.weight = torch.nn.Parameter(weight, requires_grad=False)
-        module.qkv_proj.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
-    del module.q_proj, module.k_proj, module.v_proj
-    module.forward = MethodType(_attention, module)
+    if quantized:
+        return Int8Linear(weight, torch.cat([part.scale for part in parts]), bias)
+    outputs, inputs = weight.shape
+    joined = torch.nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    joined.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        joined.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return joined
+
+
+def _rms_norm(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    return native.rms_norm(hidden_states, self.weight, self.variance_epsilon)
+
+
+def _swiglu(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.down_proj(native.swiglu(self.gate_up_proj(x)))
 
 
 def _attention(

@@ -46,12 +46,13 @@ def add_control_tokens(
 ) -> list[int]:
     """Adds the control tokens of a method, in place, where they are missing.
 
-    The embeddings grow where they have no row left. A new row is the mean of the rows there were; the input row of
-    SPACE's mask token is drawn from a normal distribution instead (its sec. 4.1), with the model's initializer_range.
-    A token that the tokenizer has keeps its row.
+    The embeddings grow where they have no row left. A new row is drawn from the normal distribution that the rows
+    there were have, each coordinate with its mean and spread: a row that is the mean alone has no direction that
+    training could turn the model's output to, and is not learnt. The input row of SPACE's mask token is normal with
+    the model's initializer_range (its sec. 4.1). A token that the tokenizer has keeps its row.
 
     Args:
-        seed: of the drawn row.
+        seed: of the drawn rows.
 
     Returns:
         The ids of all of them.
@@ -70,11 +71,9 @@ def add_control_tokens(
     if new:
         if max(new) >= model.get_input_embeddings().weight.shape[0]:  # many models have more rows than ids
             model.resize_token_embeddings(max(new) + 1, mean_resizing=False)
-        known = sorted(id for id in old.values() if id not in new)
-        draw = torch.Generator().manual_seed(seed)
-        for name, id in zip(names, ids, strict=True):
-            if id in new:
-                _initialise(model, id, known, draw if name == MASK else None)
+        _draw_rows(model, new, sorted(id for id in old.values() if id not in new), seed)
+        if MASK in names:
+            _draw_mask(model, new[0], seed)
     return ids
 
 
@@ -88,16 +87,23 @@ def markup_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
 
 
 @torch.no_grad()
-def _initialise(model: PreTrainedModel, id: int, known: list[int], draw: torch.Generator | None) -> None:
-    """Row `id` of the embeddings from the rows `known`; with `draw` the input row is normal."""
+def _draw_rows(model: PreTrainedModel, new: list[int], known: list[int], seed: int) -> None:
+    """The rows `new` of the embeddings, of the input and the output, as the rows `known` are distributed."""
+    draw = torch.Generator().manual_seed(seed)
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    if head is not None and head.weight is not embedding:
-        head.weight[id] = head.weight[known].double().mean(0).to(head.weight.dtype)
+    matrices = [embedding] if head is None or head.weight is embedding else [embedding, head.weight]
+    for weight in matrices:
+        spread, mean = torch.std_mean(weight[known].float(), 0)  # [hidden]
+        noise = torch.randn(len(new), weight.shape[1], generator=draw).to(weight.device)
+        weight[new] = (mean + spread * noise).to(weight.dtype)
     if head is not None and getattr(head, "bias", None) is not None:
-        head.bias[id] = head.bias[known].double().mean()
-    if draw is None:
-        row = embedding[known].double().mean(0)
-    else:
-        spread = getattr(model.config.get_text_config(), "initializer_range", 0.02)
-        row = torch.randn(embedding.shape[1], generator=draw) * spread
+        head.bias[new] = head.bias[known].float().mean().to(head.bias.dtype)
+
+
+@torch.no_grad()
+def _draw_mask(model: PreTrainedModel, id: int, seed: int) -> None:
+    """SPACE's mask: its input row is normal with the model's initializer_range."""
+    embedding = model.get_input_embeddings().weight
+    spread = getattr(model.config.get_text_config(), "initializer_range", 0.02)
+    row = torch.randn(embedding.shape[1], generator=torch.Generator().manual_seed(seed)) * spread
     embedding[id] = row.to(embedding.device, embedding.dtype)
