@@ -126,11 +126,21 @@ class KVCache:
             slots: [tokens] of the cache.
             key, value: [tokens, kv_heads, head_dim].
         """
+        keys, values = self.layer(layer, key, value)
+        keys.index_copy_(0, slots, key)
+        values.index_copy_(0, slots, value)
+
+    def layer(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's keys and values [slots, kv_heads, head_dim].
+
+        Args:
+            layer: its index.
+            key, value: [tokens, kv_heads, head_dim]; those of the cache are like them.
+        """
         if layer not in self.keys:
             self.keys[layer] = key.new_zeros(self.allocator.slots, *key.shape[1:])
             self.values[layer] = value.new_zeros(self.allocator.slots, *value.shape[1:])
-        self.keys[layer].index_copy_(0, slots, key)
-        self.values[layer].index_copy_(0, slots, value)
+        return self.keys[layer], self.values[layer]
 
     def _resize(self, slots: int) -> None:
         """More slots in every layer. Where memory ends half-way, layers that have them keep them unused."""

@@ -141,16 +141,31 @@ static void pack(const Call *call, Block *at, int64_t slot, int64_t kv_head, int
         }
 }
 
+// Asks for the keys and values of the slots from `slot` on, which come next, while others are worked on.
+ALWAYS void fetch(const Call *call, int64_t slot, int64_t kv_head) {
+    for (int64_t k = slot; k < slot + KEYS; k++) {
+        const bf16 *key = call->keys + (k * call->kv_heads + kv_head) * call->dim;
+        const bf16 *value = call->values + (k * call->kv_heads + kv_head) * call->value_dim;
+        for (int64_t d = 0; d < call->dim; d += 32) _mm_prefetch((const void *)(key + d), _MM_HINT_T0);
+        for (int64_t d = 0; d < call->value_dim; d += 32) _mm_prefetch((const void *)(value + d), _MM_HINT_T0);
+    }
+}
+
 // The running sums with `count` keys from `slot` on. seen: whether the bits of `at->seen` say who sees them; else all do.
 static void take(const Call *call, Block *at, int64_t rows, int64_t repeat, int64_t slot, int64_t kv_head, int64_t count,
                  int seen) {
     const __m512 lowest = _mm512_set1_ps(-INFINITY);
     const float by_two = 1.44269504f;  // e^x = 2^(x * by_two)
     pack(call, at, slot, kv_head, count);
+    fetch(call, slot + KEYS, kv_head);
     multiply(rows, KEYS, at->query, call->dim, at->key, KEYS, call->dim / 2, at->score, KEYS, 0);
     uint64_t all = count >= KEYS ? ~0ull : (1ull << count) - 1;
     for (int64_t i = 0; i < rows; i++) {
         uint64_t bits = seen ? at->seen[i / repeat] & all : all;
+        if (!bits) {
+            memset(at->weight + i * KEYS, 0, KEYS * sizeof(bf16));
+            continue;
+        }
         __m512 score[4], most = lowest;
         for (int v = 0; v < 4; v++) {
             __m512 one = _mm512_loadu_ps(at->score + i * KEYS + 16 * v);
@@ -270,6 +285,13 @@ ALWAYS __m512 widened(const bf16 *from) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)from)), 16));
 }
 
+// Up to 16 of `count` numbers; -inf for the others.
+ALWAYS __m512 upto(const bf16 *from, int64_t count) {
+    __mmask16 there = count >= 16 ? 0xffff : (__mmask16)((1 << count) - 1);
+    __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, from)), 16);
+    return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), there, _mm512_castsi512_ps(wide));
+}
+
 // Rotary embedding in place: x [tokens, heads, dim] with cos and sin [tokens, dim].
 void raypd_rotate(bf16 *x, const bf16 *cos, const bf16 *sin, int64_t tokens, int64_t heads, int64_t dim,
                   int64_t token_stride, int64_t head_stride, int64_t threads) {
@@ -286,6 +308,48 @@ void raypd_rotate(bf16 *x, const bf16 *cos, const bf16 *sin, int64_t tokens, int
                 _mm256_storeu_si256((void *)at, (__m256i)_mm512_cvtneps_pbh(new_low));
                 _mm256_storeu_si256((void *)(at + half), (__m256i)_mm512_cvtneps_pbh(new_high));
             }
+}
+
+// Keys and values of new tokens [tokens, heads, dim] to their slots [slots, heads, dim].
+void raypd_store(const bf16 *keys, const bf16 *values, const int64_t *slots, bf16 *key_store, bf16 *value_store,
+                 int64_t tokens, int64_t heads, int64_t dim, int64_t value_dim, int64_t key_token, int64_t key_head,
+                 int64_t value_token, int64_t value_head, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t h = 0; h < heads; h++) {
+            memcpy(key_store + (slots[t] * heads + h) * dim, keys + t * key_token + h * key_head, 2 * dim);
+            memcpy(value_store + (slots[t] * heads + h) * value_dim, values + t * value_token + h * value_head, 2 * value_dim);
+        }
+}
+
+// Of each row of logits [rows, columns] the first of the highest, and its log-probability.
+void raypd_greedy(const bf16 *logits, int64_t *token, float *logprob, int64_t rows, int64_t columns, int64_t threads) {
+    const __m512i step = _mm512_set1_epi32(16);
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t r = 0; r < rows; r++) {
+        const bf16 *row = logits + r * columns;
+        __m512 high = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+        __m512i place = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), at = place;
+        for (int64_t c = 0; c < columns; c += 16, place = _mm512_add_epi32(place, step)) {
+            __m512 some = upto(row + c, columns - c);
+            __mmask16 more = _mm512_cmp_ps_mask(some, high, _CMP_GT_OQ);
+            at = _mm512_mask_mov_epi32(at, more, place);
+            high = _mm512_mask_mov_ps(high, more, some);
+        }
+        float most = _mm512_reduce_max_ps(high);
+        __mmask16 best = _mm512_cmp_ps_mask(high, _mm512_set1_ps(most), _CMP_EQ_OQ);
+        token[r] = _mm512_mask_reduce_min_epi32(best, at);
+        for (int64_t c = 0; c < columns;) {  // sums of sums, which lose less
+            int64_t end = columns - c > 1024 ? c + 1024 : columns;
+            __m512 part = _mm512_setzero_ps();
+            for (; c < end; c += 16) {
+                __m512 below = _mm512_sub_ps(upto(row + c, columns - c), _mm512_set1_ps(most));
+                part = _mm512_add_ps(part, exp2_of(_mm512_mul_ps(below, _mm512_set1_ps(1.44269504f))));
+            }
+            sum = _mm512_add_ps(sum, part);
+        }
+        logprob[r] = -logf(_mm512_reduce_add_ps(sum));
+    }
 }
 
 // Rows of x [rows, dim] divided by their root mean square, times the weight; rounded where transformers rounds.

@@ -50,6 +50,30 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     _call("raypd_rotate", [x, cos.contiguous(), sin.contiguous()], sizes)
 
 
+def store(slots: torch.Tensor, new: list[torch.Tensor], stores: list[torch.Tensor]) -> None:
+    """Puts keys and values of new tokens into the cache.
+
+    Args:
+        slots: [tokens] int64.
+        new: keys [tokens, kv_heads, head_dim] and values, in bfloat16, the last stride 1.
+        stores: keys [slots, kv_heads, head_dim] and values.
+    """
+    keys, values = new
+    sizes = (*keys.shape, values.shape[2], *keys.stride()[:2], *values.stride()[:2])
+    _call("raypd_store", [keys, values, slots, *stores], sizes)
+
+
+def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most likely tokens int64 [rows], of equals the first, and their log-probabilities float32 [rows].
+
+    Args:
+        logits: [rows, vocabulary] in bfloat16, contiguous.
+    """
+    tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.float32)
+    _call("raypd_greedy", [logits, tokens, logprobs], logits.shape)
+    return tokens, logprobs
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Rows divided by their root mean square, times a weight.
 
@@ -127,6 +151,6 @@ def library() -> ctypes.CDLL:
                 raise OSError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
             into.replace(compiled)  # other processes may make the same
     loaded = ctypes.CDLL(str(compiled))
-    for function in ("attention", "rotate", "rms_norm", "swiglu", "quantize", "scale"):
+    for function in ("attention", "store", "greedy", "rotate", "rms_norm", "swiglu", "quantize", "scale"):
         getattr(loaded, f"raypd_{function}").restype = None
     return loaded

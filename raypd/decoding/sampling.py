@@ -6,10 +6,12 @@ Random draws come from the sequence, one uniform number a token, so that an answ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 
+from raypd.decoding import native
 from raypd.decoding.transfer import to_device
 
 
@@ -151,9 +153,13 @@ def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> torch.Tensor
             logprobs = _outcome_logprobs(scores, table[..., 1], table[..., 2], chosen)
         else:
             index = to_device(np.array(members), logits.device)
-            scores = _wide(logits if len(members) == len(requests) else logits[index])
-            tokens = _choose(scores, sampling, draws)
-            logprobs = -torch.nn.functional.cross_entropy(scores, tokens, reduction="none")
+            rows = logits if len(members) == len(requests) else logits[index]
+            if sampling.temperature == 0 and _is_native(rows):
+                tokens, logprobs = native.greedy(rows.contiguous())
+            else:
+                scores = _wide(rows)
+                tokens = _choose(scores, sampling, draws)
+                logprobs = -torch.nn.functional.cross_entropy(scores, tokens, reduction="none")
         found[:, index] = torch.stack([tokens.double(), logprobs.double()])
     return found
 
@@ -179,6 +185,15 @@ def _outcome_logprobs(
     wider = (first <= begin) & (last >= end) & ~within
     own, whole = (scores.masked_fill(out, -torch.inf).logsumexp(-1) for out in (~within, wider))
     return own - whole
+
+
+def _is_native(logits: torch.Tensor) -> bool:
+    return logits.device.type == "cpu" and logits.dtype == torch.bfloat16 and _has_native()
+
+
+@cache
+def _has_native() -> bool:
+    return native.refusal() is None
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from raypd.decoding import native
 from raypd.decoding.grammar import Grammar, JsonString, OneOf, Vocabulary
 from raypd.decoding.sampling import AllowedTokens, SampleRequest, Sampling, sample
 
@@ -83,3 +84,17 @@ def test_a_choice_has_its_probability_among_what_the_grammar_allows(automaton, c
     (token,), (logprob,) = sample(logits, [SampleRequest(allowed_token_ids=allowed)])
     assert TEXTS[token] == max((t for t in chances if t != "x"), key=lambda t: chances[t])
     assert math.exp(logprob) == pytest.approx(confidence, abs=1e-3)
+
+
+@pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
+@pytest.mark.parametrize("shape", [(1, 49152), (37, 259), (3, 16), (2, 7)])
+def test_greedy_in_bfloat16_is_the_first_of_the_highest(shape):
+    torch.manual_seed(0)
+    logits = (torch.randn(shape) * 4).bfloat16()
+    logits[0, shape[1] // 2] = logits[0, -1] = logits.max() + 1
+    logits[-1, 1:3] = -torch.inf
+    tokens, logprobs = sample(logits, [SampleRequest()] * len(logits))
+    wanted = logits.double().log_softmax(-1)
+    assert tokens == logits.float().argmax(-1).tolist()
+    assert tokens[0] == shape[1] // 2
+    assert logprobs == pytest.approx([float(row[token]) for row, token in zip(wanted, tokens, strict=True)], abs=2e-6)

@@ -51,8 +51,9 @@ def attention(
         return sdpa.attention(module, query, key, value, None, scaling, 0.0, sliding_window, softcap, step=step)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     asked, new_keys, new_values = (one[0].transpose(0, 1) for one in (query, key, value))  # [tokens, heads, head_dim]
-    step.cache.write(layer, step.slots, new_keys, new_values)
-    keys, values = step.cache.keys[layer], step.cache.values[layer]  # [slots, kv_heads, head_dim]
+    keys, values = step.cache.layer(layer, new_keys, new_values)  # [slots, kv_heads, head_dim]
+    new = [one if one.stride(-1) == 1 else one.contiguous() for one in (new_keys, new_values)]
+    native.store(step.slots, new, [keys, values])
     tokens, heads, head_dim = asked.shape
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
     asked = asked if asked.stride(-1) == 1 else asked.contiguous()
