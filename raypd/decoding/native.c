@@ -8,34 +8,34 @@
 #include <string.h>
 
 #define ALWAYS static inline __attribute__((always_inline))
-enum { ROWS = 64, KEYS = 64, DIM = 256 };  // most rows of a block, keys of a block, numbers of a key or a value
+enum { ROWS = 192, KEYS = 64, DIM = 256 };  // most rows at once, keys of a block, numbers of a key or a value
+#define BY_TWO 1.44269504f  // e^x = 2^(x * BY_TWO)
 typedef uint16_t bf16;
 
 typedef struct {  // pointers, and sizes in numbers
     const bf16 *asked, *keys, *values;  // [tokens, heads, dim], [slots, kv_heads, dim], [slots, kv_heads, value_dim]
     bf16 *out;                          // [tokens, heads, value_dim]
     const int32_t *items, *queries, *own_keys, *starts;  // as plan.py has them; starts: NULL without a window
-    int64_t item_count, token_stride, head_stride, heads, kv_heads, dim, value_dim, words, threads;
+    uint64_t *seen;                                      // [tokens, blocks] what raypd_see finds: of each key, one bit
+    int64_t item_count, token_stride, head_stride, heads, kv_heads, dim, value_dim, words, blocks, threads;
     float scale, softcap;  // softcap 0: none
 } Call;
 
 typedef struct {
-    bf16 query[ROWS * DIM], weight[ROWS * KEYS];
+    bf16 query[ROWS * DIM], weight[6 * KEYS];
     uint32_t key[DIM / 2 * KEYS], value[KEYS / 2 * DIM];  // pairs of numbers: of a key two of its, of values those of two keys
-    float score[ROWS * KEYS], mixed[ROWS * DIM];
-    float high[ROWS], total[ROWS];
-    uint64_t seen[ROWS];  // of a query, one bit a key
-} Block;
+    float score[6 * KEYS], mixed[ROWS * DIM], total[ROWS * 16];
+    float high[ROWS];
+} __attribute__((aligned(64))) Block;
 
 // 2^x, to a few units of the last place; 0 where x is far below.
 ALWAYS __m512 exp2_of(__m512 x) {
     __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), part = _mm512_sub_ps(x, whole);
-    __m512 sum = _mm512_set1_ps(1.5403530e-4f);
-    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(1.3333558e-3f));
-    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(9.6181291e-3f));
-    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(5.5504109e-2f));
-    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(2.4022651e-1f));
-    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(6.9314718e-1f));
+    __m512 sum = _mm512_set1_ps(1.32644129e-3f);
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(9.67141231e-3f));
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(5.55073362e-2f));
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(2.40222437e-1f));
+    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(6.93146978e-1f));
     sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(sum, whole);
 }
@@ -67,29 +67,6 @@ ALWAYS void product(int r, int vectors, const bf16 *rows, int64_t row_stride, co
     for (int i = 0; i < r; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) _mm512_storeu_ps(sums + i * sum_stride + 16 * v, held[i][v]);
-}
-
-// `product` for any rows, and `columns` of a multiple of 32.
-static void multiply(int64_t r, int64_t columns, const bf16 *rows, int64_t row_stride, const uint32_t *packed,
-                     int64_t packed_stride, int64_t pairs, float *sums, int64_t sum_stride, int add) {
-    for (int64_t c = 0; c < columns; c += 64) {
-        int wide = columns - c >= 64;
-        for (int64_t i = 0; i < r;) {
-            const bf16 *from = rows + i * row_stride;
-            const uint32_t *by = packed + c;
-            float *to = sums + i * sum_stride + c;
-#define TILE(n)                                                                                      \
-    do {                                                                                             \
-        if (wide) product(n, 4, from, row_stride, by, packed_stride, pairs, to, sum_stride, add);    \
-        else product(n, 2, from, row_stride, by, packed_stride, pairs, to, sum_stride, add);         \
-        i += n;                                                                                      \
-    } while (0)
-            if (r - i >= 6) TILE(6);
-            else if (r - i >= 3) TILE(3);
-            else TILE(1);
-#undef TILE
-        }
-    }
 }
 
 // 16 rows of 16 pairs from `from` on, to `to` with rows and columns swapped; rows from `count` on are zero.
@@ -141,9 +118,9 @@ static void pack(const Call *call, Block *at, int64_t slot, int64_t kv_head, int
         }
 }
 
-// Asks for the keys and values of the slots from `slot` on, which come next, while others are worked on.
-ALWAYS void fetch(const Call *call, int64_t slot, int64_t kv_head) {
-    for (int64_t k = slot; k < slot + KEYS; k++) {
+// Asks for the keys and values of slots [from, to), which come next, while others are worked on.
+ALWAYS void fetch(const Call *call, int64_t from, int64_t to, int64_t kv_head) {
+    for (int64_t k = from; k < to; k++) {
         const bf16 *key = call->keys + (k * call->kv_heads + kv_head) * call->dim;
         const bf16 *value = call->values + (k * call->kv_heads + kv_head) * call->value_dim;
         for (int64_t d = 0; d < call->dim; d += 32) _mm_prefetch((const void *)(key + d), _MM_HINT_T0);
@@ -151,132 +128,182 @@ ALWAYS void fetch(const Call *call, int64_t slot, int64_t kv_head) {
     }
 }
 
-// The running sums with `count` keys from `slot` on. seen: whether the bits of `at->seen` say who sees them; else all do.
-static void take(const Call *call, Block *at, int64_t rows, int64_t repeat, int64_t slot, int64_t kv_head, int64_t count,
-                 int seen) {
-    const __m512 lowest = _mm512_set1_ps(-INFINITY);
-    const float by_two = 1.44269504f;  // e^x = 2^(x * by_two)
-    pack(call, at, slot, kv_head, count);
-    fetch(call, slot + KEYS, kv_head);
-    multiply(rows, KEYS, at->query, call->dim, at->key, KEYS, call->dim / 2, at->score, KEYS, 0);
-    uint64_t all = count >= KEYS ? ~0ull : (1ull << count) - 1;
-    for (int64_t i = 0; i < rows; i++) {
-        uint64_t bits = seen ? at->seen[i / repeat] & all : all;
-        if (!bits) {
-            memset(at->weight + i * KEYS, 0, KEYS * sizeof(bf16));
-            continue;
-        }
+// cap * tanh(x / cap), by e^-2|x / cap|.
+ALWAYS __m512 capped(__m512 x, float cap) {
+    const __m512 unit = _mm512_set1_ps(1.0f);
+    __m512 small = exp2_of(_mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-2 * BY_TWO / cap)));
+    __m512 tanh = _mm512_div_ps(_mm512_sub_ps(unit, small), _mm512_add_ps(unit, small));
+    __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return _mm512_mul_ps(_mm512_mask_sub_ps(tanh, below, _mm512_setzero_ps(), tanh), _mm512_set1_ps(cap));
+}
+
+// Of `n` rows from `row` on, the running sums with the first 16 * vectors packed keys, those that `seen` says of each row.
+ALWAYS void tile(int n, int vectors, const Call *call, Block *at, int64_t row, const uint64_t *seen) {
+    const __m512 lowest = _mm512_set1_ps(-INFINITY), by = _mm512_set1_ps((call->softcap != 0 ? 1 : call->scale) * BY_TWO);
+    product(n, vectors, at->query + row * call->dim, call->dim, at->key, KEYS, call->dim / 2, at->score, KEYS, 0);
+    for (int i = 0; i < n; i++) {
+        float *mixed = at->mixed + (row + i) * call->value_dim;
         __m512 score[4], most = lowest;
-        for (int v = 0; v < 4; v++) {
-            __m512 one = _mm512_loadu_ps(at->score + i * KEYS + 16 * v);
-            if (call->softcap != 0) {
-                one = _mm512_mul_ps(one, _mm512_set1_ps(call->scale / call->softcap));
-                __m512 size = _mm512_abs_ps(one);
-                __m512 small = exp2_of(_mm512_mul_ps(size, _mm512_set1_ps(-2 * by_two)));  // tanh, from e^-2|x|
-                __m512 unit = _mm512_set1_ps(1.0f);
-                __m512 tanh = _mm512_div_ps(_mm512_sub_ps(unit, small), _mm512_add_ps(unit, small));
-                __mmask16 below = _mm512_cmp_ps_mask(one, _mm512_setzero_ps(), _CMP_LT_OQ);
-                tanh = _mm512_mask_sub_ps(tanh, below, _mm512_setzero_ps(), tanh);
-                one = _mm512_mul_ps(tanh, _mm512_set1_ps(call->softcap * by_two));
-            } else {
-                one = _mm512_mul_ps(one, _mm512_set1_ps(call->scale * by_two));
-            }
-            score[v] = _mm512_mask_mov_ps(lowest, (__mmask16)(bits >> (16 * v)), one);
-            most = _mm512_max_ps(most, score[v]);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            score[v] = _mm512_load_ps(at->score + i * KEYS + 16 * v);
+            if (call->softcap != 0) score[v] = capped(_mm512_mul_ps(score[v], _mm512_set1_ps(call->scale)), call->softcap);
+            most = _mm512_mask_max_ps(most, (__mmask16)(seen[i] >> (16 * v)), most, score[v]);
         }
-        float before = at->high[i], high = fmaxf(before, _mm512_reduce_max_ps(most));
-        __m512 sum = _mm512_setzero_ps(), base = _mm512_set1_ps(high == -INFINITY ? 0 : high);
-        for (int v = 0; v < 4; v++) {
-            // -inf - base is -inf, whose power must be 0 and not NaN
-            __mmask16 mine = (__mmask16)(bits >> (16 * v));
-            __m512 weight = _mm512_maskz_mov_ps(mine, exp2_of(_mm512_mask_sub_ps(_mm512_setzero_ps(), mine, score[v], base)));
+        float before = at->high[row + i], new = _mm512_reduce_max_ps(_mm512_mul_ps(most, by)), high = new > before ? new : before;
+        __m512 sum = _mm512_load_ps(at->total + 16 * (row + i)), base = _mm512_set1_ps(high == -INFINITY ? 0 : high);
+        if (before != high) {  // 2^-inf is next to 0, and so are the sums there
+            __m512 fade = exp2_of(_mm512_sub_ps(_mm512_set1_ps(before), base));
+            at->high[row + i] = high;
+            sum = _mm512_mul_ps(sum, fade);
+            for (int64_t d = 0; d < call->value_dim; d += 16)
+                _mm512_storeu_ps(mixed + d, _mm512_mul_ps(_mm512_loadu_ps(mixed + d), fade));
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            __m512 weight = exp2_of(_mm512_fmsub_ps(score[v], by, base));
+            weight = _mm512_maskz_mov_ps((__mmask16)(seen[i] >> (16 * v)), weight);
             sum = _mm512_add_ps(sum, weight);
-            _mm256_storeu_si256((void *)(at->weight + i * KEYS + 16 * v), (__m256i)_mm512_cvtneps_pbh(weight));
+            _mm256_store_si256((void *)(at->weight + i * KEYS + 16 * v), (__m256i)_mm512_cvtneps_pbh(weight));
         }
-        float fade = before == high ? 1 : before == -INFINITY ? 0 : exp2f(before - high);
-        at->high[i] = high;
-        at->total[i] = at->total[i] * fade + _mm512_reduce_add_ps(sum);
-        if (fade != 1)
-            for (int64_t d = 0; d < call->value_dim; d += 16) {
-                float *mixed = at->mixed + i * call->value_dim + d;
-                _mm512_storeu_ps(mixed, _mm512_mul_ps(_mm512_loadu_ps(mixed), _mm512_set1_ps(fade)));
-            }
+        _mm512_store_ps(at->total + 16 * (row + i), sum);
     }
-    multiply(rows, call->value_dim, at->weight, KEYS, at->value, call->value_dim, KEYS / 2, at->mixed, call->value_dim, 1);
+    float *mixed = at->mixed + row * call->value_dim;
+    for (int64_t c = 0; c < call->value_dim; c += 64)
+        if (call->value_dim - c >= 64)
+            product(n, 4, at->weight, KEYS, at->value + c, call->value_dim, 8 * vectors, mixed + c, call->value_dim, 1);
+        else
+            product(n, 2, at->weight, KEYS, at->value + c, call->value_dim, 8 * vectors, mixed + c, call->value_dim, 1);
 }
 
-// The bits of `at->seen` for keys [key, key + count) of the pass, by the rule of visibility; whether any is seen.
-static int see(const Call *call, Block *at, int64_t first, int64_t queries, int64_t key, int64_t count) {
-    int64_t fields = 2 + 2 * call->words;
-    const __m512i unit = _mm512_set1_epi32(1), stride = _mm512_mullo_epi32(_mm512_set1_epi32(3), _mm512_set_epi32(
-        15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
-    uint64_t any = 0;
-    for (int64_t q = 0; q < queries; q++) at->seen[q] = 0;
-    for (int64_t k = 0; k < count; k += 16) {
-        __mmask16 there = count - k >= 16 ? 0xffff : (__mmask16)((1 << (count - k)) - 1);
-        const int32_t *of = call->own_keys + (key + k) * 3;
-        __m512i position = _mm512_mask_i32gather_epi32(unit, there, stride, of, 4);
-        __m512i step = _mm512_mask_i32gather_epi32(unit, there, stride, of + 1, 4);
-        __m512i segment = _mm512_mask_i32gather_epi32(unit, there, stride, of + 2, 4);
-        __m512i bit = _mm512_sllv_epi32(unit, _mm512_and_si512(segment, _mm512_set1_epi32(31)));
-        __m512i word = _mm512_srli_epi32(segment, 5);
-        for (int64_t q = 0; q < queries; q++) {
-            const int32_t *query = call->queries + (first + q) * fields;
-            __mmask16 upto = _mm512_cmple_epi32_mask(position, _mm512_set1_epi32(query[0])), seen = 0;
-            for (int64_t w = 0; w < call->words; w++) {
-                __mmask16 whole = _mm512_test_epi32_mask(bit, _mm512_set1_epi32(query[2 + w]));
-                __mmask16 causal = _mm512_test_epi32_mask(bit, _mm512_set1_epi32(query[2 + call->words + w]));
-                seen |= (whole | (causal & upto)) & _mm512_cmpeq_epi32_mask(word, _mm512_set1_epi32((int32_t)w));
-            }
-            seen &= there & _mm512_cmple_epi32_mask(step, _mm512_set1_epi32(query[1]));
-            if (call->starts) seen &= _mm512_cmpge_epi32_mask(position, _mm512_set1_epi32(call->starts[first + q]));
-            at->seen[q] |= (uint64_t)seen << k;
-            any |= seen;
-        }
+// Of `rows` rows from `row` on, the running sums with `count` keys from `slot` on. seen: for each query, `seen_stride`
+// apart, its bits, or NULL where all see all. next: the first slot of what comes then, of head `next_head`.
+static void take(const Call *call, Block *at, int64_t row, int64_t rows, int64_t slot, int64_t kv_head, int64_t count,
+                 const uint64_t *seen, int64_t seen_stride, int64_t next, int64_t next_head) {
+    int64_t repeat = call->heads / call->kv_heads;
+    uint64_t there = count >= KEYS ? ~0ull : (1ull << count) - 1, any = 0, bits[6];
+    for (int64_t q = 0; seen && q < rows / repeat; q++) any |= seen[q * seen_stride];
+    if (seen && !any) return;
+    pack(call, at, slot, kv_head, count);
+    for (int64_t i = 0, n; i < rows; i += n) {
+        n = rows - i >= 6 ? 6 : rows - i >= 3 ? 3 : 1;
+        fetch(call, next + i * KEYS / rows, next + (i + n) * KEYS / rows, next_head);
+        any = 0;
+        for (int64_t j = 0; j < n; j++) any |= bits[j] = seen ? seen[(i + j) / repeat * seen_stride] & there : there;
+        if (!any) continue;
+#define TILE(n)                                                \
+    do {                                                       \
+        if (count > 32) tile(n, 4, call, at, row + i, bits);   \
+        else tile(n, 2, call, at, row + i, bits);              \
+    } while (0)
+        if (n == 6) TILE(6);
+        else if (n == 3) TILE(3);
+        else TILE(1);
+#undef TILE
     }
-    return any != 0;
 }
 
-// The same for keys [key, key + count) of a prefix, whose positions are 0, 1, 2, ..., of a layer with a window.
-static int see_prefix(const Call *call, Block *at, int64_t first, int64_t queries, int64_t key, int64_t count) {
-    uint64_t any = 0;
-    for (int64_t q = 0; q < queries; q++) {
-        int64_t hidden = call->starts[first + q] - key;
-        at->seen[q] = hidden <= 0 ? ~0ull : hidden >= count ? 0 : ~0ull << hidden;
-        any |= at->seen[q];
-    }
-    return any != 0;
-}
-
-static void attend(const Call *call, Block *at, const int32_t *item, int64_t kv_head) {
-    int64_t first = item[0], queries = item[1], prefix_slot = item[2], prefix = item[3], own_slot = item[4], own = item[5];
-    int64_t clear = call->starts ? 0 : item[6], key = item[7], repeat = call->heads / call->kv_heads;
-    int64_t rows = queries * repeat;
+// Items [item, end) that stand side by side and share a prefix. then: the item that comes next, with head `then_head`.
+static void attend(const Call *call, Block *at, const int32_t *item, const int32_t *end, int64_t kv_head,
+                   const int32_t *then, int64_t then_head) {
+    int64_t first = item[0], queries = end[-8] + end[-7] - first, prefix_slot = item[2], prefix = item[3];
+    int64_t repeat = call->heads / call->kv_heads, rows = queries * repeat;
     for (int64_t i = 0; i < rows; i++) {
         int64_t token = first + i / repeat, head = kv_head * repeat + i % repeat;
         memcpy(at->query + i * call->dim, call->asked + token * call->token_stride + head * call->head_stride,
                2 * call->dim);
         at->high[i] = -INFINITY;
-        at->total[i] = 0;
     }
     memset(at->mixed, 0, sizeof(float) * rows * call->value_dim);
+    memset(at->total, 0, sizeof(float) * rows * 16);
     for (int64_t k = 0; k < prefix; k += KEYS) {
-        int64_t count = prefix - k < KEYS ? prefix - k : KEYS;
-        if (!call->starts || see_prefix(call, at, first, queries, k, count))
-            take(call, at, rows, repeat, prefix_slot + k, kv_head, count, call->starts != 0);
+        int64_t count = prefix - k < KEYS ? prefix - k : KEYS, next = k + KEYS < prefix ? prefix_slot + k + KEYS : item[4];
+        uint64_t seen[ROWS];
+        for (int64_t q = 0; call->starts && q < queries; q++) {  // positions of a prefix are 0, 1, 2, ...
+            int64_t hidden = call->starts[first + q] - k;
+            seen[q] = hidden <= 0 ? ~0ull : hidden >= count ? 0 : ~0ull << hidden;
+        }
+        take(call, at, 0, rows, prefix_slot + k, kv_head, count, call->starts ? seen : NULL, 1, next, kv_head);
     }
-    for (int64_t k = 0; k < own; k += KEYS) {
-        int64_t count = own - k < KEYS ? own - k : KEYS;
-        int hidden = k + count > clear;
-        if (!hidden || see(call, at, first, queries, key + k, count))
-            take(call, at, rows, repeat, own_slot + k, kv_head, count, hidden);
+    for (; item < end; item += 8) {
+        int64_t slot = item[4], own = item[5], clear = call->starts ? 0 : item[6];
+        for (int64_t k = 0; k < own; k += KEYS) {
+            int64_t count = own - k < KEYS ? own - k : KEYS, next = slot + k + KEYS, next_head = kv_head;
+            if (k + KEYS >= own && item + 8 < end) next = item[12];
+            else if (k + KEYS >= own) next = then[then[3] ? 2 : 4], next_head = then_head;
+            const uint64_t *seen = k + count > clear ? call->seen + item[0] * call->blocks + k / KEYS : NULL;
+            take(call, at, (item[0] - first) * repeat, item[1] * repeat, slot + k, kv_head, count, seen, call->blocks,
+                 next, next_head);
+        }
     }
     for (int64_t i = 0; i < rows; i++) {
         bf16 *out = call->out + ((first + i / repeat) * call->heads + kv_head * repeat + i % repeat) * call->value_dim;
-        __m512 part = _mm512_set1_ps(at->total[i] > 0 ? 1 / at->total[i] : 0);
+        float total = _mm512_reduce_add_ps(_mm512_load_ps(at->total + 16 * i));
+        __m512 part = _mm512_set1_ps(total > 0 ? 1 / total : 0);
         for (int64_t d = 0; d < call->value_dim; d += 16) {
             __m512 mixed = _mm512_mul_ps(_mm512_loadu_ps(at->mixed + i * call->value_dim + d), part);
             _mm256_storeu_si256((void *)(out + d), (__m256i)_mm512_cvtneps_pbh(mixed));
+        }
+    }
+}
+
+void raypd_attention(const Call *call) {
+    int64_t repeat = call->heads / call->kv_heads, tokens = 0, runs = 0;
+    int32_t ends[call->item_count + 1];  // of runs of items that share a prefix
+    for (int64_t i = 0; i < call->item_count; i++) tokens += call->items[8 * i + 1];
+    int64_t most = tokens * call->kv_heads / (4 * call->threads);  // of queries in a run, so that every thread has work
+    if (most > ROWS / repeat) most = ROWS / repeat;
+    ends[0] = 0;
+    for (int64_t i = 0, first = 0; i < call->item_count; i++) {
+        const int32_t *one = call->items + 8 * i, *then = one + 8;
+        int joined = i + 1 < call->item_count && one[3] && then[2] == one[2] && then[3] == one[3] &&
+                     then[0] == one[0] + one[1] && then[0] + then[1] - call->items[8 * first] <= most;
+        if (!joined) ends[++runs] = first = i + 1;
+    }
+#pragma omp parallel num_threads((int)call->threads)
+    {
+        Block block;
+        int64_t all = runs * call->kv_heads, chunk = all >= 16 * call->threads ? call->kv_heads : 1;
+#pragma omp for schedule(dynamic, chunk)
+        for (int64_t i = 0; i < all; i++) {
+            int64_t then = (i + 1) % chunk ? i + 1 : i + 1 + (call->threads - 1) * chunk;  // or another thread's
+            if (then >= all) then = i;
+            const int32_t *ahead = call->items + 8 * ends[then / call->kv_heads], *from = call->items + 8 * ends[i / call->kv_heads];
+            attend(call, &block, from, call->items + 8 * ends[i / call->kv_heads + 1], i % call->kv_heads, ahead,
+                   then % call->kv_heads);
+        }
+    }
+}
+
+// call->seen: by the rule of visibility, which own keys each query sees.
+void raypd_see(const Call *call) {
+    int64_t fields = 2 + 2 * call->words;
+    const __m512i unit = _mm512_set1_epi32(1), stride = _mm512_mullo_epi32(_mm512_set1_epi32(3), _mm512_set_epi32(
+        15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+#pragma omp parallel for num_threads((int)call->threads) schedule(dynamic)
+    for (int64_t i = 0; i < call->item_count; i++) {
+        const int32_t *item = call->items + 8 * i;
+        int64_t own = item[5], clear = call->starts ? 0 : item[6] / KEYS * KEYS;
+        for (int64_t k = clear; k < own; k += 16) {
+            __mmask16 there = own - k >= 16 ? 0xffff : (__mmask16)((1 << (own - k)) - 1);
+            const int32_t *of = call->own_keys + (item[7] + k) * 3;
+            __m512i position = _mm512_mask_i32gather_epi32(unit, there, stride, of, 4);
+            __m512i step = _mm512_mask_i32gather_epi32(unit, there, stride, of + 1, 4);
+            __m512i segment = _mm512_mask_i32gather_epi32(unit, there, stride, of + 2, 4);
+            __m512i bit = _mm512_sllv_epi32(unit, _mm512_and_si512(segment, _mm512_set1_epi32(31)));
+            __m512i word = _mm512_srli_epi32(segment, 5);
+            for (int64_t q = item[0]; q < item[0] + item[1]; q++) {
+                const int32_t *query = call->queries + q * fields;
+                __mmask16 upto = _mm512_cmple_epi32_mask(position, _mm512_set1_epi32(query[0])), seen = 0;
+                for (int64_t w = 0; w < call->words; w++) {
+                    __mmask16 whole = _mm512_test_epi32_mask(bit, _mm512_set1_epi32(query[2 + w]));
+                    __mmask16 causal = _mm512_test_epi32_mask(bit, _mm512_set1_epi32(query[2 + call->words + w]));
+                    seen |= (whole | (causal & upto)) & _mm512_cmpeq_epi32_mask(word, _mm512_set1_epi32((int32_t)w));
+                }
+                seen &= there & _mm512_cmple_epi32_mask(step, _mm512_set1_epi32(query[1]));
+                if (call->starts) seen &= _mm512_cmpge_epi32_mask(position, _mm512_set1_epi32(call->starts[q]));
+                ((uint16_t *)(call->seen + q * call->blocks))[k / 16] = seen;
+            }
         }
     }
 }
@@ -383,16 +410,6 @@ void raypd_swiglu(const bf16 *x, bf16 *out, int64_t rows, int64_t dim, int64_t t
             __m512 made = _mm512_mul_ps(silu, up);
             _mm256_storeu_si256((void *)(out + r * dim + d), (__m256i)_mm512_cvtneps_pbh(made));
         }
-}
-
-void raypd_attention(const Call *call) {
-#pragma omp parallel num_threads((int)call->threads)
-    {
-        Block block;
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < call->item_count * call->kv_heads; i++)
-            attend(call, &block, call->items + i / call->kv_heads * 8, i % call->kv_heads);
-    }
 }
 
 // Rows of x [rows, dim] as int8, each by a scale of its own.

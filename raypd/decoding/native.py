@@ -151,6 +151,6 @@ def library() -> ctypes.CDLL:
                 raise OSError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
             into.replace(compiled)  # other processes may make the same
     loaded = ctypes.CDLL(str(compiled))
-    for function in ("attention", "store", "greedy", "rotate", "rms_norm", "swiglu", "quantize", "scale"):
+    for function in ("attention", "see", "store", "greedy", "rotate", "rms_norm", "swiglu", "quantize", "scale"):
         getattr(loaded, f"raypd_{function}").restype = None
     return loaded

@@ -17,6 +17,7 @@ from raypd.decoding.attention.step import Step, entered
 
 NAME = "raypd_avx512"
 _ROWS = (60,)  # rows of a block, one a query and query head; registers hold six at a time
+_KEYS = 64  # KEYS in native.c
 _MOST_DIM = 256  # DIM in native.c
 _MOST_REPEAT = 32
 
@@ -62,15 +63,22 @@ def attention(
     plan = step.plans.get(repeat)
     if plan is None:
         plan = step.plans[repeat] = Plan(step, repeat, _ROWS)
+    items = plan.blocks[0][1]
     starts = plan.starts(sliding_window)
-    for _rows, items in plan.blocks:
-        call = _Call(
-            asked.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
-            items.data_ptr(), plan.queries.data_ptr(), plan.keys.data_ptr(), 0 if starts is None else starts.data_ptr(),
-            len(items), asked.stride(0), asked.stride(1), heads, kv_heads, head_dim, values.shape[2],
-            plan.words, torch.get_num_threads(), head_dim**-0.5 if scaling is None else scaling, softcap or 0.0,
-        )  # fmt: skip
-        native.library().raypd_attention(ctypes.byref(call))
+    window = None if starts is None else sliding_window
+    found = window in plan.seen
+    if not found:
+        plan.seen[window] = torch.empty(tokens, -(-int(items[:, 5].max()) // _KEYS), dtype=torch.int64)
+    seen = plan.seen[window]
+    call = _Call(
+        asked.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), items.data_ptr(), plan.queries.data_ptr(),
+        plan.keys.data_ptr(), 0 if starts is None else starts.data_ptr(), seen.data_ptr(),
+        len(items), asked.stride(0), asked.stride(1), heads, kv_heads, head_dim, values.shape[2], plan.words,
+        seen.shape[1], torch.get_num_threads(), head_dim**-0.5 if scaling is None else scaling, softcap or 0.0,
+    )  # fmt: skip
+    if not found:
+        native.library().raypd_see(ctypes.byref(call))
+    native.library().raypd_attention(ctypes.byref(call))
     return out[None], None
 
 
@@ -92,9 +100,10 @@ class _Call(ctypes.Structure):
     """`Call` in native.c."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("asked", "keys", "values", "out", "items", "queries", "own", "starts")),
+        *((name, ctypes.c_void_p) for name in ("asked", "keys", "values", "out", "items", "queries")),
+        *((name, ctypes.c_void_p) for name in ("own_keys", "starts", "seen")),
         *((name, ctypes.c_int64) for name in ("item_count", "token_stride", "head_stride", "heads", "kv_heads")),
-        *((name, ctypes.c_int64) for name in ("dim", "value_dim", "words", "threads")),
+        *((name, ctypes.c_int64) for name in ("dim", "value_dim", "words", "blocks", "threads")),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
     ]
