@@ -25,6 +25,7 @@ from raypd.decoding.attention import avx512, sdpa
 from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.counts import Finished
 from raypd.decoding.kv_cache import KVCache
+from raypd.decoding.last_layer import shorten
 from raypd.decoding.memory import TokenBudget, is_out_of_memory
 from raypd.decoding.program import DraftRequest, Predictions, Program
 from raypd.decoding.sampling import GREEDY, SampleRequest, Sampling, sample
@@ -61,6 +62,7 @@ class Engine:
         self.device = next(model.parameters()).device
         model.set_attn_implementation(_registered(attention, self.device, model.dtype))
         self.model = model.eval()
+        self._shortened = shorten(model)
         self.cache = KVCache(4096, cache_tokens, self.device)
         self.budget = TokenBudget(max_num_batched_tokens)
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs)
@@ -166,8 +168,8 @@ class Engine:
                 input_ids=ids[None],
                 position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=kept,
-                step=Step(self.cache, groups, to),
+                logits_to_keep=0 if self._shortened else kept,  # 0: of all that the last layer gives
+                step=Step(self.cache, groups, to, kept),
             )
         self.steps += 1
         return output.logits[0], hidden

@@ -17,9 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from raypd.decoding import native
 from raypd.decoding.attention import avx512
+from raypd.decoding.last_layer import PLAIN
 
-# Their attention layers project, normalize or not, rotate whole heads, attend and project; all normalize by RMSNorm.
-_PLAIN = {f"transformers.models.{name}.modeling_{name}" for name in ("llama", "mistral", "qwen2", "qwen3")}
 _TOKENS = 2048  # of a pass for which the layout is chosen; it is as good for fewer
 
 
@@ -94,7 +93,7 @@ def pack(model: torch.nn.Module) -> None:
     if not is_possible():
         return
     for parent in list(model.modules()):
-        if type(parent).__module__ in _PLAIN and avx512.is_best(torch.device("cpu"), torch.bfloat16):
+        if type(parent).__module__ in PLAIN and avx512.is_best(torch.device("cpu"), torch.bfloat16):
             _fuse(parent)
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear and _gains(child.weight):

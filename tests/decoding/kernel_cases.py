@@ -64,7 +64,8 @@ def random_pass(rng: random.Random, device: torch.device, most: int) -> Step:
             at = start + length
         groups.append(PrefixGroup(spans, begin, prefix))
     cache = KVCache(at + 4, None, device)
-    return Step(cache, groups, torch.tensor(slots, device=device))
+    places = torch.tensor(slots, device=device)
+    return Step(cache, groups, places, places[:0])
 
 
 def compare(

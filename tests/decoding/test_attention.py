@@ -47,7 +47,7 @@ def test_a_pass_is_what_each_of_its_spans_is_alone(
     query = torch.randn(1, KV_HEADS * REPEAT, tokens, DIM, dtype=torch.float64)
     new = torch.randn(2, 1, KV_HEADS, tokens, DIM, dtype=torch.float64)
     slots = torch.tensor([span.start + span.length - span.size + i for span in spans for i in range(span.size)])
-    step = Step(cache, [PrefixGroup(spans, own, prefix)], slots)
+    step = Step(cache, [PrefixGroup(spans, own, prefix)], slots, slots[:0])
     found, _ = attention(SimpleNamespace(layer_idx=0), query, *new, None, softcap=softcap, step=step)  # type: ignore[arg-type]
 
     for span in spans:

@@ -143,12 +143,14 @@ class Step:
     Args:
         groups: its spans, by the prefix that they share.
         slots: [tokens] where each token's key and value go.
+        kept: [n] places of the tokens whose predictions are wanted.
         plans: what a kernel has built for this pass, by the query heads to a key head.
     """
 
     cache: KVCache
     groups: list[PrefixGroup]
     slots: torch.Tensor
+    kept: torch.Tensor
     plans: dict[int, Any] = field(default_factory=dict)
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
     _calls: dict[tuple[int | None, bool], tuple[list[Span], list[Batch]]] = field(default_factory=dict)
