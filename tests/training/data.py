@@ -80,7 +80,7 @@ def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[A
         queries = list(zip(*span.queries[:2].tolist(), strict=True))
         for row, query in zip(span.seen, queries, strict=True):
             found[query] = prefix | {keys[k] for k in np.flatnonzero(row)}
-        for place, index in enumerate(named["logits_to_keep"].tolist()):
+        for place, index in enumerate(step.kept.tolist()):
             output.logits[0, place] = -1000.0
             output.logits[0, place, gold[queries[index]]] = 1000.0
         return output
