@@ -129,14 +129,14 @@ class Search:
             others = [] if self.config.decoding.method in parallel else parallel
             for base in ({}, *({"decoding.method": method} for method in others)):
                 self._method(base)
-        for key, most in _ENGINE.items():
-            if self.method_of(self._best_changes()) != "speculative":
-                self._climb(self._best_changes(), key, most)
         if self.vllm and self.judged:
             method = "guided" if self.config.task.kind == "extraction" else "autoregressive"
             base = {"engine.kind": "vllm", "decoding.method": method}
             if self._try(base).usable:
                 self._climb(base, "engine.max_num_seqs", _ENGINE["engine.max_num_seqs"])
+        for key, most in _ENGINE.items():
+            if self.method_of(self._best_changes()) != "speculative":
+                self._climb(self._best_changes(), key, most)
         for dtype, quantization in self.types if self.judged else ():
             self._try({**self._best_changes(), "model.dtype": dtype, "model.quantization": quantization})
         self._repeat()

@@ -216,6 +216,8 @@ class _Trials:
             if not found.complete:
                 self._left()  # cut short by the end of the time, not for being slow
                 trial.cut = True
+                if not any(found.costs):
+                    return
             check_sample(found)
         except UserError as error:
             if not self.measured and isinstance(error, RunError):

@@ -318,6 +318,8 @@ class StubProfiler:
             costs.append(replace(found, seconds=1 / speed))
         seconds = len(documents) / speed
         share = min(1.0, limit / seconds)
+        if share < 1 and not self.clock.seen:
+            costs = [None] * len(documents)
         self.clock.now += share * seconds
         samples, facts = [(1.0, 1.0)] * 8, self.facts(config)
         return Profile(setting["method"], costs, seconds, samples, 0.0, 0.0, facts, share == 1, self.clock.seen * share)
@@ -372,6 +374,22 @@ def test_the_fastest_that_agrees_is_written_into_the_users_file(command, capsys)
     assert "per 1,000" in out
     assert max(map(len, out.partition("fastest")[0].splitlines())) <= 80
     assert "93.0% [90-95%] of 500 values agree" in out
+
+
+def test_a_setting_of_which_nothing_came_in_time_is_too_slow(command, capsys, monkeypatch) -> None:
+    """And not a failure that more minutes would mend."""
+    usual = physics
+
+    def slow(s: dict[str, Any]) -> tuple[float, float]:
+        speed, share = usual(s)
+        return (speed / 100 if s["isolate"] == "values" else speed), share
+
+    monkeypatch.setitem(globals(), "physics", slow)
+    command(seen=0.0)
+    seen = capsys.readouterr()
+    assert ". isolate=values: stopped: far slower than the best so far" in seen.err
+    assert re.search(r"isolate=values +-.* too slow", seen.out)
+    assert "raise --minutes" not in seen.err + seen.out
 
 
 def test_a_small_model_gets_an_honest_answer(command, capsys) -> None:
