@@ -73,8 +73,8 @@ def server(folder: Path) -> Iterator[Server]:
     command = [
         program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
         f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
-        f"-s3.config={folder}/identities.json", "-master.volumeSizeLimitMB=64", "-volume.max=10000",
-        "-volume.minFreeSpace=64MiB",
+        f"-s3.config={folder}/identities.json", "-master.volumeSizeLimitMB=64",
+        "-volume.max=10000", "-volume.minFreeSpace=64MiB",  # a bucket takes some 20; default: what the disk has
         "-master.electionTimeout=1s", "-master.heartbeatInterval=100ms", "-volume.preStopSeconds=0",
         "-s3.port.iceberg=0", "-s3.port.lance=0",
     ]  # fmt: skip

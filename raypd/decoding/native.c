@@ -9,14 +9,19 @@
 
 #define ALWAYS static inline __attribute__((always_inline))
 enum { ROWS = 192, KEYS = 64, DIM = 256 };  // most rows at once, keys of a block, numbers of a key or a value
-#define BY_TWO 1.44269504f  // e^x = 2^(x * BY_TWO)
+#define LOG2E 1.44269504f  // e^x = 2^(x * LOG2E)
 typedef uint16_t bf16;
+
+typedef struct {  // _Item in plan.py
+    int32_t first, queries, prefix_slot, prefix, own_slot, own, clear, key;
+} Item;
 
 typedef struct {  // pointers, and sizes in numbers
     const bf16 *asked, *keys, *values;  // [tokens, heads, dim], [slots, kv_heads, dim], [slots, kv_heads, value_dim]
     bf16 *out;                          // [tokens, heads, value_dim]
-    const int32_t *items, *queries, *own_keys, *starts;  // as plan.py has them; starts: NULL without a window
-    uint64_t *seen;                                      // [tokens, blocks] what raypd_see finds: of each key, one bit
+    const Item *items;
+    const int32_t *queries, *own_keys, *starts;  // as plan.py has them; starts: NULL without a window
+    uint64_t *seen;                              // [tokens, blocks] what raypd_see finds: of each key, one bit
     int64_t item_count, token_stride, head_stride, heads, kv_heads, dim, value_dim, words, blocks, threads;
     float scale, softcap;  // softcap 0: none
 } Call;
@@ -131,7 +136,7 @@ ALWAYS void fetch(const Call *call, int64_t from, int64_t to, int64_t kv_head) {
 // cap * tanh(x / cap), by e^-2|x / cap|.
 ALWAYS __m512 capped(__m512 x, float cap) {
     const __m512 unit = _mm512_set1_ps(1.0f);
-    __m512 small = exp2_of(_mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-2 * BY_TWO / cap)));
+    __m512 small = exp2_of(_mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-2 * LOG2E / cap)));
     __m512 tanh = _mm512_div_ps(_mm512_sub_ps(unit, small), _mm512_add_ps(unit, small));
     __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
     return _mm512_mul_ps(_mm512_mask_sub_ps(tanh, below, _mm512_setzero_ps(), tanh), _mm512_set1_ps(cap));
@@ -139,7 +144,7 @@ ALWAYS __m512 capped(__m512 x, float cap) {
 
 // Of `n` rows from `row` on, the running sums with the first 16 * vectors packed keys, those that `seen` says of each row.
 ALWAYS void tile(int n, int vectors, const Call *call, Block *at, int64_t row, const uint64_t *seen) {
-    const __m512 lowest = _mm512_set1_ps(-INFINITY), by = _mm512_set1_ps((call->softcap != 0 ? 1 : call->scale) * BY_TWO);
+    const __m512 lowest = _mm512_set1_ps(-INFINITY), by = _mm512_set1_ps((call->softcap != 0 ? 1 : call->scale) * LOG2E);
     product(n, vectors, at->query + row * call->dim, call->dim, at->key, KEYS, call->dim / 2, at->score, KEYS, 0);
     for (int i = 0; i < n; i++) {
         float *mixed = at->mixed + (row + i) * call->value_dim;
@@ -152,7 +157,7 @@ ALWAYS void tile(int n, int vectors, const Call *call, Block *at, int64_t row, c
         }
         float before = at->high[row + i], new = _mm512_reduce_max_ps(_mm512_mul_ps(most, by)), high = new > before ? new : before;
         __m512 sum = _mm512_load_ps(at->total + 16 * (row + i)), base = _mm512_set1_ps(high == -INFINITY ? 0 : high);
-        if (before != high) {  // 2^-inf is next to 0, and so are the sums there
+        if (before != high) {  // before the first key it is -inf, and fade 2^-inf = 0
             __m512 fade = exp2_of(_mm512_sub_ps(_mm512_set1_ps(before), base));
             at->high[row + i] = high;
             sum = _mm512_mul_ps(sum, fade);
@@ -204,9 +209,10 @@ static void take(const Call *call, Block *at, int64_t row, int64_t rows, int64_t
 }
 
 // Items [item, end) that stand side by side and share a prefix. then: the item that comes next, with head `then_head`.
-static void attend(const Call *call, Block *at, const int32_t *item, const int32_t *end, int64_t kv_head,
-                   const int32_t *then, int64_t then_head) {
-    int64_t first = item[0], queries = end[-8] + end[-7] - first, prefix_slot = item[2], prefix = item[3];
+static void attend(const Call *call, Block *at, const Item *item, const Item *end, int64_t kv_head, const Item *then,
+                   int64_t then_head) {
+    int64_t first = item->first, queries = end[-1].first + end[-1].queries - first;
+    int64_t prefix_slot = item->prefix_slot, prefix = item->prefix;
     int64_t repeat = call->heads / call->kv_heads, rows = queries * repeat;
     for (int64_t i = 0; i < rows; i++) {
         int64_t token = first + i / repeat, head = kv_head * repeat + i % repeat;
@@ -217,7 +223,8 @@ static void attend(const Call *call, Block *at, const int32_t *item, const int32
     memset(at->mixed, 0, sizeof(float) * rows * call->value_dim);
     memset(at->total, 0, sizeof(float) * rows * 16);
     for (int64_t k = 0; k < prefix; k += KEYS) {
-        int64_t count = prefix - k < KEYS ? prefix - k : KEYS, next = k + KEYS < prefix ? prefix_slot + k + KEYS : item[4];
+        int64_t count = prefix - k < KEYS ? prefix - k : KEYS;
+        int64_t next = k + KEYS < prefix ? prefix_slot + k + KEYS : item->own_slot;
         uint64_t seen[ROWS];
         for (int64_t q = 0; call->starts && q < queries; q++) {  // positions of a prefix are 0, 1, 2, ...
             int64_t hidden = call->starts[first + q] - k;
@@ -225,15 +232,15 @@ static void attend(const Call *call, Block *at, const int32_t *item, const int32
         }
         take(call, at, 0, rows, prefix_slot + k, kv_head, count, call->starts ? seen : NULL, 1, next, kv_head);
     }
-    for (; item < end; item += 8) {
-        int64_t slot = item[4], own = item[5], clear = call->starts ? 0 : item[6];
+    for (; item < end; item++) {
+        int64_t own = item->own, clear = call->starts ? 0 : item->clear;
         for (int64_t k = 0; k < own; k += KEYS) {
-            int64_t count = own - k < KEYS ? own - k : KEYS, next = slot + k + KEYS, next_head = kv_head;
-            if (k + KEYS >= own && item + 8 < end) next = item[12];
-            else if (k + KEYS >= own) next = then[then[3] ? 2 : 4], next_head = then_head;
-            const uint64_t *seen = k + count > clear ? call->seen + item[0] * call->blocks + k / KEYS : NULL;
-            take(call, at, (item[0] - first) * repeat, item[1] * repeat, slot + k, kv_head, count, seen, call->blocks,
-                 next, next_head);
+            int64_t count = own - k < KEYS ? own - k : KEYS, next = item->own_slot + k + KEYS, next_head = kv_head;
+            if (k + KEYS >= own && item + 1 < end) next = item[1].own_slot;
+            else if (k + KEYS >= own) next = then->prefix ? then->prefix_slot : then->own_slot, next_head = then_head;
+            const uint64_t *seen = k + count > clear ? call->seen + item->first * call->blocks + k / KEYS : NULL;
+            take(call, at, (item->first - first) * repeat, item->queries * repeat, item->own_slot + k, kv_head, count, seen,
+                 call->blocks, next, next_head);
         }
     }
     for (int64_t i = 0; i < rows; i++) {
@@ -248,29 +255,29 @@ static void attend(const Call *call, Block *at, const int32_t *item, const int32
 }
 
 void raypd_attention(const Call *call) {
+    const Item *items = call->items;
     int64_t repeat = call->heads / call->kv_heads, tokens = 0, runs = 0;
-    int32_t ends[call->item_count + 1];  // of runs of items that share a prefix
-    for (int64_t i = 0; i < call->item_count; i++) tokens += call->items[8 * i + 1];
+    int32_t ends[call->item_count + 1];  // of runs of items that share a prefix; items have the pass's order, without gaps
+    for (int64_t i = 0; i < call->item_count; i++) tokens += items[i].queries;
     int64_t most = tokens * call->kv_heads / (4 * call->threads);  // of queries in a run, so that every thread has work
     if (most > ROWS / repeat) most = ROWS / repeat;
     ends[0] = 0;
-    for (int64_t i = 0, first = 0; i < call->item_count; i++) {
-        const int32_t *one = call->items + 8 * i, *then = one + 8;
-        int joined = i + 1 < call->item_count && one[3] && then[2] == one[2] && then[3] == one[3] &&
-                     then[0] == one[0] + one[1] && then[0] + then[1] - call->items[8 * first] <= most;
-        if (!joined) ends[++runs] = first = i + 1;
+    for (int64_t i = 0, begin = 0; i < call->item_count; i++) {
+        const Item *one = items + i, *next = one + 1;
+        int joined = i + 1 < call->item_count && one->prefix && next->prefix_slot == one->prefix_slot &&
+                     next->prefix == one->prefix && next->first + next->queries - items[begin].first <= most;
+        if (!joined) ends[++runs] = begin = i + 1;
     }
 #pragma omp parallel num_threads((int)call->threads)
     {
         Block block;
-        int64_t all = runs * call->kv_heads, chunk = all >= 16 * call->threads ? call->kv_heads : 1;
+        int64_t heads = call->kv_heads, all = runs * heads, chunk = all >= 16 * call->threads ? heads : 1;
 #pragma omp for schedule(dynamic, chunk)
         for (int64_t i = 0; i < all; i++) {
             int64_t then = (i + 1) % chunk ? i + 1 : i + 1 + (call->threads - 1) * chunk;  // or another thread's
             if (then >= all) then = i;
-            const int32_t *ahead = call->items + 8 * ends[then / call->kv_heads], *from = call->items + 8 * ends[i / call->kv_heads];
-            attend(call, &block, from, call->items + 8 * ends[i / call->kv_heads + 1], i % call->kv_heads, ahead,
-                   then % call->kv_heads);
+            attend(call, &block, items + ends[i / heads], items + ends[i / heads + 1], i % heads,
+                   items + ends[then / heads], then % heads);
         }
     }
 }
@@ -282,17 +289,17 @@ void raypd_see(const Call *call) {
         15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
 #pragma omp parallel for num_threads((int)call->threads) schedule(dynamic)
     for (int64_t i = 0; i < call->item_count; i++) {
-        const int32_t *item = call->items + 8 * i;
-        int64_t own = item[5], clear = call->starts ? 0 : item[6] / KEYS * KEYS;
+        const Item *item = call->items + i;
+        int64_t own = item->own, clear = call->starts ? 0 : item->clear / KEYS * KEYS;
         for (int64_t k = clear; k < own; k += 16) {
             __mmask16 there = own - k >= 16 ? 0xffff : (__mmask16)((1 << (own - k)) - 1);
-            const int32_t *of = call->own_keys + (item[7] + k) * 3;
+            const int32_t *of = call->own_keys + (item->key + k) * 3;
             __m512i position = _mm512_mask_i32gather_epi32(unit, there, stride, of, 4);
             __m512i step = _mm512_mask_i32gather_epi32(unit, there, stride, of + 1, 4);
             __m512i segment = _mm512_mask_i32gather_epi32(unit, there, stride, of + 2, 4);
             __m512i bit = _mm512_sllv_epi32(unit, _mm512_and_si512(segment, _mm512_set1_epi32(31)));
             __m512i word = _mm512_srli_epi32(segment, 5);
-            for (int64_t q = item[0]; q < item[0] + item[1]; q++) {
+            for (int64_t q = item->first; q < item->first + item->queries; q++) {
                 const int32_t *query = call->queries + q * fields;
                 __mmask16 upto = _mm512_cmple_epi32_mask(position, _mm512_set1_epi32(query[0])), seen = 0;
                 for (int64_t w = 0; w < call->words; w++) {
@@ -371,7 +378,7 @@ void raypd_greedy(const bf16 *logits, int64_t *token, float *logprob, int64_t ro
             __m512 part = _mm512_setzero_ps();
             for (; c < end; c += 16) {
                 __m512 below = _mm512_sub_ps(upto(row + c, columns - c), _mm512_set1_ps(most));
-                part = _mm512_add_ps(part, exp2_of(_mm512_mul_ps(below, _mm512_set1_ps(1.44269504f))));
+                part = _mm512_add_ps(part, exp2_of(_mm512_mul_ps(below, _mm512_set1_ps(LOG2E))));
             }
             sum = _mm512_add_ps(sum, part);
         }
@@ -401,12 +408,12 @@ void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, 
 
 // SwiGLU: of each row [gate, up], silu(gate) * up. x [rows, 2 * dim] -> out [rows, dim].
 void raypd_swiglu(const bf16 *x, bf16 *out, int64_t rows, int64_t dim, int64_t threads) {
-    const __m512 one = _mm512_set1_ps(1), minus_by_two = _mm512_set1_ps(-1.44269504f);
+    const __m512 one = _mm512_set1_ps(1), minus = _mm512_set1_ps(-LOG2E);
 #pragma omp parallel for num_threads((int)threads)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t d = 0; d < dim; d += 16) {
             __m512 gate = widened(x + 2 * r * dim + d), up = widened(x + (2 * r + 1) * dim + d);
-            __m512 silu = _mm512_div_ps(gate, _mm512_add_ps(one, exp2_of(_mm512_mul_ps(gate, minus_by_two))));
+            __m512 silu = _mm512_div_ps(gate, _mm512_add_ps(one, exp2_of(_mm512_mul_ps(gate, minus))));
             __m512 made = _mm512_mul_ps(silu, up);
             _mm256_storeu_si256((void *)(out + r * dim + d), (__m256i)_mm512_cvtneps_pbh(made));
         }

@@ -207,6 +207,10 @@ def test_vllm_is_weighed_where_it_is_installed(speed: float, installed: bool, ki
     search, best = searched(with_vllm(speed), vllm=installed)
     tried = [trial.changes for trial in search.trials if trial.changes.get("engine.kind") == "vllm"]
     assert bool(tried) is installed
+    if installed:  # before the sizes of passes: it is the larger choice, and minutes end
+        order = [trial.changes for trial in search.trials]
+        sizes = next(i for i, changes in enumerate(order) if "engine.max_num_batched_tokens" in changes)
+        assert order.index(tried[0]) < sizes
     assert best.changes.get("engine.kind", "raypd") == kind
     if kind == "vllm":
         assert best.changes == {"engine.kind": "vllm", "decoding.method": "guided", "engine.max_num_seqs": 128}

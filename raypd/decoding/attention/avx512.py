@@ -63,12 +63,12 @@ def attention(
     plan = step.plans.get(repeat)
     if plan is None:
         plan = step.plans[repeat] = Plan(step, repeat, _ROWS)
-    items = plan.blocks[0][1]
+    items = plan.blocks[0][1]  # all of the one size
     starts = plan.starts(sliding_window)
     window = None if starts is None else sliding_window
-    found = window in plan.seen
-    if not found:
-        plan.seen[window] = torch.empty(tokens, -(-int(items[:, 5].max()) // _KEYS), dtype=torch.int64)
+    first = window not in plan.seen  # layer of the pass with that window
+    if first:
+        plan.seen[window] = torch.empty(tokens, -(-plan.most_own // _KEYS), dtype=torch.int64)
     seen = plan.seen[window]
     call = _Call(
         asked.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), items.data_ptr(), plan.queries.data_ptr(),
@@ -76,7 +76,7 @@ def attention(
         len(items), asked.stride(0), asked.stride(1), heads, kv_heads, head_dim, values.shape[2], plan.words,
         seen.shape[1], torch.get_num_threads(), head_dim**-0.5 if scaling is None else scaling, softcap or 0.0,
     )  # fmt: skip
-    if not found:
+    if first:
         native.library().raypd_see(ctypes.byref(call))
     native.library().raypd_attention(ctypes.byref(call))
     return out[None], None

@@ -40,6 +40,7 @@ class Plan:
         queries: [tokens, 2 + 2 * words] position and step of each, and its two sets of segments.
         keys: [own keys, 3] position, step and segment of each, span after span.
         words: of a set of segments, 32 segments each.
+        most_own: keys of the item that has the most.
         seen: what a kernel has found of who sees whom in this pass, by the window of a layer.
     """
 
@@ -76,6 +77,7 @@ class Plan:
         ]
         self.queries, self.keys, *blocks = _moved(parts, self.device)
         self.blocks = list(zip(items, blocks, strict=True))
+        self.most_own = max(item.own for some in items.values() for item in some)
         self.seen: dict[int | None, torch.Tensor] = {}
         self._starts: dict[int, torch.Tensor | None] = {}
 
