@@ -136,7 +136,7 @@ def load_raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
 
 
 def load_ceiling(job: dict[str, Any]) -> Loaded:
-    """The fastest product of activations with one of the model's own matrices, of the sizes that passes have."""
+    """The fastest product of activations with one of the model's own matrices, by torch or by raypd."""
     if job["threads"] is not None:
         torch.set_num_threads(job["threads"])
     config = AutoConfig.from_pretrained(job["model"])
@@ -155,12 +155,15 @@ def load_ceiling(job: dict[str, Any]) -> Loaded:
         best = 0.0
         for rows in (256, 1024, 2048):
             for out, into in matrices:
-                x, w = (torch.randn(n, into, device=device).to(getattr(torch, job["dtype"])) for n in (rows, out))
+                kind = {"device": device, "dtype": getattr(torch, job["dtype"])}
+                x, plain = torch.randn(rows, into, **kind), torch.nn.Linear(into, out, bias=False, **kind)
+                packed = torch.nn.Sequential(plain)
+                pack(packed)
                 times = []
-                for _ in range(8):
+                for product in [plain, packed] * 8:
                     wait()
                     begin = time.perf_counter()
-                    torch.nn.functional.linear(x, w)
+                    product(x)
                     wait()
                     times.append(time.perf_counter() - begin)
                 best = max(best, 2 * rows * into * out / min(times))

@@ -9,6 +9,7 @@
 
 #define ALWAYS static inline __attribute__((always_inline))
 enum { ROWS = 192, KEYS = 64, DIM = 256 };  // most rows at once, keys of a block, numbers of a key or a value
+enum { WIDTH = 32, HEIGHT = 12, PART = 384 };  // of a linear layer: outputs and rows at once, most rows of a part
 #define LOG2E 1.44269504f  // e^x = 2^(x * LOG2E)
 typedef uint16_t bf16;
 
@@ -46,10 +47,11 @@ ALWAYS __m512 exp2_of(__m512 x) {
 }
 
 // Adds rows [r, 2 * pairs] of bfloat16 times `packed` [pairs, 16 * vectors] pairs to sums [r, 16 * vectors], or puts it there.
-ALWAYS void product(int r, int vectors, const bf16 *rows, int64_t row_stride, const uint32_t *packed,
-                    int64_t packed_stride, int64_t pairs, float *sums, int64_t sum_stride, int add) {
-    __m512 held[6][4];
-#pragma GCC unroll 6
+// Asks for `lines` cache lines from `next` on, at most one for each pair.
+ALWAYS void product(int r, int vectors, const bf16 *rows, int64_t row_stride, const uint32_t *packed, int64_t packed_stride,
+                    int64_t pairs, float *sums, int64_t sum_stride, int add, const char *next, int64_t lines) {
+    __m512 held[HEIGHT][4];
+#pragma GCC unroll 12
     for (int i = 0; i < r; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
@@ -59,7 +61,8 @@ ALWAYS void product(int r, int vectors, const bf16 *rows, int64_t row_stride, co
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
             right[v] = (__m512bh)_mm512_loadu_si512(packed + p * packed_stride + 16 * v);
-#pragma GCC unroll 6
+        if (p < lines) _mm_prefetch(next + 64 * p, _MM_HINT_T1);
+#pragma GCC unroll 12
         for (int i = 0; i < r; i++) {
             int32_t two;
             memcpy(&two, rows + i * row_stride + 2 * p, 4);
@@ -68,7 +71,7 @@ ALWAYS void product(int r, int vectors, const bf16 *rows, int64_t row_stride, co
             for (int v = 0; v < vectors; v++) held[i][v] = _mm512_dpbf16_ps(held[i][v], left, right[v]);
         }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int i = 0; i < r; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) _mm512_storeu_ps(sums + i * sum_stride + 16 * v, held[i][v]);
@@ -145,7 +148,7 @@ ALWAYS __m512 capped(__m512 x, float cap) {
 // Of `n` rows from `row` on, the running sums with the first 16 * vectors packed keys, those that `seen` says of each row.
 ALWAYS void tile(int n, int vectors, const Call *call, Block *at, int64_t row, const uint64_t *seen) {
     const __m512 lowest = _mm512_set1_ps(-INFINITY), by = _mm512_set1_ps((call->softcap != 0 ? 1 : call->scale) * LOG2E);
-    product(n, vectors, at->query + row * call->dim, call->dim, at->key, KEYS, call->dim / 2, at->score, KEYS, 0);
+    product(n, vectors, at->query + row * call->dim, call->dim, at->key, KEYS, call->dim / 2, at->score, KEYS, 0, NULL, 0);
     for (int i = 0; i < n; i++) {
         float *mixed = at->mixed + (row + i) * call->value_dim;
         __m512 score[4], most = lowest;
@@ -176,9 +179,9 @@ ALWAYS void tile(int n, int vectors, const Call *call, Block *at, int64_t row, c
     float *mixed = at->mixed + row * call->value_dim;
     for (int64_t c = 0; c < call->value_dim; c += 64)
         if (call->value_dim - c >= 64)
-            product(n, 4, at->weight, KEYS, at->value + c, call->value_dim, 8 * vectors, mixed + c, call->value_dim, 1);
+            product(n, 4, at->weight, KEYS, at->value + c, call->value_dim, 8 * vectors, mixed + c, call->value_dim, 1, NULL, 0);
         else
-            product(n, 2, at->weight, KEYS, at->value + c, call->value_dim, 8 * vectors, mixed + c, call->value_dim, 1);
+            product(n, 2, at->weight, KEYS, at->value + c, call->value_dim, 8 * vectors, mixed + c, call->value_dim, 1, NULL, 0);
 }
 
 // Of `rows` rows from `row` on, the running sums with `count` keys from `slot` on. seen: for each query, `seen_stride`
@@ -406,17 +409,66 @@ void raypd_rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, 
     }
 }
 
+// silu(gate) * up
+ALWAYS __m256i gated(__m512 gate, __m512 up) {
+    __m512 below = _mm512_add_ps(_mm512_set1_ps(1), exp2_of(_mm512_mul_ps(gate, _mm512_set1_ps(-LOG2E))));
+    return (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_div_ps(gate, below), up));
+}
+
 // SwiGLU: of each row [gate, up], silu(gate) * up. x [rows, 2 * dim] -> out [rows, dim].
 void raypd_swiglu(const bf16 *x, bf16 *out, int64_t rows, int64_t dim, int64_t threads) {
-    const __m512 one = _mm512_set1_ps(1), minus = _mm512_set1_ps(-LOG2E);
 #pragma omp parallel for num_threads((int)threads)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t d = 0; d < dim; d += 16) {
-            __m512 gate = widened(x + 2 * r * dim + d), up = widened(x + (2 * r + 1) * dim + d);
-            __m512 silu = _mm512_div_ps(gate, _mm512_add_ps(one, exp2_of(_mm512_mul_ps(gate, minus))));
-            __m512 made = _mm512_mul_ps(silu, up);
-            _mm256_storeu_si256((void *)(out + r * dim + d), (__m256i)_mm512_cvtneps_pbh(made));
+            __m256i made = gated(widened(x + 2 * r * dim + d), widened(x + (2 * r + 1) * dim + d));
+            _mm256_storeu_si256((void *)(out + r * dim + d), made);
         }
+}
+
+// Sums [r, WIDTH] of r rows and a panel. A function of its own, so that the sums stay in registers.
+static __attribute__((noinline)) void block(int64_t r, const bf16 *x, int64_t inputs, const uint32_t *panel, int64_t pairs,
+                                            float *sums, const char *next, int64_t lines) {
+    switch (r) {
+#define CASE(r) case r: product(r, 2, x, inputs, panel, WIDTH, pairs, sums, WIDTH, 0, next, lines); break
+        CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6);
+        CASE(7); CASE(8); CASE(9); CASE(10); CASE(11); CASE(12);
+#undef CASE
+    }
+}
+
+// A linear layer: x [rows, inputs] times weights that lie as [panels, inputs / 2, WIDTH] pairs, each panel of WIDTH outputs.
+// bias: [panels * WIDTH] or NULL. swiglu: 16 outputs of a panel are gates, the others what they gate, and out [rows,
+// outputs / 2] their products. Sums go in the order of the inputs, whatever else is in the pass.
+void raypd_linear(const bf16 *x, const uint32_t *weight, const float *bias, bf16 *out, int64_t rows, int64_t inputs,
+                  int64_t outputs, int64_t swiglu, int64_t threads) {
+    int64_t pairs = inputs / 2, panels = (outputs + WIDTH - 1) / WIDTH, columns = swiglu ? outputs / 2 : outputs;
+    int64_t parts = (rows + PART - 1) / PART, most = (rows + HEIGHT - 1) / HEIGHT;  // parts of x that stay in the L2 cache
+    while (rows && parts * panels < 4 * threads && 2 * parts <= most) parts *= 2;             // so that every thread has work
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t n = 0; n < parts * panels; n++) {
+        int64_t panel = n % panels, from = rows * (n / panels) / parts, count = rows * (n / panels + 1) / parts - from;
+        const uint32_t *at = weight + panel * pairs * WIDTH;
+        int64_t blocks = (count + HEIGHT - 1) / HEIGHT, lines = (2 * pairs + blocks - 1) / blocks;
+        int64_t there = outputs - panel * WIDTH < WIDTH ? outputs - panel * WIDTH : WIDTH;
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t first = from + count * b / blocks, r = from + count * (b + 1) / blocks - first;
+            const char *next = (const char *)(at + pairs * WIDTH) + 64 * b * lines;  // of the next panel
+            float sums[HEIGHT * WIDTH] __attribute__((aligned(64)));
+            block(r, x + first * inputs, inputs, at, pairs, sums, next, lines);
+            for (int64_t i = 0; i < r; i++) {
+                __m512 low = _mm512_load_ps(sums + i * WIDTH), high = _mm512_load_ps(sums + i * WIDTH + 16);
+                bf16 *to = out + (first + i) * columns;
+                if (bias) {
+                    low = _mm512_add_ps(low, _mm512_loadu_ps(bias + panel * WIDTH));
+                    high = _mm512_add_ps(high, _mm512_loadu_ps(bias + panel * WIDTH + 16));
+                }
+                if (swiglu) _mm256_storeu_si256((void *)(to + panel * WIDTH / 2), gated(low, high));
+                else
+                    _mm512_mask_storeu_epi16(to + panel * WIDTH, (__mmask32)((1ull << there) - 1),
+                                             (__m512i)_mm512_cvtne2ps_pbh(high, low));
+            }
+        }
+    }
 }
 
 // Rows of x [rows, dim] as int8, each by a scale of its own.

@@ -21,6 +21,20 @@ import torch
 _SOURCE = Path(__file__).with_suffix(".c")
 _FLAGS = ["-O3", "-std=c11", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"]
 _LINK = ["-fopenmp", "-shared", "-fPIC", "-lm"]  # the OpenMP runtime is the one that torch has loaded, and its threads
+PANEL = 32  # WIDTH in native.c
+# How many pointers, integers and numbers each function takes.
+_ARGUMENTS = {
+    "attention": (1, 0, 0),
+    "see": (1, 0, 0),
+    "store": (5, 9, 0),
+    "greedy": (3, 3, 0),
+    "rotate": (3, 6, 0),
+    "rms_norm": (3, 3, 1),
+    "linear": (4, 5, 0),
+    "swiglu": (2, 3, 0),
+    "quantize": (3, 3, 0),
+    "scale": (4, 3, 0),
+}
 
 
 def refusal() -> str | None:
@@ -47,7 +61,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         cos, sin: [tokens, head_dim], as transformers' rotary embeddings give them.
     """
     sizes = (*x.shape, x.stride(0), x.stride(1))
-    _call("raypd_rotate", [x, cos.contiguous(), sin.contiguous()], sizes)
+    _call("rotate", [x, cos.contiguous(), sin.contiguous()], sizes)
 
 
 def store(slots: torch.Tensor, new: list[torch.Tensor], stores: list[torch.Tensor]) -> None:
@@ -60,7 +74,7 @@ def store(slots: torch.Tensor, new: list[torch.Tensor], stores: list[torch.Tenso
     """
     keys, values = new
     sizes = (*keys.shape, values.shape[2], *keys.stride()[:2], *values.stride()[:2])
-    _call("raypd_store", [keys, values, slots, *stores], sizes)
+    _call("store", [keys, values, slots, *stores], sizes)
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +84,7 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits: [rows, vocabulary] in bfloat16, contiguous.
     """
     tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.float32)
-    _call("raypd_greedy", [logits, tokens, logprobs], logits.shape)
+    _call("greedy", [logits, tokens, logprobs], logits.shape)
     return tokens, logprobs
 
 
@@ -83,8 +97,25 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty_like(rows)
-    _call("raypd_rms_norm", [rows, weight, out], rows.shape, eps)
+    _call("rms_norm", [rows, weight, out], rows.shape, eps)
     return out.view(x.shape)
+
+
+def linear(
+    x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, outputs: int, gated: bool = False
+) -> torch.Tensor:
+    """A linear layer: [..., outputs] in bfloat16, or SwiGLU of it: [..., outputs / 2].
+
+    Args:
+        x: [..., inputs] in bfloat16, inputs even.
+        panels: the weight in bfloat16, [panels, inputs / 2, PANEL, 2]; outputs that fill the last panel are left out.
+        bias: float32 [panels * PANEL].
+        gated: each panel is PANEL / 2 outputs of the gate and those that they gate.
+    """
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    out = torch.empty(len(rows), outputs // 2 if gated else outputs, dtype=x.dtype)
+    _call("linear", [rows, panels, bias, out], (*rows.shape, outputs, gated))
+    return out.view(*x.shape[:-1], out.shape[1])
 
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:
@@ -94,7 +125,7 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
         x: gate and up joined, [..., 2 * dim], contiguous, dim a multiple of 16.
     """
     out = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype)
-    _call("raypd_swiglu", [x, out], (out.numel() // out.shape[-1], out.shape[-1]))
+    _call("swiglu", [x, out], (out.numel() // out.shape[-1], out.shape[-1]))
     return out
 
 
@@ -105,7 +136,7 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x: [rows, dim], contiguous, dim a multiple of 16.
     """
     out, scale = torch.empty_like(x, dtype=torch.int8), torch.empty(len(x), dtype=torch.float32)
-    _call("raypd_quantize", [x, out, scale], x.shape)
+    _call("quantize", [x, out, scale], x.shape)
     return out, scale
 
 
@@ -117,14 +148,13 @@ def scaled(sums: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> tor
         rows, columns: float32, what each is to be multiplied by.
     """
     out = torch.empty_like(sums, dtype=torch.bfloat16)
-    _call("raypd_scale", [sums, rows, columns, out], sums.shape)
+    _call("scale", [sums, rows, columns, out], sums.shape)
     return out
 
 
-def _call(function: str, tensors: list[torch.Tensor], sizes: tuple[int, ...], *numbers: float) -> None:
-    pointers = [ctypes.c_void_p(one.data_ptr()) for one in tensors]
-    integers = map(ctypes.c_int64, (*sizes, torch.get_num_threads()))
-    getattr(library(), function)(*pointers, *integers, *map(ctypes.c_float, numbers))
+def _call(function: str, tensors: list[torch.Tensor | None], sizes: tuple[int, ...], *numbers: float) -> None:
+    pointers = [None if one is None else one.data_ptr() for one in tensors]
+    getattr(library(), f"raypd_{function}")(*pointers, *sizes, torch.get_num_threads(), *numbers)
 
 
 @cache
@@ -151,6 +181,8 @@ def library() -> ctypes.CDLL:
                 raise OSError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
             into.replace(compiled)  # other processes may make the same
     loaded = ctypes.CDLL(str(compiled))
-    for function in ("attention", "see", "store", "greedy", "rotate", "rms_norm", "swiglu", "quantize", "scale"):
-        getattr(loaded, f"raypd_{function}").restype = None
+    for function, (pointers, integers, numbers) in _ARGUMENTS.items():
+        of = getattr(loaded, f"raypd_{function}")
+        of.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * integers + [ctypes.c_float] * numbers
+        of.restype = None
     return loaded

@@ -1,9 +1,9 @@
 """A model on a CPU in bfloat16, made faster in place: its answers are as exact as before.
 
-Weights of linear layers lie as their products read them: oneDNN else brings a weight into that layout in every
-product, which for few tokens takes a fifth to a third of the time. Sums in float32 may go in another order, as they do
-in passes of other sizes. In the attention layers of common families one product makes queries, keys and values, and
-one function rotates them, in float32.
+Weights of linear layers lie as their products read them, which are those of native.c or, where those cannot run or the
+processor has AMX, oneDNN's. Sums in float32 may go in another order than transformers', as its own do in passes of
+other sizes. In the attention layers of common families one product makes queries, keys and values, and one function
+rotates them, in float32; in their MLPs one product makes gate and up and joins them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,45 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from raypd.decoding import native
 from raypd.decoding.attention import avx512
 from raypd.decoding.last_layer import PLAIN
+from raypd.decoding.native import PANEL
 
 _TOKENS = 2048  # of a pass for which the layout is chosen; it is as good for fewer
 
 
+class PanelLinear(torch.nn.Module):
+    """A linear layer in bfloat16 on a CPU with AVX-512 BF16, for inference alone. A token's outputs are the same bits
+    whatever else is in the pass.
+
+    Args:
+        linear: gives its weight, which is copied, and its bias.
+        gated: the first half of its outputs are gates of the second, and SwiGLU is what the layer gives.
+    """
+
+    def __init__(self, linear: torch.nn.Linear, gated: bool = False) -> None:
+        super().__init__()
+        self.outputs, self.gated = linear.out_features, gated
+        rows = [linear.weight.detach(), *([] if linear.bias is None else [linear.bias.detach()[:, None].float()])]
+        if gated:  # half a panel of gates, half a panel of what they gate
+            rows = [one.view(2, -1, PANEL // 2, one.shape[1]).transpose(0, 1).reshape(one.shape) for one in rows]
+        rows = [torch.nn.functional.pad(one, (0, 0, 0, -len(one) % PANEL)) for one in rows]
+        self.panels = rows[0].view(-1, PANEL, linear.in_features // 2, 2).transpose(1, 2).contiguous()
+        self.bias = rows[1][:, 0].contiguous() if len(rows) > 1 else None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight as it was, made anew: [out_features, in_features]."""
+        rows = self.panels.transpose(1, 2).flatten(2).flatten(0, 1)[: self.outputs]
+        if self.gated:
+            rows = rows.view(-1, 2, PANEL // 2, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
+        return rows
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., in_features] -> [..., out_features], or half of them."""
+        return native.linear(x, self.panels, self.bias, self.outputs, self.gated)
+
+
 class PackedLinear(torch.nn.Module):
-    """A linear layer in bfloat16 on a CPU, for inference alone.
+    """A linear layer in bfloat16 on a CPU by oneDNN, for inference alone.
 
     Args:
         linear: gives its weight, which is copied, and its bias.
@@ -90,14 +123,15 @@ def quantize(model: PreTrainedModel) -> None:
 
 def pack(model: torch.nn.Module) -> None:
     """Packs layers where they gain by it; an embedding keeps a weight that it shares."""
-    if not is_possible():
+    in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16)
+    if not in_c and not is_possible():
         return
     for parent in list(model.modules()):
-        if type(parent).__module__ in PLAIN and avx512.is_best(torch.device("cpu"), torch.bfloat16):
+        if in_c and type(parent).__module__ in PLAIN:
             _fuse(parent)
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear and _gains(child.weight):
-                setattr(parent, name, PackedLinear(child))
+                setattr(parent, name, PanelLinear(child) if in_c else PackedLinear(child))
 
 
 def _fuse(module: Any) -> None:
@@ -112,9 +146,9 @@ def _fuse(module: Any) -> None:
     elif name.endswith("MLP") and hasattr(module, "gate_proj") and module.config.hidden_act == "silu":
         joined = _joined([module.gate_proj, module.up_proj])
         if joined is not None and module.intermediate_size % 16 == 0:
-            module.gate_up_proj = joined
+            module.gate_up_proj = joined if isinstance(joined, Int8Linear) else PanelLinear(joined, gated=True)
             del module.gate_proj, module.up_proj
-            module.forward = MethodType(_swiglu, module)
+            module.forward = MethodType(_mlp, module)
     elif name.endswith("RMSNorm") and _gains(module.weight) and len(module.weight) % 16 == 0:
         module.forward = MethodType(_rms_norm, module)
 
@@ -140,8 +174,9 @@ def _rms_norm(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     return native.rms_norm(hidden_states, self.weight, self.variance_epsilon)
 
 
-def _swiglu(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return self.down_proj(native.swiglu(self.gate_up_proj(x)))
+def _mlp(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.gate_up_proj(x)
+    return self.down_proj(native.swiglu(x) if isinstance(self.gate_up_proj, Int8Linear) else x)
 
 
 def _attention(
@@ -177,7 +212,7 @@ def _attention(
 
 
 def is_possible() -> bool:
-    """Whether this torch, on this processor, has such products. They are those of torch.compile, and not documented."""
+    """Whether this torch, on this processor, has oneDNN's. They are those of torch.compile, and not documented."""
     names = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
     if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.mkldnn, name) for name in names):
         return False
@@ -185,4 +220,6 @@ def is_possible() -> bool:
 
 
 def _gains(weight: torch.Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.numel() > 0
+    """Whether it is one of bfloat16 on a CPU, with rows of pairs."""
+    plain = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+    return plain and weight.numel() > 0 and weight.shape[-1] % 2 == 0

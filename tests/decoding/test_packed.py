@@ -12,20 +12,25 @@ from raypd.decoding import native
 from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.packed import Int8Linear, PackedLinear, is_possible, pack, quantize
+from raypd.decoding.packed import Int8Linear, PackedLinear, PanelLinear, is_possible, pack, quantize
+from tests.decoding.cases import CASES, FAMILIES, pair
 from tests.decoding.drivers import never
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="this processor has no products in bfloat16")
 
 
+needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
+
+
+@pytest.mark.parametrize("kind", [PackedLinear, pytest.param(PanelLinear, marks=needs_native)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [0, 1, 3, 70, 900])
 @torch.inference_mode()
-def test_a_layer_gives_what_it_gave(rows: int, bias: bool) -> None:
+def test_a_layer_gives_what_it_gave(rows: int, bias: bool, kind: type) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, 200, bias=bias, dtype=torch.bfloat16)
-    packed = PackedLinear(linear)
+    packed = kind(linear)
     exact = copy.deepcopy(linear).double()
     for x in (torch.randn(1, rows, 96), torch.randn(1, 96, rows).transpose(1, 2)):
         found = packed(x.bfloat16())
@@ -40,7 +45,7 @@ def test_a_model_answers_as_before_and_its_embedding_is_left_alone() -> None:
     for _ in range(2):  # what is packed stays as it is
         pack(packed)
     assert not any(type(module) is torch.nn.Linear for module in packed.modules())
-    assert isinstance(packed.get_output_embeddings(), PackedLinear)
+    assert isinstance(packed.get_output_embeddings(), PackedLinear | PanelLinear)
     torch.testing.assert_close(packed.get_input_embeddings().weight, model.get_input_embeddings().weight)
     ids = torch.arange(5, 60)[None]
     with torch.inference_mode():
@@ -52,7 +57,52 @@ def test_a_model_answers_as_before_and_its_embedding_is_left_alone() -> None:
     assert [len(answer.tokens) for answer in answers] == [12] * 5
 
 
-needs_native = pytest.mark.skipif(native.refusal() is not None, reason=f"the machine {native.refusal()}")
+@needs_native
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@torch.inference_mode()
+def test_a_token_has_the_same_bits_in_every_pass(threads: int) -> None:
+    torch.manual_seed(0)
+    layer = PanelLinear(torch.nn.Linear(576, 416, dtype=torch.bfloat16))
+    x = torch.randn(901, 576).bfloat16()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        alone = torch.cat([layer(row[None]) for row in x])
+        for rows in (2, 11, 12, 13, 24, 100, 384, 385, 901):
+            assert torch.equal(layer(x[:rows]), alone[:rows])
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("method", sorted(set(CASES) - {"medusa", "apar_medusa"}))  # their heads know float32 alone
+def test_answers_are_the_same_bits_whatever_they_are_batched_with(method, kind, monkeypatch) -> None:
+    monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)  # on processors with AMX, too
+    model, stock = pair(kind, head_dim=32)
+    pack(model.bfloat16())
+    case, found = CASES[method](stock), set()
+    for at_once, tokens in ((1, 2048), (64, 2048), (3, 60), (5, 200)):
+        engine = Engine(model, max_num_seqs=at_once, max_num_batched_tokens=tokens)
+        found.add(repr(engine.run(case.programs())))  # tokens and log-probabilities
+    assert len(found) == 1
+
+
+@needs_native
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_a_gated_layer_is_nearer_to_float64_than_torch(bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(96, 2 * 112, bias=bias, dtype=torch.bfloat16)
+    layer = PanelLinear(linear, gated=True)
+    assert torch.equal(layer.weight, linear.weight)
+    x = torch.randn(2, 35, 96).bfloat16() * 8
+    gate, up = copy.deepcopy(linear).double()(x.double()).chunk(2, -1)
+    exact = torch.nn.functional.silu(gate) * up
+    gate, up = linear(x).chunk(2, -1)
+    found, before = layer(x).double(), (torch.nn.functional.silu(gate) * up).double()
+    assert (found - exact).norm() < 0.7 * (before - exact).norm()
+    torch.testing.assert_close(found, exact, atol=1e-5, rtol=2**-8)
 
 
 @needs_native
@@ -154,4 +204,4 @@ def test_layers_in_fewer_steps_are_as_near_to_float64(kind, extra, monkeypatch) 
 def test_other_types_are_left_alone() -> None:
     model = tiny_model("llama")
     pack(model)
-    assert not any(isinstance(module, PackedLinear) for module in model.modules())
+    assert not any(isinstance(module, PackedLinear | PanelLinear) for module in model.modules())
