@@ -1,6 +1,6 @@
 """How fast the engine is on a GPU: W1 (an instruction of 400 tokens in common, documents of 300, 16 attributes of 5 key
-and 5 value tokens) with random weights, `hyper_parallel` and `autoregressive` with both kinds of attention, and
-transformers' own `generate`.
+and 5 value tokens) with random weights, `hyper_parallel` and `autoregressive` with both kinds of attention,
+transformers' own `generate`, and `hyper_parallel` with weights in FP8.
 
     python -m tests.gpu_benchmark              # on a GPU: Qwen3-1.7B and Qwen3-8B in bfloat16, about four minutes
     python -m tests.gpu_benchmark --tiny       # anywhere: that it works, no figures
@@ -30,7 +30,9 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
+from raypd.decoding.quantized import quantize
 
+FP8 = "hyper_parallel, fp8"
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
                    "tie_word_embeddings": True},
@@ -103,7 +105,7 @@ def with_engine(model: PreTrainedModel, work: Work, method: str, attention: str,
 
     def run(prompts: list[list[int]]) -> tuple[int, int, int]:
         vocabulary, before = model.config.vocab_size, engine.steps
-        if method == "hyper_parallel":
+        if method.startswith("hyper_parallel"):
             made = [hyper_parallel(slotted(work, tokens, vocabulary), work.value) for tokens in prompts]
             own, asked = work.own + work.attributes * (work.key + work.value - 1), work.attributes * work.value
         else:
@@ -169,7 +171,7 @@ def row(name: str, model: PreTrainedModel, args: argparse.Namespace, work: Work,
     device = next(model.parameters()).device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    count = args.documents if method == "hyper_parallel" else max(2, args.documents // 4)
+    count = args.documents if method.startswith("hyper_parallel") else max(2, args.documents // 4)
     sizes = {"max_num_seqs": args.max_num_seqs, "max_num_batched_tokens": args.max_num_batched_tokens}
     if method == "generate":
         run = with_generate(model, work, args.max_num_seqs)
@@ -213,6 +215,9 @@ def main() -> int:
     if "triton" in packages and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
         attentions.append("triton")
     todo = [(method, attention) for method in ("hyper_parallel", "autoregressive") for attention in attentions]
+    todo.append(("generate", "sdpa"))
+    if device.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9):
+        todo += [(FP8, attention) for attention in attentions]  # the last, as the weights are changed
     lines: list[list[Any]] = []
     failed = 0
     for name in args.models:
@@ -221,11 +226,13 @@ def main() -> int:
         with torch.device(device):
             model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
         model.generation_config.eos_token_id = None
-        for method, attention in [*todo, ("generate", "sdpa")]:
+        for method, attention in todo:
             if time.monotonic() - begin > args.seconds:
                 lines.append([name, method, attention, "no time left"])
             else:
                 try:
+                    if method == FP8:
+                        quantize(model, "fp8")  # what is quantized stays as it is
                     lines.append(row(name, model, args, work, method, attention))
                 except Exception as error:  # the others are still worth their time
                     lines.append([name, method, attention, f"failed: {type(error).__name__}: {error}"[:300]])

@@ -7,6 +7,7 @@ and pytest, and nothing else.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from functools import cache
 
@@ -16,6 +17,7 @@ import torch
 from raypd.decoding.attention import sdpa
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
+from raypd.decoding.quantized import Fp8Linear
 from tests.decoding.cases import CASES, Case, Knowing, pair, run_all
 from tests.decoding.drivers import never, prompts_of
 from tests.decoding.kernel_cases import compare
@@ -82,6 +84,20 @@ def test_it_writes_what_transformers_writes_on_the_same_gpu(attention):
         options = {"max_new_tokens": 30, "min_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
         written = stock.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=None, **options)
         assert answer.tokens == written[0, len(prompt.tokens) :].tolist()
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="this GPU has no FP8"
+)
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_a_layer_of_fp8_is_that_of_the_cpu(bias):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(96, 208, bias=bias, dtype=torch.bfloat16)
+    for rows in (0, 1, 5, 64, 700):
+        x = torch.randn(rows, 96).bfloat16() * 10
+        found = Fp8Linear(copy.deepcopy(linear).cuda())(x.cuda()).cpu()
+        torch.testing.assert_close(found, Fp8Linear(linear)(x), atol=0.05, rtol=2**-6)
 
 
 def test_a_real_model_writes_what_transformers_writes():

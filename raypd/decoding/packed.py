@@ -12,13 +12,13 @@ from types import MethodType
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from raypd.decoding import native
 from raypd.decoding.attention import avx512
 from raypd.decoding.last_layer import PLAIN
 from raypd.decoding.native import PANEL
+from raypd.decoding.quantized import Int8Linear
 
 _TOKENS = 2048  # of a pass for which the layout is chosen; it is as good for fewer
 
@@ -75,50 +75,6 @@ class PackedLinear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., in_features] -> [..., out_features]."""
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-
-
-class Int8Linear(torch.nn.Module):
-    """A linear layer with weights and inputs in 8 bits (W8A8), for inference alone.
-
-    A row of the weight has one scale, and every input row, which is a token, its own: what else is in the pass makes no
-    difference. Sums of products are exact.
-
-    Args:
-        weight: int8 [out_features, in_features].
-        scale: float32 [out_features].
-        bias: [out_features].
-    """
-
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.weight = torch.nn.Parameter(weight, requires_grad=False)
-        self.scale, self.bias = scale, bias
-
-    @classmethod
-    def of(cls, linear: torch.nn.Linear) -> Int8Linear:
-        """Of a layer's weight."""
-        weight = linear.weight.detach().float()
-        scale = (weight.abs().amax(1) / 127).clamp_min(1e-30)
-        return cls((weight / scale[:, None]).round().to(torch.int8), scale, linear.bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., in_features] -> [..., out_features]."""
-        rows, scale = native.quantized(x.reshape(-1, self.in_features).contiguous())
-        out = native.scaled(torch._int_mm(rows, self.weight.t()), scale, self.scale)
-        if self.bias is not None:
-            out += self.bias
-        return out.view(*x.shape[:-1], self.out_features)
-
-
-def quantize(model: PreTrainedModel) -> None:
-    """Makes every plain linear layer one of int8, in place, but for the output embeddings."""
-    head = model.get_output_embeddings()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            plain = type(child) is torch.nn.Linear and child is not head
-            if plain and child.in_features % 16 == child.out_features % 16 == 0:
-                setattr(parent, name, Int8Linear.of(child))
 
 
 def pack(model: torch.nn.Module) -> None:

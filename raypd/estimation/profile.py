@@ -137,7 +137,7 @@ class Profiler:
         if config.model.endpoint is not None:
             return WorkerFacts(config.model.endpoint.url)
         from raypd.decoding import native
-        from raypd.models.load import resolve_device, resolve_dtype
+        from raypd.models.load import has_fp8, resolve_device, resolve_dtype
 
         model, device = config.model, resolve_device(config.model.device)
         dtype, best = (str(resolve_dtype(one, device)).removeprefix("torch.") for one in (model.dtype, "auto"))
@@ -153,6 +153,8 @@ class Profiler:
         gpu = torch.cuda.get_device_properties(device)
         if importlib.util.find_spec("bitsandbytes"):
             types += [(model.dtype, kind) for kind in ("int8", "nf4") if kind != model.quantization]
+        if best == "bfloat16" and model.quantization != "fp8" and has_fp8(device):
+            types.append((best, "fp8"))
         return WorkerFacts(gpu.name, instance_gpu(gpu.name, gpu.total_memory / 2**30), types, vllm)
 
     def progress(self) -> tuple[int, int]:

@@ -13,14 +13,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from raypd.config import ModelConfig
 from raypd.decoding import native
-from raypd.decoding.packed import quantize
+from raypd.decoding.quantized import quantize
 from raypd.errors import ModelError
 from raypd.models import embedded
 from raypd.models.adapter import attach_adapter, check_adapter, find_adapter
 from raypd.models.guard import check_architecture, check_decodable
 from raypd.models.source import Source, explained, find_source, read_config, require
 
-_QUANTIZED_LAYER = {"nf4": "Linear4bit", "int8": "Linear8bitLt", "w8a8": "Int8Linear"}
+_QUANTIZED_LAYER = {"nf4": "Linear4bit", "int8": "Linear8bitLt", "w8a8": "Int8Linear", "fp8": "Fp8Linear"}
 
 
 @dataclass
@@ -67,6 +67,8 @@ def check_model_config(config: ModelConfig, machine: bool = True) -> None:
                 )
             if (reason := native.refusal()) is not None:
                 raise ModelError(f"model.quantization w8a8: {reason}")
+        elif config.quantization == "fp8":
+            _check_fp8(config, device)
         elif config.quantization != "none":
             require("bitsandbytes", "quantize", f"model.quantization {config.quantization}")
     if config.name == embedded.NAME and config.adapter is None and config.revision is None:
@@ -104,7 +106,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     adapter = find_adapter(config)
     if adapter is not None:
         with explained(source, f"the adapter {adapter.name!r} cannot be attached"), embedded.quiet():
-            model = attach_adapter(model, adapter, merge=config.quantization in ("none", "w8a8"))
+            model = attach_adapter(model, adapter, merge=config.quantization not in ("nf4", "int8"))
     model.eval()
     model.requires_grad_(False)
     rows, largest = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values(), default=-1)
@@ -114,8 +116,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
             "the tokenizer is that of another model"
         )
     check_decodable(model, config.name)
-    if config.quantization == "w8a8":
-        quantize(model)
+    if config.quantization in ("w8a8", "fp8"):
+        quantize(model, config.quantization)
         _check_quantized(config, model)
     context = context_length(config.name, model.config, tokenizer)
     return LoadedModel(model, tokenizer, config.name, dtype, device, context)
@@ -160,6 +162,21 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     else:
         native = device.type == "cpu" and _cpu_has("avx512_bf16", "amx_bf16", "bf16")
     return torch.bfloat16 if native else torch.float32
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether the device is a GPU that multiplies in FP8."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _check_fp8(config: ModelConfig, device: torch.device) -> None:
+    if not has_fp8(device):
+        raise ModelError(
+            "model.quantization fp8: needs a GPU of compute capability 8.9 or more, such as L40S or H100; this is "
+            + ("a CPU" if device.type == "cpu" else torch.cuda.get_device_name(device))
+        )
+    if resolve_dtype(config.dtype, device) != torch.bfloat16:
+        raise ModelError(f"model.quantization fp8: works with model.dtype bfloat16, not {config.dtype}")
 
 
 def _cpu_has(*capabilities: str) -> bool:

@@ -47,8 +47,9 @@ def load_for_training(config: RunConfig) -> LoadedModel:
     full = config.training.weights == "full" and not REGISTRY[config.decoding.method].heads
     if full and config.model.quantization != "none":
         raise ModelError("training.weights full: quantized weights cannot be trained; use lora, or quantization none")
-    if config.model.quantization == "w8a8":
-        raise ModelError("model.quantization w8a8 is for decoding: train with none, or nf4 or int8 and lora")
+    if config.model.quantization in ("w8a8", "fp8"):
+        kind = config.model.quantization
+        raise ModelError(f"model.quantization {kind} is for decoding: train with none, or nf4 or int8 and lora")
     device = resolve_device(config.model.device)
     dtype = "float32" if full else str(resolve_dtype(config.model.dtype, device)).removeprefix("torch.")
     loaded = load_model(config.model.model_copy(update={"dtype": dtype, "adapter": None}))

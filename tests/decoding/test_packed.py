@@ -12,7 +12,7 @@ from raypd.decoding import native
 from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.packed import Int8Linear, PackedLinear, PanelLinear, is_possible, pack, quantize
+from raypd.decoding.packed import PackedLinear, PanelLinear, is_possible, pack
 from tests.decoding.cases import CASES, FAMILIES, pair
 from tests.decoding.drivers import never
 from tests.tiny import tiny_model
@@ -103,50 +103,6 @@ def test_a_gated_layer_is_nearer_to_float64_than_torch(bias: bool) -> None:
     found, before = layer(x).double(), (torch.nn.functional.silu(gate) * up).double()
     assert (found - exact).norm() < 0.7 * (before - exact).norm()
     torch.testing.assert_close(found, exact, atol=1e-5, rtol=2**-8)
-
-
-@needs_native
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(0, 96), (1, 96), (2, 35, 96)])
-@torch.inference_mode()
-def test_a_layer_of_int8_multiplies_what_it_rounds_to(shape: tuple[int, ...], bias: bool) -> None:
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(96, 208, bias=bias, dtype=torch.bfloat16)
-    layer = Int8Linear.of(linear)
-    x = torch.randn(shape).bfloat16() * 10
-    x[..., 3] *= 50  # of one feature
-    found = layer(x)
-    assert found.dtype == torch.bfloat16
-    wide, weight = x.double(), layer.weight.double() * layer.scale.double()[:, None]
-    torch.testing.assert_close(weight, linear.weight.double(), atol=float(layer.scale.max()) * 0.51, rtol=0)
-    scale = wide.abs().amax(-1, keepdim=True) / 127
-    rounded = (wide / scale).round() * scale
-    exact = rounded @ weight.t() + (linear.bias.double() if bias else 0)
-    torch.testing.assert_close(found.double(), exact, atol=0.2, rtol=2**-7)  # a rounding may fall to the other side
-    assert (found.double() - exact).norm() <= 0.004 * exact.norm()
-    if len(shape) == 3:
-        assert torch.equal(layer(x[1:, 7:8]), found[1:, 7:8])  # whatever else is in the pass
-    assert layer(torch.zeros(2, 96).bfloat16()).double().sub(linear.bias if bias else 0).abs().max() == 0
-
-
-@needs_native
-def test_a_quantized_model_decodes_whatever_it_is_batched_with() -> None:
-    model = tiny_model("llama", head_dim=32).bfloat16()
-    quantize(model)
-    kinds = [type(module) for module in model.modules()]
-    assert (kinds.count(Int8Linear), kinds.count(torch.nn.Linear)) == (2 * 7, 1)
-    exact = tiny_model("llama", head_dim=32)
-    ids = torch.arange(5, 60)[None]
-    with torch.inference_mode():
-        before = exact(ids).logits
-        error = (model(ids).logits - before).norm() / before.norm()
-        pack(model)
-        assert abs((model(ids).logits - before).norm() / before.norm() - error) < 0.3 * error
-    assert 0.001 < error < 0.1
-    assert [type(module) for module in model.modules()].count(Int8Linear) == 2 * 4
-    prompts = [Prompt(list(range(5 + n, 40 + 3 * n))) for n in range(5)]
-    answers = Engine(model).run(autoregressive(p, 12, never) for p in prompts)
-    assert [len(answer.tokens) for answer in answers] == [12] * 5
 
 
 @needs_native

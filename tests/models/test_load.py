@@ -119,6 +119,19 @@ def test_eight_bits_of_weights_and_activations(folder: Path, monkeypatch: pytest
     check_model_config(ModelConfig(name=str(folder), quantization="w8a8"), machine=False)
 
 
+def test_fp8_wants_a_gpu_that_has_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "fp8: needs a GPU of compute capability 8.9 or more" in refused(name=str(folder), quantization="fp8")
+    check_model_config(ModelConfig(name=str(folder), quantization="fp8"), machine=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert "this is NVIDIA A100" in refused(name=str(folder), quantization="fp8")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    check_model_config(ModelConfig(name=str(folder), quantization="fp8"))
+    assert "bfloat16, not float16" in refused(name=str(folder), quantization="fp8", dtype="float16")
+
+
 def test_quantization_where_it_cannot_work(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "float64" in refused(name=str(folder), quantization="nf4", dtype="float64")
     assert "cpu and cuda" in refused(name=str(folder), quantization="nf4", device="mps")

@@ -1,0 +1,90 @@
+"""Linear layers with weights and inputs in 8 bits, for inference alone.
+
+A row of the weight has one scale, and every input row, which is a token, its own, found when it is there: what else is
+in the pass makes no difference.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from raypd.decoding import native
+
+_EIGHT = torch.float8_e4m3fn
+_MOST = torch.finfo(_EIGHT).max
+
+
+class Int8Linear(torch.nn.Module):
+    """In integers, on a CPU with AVX-512 BF16; sums of products are exact.
+
+    Args:
+        weight: int8 [out_features, in_features].
+        scale: float32 [out_features].
+        bias: [out_features].
+    """
+
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.scale, self.bias = scale, bias
+
+    @classmethod
+    def of(cls, linear: torch.nn.Linear) -> Int8Linear:
+        """Of a layer's weight."""
+        weight = linear.weight.detach().float()
+        scale = (weight.abs().amax(1) / 127).clamp_min(1e-30)
+        return cls((weight / scale[:, None]).round().to(torch.int8), scale, linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., in_features] -> [..., out_features]."""
+        rows, scale = native.quantized(x.reshape(-1, self.in_features).contiguous())
+        out = native.scaled(torch._int_mm(rows, self.weight.t()), scale, self.scale)
+        if self.bias is not None:
+            out += self.bias
+        return out.view(*x.shape[:-1], self.out_features)
+
+
+class Fp8Linear(torch.nn.Module):
+    """In FP8 (E4M3), on a GPU whose tensor cores have it; sums are float32.
+
+    Args:
+        linear: gives its weight and its bias; sizes are multiples of 16, and bfloat16.
+    """
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.out_features, self.in_features = linear.weight.shape
+        weight, scale = _in_fp8(linear.weight.detach())
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.scale, self.bias = scale.t(), linear.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., in_features] -> [..., out_features]."""
+        rows, scale = _in_fp8(x.reshape(-1, self.in_features))
+        if not len(rows):
+            return x.new_empty(*x.shape[:-1], self.out_features)
+        out = torch._scaled_mm(rows, self.weight.t(), scale, self.scale, self.bias, out_dtype=x.dtype)
+        return out.view(*x.shape[:-1], self.out_features)
+
+
+def _in_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rows, dim] in FP8, and what each is to be multiplied by: float32 [rows, 1]."""
+    scale = (rows.abs().amax(1, keepdim=True).float() / _MOST).clamp_min(1e-30)
+    return (rows / scale).to(_EIGHT), scale
+
+
+def quantize(model: PreTrainedModel, kind: str) -> None:
+    """Makes every plain linear layer one of 8 bits, in place, but for the output embeddings.
+
+    Args:
+        model: in bfloat16.
+        kind: "w8a8" or "fp8".
+    """
+    head, made = model.get_output_embeddings(), {"w8a8": Int8Linear.of, "fp8": Fp8Linear}[kind]
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            plain = type(child) is torch.nn.Linear and child is not head
+            if plain and child.in_features % 16 == child.out_features % 16 == 0:
+                setattr(parent, name, made(child))
