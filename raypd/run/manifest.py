@@ -153,8 +153,8 @@ def make(
         cost: the bill of all sessions; None where no ledger ran.
     """
     sessions, folder = [], storage.join(output, layout.SESSIONS)
-    for name in storage.names(folder):
-        session = records.read(Session, storage.join(folder, name))
+    known = [records.read(Session, storage.join(folder, name)) for name in storage.names(folder)]
+    for session in sorted(known, key=lambda session: session.began):  # names of one second sort by chance
         own = [u for u in units if u.session == session.id]
         # A session that was killed left no end: its last commit is what is known.
         ended = session.ended or max((u.committed_at for u in own), default=session.began)

@@ -39,7 +39,8 @@ def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configurati
         raise AssertionError("a worker was built")
 
     assert driver.run_extract(run, build=never).documents == 25
-    assert len(list((tmp_path / "out/sessions").iterdir())) == 1
+    [first] = (tmp_path / "out/sessions").iterdir()
+    first.rename(first.with_name("z.json"))  # sessions are in the order of time, whatever their names
 
     write_jsonl(tmp_path / "in/b.jsonl", ["a"] * 3)
     made = driver.run_extract(run, build=fakes.build)
