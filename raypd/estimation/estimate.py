@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from raypd import storage
 from raypd.billing import prices
@@ -279,8 +280,9 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         set_key(tree, key, value)
     try:
         return RunConfig.model_validate(tree)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    except ValidationError as error:
+        why = [item["msg"].removeprefix("Value error, ") for item in error.errors()]
+        raise ConfigError("; ".join(why)) from None
 
 
 def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:

@@ -177,6 +177,11 @@ def corpus(tmp_path: Path, count: int = 1000, **keys: object) -> RunConfig:
     return RunConfig.model_validate(tree)
 
 
+def test_changes_that_do_not_fit_together_are_said_in_one_line(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"^engine\.kind vllm does not decode hyper_parallel: set [^\n]*$"):
+        estimates.with_changes(corpus(tmp_path), {"engine.kind": "vllm"})
+
+
 def test_a_sample_has_every_category_in_proportion_and_all_lengths(tmp_path) -> None:
     config = corpus(tmp_path)
     with open(tmp_path / "corpus.jsonl", "a") as file:
