@@ -98,7 +98,7 @@ def run_extract(
     run = DriverSession(config, output, planned, done, own, verbose, build)
     how = "failed"
     try:
-        with _signals():
+        with signals():
             planned.keep(output)
             run.stream()
         how = "complete"
@@ -190,8 +190,8 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does."""
+def signals() -> Iterator[None]:
+    """SIGTERM ends what runs within as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -165,7 +165,8 @@ def test_vllm_does_the_same(folder: Path) -> None:
     assert [slots[name]["decoded"] for name in slots] == [18, 30, 18]
 
 
-def test_ctrl_c_leaves_no_process_and_what_was_done(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_no_process_and_what_was_done(folder: Path, number: int) -> None:
     works = {"first": SLOTS, "second": {**SLOTS, "documents": 9000, "own": 200}}
     file = config(folder, works, engines=["raypd"], repeats=1)
     process = start("-m", "raypd", "benchmark", str(file))
@@ -173,7 +174,7 @@ def test_ctrl_c_leaves_no_process_and_what_was_done(folder: Path) -> None:
     while "## first" not in process.stdout.readline():
         pass
     children = wait_for(lambda: psutil.Process(process.pid).children(recursive=True))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert "interrupted" in ended(process, 130)
     assert not psutil.wait_procs(children, 60)[1]
     assert "first" in (folder / "out/table.md").read_text()
