@@ -320,7 +320,9 @@ def _explain(error: ValidationError, source: _Yaml, root: type[BaseModel] = RunC
         if key in RENAMED:
             what = f"is called {RENAMED[key]} now"
         elif item["type"] == "extra_forbidden":
-            hint = did_you_mean(str(at[-1]), _keys_of(keys[:-1], root))
+            near = did_you_mean(str(at[-1]), _keys_of(keys[:-1], root))
+            there = [f"there is {name}.{at[-1]}" for name in root.model_fields if at[-1] in _keys_of((name,), root)]
+            hint = " ".join(filter(None, [near, *there]))
             what = f"unknown key; {hint or '`raypd config show` lists all keys'}"
         elif item["type"] == "missing":
             what = "missing"

@@ -48,6 +48,10 @@ def raypd(folder: Path, *words: str, script: Path | None = None) -> subprocess.C
     ("words", "message"),
     [
         (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
+        (
+            ["run.yaml", "engine.unit_documents=8"],
+            "engine.unit_documents: unknown key; there is cluster.unit_documents",
+        ),
         (["run.yaml", "decoding.metod=autoregressive"], "decoding.metod: unknown key; did you mean 'method'?"),
         (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
         (["wrong.yaml"], "wrong.yaml:11: task.categories.book.attributes.0.nmae: unknown key; did you mean 'name'?"),
