@@ -24,6 +24,7 @@ import typer
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
+from raypd.decoding.packed import pack
 from raypd.decoding.program import Program
 from raypd.models.load import LoadedModel, load_model
 from raypd.tasks import build_task
@@ -167,6 +168,7 @@ def main(
     outcomes: list[Outcome] = []
     documents = list(_read_documents(data, contexts))
     loaded = load_model(ModelConfig.model_validate({"name": model, "dtype": dtype}))
+    pack(loaded.model)  # as a run does
     exact_match = ExactMatch(loaded, contexts_per_prompt, max_answer_tokens)
     for start in range(0, len(documents), group):
         began = time.monotonic()
