@@ -1,6 +1,6 @@
 """How fast the engine is on a GPU: W1 (an instruction of 400 tokens in common, documents of 300, 16 attributes of 5 key
-and 5 value tokens) with random weights, `hyper_parallel` and `autoregressive` with both kinds of attention,
-transformers' own `generate`, and `hyper_parallel` with weights in FP8.
+and 5 value tokens) with random weights, `hyper_parallel` and `autoregressive` with both kinds of attention and as CUDA
+graphs, transformers' own `generate`, and `hyper_parallel` with weights in FP8.
 
     python -m tests.gpu_benchmark              # on a GPU: Qwen3-1.7B and Qwen3-8B in bfloat16, about four minutes
     python -m tests.gpu_benchmark --tiny       # anywhere: that it works, no figures
@@ -32,6 +32,7 @@ from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.quantized import quantize
 
+GRAPHS = "triton, graphs"
 FP8 = "hyper_parallel, fp8"
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
@@ -101,7 +102,8 @@ def slotted(work: Work, tokens: list[int], vocabulary: int) -> SlottedPrompt:
 
 
 def with_engine(model: PreTrainedModel, work: Work, method: str, attention: str, sizes: dict[str, int]) -> Callable:
-    engine = Engine(model, **sizes, attention=attention)
+    graphs = attention == GRAPHS
+    engine = Engine(model, **sizes, attention="triton" if graphs else attention, cuda_graphs=graphs)
 
     def run(prompts: list[list[int]]) -> tuple[int, int, int]:
         vocabulary, before = model.config.vocab_size, engine.steps
@@ -213,7 +215,7 @@ def main() -> int:
     print(f"{card}; {packages}; bfloat16 matmul {args.ceiling / 1e12:.1f} TFLOP/s; {work}", flush=True)
     attentions = ["sdpa"]
     if "triton" in packages and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
-        attentions.append("triton")
+        attentions += ["triton", GRAPHS] if device.type == "cuda" else ["triton"]
     todo = [(method, attention) for method in ("hyper_parallel", "autoregressive") for attention in attentions]
     todo.append(("generate", "sdpa"))
     if device.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9):

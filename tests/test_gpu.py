@@ -65,6 +65,15 @@ def test_float64_is_exact(method, attention, kind):
     case.check(engine.run(case.programs()), 1e-9)
 
 
+@needs_triton
+@pytest.mark.parametrize("method", CASES)
+def test_graphs_are_exact(method):
+    model, case = in_float64(pair("qwen3")[0]).cuda(), case_of(method, "qwen3", True)
+    engine = Engine(model, max_num_seqs=3, max_num_batched_tokens=30, attention="triton", cuda_graphs=True)
+    case.check(engine.run(case.programs()), 1e-9)
+    assert not engine.graphs.failed
+
+
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_all_methods_at_once_in_float32(attention, kind):

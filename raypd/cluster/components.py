@@ -107,6 +107,7 @@ def build(
                 max_num_batched_tokens=sizes.max_num_batched_tokens,
                 cache_tokens=sizes.cache_tokens,
                 attention=sizes.attention,
+                cuda_graphs=sizes.cuda_graphs,
             )
         except ValueError as error:
             raise ModelError(f"engine.attention: {error}") from None

@@ -188,4 +188,13 @@ class EngineConfig(Section):
         "AVX-512 BF16 (needs a C compiler); triton: one kernel, on a GPU (needs the package triton); auto: avx512 "
         "where it can run and there is no AMX, else sdpa, as long as triton was not seen to be faster on a GPU",
     )
+    cuda_graphs: bool = Field(
+        False, description="Small passes run as CUDA graphs, which are not measured yet (needs attention: triton)"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")
+
+    @model_validator(mode="after")
+    def _graphs_of_the_kernel(self) -> EngineConfig:
+        if self.cuda_graphs and self.attention != "triton":
+            raise ValueError("cuda_graphs needs engine.attention: triton")
+        return self

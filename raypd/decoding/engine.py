@@ -14,7 +14,6 @@ end; long feeds go in chunks of the token budget, behind the short feeds of prog
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from raypd.decoding.attention import avx512, sdpa
 from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.counts import Finished
+from raypd.decoding.graphs import Graphs
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.last_layer import shorten
 from raypd.decoding.memory import TokenBudget, is_out_of_memory
@@ -45,9 +45,10 @@ class Engine:
         cache_tokens: most slots of the cache; None lets it grow as far as memory goes.
         attention: what reads the cache: "sdpa" (torch, on any device), "avx512" (one kernel, on a CPU, for bfloat16),
             "triton" (one kernel, on a GPU), or "auto" ("avx512" where it is fastest, else "sdpa").
+        cuda_graphs: small passes run as CUDA graphs (graphs.py), with attention "triton".
 
     Raises:
-        ValueError: that attention is not installed, or cannot run on the model's device.
+        ValueError: that attention is not installed, cannot run on the model's device, or has no CUDA graphs.
     """
 
     def __init__(
@@ -58,12 +59,16 @@ class Engine:
         max_num_batched_tokens: int = 2048,
         cache_tokens: int | None = None,
         attention: str = "auto",
+        cuda_graphs: bool = False,
     ) -> None:
+        if cuda_graphs and attention != "triton":
+            raise ValueError("cuda_graphs needs attention 'triton'")
         self.device = next(model.parameters()).device
         model.set_attn_implementation(_registered(attention, self.device, model.dtype))
         self.model = model.eval()
         self._shortened = shorten(model)
         self.cache = KVCache(4096, cache_tokens, self.device)
+        self.graphs = Graphs(self._logits, self.cache, model.config) if cuda_graphs else None
         self.budget = TokenBudget(max_num_batched_tokens)
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs)
         self.steps = 0
@@ -140,6 +145,7 @@ class Engine:
             reason = str(error)
         else:
             self.budget.fitted()
+            self.steps += 1
             return None
         if self.device.type == "cuda":  # here and not above: while the exception lives, so do the pass's tensors
             torch.cuda.empty_cache()
@@ -158,21 +164,25 @@ class Engine:
         slots = np.concatenate([chunk.slots for chunk in chunks])
         packed = np.concatenate([tables[TOKEN], tables[POSITION], slots, np.array(keep, dtype=np.int64)])
         ids, positions, to, kept = to_device(packed, self.device).split([*[len(slots)] * 3, len(keep)])
-        hidden: list[torch.Tensor] = []
-        keeps: AbstractContextManager[Any] = nullcontext()
+        step = Step(self.cache, groups, to, kept)
         if any(chunk.seq.feed.want_hidden for chunk in chunks):  # what the output embeddings read
+            hidden: list[torch.Tensor] = []
             embeddings = self.model.get_output_embeddings()
-            keeps = embeddings.register_forward_pre_hook(lambda _, inputs: hidden.extend(inputs[0][0]))
-        with keeps:
-            output = self.model(
-                input_ids=ids[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=0 if self._shortened else kept,  # 0: of all that the last layer gives
-                step=Step(self.cache, groups, to, kept),
-            )
-        self.steps += 1
-        return output.logits[0], hidden
+            with embeddings.register_forward_pre_hook(lambda _, inputs: hidden.extend(inputs[0][0])):
+                return self._logits(ids, positions, step), hidden
+        logits = None if self.graphs is None else self.graphs.logits(ids, positions, step)
+        return self._logits(ids, positions, step) if logits is None else logits, []
+
+    def _logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
+        """[samples, vocabulary] of a pass of the tokens `ids` [tokens] at their positions [tokens]."""
+        output = self.model(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=0 if self._shortened else step.kept,  # 0: of all that the last layer gives
+            step=step,
+        )
+        return output.logits[0]
 
     def _advance(self, chunks: list[Chunk]) -> Iterator[Finished]:
         """Sends the programs whose feed is complete their predictions, and takes their next feeds."""

@@ -65,6 +65,7 @@ class KVCache:
         self.limit = limit
         self._why = "engine.cache_tokens allows no more"  # it does not grow
         self.device = device
+        self.generation = 0  # rises when stores move
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
 
@@ -144,6 +145,7 @@ class KVCache:
 
     def _resize(self, slots: int) -> None:
         """More slots in every layer. Where memory ends half-way, layers that have them keep them unused."""
+        self.generation += 1
         for store in (self.keys, self.values):
             for layer, old in store.items():
                 if len(old) < slots:

@@ -94,6 +94,11 @@ def test_a_deadline_that_is_none_is_refused_with_its_line(tmp_path: Path, writte
         load(tmp_path, deadline=written)
 
 
+def test_cuda_graphs_are_of_one_attention(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine.* cuda_graphs needs engine\.attention: triton"):
+        load(tmp_path, "{name: Color}", "null", "engine.cuda_graphs=true")
+
+
 def test_a_date_is_its_beginning() -> None:
     from raypd.config.cluster import deadline_at
 

@@ -94,3 +94,8 @@ def test_a_worker_takes_the_one_that_its_configuration_names(attention, config):
     else:
         build(made, None, lambda _: loaded)
         assert loaded.model.config._attn_implementation == sdpa.NAME
+
+
+def test_cuda_graphs_without_the_kernel_are_refused():
+    with pytest.raises(ValueError, match="cuda_graphs needs attention 'triton'"):
+        Engine(tiny_model("llama"), cuda_graphs=True)

@@ -7,10 +7,14 @@ import copy
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from raypd.decoding import graphs
 from raypd.decoding.attention import sdpa, triton_kernel
 from raypd.decoding.engine import Engine
+from raypd.decoding.methods.autoregressive import autoregressive
 from tests.decoding.cases import CASES, pair
+from tests.decoding.drivers import never, prompts_of
 from tests.decoding.kernel_cases import compare
 from tests.decoding.test_properties import check
 from tests.tiny import in_float64
@@ -55,6 +59,101 @@ def test_a_method_decodes_what_the_unmodified_model_says(method, kind):
 def test_random_programs_equal_the_rule_written_out():
     model, stock = (one.double() for one in pair("mistral", sliding_window=6))
     check(range(4), Engine(model, max_num_seqs=3, max_num_batched_tokens=40, attention="triton"), True, stock)
+
+
+class Replays:
+    """CUDA graphs as far as a CPU has them: the same forward pass again, over the same tensors. A capture is checked to
+    do nothing that waits for a GPU or copies to it, a replay to find the cache where it was."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.captured = self.replayed = 0
+        monkeypatch.setattr(graphs, "captured", self._capture)
+
+    def engine(self, model, **sizes) -> Engine:
+        self.cache = (engine := Engine(model, attention="triton", cuda_graphs=True, **sizes)).cache
+        return engine
+
+    def _capture(self, run, device):
+        run()
+        places = self._places()
+        with OnDevice():
+            out = run()
+        self.captured += 1
+
+        def replay() -> None:
+            assert self._places() == places
+            self.replayed += 1
+            out.copy_(run())
+
+        return replay, out
+
+    def _places(self) -> list[int]:
+        return [store.data_ptr() for store in (*self.cache.keys.values(), *self.cache.values.values())]
+
+
+class OnDevice(TorchDispatchMode):
+    """Refuses operations that a CUDA graph cannot hold."""
+
+    REFUSED = ("item", "lift_fresh", "nonzero", "masked_select", "is_nonzero", "equal")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func._schema.name.removeprefix("aten::") not in self.REFUSED, func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("hyper_parallel", "llama"),
+        pytest.param("intra_prompt", "gemma2", marks=pytest.mark.slow),
+        pytest.param("apar", "qwen2", marks=pytest.mark.slow),
+        pytest.param("pasta", "mistral", marks=pytest.mark.slow),
+        pytest.param("space", "qwen3", marks=pytest.mark.slow),
+    ],
+)
+def test_a_method_decodes_the_same_by_graphs(method, kind, monkeypatch):
+    model, stock = (in_float64(one) for one in pair(kind, sliding_window=4096))
+    case, replays = CASES[method](stock), Replays(monkeypatch)
+    engine = replays.engine(model, max_num_seqs=3, max_num_batched_tokens=60)
+    case.check(engine.run(case.programs()), 1e-9)
+    assert 0 < replays.captured < replays.replayed < engine.steps
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_random_programs_by_graphs_equal_the_rule_written_out(window, monkeypatch):
+    model, stock = (one.double() for one in pair("mistral", sliding_window=window))
+    replays = Replays(monkeypatch)
+    check(range(6), replays.engine(model, max_num_seqs=3, max_num_batched_tokens=40), True, stock)
+    assert replays.replayed or window
+
+
+def test_graphs_are_captured_anew_when_the_cache_has_moved(monkeypatch):
+    model, prompts, replays = in_float64(pair("llama")[0]), prompts_of(3, 4, 20), Replays(monkeypatch)
+    engine, same = replays.engine(model), Engine(copy.deepcopy(model))
+    for number, prompt in enumerate(prompts):
+        engine.submit(autoregressive(prompt, 8, never), tag=number)
+    answers, before = {}, 0
+    while engine.pending:
+        answers |= {done.tag: done.answer for done in engine.step()}
+        if engine.steps == 5:
+            before = replays.captured
+            engine.cache.alloc(5000)
+    assert replays.captured > before > 0
+    expected = same.run(autoregressive(prompt, 8, never) for prompt in prompts)
+    assert tokens_in([answers[number] for number in range(4)]) == tokens_in(expected)
+
+
+def test_where_a_capture_fails_passes_go_on_without(monkeypatch, caplog):
+    def refused(run, device):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphs, "captured", refused)
+    model, prompts = in_float64(pair("llama")[0]), prompts_of(3, 2, 20)
+    same = Engine(copy.deepcopy(model))
+    engine = Engine(model, attention="triton", cuda_graphs=True)
+    answers = engine.run(autoregressive(prompt, 8, never) for prompt in prompts)
+    assert tokens_in(answers) == tokens_in(same.run(autoregressive(prompt, 8, never) for prompt in prompts))
+    assert caplog.text.count("no CUDA graphs") == 1
 
 
 def tokens_in(answer) -> list:
