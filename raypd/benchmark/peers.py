@@ -1,8 +1,9 @@
 """The engines that raypd is compared with, each in a process of its own: python peers.py JOB.json
 
-This file is run by its path, by the interpreter of an environment that may hold vLLM and nothing of raypd: it imports
-json, time, torch, transformers and vllm alone. JOB names an engine, its setting, a model folder and a work's file. The
-process loads, warms up, writes a line of JSON, and then does the work once for each line that it is sent.
+This file is run by its path, by the interpreter of an environment that may hold vLLM or OpenVINO and nothing of raypd:
+beside Python's own it imports numpy, torch, transformers, vllm, openvino, openvino_genai and optimum alone. JOB names
+an engine, its setting, a model folder and a work's file. The process loads, warms up, writes a line of JSON, and then
+does the work once for each line that it is sent.
 """
 
 from __future__ import annotations
@@ -125,6 +126,63 @@ def vllm(job: dict[str, Any]) -> Loaded:
     return run, llm.reset_prefix_cache
 
 
+def openvino(job: dict[str, Any]) -> Loaded:
+    """OpenVINO GenAI on the CPU, as vLLM: prefix caching, at most `setting` requests at a time, xgrammar."""
+    import numpy as np
+    from openvino import Tensor
+    from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig, StructuredOutputConfig
+
+    folder = _exported(job["model"])
+    precision = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[job["dtype"]]
+    properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+    if job["threads"] is not None:
+        properties["INFERENCE_NUM_THREADS"] = job["threads"]
+    scheduler = SchedulerConfig()
+    scheduler.max_num_seqs = job["setting"]
+    scheduler.max_num_batched_tokens = 2048
+    scheduler.enable_prefix_caching = True
+    scheduler.cache_size = 4  # GB, as vLLM has
+    pipelines: list[Any] = []
+
+    def parameters(one: dict[str, Any]) -> Any:
+        made = GenerationConfig()
+        made.do_sample = False
+        made.max_new_tokens = one["max_tokens"]
+        made.ignore_eos = one["ignore_eos"]
+        made.stop_token_ids = set(one["stop_ids"])
+        if "json" in one:
+            made.structured_output_config = StructuredOutputConfig(json_schema=json.dumps(one["json"]))
+        elif "regex" in one:
+            made.structured_output_config = StructuredOutputConfig(regex=one["regex"])
+        return made
+
+    def run(requests: list[dict[str, Any]]) -> dict[str, Any]:
+        prompts = [Tensor(np.array([one["tokens"]], dtype=np.int64)) for one in requests]
+        done = pipelines[0].generate(prompts, [parameters(one) for one in requests])
+        return {"fed": None, "answers": [one.m_generation_ids[0] for one in done]}
+
+    def forget() -> None:
+        pipelines.clear()  # nothing else empties its cache
+        pipelines.append(ContinuousBatchingPipeline(folder, scheduler, "CPU", properties))
+        run([{"tokens": list(range(64)), "max_tokens": 4, "ignore_eos": True, "stop_ids": []}])
+
+    forget()
+    return run, forget
+
+
+def _exported(model: str) -> str:
+    """The model's folder in OpenVINO's format, with its weights as they are; made by the first process that asks."""
+    folder = f"{model}-openvino"
+    if not os.path.exists(folder):
+        from optimum.exporters.openvino import main_export
+        from optimum.intel import OVConfig
+
+        # Without a configuration large models would be compressed. Structured outputs need the tokenizer.
+        main_export(model, f"{folder}-made", "text-generation-with-past", ov_config=OVConfig(), convert_tokenizer=True)
+        os.rename(f"{folder}-made", folder)
+    return folder
+
+
 def _nothing() -> None:
     """No cache outlives a run."""
 
@@ -145,7 +203,8 @@ def _greedy(one: dict[str, Any], most: int) -> Any:
     return GenerationConfig(max_new_tokens=most, do_sample=False, pad_token_id=0, eos_token_id=stops)
 
 
-ENGINES = {"generate": generate, "generate_batch": generate_batch, "vllm": vllm}
+ENGINES = {"generate": generate, "generate_batch": generate_batch, "vllm": vllm, "openvino": openvino}
+PACKAGES = {"vllm": "vllm", "openvino": "openvino_genai"}  # of the others: transformers
 
 
 def serve(job: dict[str, Any], load: Callable[[dict[str, Any]], Loaded], versions: dict[str, str]) -> None:
@@ -198,7 +257,7 @@ def main() -> None:
         job = json.load(file)
     if job["threads"] is not None:
         os.environ["OMP_NUM_THREADS"] = str(job["threads"])
-    package = "vllm" if job["engine"] == "vllm" else "transformers"
+    package = PACKAGES.get(job["engine"], "transformers")
     try:
         from importlib.metadata import version
 

@@ -49,8 +49,11 @@ def markdown(result: Result) -> str:
 def machine() -> str:
     """The processor, its cores and the GPUs, in a line."""
     found = Path("/proc/cpuinfo")
-    named = re.search(r"model name\s*: (.*)", found.read_text()) if found.is_file() else None
-    parts = [f"{os.cpu_count()} cores", named.group(1) if named else platform.machine()]
+    text = found.read_text() if found.is_file() else ""
+    known = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.MULTILINE))
+    parts = [f"{os.cpu_count()} cores", known.get("model name", platform.machine())]
+    if "cpu family" in known:  # in a cloud the name may leave the generation open
+        parts[-1] += f" (family {known['cpu family']}, model {known['model']})"
     parts += [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     return ", ".join(parts)
 
@@ -88,7 +91,7 @@ def _cells(row: Row, first: Row, result: Result) -> list[str]:
     share = "" if not result.floor else f"{result.floor / median(row.seconds):.0%}"
     agrees = "" if row.agreement is None else f"{row.agreement:.0%} as {row.agrees_with}"
     spread = f"{number(median(rates))} [{number(min(rates))}-{number(max(rates))}]"
-    tokens = [count(row.fed), count(row.decoded)]
+    tokens = ["" if row.fed is None else count(row.fed), count(row.decoded)]
     return [row.engine, str(row.setting), spread, f"{median(ratios):.2f}", share, *tokens, agrees]
 
 

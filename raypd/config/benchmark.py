@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from raypd.config.model import ModelConfig
 from raypd.config.section import Section
 
-Engine = Literal["raypd", "raypd-guided", "generate", "generate_batch", "vllm-whole", "vllm-each"]
-ENGINES: tuple[Engine, ...] = ("raypd", "raypd-guided", "generate", "generate_batch", "vllm-whole", "vllm-each")
+Engine = Literal[
+    "raypd", "raypd-guided", "generate", "generate_batch", "vllm-whole", "vllm-each", "openvino-whole", "openvino-each"
+]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
 class WorkConfig(Section):
@@ -111,7 +113,9 @@ class BenchmarkConfig(Section):
     output: str = Field("runs/benchmark", description="Folder for table.md, results.json and the charts")
     repeats: int = Field(5, ge=1, description="Timed runs of each engine, in turn with the others")
     max_num_seqs: list[int] = Field(
-        [24, 64, 128], min_length=1, description="Tried with raypd, vLLM and generate_batch; the best is reported"
+        [24, 64, 128],
+        min_length=1,
+        description="Tried with raypd, vLLM, OpenVINO and generate_batch; the best is reported",
     )
     batch_sizes: list[int] = Field([8, 24, 64], min_length=1, description="Tried with generate")
     most_documents: int = Field(10_000, ge=1, description="Works of more documents are left out")
@@ -119,6 +123,9 @@ class BenchmarkConfig(Section):
     threads: int | None = Field(None, ge=1, description="CPU threads of every engine; null: all cores")
     vllm_python: str | None = Field(
         None, description="Interpreter of the environment that vLLM is installed in; null: this one"
+    )
+    openvino_python: str | None = Field(
+        None, description="Interpreter of the environment that OpenVINO GenAI is installed in; null: this one"
     )
     vllm_environment: dict[str, str | int] = Field(
         {},

@@ -134,33 +134,41 @@ def test_what_cannot_run_says_why_and_the_others_go_on(folder: Path) -> None:
         "gone": {"kind": "extraction", "data": "nowhere.jsonl"},
         "many": {**SLOTS, "documents": 10_001},
     }
-    printed, found = run(config(folder, works), f"benchmark.vllm_python={sys.executable}")
+    printed, found = run(
+        config(folder, works), f"benchmark.vllm_python={sys.executable}", "benchmark.max_num_seqs=[1,2]"
+    )
     slots = rows(found["slots"])
     assert set(slots) == set(ENGINES) - {"raypd-guided"}  # it has nothing to guide there
     for engine in ("raypd", "generate", "generate_batch"):
-        assert (len(slots[engine]["seconds"]), slots[engine]["error"]) == (2, None)
+        row = slots[engine]
+        assert (len(row["seconds"]), row["error"]) == (2, None)
+        # the fastest of several settings; one alone is not run to choose it
+        assert str(row["setting"]) == ("2" if engine == "generate" else min(row["tried"], key=row["tried"].get))
+        assert set(row["tried"]) == (set() if engine == "generate" else {"1", "2"})
     if importlib.util.find_spec("vllm") is None:
         assert "vllm is not installed" in slots["vllm-whole"]["error"]
         assert "vllm-whole: vllm is not installed" in printed
     assert found["slots"]["floor"] > 0
     assert "nowhere.jsonl: cannot be read (No such file" in found["gone"]["skipped"]
     assert "benchmark.most_documents (10,000)" in found["many"]["skipped"]
-    assert "| raypd | 2 |" in (folder / "out/table.md").read_text()
+    assert f"| raypd | {slots['raypd']['setting']} |" in (folder / "out/table.md").read_text()
     assert ElementTree.parse(folder / "out/slots.svg").getroot().tag.endswith("svg")
 
 
-def test_vllm_does_the_same(folder: Path) -> None:
-    python = os.environ.get("RAYPD_VLLM_PYTHON") or (importlib.util.find_spec("vllm") and "null")
+@pytest.mark.parametrize("peer", ["vllm", "openvino"])
+def test_a_peer_does_the_same(folder: Path, peer: str) -> None:
+    variable, package = f"RAYPD_{peer.upper()}_PYTHON", peers.PACKAGES[peer]
+    python = os.environ.get(variable) or (importlib.util.find_spec(package) and "null")
     if not python:
-        pytest.skip("needs vLLM: RAYPD_VLLM_PYTHON=/its/environment/bin/python (docs/benchmark.md)")
+        pytest.skip(f"needs {package}: {variable}=/its/environment/bin/python (docs/benchmark.md)")
     save_tiny(folder / "wide", head_dim=64)  # vLLM has no attention for heads of 16
-    engines = "benchmark.engines=[raypd,raypd-guided,vllm-whole,vllm-each]"
+    engines = f"benchmark.engines=[raypd,raypd-guided,{peer}-whole,{peer}-each]"
     works = {"slots": SLOTS, "titles": {"kind": "extraction", "data": "titles.jsonl", "value_tokens": 4}}
     model = f"model.name={folder / 'wide'}"
-    _, found = run(config(folder, works, repeats=1), engines, model, f"benchmark.vllm_python={python}")
+    _, found = run(config(folder, works, repeats=1), engines, model, f"benchmark.{peer}_python={python}")
     slots, titles = rows(found["slots"]), rows(found["titles"])
     assert [titles[name]["error"] for name in titles] == [None] * 4
-    assert titles["vllm-each"]["agrees_with"] == "raypd-guided"
+    assert titles[f"{peer}-each"]["agrees_with"] == "raypd-guided"
     assert [slots[name]["error"] for name in slots] == [None] * 3
     assert [slots[name]["decoded"] for name in slots] == [18, 30, 18]
 
