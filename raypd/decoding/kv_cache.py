@@ -1,8 +1,8 @@
 """Where keys and values live: one store a layer, in which every sequence owns a contiguous region of slots.
 
-Contiguous regions let attention read a sequence's keys as a view; a slot is contiguous, too, so that those of many
-short sequences are gathered fast. A sequence that outgrows its region moves to one of twice its size; one whose tokens
-have left the cache closes up and frees the rest.
+Contiguous regions let attention read a sequence's keys as a view. A store lies as [kv_heads, slots, head_dim]: what
+attention reads of a sequence for one head lies in one piece. A sequence that outgrows its region moves to one of twice
+its size; one whose tokens have left the cache closes up and frees the rest.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class KVCache:
             key, value: [tokens, kv_heads, head_dim]; those of the cache are like them.
         """
         if layer not in self.keys:
-            self.keys[layer] = key.new_zeros(self.allocator.slots, *key.shape[1:])
-            self.values[layer] = value.new_zeros(self.allocator.slots, *value.shape[1:])
+            self.keys[layer] = _zeros(self.allocator.slots, key)
+            self.values[layer] = _zeros(self.allocator.slots, value)
         return self.keys[layer], self.values[layer]
 
     def _resize(self, slots: int) -> None:
@@ -149,8 +149,13 @@ class KVCache:
         for store in (self.keys, self.values):
             for layer, old in store.items():
                 if len(old) < slots:
-                    larger = old.new_zeros(slots, *old.shape[1:])
+                    larger = _zeros(slots, old)
                     larger[: len(old)] = old
                     store[layer] = larger
         self.allocator.free(self.allocator.slots, slots - self.allocator.slots)
         self.allocator.slots = slots
+
+
+def _zeros(slots: int, like: torch.Tensor) -> torch.Tensor:
+    """A store [slots, kv_heads, head_dim] for keys or values like [tokens, kv_heads, head_dim]."""
+    return like.new_zeros(like.shape[1], slots, like.shape[2]).transpose(0, 1)

@@ -23,7 +23,8 @@ typedef struct {  // pointers, and sizes in numbers
     const Item *items;
     const int32_t *queries, *own_keys, *starts;  // as plan.py has them; starts: NULL without a window
     uint64_t *seen;                              // [tokens, blocks] what raypd_see finds: of each key, one bit
-    int64_t item_count, token_stride, head_stride, heads, kv_heads, dim, value_dim, words, blocks, threads;
+    int64_t item_count, token_stride, head_stride, key_slot, key_head, value_slot, value_head;  // the last four: strides
+    int64_t heads, kv_heads, dim, value_dim, words, blocks, threads;
     float scale, softcap;  // softcap 0: none
 } Call;
 
@@ -46,6 +47,22 @@ ALWAYS __m512 exp2_of(__m512 x) {
     return _mm512_scalef_ps(sum, whole);
 }
 
+// Adds to sums [r, 16 * vectors] the pairs p of rows [r, 2 * pairs] of bfloat16 times those of `packed` [pairs, 16 * vectors].
+ALWAYS void add_pair(int r, int vectors, const bf16 *rows, int64_t row_stride, const uint32_t *packed, int64_t packed_stride,
+                     int64_t p, __m512 held[HEIGHT][4]) {
+    __m512bh right[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) right[v] = (__m512bh)_mm512_loadu_si512(packed + p * packed_stride + 16 * v);
+#pragma GCC unroll 12
+    for (int i = 0; i < r; i++) {
+        int32_t two;
+        memcpy(&two, rows + i * row_stride + 2 * p, 4);
+        __m512bh left = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) held[i][v] = _mm512_dpbf16_ps(held[i][v], left, right[v]);
+    }
+}
+
 // Adds rows [r, 2 * pairs] of bfloat16 times `packed` [pairs, 16 * vectors] pairs to sums [r, 16 * vectors], or puts it there.
 // Asks for `lines` cache lines from `next` on, at most one for each pair.
 ALWAYS void product(int r, int vectors, const bf16 *rows, int64_t row_stride, const uint32_t *packed, int64_t packed_stride,
@@ -56,21 +73,12 @@ ALWAYS void product(int r, int vectors, const bf16 *rows, int64_t row_stride, co
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
             held[i][v] = add ? _mm512_loadu_ps(sums + i * sum_stride + 16 * v) : _mm512_setzero_ps();
-    for (int64_t p = 0; p < pairs; p++) {
-        __m512bh right[4];
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++)
-            right[v] = (__m512bh)_mm512_loadu_si512(packed + p * packed_stride + 16 * v);
-        if (p < lines) _mm_prefetch(next + 64 * p, _MM_HINT_T1);
-#pragma GCC unroll 12
-        for (int i = 0; i < r; i++) {
-            int32_t two;
-            memcpy(&two, rows + i * row_stride + 2 * p, 4);
-            __m512bh left = (__m512bh)_mm512_set1_epi32(two);
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) held[i][v] = _mm512_dpbf16_ps(held[i][v], left, right[v]);
-        }
+    int64_t p = 0, asked = lines < pairs ? lines : pairs;
+    for (; p < asked; p++) {  // a loop of its own: most pairs ask for nothing
+        _mm_prefetch(next + 64 * p, _MM_HINT_T1);
+        add_pair(r, vectors, rows, row_stride, packed, packed_stride, p, held);
     }
+    for (; p < pairs; p++) add_pair(r, vectors, rows, row_stride, packed, packed_stride, p, held);
 #pragma GCC unroll 12
     for (int i = 0; i < r; i++)
 #pragma GCC unroll 4
@@ -108,9 +116,9 @@ static void transpose(const bf16 *from, int64_t stride, int64_t count, uint32_t 
 
 // Keys as [dim / 2, KEYS] pairs and values as [KEYS / 2, value_dim] pairs, of `count` slots; the rest is zero.
 static void pack(const Call *call, Block *at, int64_t slot, int64_t kv_head, int64_t count) {
-    int64_t stride = call->kv_heads * call->dim, value_stride = call->kv_heads * call->value_dim;
-    const bf16 *key = call->keys + slot * stride + kv_head * call->dim;
-    const bf16 *value = call->values + slot * value_stride + kv_head * call->value_dim;
+    int64_t stride = call->key_slot, value_stride = call->value_slot;
+    const bf16 *key = call->keys + slot * stride + kv_head * call->key_head;
+    const bf16 *value = call->values + slot * value_stride + kv_head * call->value_head;
     for (int64_t k = 0; k < KEYS; k += 16)
         for (int64_t d = 0; d < call->dim / 2; d += 16)
             transpose(key + k * stride + 2 * d, stride, count - k, at->key + d * KEYS + k, KEYS);
@@ -129,8 +137,8 @@ static void pack(const Call *call, Block *at, int64_t slot, int64_t kv_head, int
 // Asks for the keys and values of slots [from, to), which come next, while others are worked on.
 ALWAYS void fetch(const Call *call, int64_t from, int64_t to, int64_t kv_head) {
     for (int64_t k = from; k < to; k++) {
-        const bf16 *key = call->keys + (k * call->kv_heads + kv_head) * call->dim;
-        const bf16 *value = call->values + (k * call->kv_heads + kv_head) * call->value_dim;
+        const bf16 *key = call->keys + k * call->key_slot + kv_head * call->key_head;
+        const bf16 *value = call->values + k * call->value_slot + kv_head * call->value_head;
         for (int64_t d = 0; d < call->dim; d += 32) _mm_prefetch((const void *)(key + d), _MM_HINT_T0);
         for (int64_t d = 0; d < call->value_dim; d += 32) _mm_prefetch((const void *)(value + d), _MM_HINT_T0);
     }
@@ -318,15 +326,14 @@ void raypd_see(const Call *call) {
     }
 }
 
-ALWAYS __m512 widened(const bf16 *from) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)from)), 16));
-}
+ALWAYS __m512 wide(__m256i from) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(from), 16)); }
+
+ALWAYS __m512 widened(const bf16 *from) { return wide(_mm256_loadu_si256((const void *)from)); }
 
 // Up to 16 of `count` numbers; -inf for the others.
 ALWAYS __m512 upto(const bf16 *from, int64_t count) {
     __mmask16 there = count >= 16 ? 0xffff : (__mmask16)((1 << count) - 1);
-    __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, from)), 16);
-    return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), there, _mm512_castsi512_ps(wide));
+    return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), there, wide(_mm256_maskz_loadu_epi16(there, from)));
 }
 
 // Rotary embedding in place: x [tokens, heads, dim] with cos and sin [tokens, dim].
@@ -347,16 +354,13 @@ void raypd_rotate(bf16 *x, const bf16 *cos, const bf16 *sin, int64_t tokens, int
             }
 }
 
-// Keys and values of new tokens [tokens, heads, dim] to their slots [slots, heads, dim].
-void raypd_store(const bf16 *keys, const bf16 *values, const int64_t *slots, bf16 *key_store, bf16 *value_store,
-                 int64_t tokens, int64_t heads, int64_t dim, int64_t value_dim, int64_t key_token, int64_t key_head,
-                 int64_t value_token, int64_t value_head, int64_t threads) {
+// Rows of new tokens [tokens, heads, dim] to their slots [slots, heads, dim].
+void raypd_store(const bf16 *new, const int64_t *slots, bf16 *store, int64_t tokens, int64_t heads, int64_t dim,
+                 int64_t token_stride, int64_t token_head, int64_t slot_stride, int64_t slot_head, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads)
     for (int64_t t = 0; t < tokens; t++)
-        for (int64_t h = 0; h < heads; h++) {
-            memcpy(key_store + (slots[t] * heads + h) * dim, keys + t * key_token + h * key_head, 2 * dim);
-            memcpy(value_store + (slots[t] * heads + h) * value_dim, values + t * value_token + h * value_head, 2 * value_dim);
-        }
+        for (int64_t h = 0; h < heads; h++)
+            memcpy(store + slots[t] * slot_stride + h * slot_head, new + t * token_stride + h * token_head, 2 * dim);
 }
 
 // Of each row of logits [rows, columns] the first of the highest, and its log-probability.
@@ -437,10 +441,11 @@ static __attribute__((noinline)) void block(int64_t r, const bf16 *x, int64_t in
 }
 
 // A linear layer: x [rows, inputs] times weights that lie as [panels, inputs / 2, WIDTH] pairs, each panel of WIDTH outputs.
-// bias: [panels * WIDTH] or NULL. swiglu: 16 outputs of a panel are gates, the others what they gate, and out [rows,
-// outputs / 2] their products. Sums go in the order of the inputs, whatever else is in the pass.
-void raypd_linear(const bf16 *x, const uint32_t *weight, const float *bias, bf16 *out, int64_t rows, int64_t inputs,
-                  int64_t outputs, int64_t swiglu, int64_t threads) {
+// bias: [panels * WIDTH] or NULL. residual: [rows, outputs], added to what comes out, or NULL. swiglu: 16 outputs of a panel
+// are gates, the others what they gate, and out [rows, outputs / 2] their products. Sums go in the order of the inputs,
+// whatever else is in the pass.
+void raypd_linear(const bf16 *x, const uint32_t *weight, const float *bias, const bf16 *residual, bf16 *out, int64_t rows,
+                  int64_t inputs, int64_t outputs, int64_t swiglu, int64_t threads) {
     int64_t pairs = inputs / 2, panels = (outputs + WIDTH - 1) / WIDTH, columns = swiglu ? outputs / 2 : outputs;
     int64_t parts = (rows + PART - 1) / PART, most = (rows + HEIGHT - 1) / HEIGHT;  // parts of x that stay in the L2 cache
     while (rows && parts * panels < 4 * threads && 2 * parts <= most) parts *= 2;             // so that every thread has work
@@ -450,6 +455,7 @@ void raypd_linear(const bf16 *x, const uint32_t *weight, const float *bias, bf16
         const uint32_t *at = weight + panel * pairs * WIDTH;
         int64_t blocks = (count + HEIGHT - 1) / HEIGHT, lines = (2 * pairs + blocks - 1) / blocks;
         int64_t there = outputs - panel * WIDTH < WIDTH ? outputs - panel * WIDTH : WIDTH;
+        __mmask32 mask = (__mmask32)((1ull << there) - 1);
         for (int64_t b = 0; b < blocks; b++) {
             int64_t first = from + count * b / blocks, r = from + count * (b + 1) / blocks - first;
             const char *next = (const char *)(at + pairs * WIDTH) + 64 * b * lines;  // of the next panel
@@ -462,10 +468,13 @@ void raypd_linear(const bf16 *x, const uint32_t *weight, const float *bias, bf16
                     low = _mm512_add_ps(low, _mm512_loadu_ps(bias + panel * WIDTH));
                     high = _mm512_add_ps(high, _mm512_loadu_ps(bias + panel * WIDTH + 16));
                 }
+                if (residual) {
+                    __m512i more = _mm512_maskz_loadu_epi16(mask, residual + (first + i) * outputs + panel * WIDTH);
+                    low = _mm512_add_ps(low, wide(_mm512_castsi512_si256(more)));
+                    high = _mm512_add_ps(high, wide(_mm512_extracti64x4_epi64(more, 1)));
+                }
                 if (swiglu) _mm256_storeu_si256((void *)(to + panel * WIDTH / 2), gated(low, high));
-                else
-                    _mm512_mask_storeu_epi16(to + panel * WIDTH, (__mmask32)((1ull << there) - 1),
-                                             (__m512i)_mm512_cvtne2ps_pbh(high, low));
+                else _mm512_mask_storeu_epi16(to + panel * WIDTH, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
             }
         }
     }

@@ -26,11 +26,11 @@ PANEL = 32  # WIDTH in native.c
 _ARGUMENTS = {
     "attention": (1, 0, 0),
     "see": (1, 0, 0),
-    "store": (5, 9, 0),
+    "store": (3, 8, 0),
     "greedy": (3, 3, 0),
     "rotate": (3, 6, 0),
     "rms_norm": (3, 3, 1),
-    "linear": (4, 5, 0),
+    "linear": (5, 5, 0),
     "swiglu": (2, 3, 0),
     "quantize": (3, 3, 0),
     "scale": (4, 3, 0),
@@ -64,17 +64,15 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     _call("rotate", [x, cos.contiguous(), sin.contiguous()], sizes)
 
 
-def store(slots: torch.Tensor, new: list[torch.Tensor], stores: list[torch.Tensor]) -> None:
-    """Puts keys and values of new tokens into the cache.
+def store(slots: torch.Tensor, new: torch.Tensor, stored: torch.Tensor) -> None:
+    """Puts keys, or values, of new tokens into the cache.
 
     Args:
         slots: [tokens] int64.
-        new: keys [tokens, kv_heads, head_dim] and values, in bfloat16, the last stride 1.
-        stores: keys [slots, kv_heads, head_dim] and values.
+        new: [tokens, kv_heads, head_dim] in bfloat16, the last stride 1.
+        stored: [slots, kv_heads, head_dim], the last stride 1.
     """
-    keys, values = new
-    sizes = (*keys.shape, values.shape[2], *keys.stride()[:2], *values.stride()[:2])
-    _call("store", [keys, values, slots, *stores], sizes)
+    _call("store", [new, slots, stored], (*new.shape, *new.stride()[:2], *stored.stride()[:2]))
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,7 +100,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def linear(
-    x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, outputs: int, gated: bool = False
+    x: torch.Tensor,
+    panels: torch.Tensor,
+    bias: torch.Tensor | None,
+    outputs: int,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A linear layer: [..., outputs] in bfloat16, or SwiGLU of it: [..., outputs / 2].
 
@@ -111,10 +114,12 @@ def linear(
         panels: the weight in bfloat16, [panels, inputs / 2, PANEL, 2]; outputs that fill the last panel are left out.
         bias: float32 [panels * PANEL].
         gated: each panel is PANEL / 2 outputs of the gate and those that they gate.
+        residual: [..., outputs] in bfloat16, added to what comes out before it is rounded; not with `gated`.
     """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty(len(rows), outputs // 2 if gated else outputs, dtype=x.dtype)
-    _call("linear", [rows, panels, bias, out], (*rows.shape, outputs, gated))
+    residual = None if residual is None else residual.contiguous()
+    _call("linear", [rows, panels, bias, residual, out], (*rows.shape, outputs, gated))
     return out.view(*x.shape[:-1], out.shape[1])
 
 

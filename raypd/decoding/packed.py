@@ -50,9 +50,9 @@ class PanelLinear(torch.nn.Module):
             rows = rows.view(-1, 2, PANEL // 2, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
         return rows
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., in_features] -> [..., out_features], or half of them."""
-        return native.linear(x, self.panels, self.bias, self.outputs, self.gated)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x: [..., in_features] -> [..., out_features], or half of them; what is added to it is like it."""
+        return native.linear(x, self.panels, self.bias, self.outputs, self.gated, residual)
 
 
 class PackedLinear(torch.nn.Module):
@@ -93,7 +93,13 @@ def pack(model: torch.nn.Module) -> None:
 def _fuse(module: Any) -> None:
     """Gives a layer of a plain family a forward pass of fewer steps."""
     name = type(module).__name__
-    if name.endswith("Attention") and hasattr(module, "q_proj") and module.head_dim % 32 == 0:
+    if name.endswith("DecoderLayer"):
+        _fuse(module.self_attn)
+        _fuse(module.mlp)
+        both = hasattr(module.self_attn, "qkv_proj") and hasattr(module.mlp, "gate_up_proj")
+        if both and "forward" not in vars(module):  # the last layer may have been shortened
+            module.forward = MethodType(_layer, module)
+    elif name.endswith("Attention") and hasattr(module, "q_proj") and module.head_dim % 32 == 0:
         joined = _joined([module.q_proj, module.k_proj, module.v_proj])
         if joined is not None:
             module.qkv_proj = joined
@@ -130,9 +136,23 @@ def _rms_norm(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     return native.rms_norm(hidden_states, self.weight, self.variance_epsilon)
 
 
-def _mlp(self: Any, x: torch.Tensor) -> torch.Tensor:
+def _layer(self: Any, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """A layer whose `_attention` and `_mlp` add what goes past them."""
+    normed = self.input_layernorm(hidden_states)
+    hidden_states, _ = self.self_attn(hidden_states=normed, residual=hidden_states, **kwargs)
+    return self.mlp(self.post_attention_layernorm(hidden_states), hidden_states)
+
+
+def _mlp(self: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
     x = self.gate_up_proj(x)
-    return self.down_proj(native.swiglu(x) if isinstance(self.gate_up_proj, Int8Linear) else x)
+    return _added(self.down_proj, native.swiglu(x) if isinstance(self.gate_up_proj, Int8Linear) else x, residual)
+
+
+def _added(linear: Any, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """linear(x), and the residual where there is one."""
+    if isinstance(linear, PanelLinear):
+        return linear(x, residual)
+    return linear(x) if residual is None else residual + linear(x)
 
 
 def _attention(
@@ -141,9 +161,10 @@ def _attention(
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
     attention_mask: torch.Tensor | None = None,
     past_key_values: None = None,
+    residual: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The layer's forward pass, without a cache of transformers: [batch, tokens, hidden_size] -> the same."""
+    """Attention's forward pass, without a cache of transformers: [batch, tokens, hidden_size] -> the same."""
     shape = hidden_states.shape[:-1]
     joined = self.qkv_proj(hidden_states).unflatten(-1, (-1, self.head_dim))  # [batch, tokens, all heads, head_dim]
     kv_heads = joined.shape[2] // (self.num_key_value_groups + 2)
@@ -164,7 +185,7 @@ def _attention(
     out, weights = attend(
         self, *heads_first, attention_mask, dropout=0.0, scaling=self.scaling, sliding_window=window, **kwargs
     )
-    return self.o_proj(out.flatten(2)), weights
+    return _added(self.o_proj, out.flatten(2), residual), weights
 
 
 def is_possible() -> bool:

@@ -58,6 +58,20 @@ def test_a_model_answers_as_before_and_its_embedding_is_left_alone() -> None:
 
 
 @needs_native
+@pytest.mark.parametrize("outputs", [64, 200])
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_a_layer_adds_the_residual_and_rounds_once(bias: bool, outputs: int) -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(96, outputs, bias=bias, dtype=torch.bfloat16)
+    x, residual = torch.randn(2, 35, 96).bfloat16(), torch.randn(35, 2, outputs).bfloat16().transpose(0, 1) / 2
+    exact = copy.deepcopy(linear).double()(x.double()) + residual.double()
+    found, before = PanelLinear(linear)(x, residual), residual + linear(x)
+    assert (found.double() - exact).norm() < 0.95 * (before.double() - exact).norm()
+    torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=2**-8)
+
+
+@needs_native
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @torch.inference_mode()
 def test_a_token_has_the_same_bits_in_every_pass(threads: int) -> None:

@@ -55,7 +55,9 @@ def test_the_kernel_compiles(capability, dtype, dim, rows, flags, monkeypatch, t
     constants |= {"SOFTCAP": False, **triton_kernel.sizes(rows, dim, dim, 4 if dtype == "fp32" else 2), **flags}
     signature = dict.fromkeys(["asked", "stored_keys", "stored_values", "out"], f"*{dtype}")
     signature |= dict.fromkeys(["items", "queries", "keys", "starts"], "*i32")
-    signature |= {"scale": "fp32", "softcap": "fp32", "token_stride": "i32", "head_stride": "i32"}
+    signature |= {"scale": "fp32", "softcap": "fp32"}
+    strides = ["token_stride", "head_stride", "key_slot", "key_head", "value_slot", "value_head"]
+    signature |= dict.fromkeys(strides, "i32")
     signature |= dict.fromkeys(constants, "constexpr")
     assert list(signature) == triton_kernel._attend.arg_names
     source = ASTSource(triton_kernel._attend, signature, constants)

@@ -53,8 +53,8 @@ def attention(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     asked, new_keys, new_values = (one[0].transpose(0, 1) for one in (query, key, value))  # [tokens, heads, head_dim]
     keys, values = step.cache.layer(layer, new_keys, new_values)  # [slots, kv_heads, head_dim]
-    new = [one if one.stride(-1) == 1 else one.contiguous() for one in (new_keys, new_values)]
-    native.store(step.slots, new, [keys, values])
+    for new, stored in ((new_keys, keys), (new_values, values)):
+        native.store(step.slots, new if new.stride(-1) == 1 else new.contiguous(), stored)
     tokens, heads, head_dim = asked.shape
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
     asked = asked if asked.stride(-1) == 1 else asked.contiguous()
@@ -73,8 +73,9 @@ def attention(
     call = _Call(
         asked.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), items.data_ptr(), plan.queries.data_ptr(),
         plan.keys.data_ptr(), 0 if starts is None else starts.data_ptr(), seen.data_ptr(),
-        len(items), asked.stride(0), asked.stride(1), heads, kv_heads, head_dim, values.shape[2], plan.words,
-        seen.shape[1], torch.get_num_threads(), head_dim**-0.5 if scaling is None else scaling, softcap or 0.0,
+        len(items), *asked.stride()[:2], *keys.stride()[:2], *values.stride()[:2], heads, kv_heads, head_dim,
+        values.shape[2], plan.words, seen.shape[1], torch.get_num_threads(),
+        head_dim**-0.5 if scaling is None else scaling, softcap or 0.0,
     )  # fmt: skip
     if first:
         native.library().raypd_see(ctypes.byref(call))
@@ -102,8 +103,9 @@ class _Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("asked", "keys", "values", "out", "items", "queries")),
         *((name, ctypes.c_void_p) for name in ("own_keys", "starts", "seen")),
-        *((name, ctypes.c_int64) for name in ("item_count", "token_stride", "head_stride", "heads", "kv_heads")),
-        *((name, ctypes.c_int64) for name in ("dim", "value_dim", "words", "blocks", "threads")),
+        *((name, ctypes.c_int64) for name in ("item_count", "token_stride", "head_stride", "key_slot", "key_head")),
+        *((name, ctypes.c_int64) for name in ("value_slot", "value_head", "heads", "kv_heads", "dim", "value_dim")),
+        *((name, ctypes.c_int64) for name in ("words", "blocks", "threads")),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
     ]

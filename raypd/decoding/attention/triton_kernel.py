@@ -69,7 +69,7 @@ def attention(
         for rows, items in plan.blocks:
             _attend[len(items), kv_heads](
                 asked, keys, values, out, items, plan.queries, plan.keys, plan.queries if starts is None else starts,
-                scale, softcap or 0.0, asked.stride(0), asked.stride(1),
+                scale, softcap or 0.0, *asked.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
                 HEADS=heads, KV_HEADS=kv_heads, DIM=head_dim, VALUE_DIM=values.shape[2],
                 WORDS=plan.words, WINDOW=starts is not None, SOFTCAP=softcap is not None,
                 **sizes(rows, head_dim, values.shape[2], asked.element_size()),
@@ -101,7 +101,7 @@ def sizes(rows: int, head_dim: int, value_dim: int, itemsize: int) -> dict[str, 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
     asked, stored_keys, stored_values, out, items, queries, keys, starts,
-    scale, softcap, token_stride, head_stride,
+    scale, softcap, token_stride, head_stride, key_slot, key_head, value_slot, value_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     WORDS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
@@ -134,8 +134,8 @@ def _attend(  # type: ignore[no-untyped-def]
     high = tl.full([ROWS], float("-inf"), WIDE)  # the highest score so far, the sum of weights relative to it, and
     total = tl.zeros([ROWS], WIDE)
     mixed = tl.zeros([ROWS, VALUE_BLOCK], WIDE)  # the values by those weights
-    key_base = stored_keys + kv_head * DIM + dim[None, :]
-    value_base = stored_values + kv_head * VALUE_DIM + value_dim[None, :]
+    key_base = stored_keys + kv_head.to(tl.int64) * key_head + dim[None, :]
+    value_base = stored_values + kv_head.to(tl.int64) * value_head + value_dim[None, :]
 
     for at in range(0, prefix, BLOCK):  # all queries see the prefix, whose positions are 0, 1, 2, ...
         one = at + tl.arange(0, BLOCK)
@@ -144,10 +144,8 @@ def _attend(  # type: ignore[no-untyped-def]
         if WINDOW:
             seen = seen & (one[None, :] >= start[:, None])
         slot = (prefix_slot + one)[:, None]
-        key = tl.load(key_base + slot * (KV_HEADS * DIM), mask=is_key[:, None] & is_dim[None, :], other=0.0)
-        value = tl.load(
-            value_base + slot * (KV_HEADS * VALUE_DIM), mask=is_key[:, None] & is_value_dim[None, :], other=0.0
-        )
+        key = tl.load(key_base + slot * key_slot, mask=is_key[:, None] & is_dim[None, :], other=0.0)
+        value = tl.load(value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0)
         high, total, mixed = _take(query, key, value, seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
 
     done = 0
@@ -157,8 +155,8 @@ def _attend(  # type: ignore[no-untyped-def]
             one = at + tl.arange(0, BLOCK)
             slot = (own_slot + one)[:, None]
             seen = is_row[:, None] & (one >= 0)[None, :]
-            key = tl.load(key_base + slot * (KV_HEADS * DIM), mask=is_dim[None, :], other=0.0)
-            value = tl.load(value_base + slot * (KV_HEADS * VALUE_DIM), mask=is_value_dim[None, :], other=0.0)
+            key = tl.load(key_base + slot * key_slot, mask=is_dim[None, :], other=0.0)
+            value = tl.load(value_base + slot * value_slot, mask=is_value_dim[None, :], other=0.0)
             high, total, mixed = _take(query, key, value, seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
 
     for at in range(done, own, BLOCK):
@@ -179,10 +177,8 @@ def _attend(  # type: ignore[no-untyped-def]
         if WINDOW:
             seen = seen & (key_position[None, :] >= start[:, None])
         slot = (own_slot + one)[:, None]
-        key = tl.load(key_base + slot * (KV_HEADS * DIM), mask=is_key[:, None] & is_dim[None, :], other=0.0)
-        value = tl.load(
-            value_base + slot * (KV_HEADS * VALUE_DIM), mask=is_key[:, None] & is_value_dim[None, :], other=0.0
-        )
+        key = tl.load(key_base + slot * key_slot, mask=is_key[:, None] & is_dim[None, :], other=0.0)
+        value = tl.load(value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0)
         high, total, mixed = _take(query, key, value, seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
 
     mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
