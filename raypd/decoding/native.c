@@ -47,7 +47,7 @@ ALWAYS __m512 exp2_of(__m512 x) {
     return _mm512_scalef_ps(sum, whole);
 }
 
-// Adds to sums [r, 16 * vectors] the pairs p of rows [r, 2 * pairs] of bfloat16 times those of `packed` [pairs, 16 * vectors].
+// Of `product`, what pair p of each row adds to the sums.
 ALWAYS void add_pair(int r, int vectors, const bf16 *rows, int64_t row_stride, const uint32_t *packed, int64_t packed_stride,
                      int64_t p, __m512 held[HEIGHT][4]) {
     __m512bh right[4];
