@@ -33,11 +33,11 @@ def decode(model, programs, monkeypatch) -> tuple[list, Used]:
     """The programs' answers, all of them four at a time, and what that took."""
     used = Used()
 
-    def step(cache, groups, slots):
+    def step(cache, groups, *rest):
         used.attended_keys += sum(
             (span.b - span.a) * (group.length + span.length) for group in groups for span in group.spans
         )
-        return real(cache, groups, slots)
+        return real(cache, groups, *rest)
 
     real = engines.Step
     monkeypatch.setattr(engines, "Step", step)
