@@ -58,6 +58,18 @@ def test_a_model_answers_as_before_and_its_embedding_is_left_alone() -> None:
 
 
 @needs_native
+def test_a_last_layer_that_an_engine_has_shortened_stays_so(monkeypatch) -> None:
+    monkeypatch.setattr(avx512, "is_best", lambda device, dtype: True)
+    model = tiny_model("llama", head_dim=32).bfloat16()
+    packed, prompts = copy.deepcopy(model), [Prompt(list(range(5 + n, 40 + 3 * n))) for n in range(5)]
+    pack(packed)
+    engine = Engine(model)
+    pack(model)
+    found, wanted = (one.run(autoregressive(p, 12, never) for p in prompts) for one in (engine, Engine(packed)))
+    assert found == wanted
+
+
+@needs_native
 @pytest.mark.parametrize("outputs", [64, 200])
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
