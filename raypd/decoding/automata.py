@@ -216,7 +216,7 @@ class OrNull:
         return DEAD if after == DEAD else after + _TYPED
 
     def heads(self, state: int) -> Collection[str] | None:
-        return None
+        return None if state < _TYPED or self.ended(state) else self.value.heads(state - _TYPED)
 
     def accepting(self, state: int) -> bool:
         return state in (_N, _NULL) or (state >= _TYPED and self.value.accepting(state - _TYPED))

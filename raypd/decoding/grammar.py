@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import reduce
 from itertools import chain
 from typing import Protocol
@@ -28,10 +28,15 @@ UNREACHABLE = 1_000_000
 
 
 class Vocabulary:
-    """The texts of all token ids, sorted, so that the tokens an automaton accepts are found by descent."""
+    """The texts of all token ids, sorted, so that the tokens an automaton accepts are found by descent.
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.texts = texts
+    Args:
+        texts: of every id, its bytes as latin-1.
+        encode: a text of such characters as the tokenizer writes it; None: nothing is forced (`Grammar.forced`).
+    """
+
+    def __init__(self, texts: Sequence[str], encode: Callable[[str], Sequence[int]] | None = None) -> None:
+        self.texts, self.encode = texts, encode
         self._order = sorted((i for i, text in enumerate(texts) if text), key=lambda i: texts[i])
         self._sorted = [texts[i] for i in self._order]
         self._ids = np.array(self._order, dtype=np.int64)
@@ -132,6 +137,7 @@ class Grammar:
         self._reads: dict[int, tuple[AllowedTokens, np.ndarray]] = {}
         self._read_here: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._distances: dict[int, int] = {}
+        self._forced: dict[int, list[int]] = {}
 
     def advance(self, state: int, token: int) -> int:
         """The state after a token; a token that cannot be read (where nothing is limited) leaves DEAD."""
@@ -161,6 +167,56 @@ class Grammar:
         tokens, distances = self._read(state)
         near = distances < left
         return tokens if near.all() else tokens.where(near)
+
+    def forced(self, state: int, left: int | None) -> list[int]:
+        """The tokens that come next whatever the model says: of a text that the automaton leaves no choice in, as the
+        tokenizer writes it; nothing where there is one.
+
+        The last of them is left to the model where a longer token may stand in its place.
+
+        Args:
+            state, left: as `allowed` takes them.
+        """
+        if self.vocabulary.encode is None or self.done(state):
+            return []
+        if state not in self._forced:
+            self._forced[state] = self._write(state, self._only_text(state))
+        tokens = self._forced[state]
+        if tokens and left is not None and len(tokens) + self.distance(reduce(self.advance, tokens, state)) > left:
+            return []
+        return tokens
+
+    def _only_text(self, state: int) -> str:
+        """What must follow on a state, up to where the value may end or go on in two ways."""
+        text, seen = "", {state}
+        while self.automaton.limited(state) and not self.automaton.accepting(state):
+            heads = self.automaton.heads(state)
+            if heads is None or len(heads) != 1:
+                break
+            (char,) = heads
+            state = self.automaton.next(state, char)
+            if state in seen or (self.done(state) and not self.automaton.ended(state)):
+                break
+            seen.add(state)
+            text += char
+        return text
+
+    def _write(self, state: int, text: str) -> list[int]:
+        """The tokens of a text that must follow on a state, without those that others may stand for."""
+        assert self.vocabulary.encode is not None
+        texts = self.vocabulary.texts
+        tokens = list(self.vocabulary.encode(text)) if text else []
+        if not text.startswith("".join(texts[token] for token in tokens)):  # some tokenizers put a blank before a text
+            return []
+        while tokens:
+            before = reduce(self.advance, tokens[:-1], state)
+            last = texts[tokens[-1]]
+            longer = (texts[other] for other in self._edges(before)[0].tolist())
+            ended = self.automaton.ended(self.advance(before, tokens[-1]))
+            if ended or not any(len(other) > len(last) and other.startswith(last) for other in longer):
+                break
+            tokens.pop()
+        return tokens
 
     def distance(self, state: int = 0) -> int:
         """Fewest tokens from a state to a value that can stand: what K_max must at least be."""
@@ -309,6 +365,10 @@ class Bounded:
     def allowed_token_ids(self, tokens: Sequence[int]) -> AllowedTokens | None:
         """What may come next; None: all."""
         return self.grammar.allowed(self._state(tokens), None if self.most is None else self.most - len(tokens))
+
+    def forced(self, tokens: Sequence[int]) -> list[int]:
+        """What comes next whatever the model says."""
+        return self.grammar.forced(self._state(tokens), None if self.most is None else self.most - len(tokens))
 
     def stops(self, tokens: Sequence[int]) -> bool:
         """Whether the value is complete."""

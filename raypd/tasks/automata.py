@@ -6,11 +6,15 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 
-from outlines_core import Index, Vocabulary
+import outlines_core
+from outlines_core import Index
+from transformers import PreTrainedTokenizerBase
 
 from raypd.config import Attribute
 from raypd.decoding.automata import STRING, JsonObject, ListOf, OrNull, TransitionTable, one_of
-from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf
+from raypd.decoding.grammar import Automaton, JsonString, Number, OneOf, Vocabulary
+from raypd.models.vocabulary import token_bytes
+from raypd.tasks.prompting import encode
 
 _END_TOKEN = 256  # the index has one beside the bytes
 _END = 1  # a character that no value has
@@ -22,6 +26,15 @@ _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
 _JSON_STRING = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 _JSON_NUMBER = _NUMBER + r"([eE][+-]?[0-9]+)?"
 Edges = list[dict[str, int]]
+
+
+def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
+    """A tokenizer's vocabulary as these automata read it."""
+
+    def written(text: str) -> list[int]:
+        return encode(tokenizer, text.encode("latin-1").decode(errors="ignore"), special=False)
+
+    return Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)], written)
 
 
 def automaton_of(attribute: Attribute) -> Automaton:
@@ -115,7 +128,7 @@ def _edges(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
     """
     tokens: dict[str | bytes, list[int]] = {bytes([b]): [b] for b in range(256) if chr(b) not in without or b == _END}
     try:
-        index = Index(f"({pattern}){chr(_END)}", Vocabulary(_END_TOKEN, tokens))
+        index = Index(f"({pattern}){chr(_END)}", outlines_core.Vocabulary(_END_TOKEN, tokens))
     except ValueError as error:
         raise ValueError(
             f"the pattern {pattern!r} cannot be decoded: {str(error).partition('. This may')[0]}"

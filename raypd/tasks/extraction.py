@@ -16,15 +16,15 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import Attribute, ExtractionConfig, RunConfig
-from raypd.decoding.grammar import UNREACHABLE, Grammar, Vocabulary
+from raypd.decoding.grammar import UNREACHABLE, Grammar
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.guided import guided
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value, hyper_parallel
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.decoding.program import Program
 from raypd.errors import ConfigError
-from raypd.models.vocabulary import token_bytes, token_texts
-from raypd.tasks.automata import automaton_of, record_pattern
+from raypd.models.vocabulary import token_texts
+from raypd.tasks.automata import automaton_of, record_pattern, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.columns import record_of, value_row
 from raypd.tasks.documents import category_of, text_of
@@ -73,7 +73,7 @@ class ExtractionTask:
         self.ends = end_tokens(tokenizer)
         self._open = self._encode("<product>\n")
         self._close = self._encode("\n</product>\n")
-        self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
+        self._vocabulary = vocabulary_of(tokenizer)
         self._of_type: dict[str, Grammar] = {}
         self._categories = {name: self._ready(name, message) for name, message in messages(self.task).items()}
 

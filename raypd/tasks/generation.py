@@ -27,7 +27,7 @@ from raypd.decoding.text import GeneratedText, Prompt, TextAnswer, TextMethod, T
 from raypd.models.control_tokens import control_token, markup_bytes
 from raypd.models.medusa_heads import load_heads
 from raypd.models.vocabulary import token_bytes
-from raypd.tasks.automata import json_object
+from raypd.tasks.automata import json_object, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.openai_batch import SCHEMA, TOO_LONG, Parameters, read_request
 from raypd.tasks.prompting import encode, end_of_turn, end_tokens, rendered
@@ -83,6 +83,7 @@ class GenerationTask:
         assert isinstance(config.task, GenerationConfig)
         self.config, self.task = config, config.task
         self.tokenizer, self.context_length = tokenizer, context_length
+        self._here = config.engine.kind == "raypd" and config.model.endpoint is None  # others take a prompt alone
         self._bytes = token_bytes(tokenizer)
         self._ends = end_tokens(tokenizer)
         self._given, self._kind = _text_method(config, tokenizer, context_length, model)
@@ -105,7 +106,7 @@ class GenerationTask:
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
-        return Vocabulary([token.decode("latin-1") for token in self._bytes])
+        return vocabulary_of(self.tokenizer)
 
     def _rules_for(self, pattern: str | None, most: int) -> Bounded:
         """What holds answers of so many tokens to the pattern of a schema, or to any JSON object.
@@ -133,6 +134,7 @@ class GenerationTask:
             lambda written: rules.stops(written) or stops(written),
             rules.allowed_token_ids,
             asked.pattern or ANY_OBJECT,
+            rules.forced if self._here else lambda tokens: (),
         )
 
     def _method_for(self, most: int, sampling: Sampling) -> TextMethod:

@@ -18,11 +18,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import QuestionAnsweringConfig, RunConfig
-from raypd.decoding.grammar import Bounded, Choice, Grammar, Vocabulary
+from raypd.decoding.grammar import Bounded, Choice, Grammar
 from raypd.decoding.methods.autoregressive import Continuation, Prompt, autoregressive
 from raypd.decoding.methods.intra_prompt import Context, PromptTree, Question, intra_prompt
 from raypd.errors import ConfigError
-from raypd.models.vocabulary import token_bytes, token_texts
+from raypd.models.vocabulary import token_texts
+from raypd.tasks.automata import vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.documents import as_list, text_of
 from raypd.tasks.few_shot import load_examples
@@ -74,7 +75,7 @@ class QuestionAnsweringTask:
         self.tokenizer, self.context_length = tokenizer, context_length
         self._encode = partial(encode, tokenizer, special=False)
         self._line_end = partial(_line_ends, token_texts(tokenizer), end_tokens(tokenizer))
-        self._vocabulary = Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)])
+        self._vocabulary = vocabulary_of(tokenizer)
         self._letters: dict[int, Bounded] = {}
         shown = {
             "instruction": (self.task.instruction or "").strip(),

@@ -135,6 +135,9 @@ class EverySeventh:
     def allowed(self, state: int, left: int) -> AllowedTokens | None:
         return AllowedTokens(np.arange(4, 256, 2)) if self.limited and state == 0 else None
 
+    def forced(self, state: int, left: int) -> list[int]:
+        return []
+
     def done(self, state: int) -> bool:
         return state % 7 == 0
 

@@ -47,6 +47,7 @@ def autoregressive(
     stops: Stops,
     allowed_token_ids: Callable[[Sequence[int]], AllowedTokens | None] | None = None,
     pattern: str | None = None,
+    forced: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: (),
 ) -> Program[Continuation]:
     """Decodes one token a pass; the last one is not fed.
 
@@ -56,9 +57,11 @@ def autoregressive(
         stops: whether the text, as the tokens decoded so far, is complete.
         allowed_token_ids: what may come next behind the tokens decoded so far; None, or returning None: all.
         pattern: as `Feed.pattern`.
+        forced: what comes next behind the tokens decoded so far whatever the model says; it takes no pass.
     """
-    answer = Continuation()
-    tokens, at = prompt.tokens, 0  # to be fed, and the position of the first
+    answer = Continuation(list(forced([])))
+    answer.logprobs += [0.0] * len(answer.tokens)
+    tokens, at = [*prompt.tokens, *answer.tokens], 0  # to be fed, and the position of the first
     while True:
         predictions = yield Feed(
             tokens,
@@ -69,9 +72,10 @@ def autoregressive(
             pattern=None if at else pattern,
         )
         at += len(tokens)
-        tokens = predictions.tokens
+        more = forced([*answer.tokens, *predictions.tokens])[: max_new_tokens - len(answer.tokens) - 1]
+        tokens = [*predictions.tokens, *more]
         answer.tokens += tokens
-        answer.logprobs += predictions.logprobs
+        answer.logprobs += [*predictions.logprobs, *[0.0] * len(more)]
         answer.stopped = stops(answer.tokens)
         if answer.stopped or len(answer.tokens) == max_new_tokens:
             return answer

@@ -1,13 +1,14 @@
 """Guided decoding: the keys of the answer are given, its values are decoded one after the other.
 
 What other engines call structured output with its fixed parts skipped: the text is the JSON that `autoregressive`
-writes, held to its schema, and no token is decoded that the schema gives. Every value sees the whole answer before it,
-so this is the yardstick for HPD where a small model's own JSON breaks off.
+writes, held to its schema, and no token takes a pass that the schema gives, within a value neither. Every value sees
+the whole answer before it, so this is the yardstick for HPD where a small model's own JSON breaks off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, Value
 from raypd.decoding.program import Feed, Program
@@ -24,7 +25,7 @@ def guided(
     Args:
         prompt: instruction, document and the answer's keys; each slot stands behind its key.
         max_value_tokens: most tokens of a value.
-        rest: the ids that follow on a value's decoded tokens but the last, so that the value stands whole in the text:
+        rest: the ids that follow on a value's tokens but the last, so that the value stands whole in the text:
             the last token itself where it ends with the value, else what of the value it leaves to be written.
         behind: how many of the tokens before the last are not of the value: they leave the cache.
     """
@@ -45,15 +46,17 @@ def guided(
                 drop=drop,
             )
             fed, at, drop = fed + len(tokens), at + len(tokens), ()
-            tokens = list(predictions.tokens)
+            state = slot.grammar.advance(state, predictions.tokens[0])
+            forced = slot.grammar.forced(state, max_value_tokens - len(value.tokens) - 1)
+            state = reduce(slot.grammar.advance, forced, state)
+            tokens = [*predictions.tokens, *forced]
             value.tokens += tokens
-            value.logprobs += predictions.logprobs
-            state = slot.grammar.advance(state, tokens[0])
+            value.logprobs += [*predictions.logprobs, *[0.0] * len(forced)]
             if slot.grammar.done(state) or len(value.tokens) == max_value_tokens:
                 break
         value.closed, value.completion = slot.grammar.done(state), slot.grammar.completion(state)
         values.append(value)
-        tail, begin = rest(slot, value), slot.end + 1
+        tail, begin = [*tokens[:-1], *rest(slot, value)], slot.end + 1
         drop = range(fed - behind(slot, value), fed)
         at -= len(drop)
     return values
