@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from raypd.config import ModelConfig, RunConfig
 from raypd.errors import ModelError
 from raypd.tasks.base import Task
+from raypd.tasks.distinct import Distinct, gives_the_same
 
 if TYPE_CHECKING:
     from raypd.models.load import LoadedModel
@@ -42,7 +43,10 @@ Build = Callable[[RunConfig, int | None], WorkerComponents]
 
 
 def build(
-    config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None = None
+    config: RunConfig,
+    threads: int | None,
+    load: Callable[[ModelConfig], LoadedModel] | None = None,
+    each: bool = False,
 ) -> WorkerComponents:
     """Loads the model and makes engine and task.
 
@@ -50,6 +54,7 @@ def build(
         config: of the run.
         threads: CPU threads of the worker; None: as torch has them.
         load: in place of `load_model`, for a caller that keeps models.
+        each: every document is decoded, also one that says what another says.
 
     Raises:
         ModelError, ConfigError: the model cannot be loaded, or cannot do what the configuration wants.
@@ -58,6 +63,15 @@ def build(
         from raypd.testing import fake
 
         return WorkerComponents(*fake.make(config), None)
+    parts = _with_weights(config, threads, load)
+    if not each and gives_the_same(config):
+        parts.task = Distinct(parts.task, config)
+    return parts
+
+
+def _with_weights(
+    config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None
+) -> WorkerComponents:
     if config.model.endpoint is not None:
         from raypd.models import endpoint
         from raypd.tasks import build_task

@@ -173,7 +173,7 @@ class Profiler:
         if alone:  # it cannot use a model that an engine has had, nor one model as both; vLLM wants all memory
             self._model = None
             gc.collect()
-        parts = build(config, self.threads, None if alone else self._load)
+        parts = build(config, self.threads, None if alone else self._load, each=True)  # a sample comes round
         loaded = time.perf_counter()
         # One document a category: the instruction of each is computed once.
         first = {sampling.kind_of(document, config)[0]: place for place, document in enumerate(documents)}
