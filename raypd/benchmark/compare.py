@@ -32,6 +32,7 @@ from raypd.models.embedded import quiet
 from raypd.models.load import load_model, load_tokenizer
 from raypd.run.text import one_line
 
+AUTO = "auto"  # of raypd, which says for itself how many it decodes at a time
 _LOG_END = 2000  # characters of a log that are looked at for the reason why a process ended
 
 
@@ -40,9 +41,9 @@ class Row:
     """An engine on a work: what it was set to, seconds of every repeat and tokens of one; or why there are none."""
 
     engine: str
-    setting: int | None = None
+    setting: int | str | None = None
     seconds: list[float] = field(default_factory=list)
-    tried: dict[int, float] = field(default_factory=dict)  # setting -> seconds
+    tried: dict[int | str, float] = field(default_factory=dict)  # setting -> seconds
     fed: int | None = 0  # None: the engine does not say what it took from its cache
     decoded: int = 0
     versions: dict[str, str] = field(default_factory=dict)
@@ -203,10 +204,9 @@ class Comparison:
         """Starts an engine with one setting after the other, and lets it do the work where there are several; the
         process of the fastest stays. Raises _Failed."""
         shape = str(shape_of(row.engine, work))
-        requests = work.count if shape == "units" else len(getattr(work, shape))
-        settings = sorted(self.settings.batch_sizes if row.engine == "generate" else self.settings.max_num_seqs)
-        enough = sum(setting < requests for setting in settings)  # the first that takes all at once is tried, too
-        settings = settings[: enough + 1]
+        settings: list[int | str] = (
+            [AUTO] if shape == "units" else self._settings(row.engine, len(getattr(work, shape)))
+        )
         best: _Process | None = None
         reason: _Failed | None = None
         for setting in settings:
@@ -232,7 +232,13 @@ class Comparison:
             raise reason or _Failed("no setting was tried")
         return best
 
-    def _start(self, engine: str, shape: str, setting: int, file: Path, model: str | None) -> _Process:
+    def _settings(self, engine: str, requests: int) -> list[int | str]:
+        """What a peer is tried with."""
+        settings = sorted(self.settings.batch_sizes if engine == "generate" else self.settings.max_num_seqs)
+        enough = sum(setting < requests for setting in settings)  # the first that takes all at once is tried, too
+        return [*settings[: enough + 1]]
+
+    def _start(self, engine: str, shape: str, setting: int | str, file: Path, model: str | None) -> _Process:
         """A process of an engine, which loads and warms up. Raises _Failed, ModelError."""
         settings = self.settings
         at, dtype, _ = self._model(model)

@@ -105,7 +105,7 @@ def load_raypd(job: dict[str, Any], work: dict[str, Any]) -> Loaded:
         torch.set_num_threads(job["threads"])
     loaded = load_model(ModelConfig(name=job["model"], dtype=job["dtype"], device=job["device"]))
     pack(loaded.model)
-    engine = Engine(loaded.model, max_num_seqs=job["setting"])
+    engine = Engine(loaded.model)
     programs = _programs(work, job["guided"], loaded)
 
     def run(requests: list[Any]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _with_weights(
         try:
             engine = decoding.Engine(
                 loaded.model,
-                max_num_seqs=sizes.max_num_seqs,
+                max_num_seqs=sizes.most_seqs,
                 max_num_batched_tokens=sizes.max_num_batched_tokens,
                 cache_tokens=sizes.cache_tokens,
                 attention=sizes.attention,

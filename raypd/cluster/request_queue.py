@@ -14,13 +14,16 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from raypd.billing.meter import Meter
 from raypd.cluster.components import WorkerComponents
 from raypd.cluster.in_flight import Progress
+from raypd.config.model import MOST_SEQS
 from raypd.dataset import writer
 from raypd.tasks.base import Document, Record, Request
+
+_LEAST = 64  # programs in an engine that says for itself how many it decodes
 
 
 class EngineBroken(Exception):
@@ -63,10 +66,15 @@ class UnitState:
 
 
 class RequestQueue:
-    """Requests on their way to an engine. Safe in threads. batch: programs that it decodes at the same time."""
+    """Requests on their way to an engine. Safe in threads.
 
-    def __init__(self, parts: WorkerComponents, batch: int, meter: Meter) -> None:
-        self.parts, self.batch, self.meter = parts, batch, meter
+    Args:
+        batch: programs that are in it at the same time; "auto": as many again as it decodes.
+    """
+
+    def __init__(self, parts: WorkerComponents, batch: int | Literal["auto"], meter: Meter) -> None:
+        self.parts, self.meter = parts, meter
+        self.batch, self._grows = (_LEAST, True) if batch == "auto" else (batch, False)
         self._changed = threading.Condition()
         self._units: dict[str, UnitState] = {}  # by id, in the order in which they came
         self._queue: deque[tuple[UnitState, Request]] = deque()
@@ -217,6 +225,8 @@ class RequestQueue:
                     self._changed.wait_for(lambda: self._closed or self._queue or engine.pending)
                     if self._closed:
                         return
+                    if self._grows:
+                        self.batch = min(MOST_SEQS, max(self.batch, 2 * len(engine.sequences)))
                     room = min(len(self._queue), self.batch - self._in_engine)
                     taken = [self._queue.popleft() for _ in range(room)]
                     self._in_engine += len(taken)

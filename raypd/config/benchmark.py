@@ -115,7 +115,7 @@ class BenchmarkConfig(Section):
     max_num_seqs: list[int] = Field(
         [24, 64, 128],
         min_length=1,
-        description="Tried with raypd, vLLM, OpenVINO and generate_batch; the best is reported",
+        description="Tried with vLLM, OpenVINO and generate_batch; the best is reported. raypd has auto",
     )
     batch_sizes: list[int] = Field([8, 24, 64], min_length=1, description="Tried with generate")
     most_documents: int = Field(10_000, ge=1, description="Works of more documents are left out")

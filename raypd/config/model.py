@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from raypd.config.section import Section, Uri
 from raypd.decoding.methods.registry import REGISTRY
@@ -165,6 +165,9 @@ class DecodingConfig(Section):
         return {*listed, *SAMPLING_KEYS} - used
 
 
+MOST_SEQS = 256  # of engine.max_num_seqs: auto
+
+
 class EngineConfig(Section):
     """Which engine decodes, and how much it does at once."""
 
@@ -173,8 +176,10 @@ class EngineConfig(Section):
         description="vllm (extra `vllm`): vLLM decodes, token by token (decoding.method: autoregressive) or with its "
         "structured outputs (guided)",
     )
-    max_num_seqs: int = Field(
-        64, ge=1, description="b: prompts in decoding at the same time; fewer where the cache has no room for them"
+    max_num_seqs: int | Literal["auto"] = Field(
+        "auto",
+        description="b: most prompts in decoding at the same time; auto: as many as fill a pass and the cache has room "
+        f"for, at most {MOST_SEQS}",
     )
     max_num_batched_tokens: int = Field(
         2048, ge=16, description="Most tokens of one forward pass; longer prompts go in chunks"
@@ -192,6 +197,18 @@ class EngineConfig(Section):
         False, description="Small passes run as CUDA graphs, which are not measured yet (needs attention: triton)"
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of one worker; null: its share of the cores")
+
+    @property
+    def most_seqs(self) -> int:
+        """`max_num_seqs` as a number."""
+        return MOST_SEQS if self.max_num_seqs == "auto" else self.max_num_seqs
+
+    @field_validator("max_num_seqs", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: Any) -> Any:
+        if value != "auto" and (type(value) is not int or value < 1):
+            raise ValueError(f"give a whole number from 1 on, or auto (it is {value!r})")
+        return value
 
     @model_validator(mode="after")
     def _graphs_of_the_kernel(self) -> EngineConfig:

@@ -4,7 +4,7 @@ Every step packs what the running programs feed into one forward pass, flat, wit
 where a next token was asked for; and lets each program whose feed is complete go on. New programs come in as old ones
 end; long feeds go in chunks of the token budget, behind the short feeds of programs that decode (scheduler.py).
 
-    engine = Engine(model, max_num_seqs=16)
+    engine = Engine(model)
     engine.submit(autoregressive(prompt, 64, end), tag="a")
     while engine.pending:
         for done in engine.step():
@@ -14,6 +14,7 @@ end; long feeds go in chunks of the token budget, behind the short feeds of prog
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from raypd.decoding.attention import avx512, sdpa
 from raypd.decoding.attention.step import PrefixGroup, Span, Step
 from raypd.decoding.counts import Finished
+from raypd.decoding.few_tokens import FewTokens
 from raypd.decoding.graphs import Graphs
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.last_layer import shorten
@@ -35,12 +37,26 @@ from raypd.decoding.transfer import to_device
 from raypd.decoding.visibility import NO_TOKEN
 
 
+@dataclass
+class _Sample:
+    """A next token that is wanted: `number` in its sequence's feed, behind the token at `at` in the pass.
+
+    few: its logits are computed apart (few_tokens.py).
+    """
+
+    seq: Sequence
+    number: int
+    at: int
+    request: SampleRequest
+    few: bool
+
+
 class Engine:
     """Runs many programs over one model.
 
     Args:
         model: is switched to the engine's attention and must not be called otherwise afterwards.
-        max_num_seqs: most programs in decoding at the same time.
+        max_num_seqs: most programs in decoding at the same time; fewer where they fill a pass.
         max_num_batched_tokens: most tokens of one forward pass; fewer where the device runs out of memory.
         cache_tokens: most slots of the cache; None lets it grow as far as memory goes.
         attention: what reads the cache: "sdpa" (torch, on any device), "avx512" (one kernel, on a CPU, for bfloat16),
@@ -55,7 +71,7 @@ class Engine:
         self,
         model: PreTrainedModel,
         *,
-        max_num_seqs: int = 16,
+        max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         cache_tokens: int | None = None,
         attention: str = "auto",
@@ -68,6 +84,7 @@ class Engine:
         self.model = model.eval()
         self._shortened = shorten(model)
         self.cache = KVCache(4096, cache_tokens, self.device)
+        self.few = FewTokens(model) if self._shortened and self.device.type == "cpu" else None
         self.graphs = Graphs(self._logits, self.cache, model.config) if cuda_graphs else None
         self.budget = TokenBudget(max_num_batched_tokens)
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs)
@@ -138,7 +155,8 @@ class Engine:
     def _run(self, chunks: list[Chunk]) -> str | None:
         """The forward pass and its sampling; the message of the device where it has no memory for them."""
         try:
-            _sample(chunks, *self._forward(chunks))
+            samples = self._samples(chunks)
+            self._sample(samples, *self._forward(chunks, samples))
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not is_out_of_memory(error):
                 raise
@@ -151,27 +169,47 @@ class Engine:
             torch.cuda.empty_cache()
         return reason
 
-    def _forward(self, chunks: list[Chunk]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """One pass: logits [samples, vocabulary] and, where a feed wants them, hidden states [hidden size] each."""
+    def _samples(self, chunks: list[Chunk]) -> list[_Sample]:
+        """The next tokens that a pass is asked for, those that grammars leave few of behind the others."""
+        samples = []
+        for seq, number, at in [(chunk.seq, n, chunk.at + place) for chunk in chunks for n, place in chunk.samples]:
+            draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
+            allowed = None if seq.feed.allowed_token_ids is None else seq.feed.allowed_token_ids[number]
+            few = self.few is not None and not seq.feed.want_logits and self.few.takes(allowed)
+            samples.append(_Sample(seq, number, at, SampleRequest(seq.sampling, draw, allowed), few))
+        return sorted(samples, key=lambda one: one.few)
+
+    def _forward(self, chunks: list[Chunk], samples: list[_Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One pass.
+
+        Returns:
+            Logits [samples but the few, vocabulary] and, where they are wanted, last hidden states [samples, hidden
+            size].
+        """
         groups: list[PrefixGroup] = []
         for chunk in chunks:
             shared = (0, 0) if chunk.prefix is None else (chunk.prefix.start, chunk.prefix.length)
             if not groups or shared[1] == 0 or (groups[-1].start, groups[-1].length) != shared:
                 groups.append(PrefixGroup([], *shared))
             groups[-1].spans.append(_span(chunk))
-        keep = [chunk.at + place for chunk in chunks for _, place in chunk.samples]
+        keep = [one.at for one in samples]
         tables = np.concatenate([chunk.seq.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
         slots = np.concatenate([chunk.slots for chunk in chunks])
         packed = np.concatenate([tables[TOKEN], tables[POSITION], slots, np.array(keep, dtype=np.int64)])
         ids, positions, to, kept = to_device(packed, self.device).split([*[len(slots)] * 3, len(keep)])
         step = Step(self.cache, groups, to, kept)
-        if any(chunk.seq.feed.want_hidden for chunk in chunks):  # what the output embeddings read
+        whole = sum(not one.few for one in samples)
+        if whole < len(samples) or any(one.seq.feed.want_hidden for one in samples):
             hidden: list[torch.Tensor] = []
-            embeddings = self.model.get_output_embeddings()
-            with embeddings.register_forward_pre_hook(lambda _, inputs: hidden.extend(inputs[0][0])):
-                return self._logits(ids, positions, step), hidden
+
+            def read(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+                hidden.append(inputs[0][0])
+                return inputs[0][:, :whole]
+
+            with self.model.get_output_embeddings().register_forward_pre_hook(read):
+                return self._logits(ids, positions, step), hidden[0]
         logits = None if self.graphs is None else self.graphs.logits(ids, positions, step)
-        return self._logits(ids, positions, step) if logits is None else logits, []
+        return self._logits(ids, positions, step) if logits is None else logits, None
 
     def _logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
         """[samples, vocabulary] of a pass of the tokens `ids` [tokens] at their positions [tokens]."""
@@ -183,6 +221,20 @@ class Engine:
             step=step,
         )
         return output.logits[0]
+
+    def _sample(self, samples: list[_Sample], logits: torch.Tensor, hidden: torch.Tensor | None) -> None:
+        """Picks the next tokens of a pass, each by its sequence's rule."""
+        requests = [one.request for one in samples]
+        tokens, logprobs = sample(logits, requests[: len(logits)])
+        if len(logits) < len(samples):
+            assert self.few is not None
+            assert hidden is not None
+            found = self.few.sample(hidden[len(logits) :], requests[len(logits) :])
+            tokens, logprobs = tokens + found[0], logprobs + found[1]
+        for i, one in enumerate(samples):
+            row = logits[i] if one.seq.feed.want_logits else None
+            state = hidden[i] if hidden is not None and one.seq.feed.want_hidden else None
+            one.seq.sampled[one.number] = tokens[i], logprobs[i], row, state
 
     def _advance(self, chunks: list[Chunk]) -> Iterator[Finished]:
         """Sends the programs whose feed is complete their predictions, and takes their next feeds."""
@@ -222,21 +274,6 @@ def _registered(attention: str, device: torch.device, dtype: torch.dtype) -> str
         raise ValueError(reason)
     AttentionInterface.register(kernel.NAME, kernel.attention)
     return str(kernel.NAME)
-
-
-def _sample(chunks: list[Chunk], logits: torch.Tensor, hidden: list[torch.Tensor]) -> None:
-    """Picks the tokens that a pass was asked for, each by its sequence's rule."""
-    samples = [(chunk.seq, number) for chunk in chunks for number, _ in chunk.samples]
-    requests = []
-    for seq, number in samples:
-        draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
-        allowed = seq.feed.allowed_token_ids
-        requests.append(SampleRequest(seq.sampling, draw, None if allowed is None else allowed[number]))
-    tokens, logprobs = sample(logits, requests)
-    for i, (seq, number) in enumerate(samples):
-        row = logits[i] if seq.feed.want_logits else None
-        state = hidden[i] if seq.feed.want_hidden else None
-        seq.sampled[number] = tokens[i], logprobs[i], row, state
 
 
 def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence, Predictions]]:

@@ -77,6 +77,9 @@ class PackedLinear(torch.nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
+AnyLinear = torch.nn.Linear | PanelLinear | PackedLinear
+
+
 def pack(model: torch.nn.Module) -> None:
     """Packs layers where they gain by it; an embedding keeps a weight that it shares."""
     in_c = avx512.is_best(torch.device("cpu"), torch.bfloat16)
@@ -186,6 +189,22 @@ def _attention(
         self, *heads_first, attention_mask, dropout=0.0, scaling=self.scaling, sliding_window=window, **kwargs
     )
     return _added(self.o_proj, out.flatten(2), residual), weights
+
+
+def narrowed(linear: AnyLinear, outputs: torch.Tensor) -> torch.nn.Linear | PanelLinear:
+    """Some outputs of a linear layer without a bias, as a layer of its own; in `PanelLinear` they are the same bits.
+
+    Args:
+        linear: the layer.
+        outputs: [n] indices.
+    """
+    if isinstance(linear, PanelLinear):
+        weight = linear.panels[outputs // PANEL, :, outputs % PANEL].flatten(1)
+    else:
+        weight = linear.weight.detach()[outputs]
+    some = torch.nn.Linear(weight.shape[1], len(outputs), bias=False, device="meta")
+    some.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return PanelLinear(some) if isinstance(linear, PanelLinear) else some
 
 
 def is_possible() -> bool:

@@ -39,7 +39,8 @@ class Chunk:
 
 
 class Scheduler:
-    """Continuous batching: admission of at most `max_num_seqs` programs, packing within the budget, preemption."""
+    """Continuous batching: admission of programs that fill a pass, at most `max_num_seqs`; packing within the budget;
+    preemption."""
 
     def __init__(self, cache: KVCache, budget: TokenBudget, max_num_seqs: int) -> None:
         self.cache, self.budget, self.max_num_seqs = cache, budget, max_num_seqs
@@ -59,8 +60,9 @@ class Scheduler:
         return self._pack(finished), finished
 
     def _admit(self) -> Iterator[Finished]:
-        """Starts waiting programs while there is a place in the batch."""
-        while self.waiting and not self.full and len(self.running) < self.max_num_seqs:
+        """Starts waiting programs while there is a place in the batch, and room in the next pass for what they feed."""
+        running, tokens = len(self.running), sum(seq.size - seq.cached for seq in self.sequences)
+        while self.waiting and not self.full and running < self.max_num_seqs and tokens < self.budget.tokens:
             seq = self.waiting.popleft()
             try:
                 feed = next(seq.program)
@@ -72,6 +74,7 @@ class Scheduler:
                 yield self.end(seq, error=error)
             else:
                 self.sequences.append(seq)
+                running, tokens = running + 1, tokens + seq.size
 
     def _share(self, seq: Sequence, feed: Feed) -> None:
         """Finds or starts the shared prefix of a sequence's first feed."""

@@ -1,8 +1,8 @@
 """Profiles a configuration on a sample: a decode worker's request queue, engine and meter, without storage.
 
-The sample comes round after round. The window begins when as many documents are answered as the engine decodes at a
-time, and ends when whole rounds of the sample are: no start, no drain. The meter that bills a run gives the seconds of
-a prompt's token and of an answer's in it; a document takes its tokens at these rates.
+The sample comes round after round. The window begins when as many documents are answered as the engine has in decoding
+at a time, and ends when whole rounds of the sample are: no start, no drain. The meter that bills a run gives the
+seconds of a prompt's token and of an answer's in it; a document takes its tokens at these rates.
 """
 
 from __future__ import annotations
@@ -99,17 +99,30 @@ class Profile:
 
 
 class SteppedMeter(Meter):
-    """The meter of a run, which also notes after each step how many documents are answered and what it has metered."""
+    """The meter of a run, which also notes after each step how many documents are answered and what it has metered.
 
-    def __init__(self, method: str, **more: Any) -> None:
+    Args:
+        most: documents that may be in flight; 0: there is no window.
+        together: documents of one prompt.
+    """
+
+    def __init__(self, method: str, most: int, together: int, **more: Any) -> None:
         super().__init__(method=method, **more)
+        self._most, self._together, self._in_flight = most, together, 0
         self.answered: Callable[[], int] = lambda: 0
         self.readings: list[tuple[float, ...]] = []  # (answered, prefill s, decode s, prefill tokens, decode tokens)
 
     def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
         finished = super().step(engine, programs)
+        running = len(engine.sequences) or engine.pending  # all are, in an engine that does not list them
+        self._in_flight = max(self._in_flight, min(self._most, self._together * (running + len(finished))))
         self.read()
         return finished
+
+    def window(self, sample: int) -> tuple[int, int]:
+        """Documents before the window, and in it: whole rounds of a sample, and never fewer than are in flight, since
+        those that begin together also end together."""
+        return self._in_flight, sample * math.ceil(max(self._in_flight, sample) / sample)
 
     def read(self) -> None:
         self.readings.append((self.answered(), *self.totals()))
@@ -177,12 +190,9 @@ class Profiler:
         loaded = time.perf_counter()
         # One document a category: the instruction of each is computed once.
         first = {sampling.kind_of(document, config)[0]: place for place, document in enumerate(documents)}
-        self._answer(config, parts, [documents[place] for place in first.values()], 0, len(first), math.inf)
+        self._answer(config, parts, [documents[place] for place in first.values()], 0, math.inf)
         warmed = time.perf_counter()
-        lead = in_flight(config)
-        # Whole rounds, and never fewer documents than are in flight: those that begin together also end together.
-        count = len(documents) * math.ceil(max(lead, len(documents)) / len(documents))
-        meter, unit = self._answer(config, parts, documents, lead, count, limit)
+        meter, unit, (lead, count) = self._answer(config, parts, documents, most_in_flight(config), limit)
         facts = self.facts(config)
         if vllm:
             parts.engine.close()  # type: ignore[attr-defined]
@@ -210,16 +220,20 @@ class Profiler:
         config: RunConfig,
         parts: WorkerComponents,
         documents: Sequence[Document],
-        lead: int,
-        count: int,
+        most: int,
         limit: float,
-    ) -> tuple[SteppedMeter, UnitState]:
-        """Answers documents round after round until the window has ended and each was answered once."""
+    ) -> tuple[SteppedMeter, UnitState, tuple[int, int]]:
+        """Answers documents round after round until the window has ended and each was answered once.
+
+        most: that may be in flight; 0: each is answered once, and there is no window.
+
+        Returns the window as well.
+        """
         ends = time.monotonic() + limit
         # Twice what is in flight behind the window keeps the engine full to its end.
-        rounds = itertools.islice(itertools.cycle(documents), lead + count + 2 * lead)
+        rounds = itertools.islice(itertools.cycle(documents), 4 * most + (2 if most else 1) * len(documents))
         stream = [_copy(config, document, index, index // len(documents)) for index, document in enumerate(rounds)]
-        meter = SteppedMeter(config.decoding.method)
+        meter = SteppedMeter(config.decoding.method, most, documents_of_a_prompt(config))
         meter.ready()
         meter.begin(_UNIT)
         queue = RequestQueue(parts, config.engine.max_num_seqs, meter)
@@ -228,17 +242,18 @@ class Profiler:
             unit.documents, unit.categories = len(stream), {one.index: str(one.index) for one in stream}
             meter.answered = lambda: len(unit.answered)
             answering = pool.submit(queue.answer, unit, stream)
-            while not answering.done() and time.monotonic() < ends:
-                answered = unit.answered
-                self._done = (min(len(answered), lead + count), lead + count)
-                if len(answered) >= lead + count and first <= answered:
+            while True:
+                ended = answering.done() or time.monotonic() >= ends
+                answered, window = unit.answered, meter.window(len(documents))
+                self._done = (min(len(answered), sum(window)), sum(window))
+                if ended or (len(answered) >= sum(window) and first <= answered):
                     break
                 wait([answering], timeout=_POLL_SECONDS)
             queue.cancel(_UNIT, only_waiting=False)
             with contextlib.suppress(Cancelled):
                 answering.result()
         meter.read()  # answers are read after the step that ended them
-        return meter, unit
+        return meter, unit, window
 
     def _load(self, model: Any) -> Any:
         from raypd.models.load import load_model
@@ -289,16 +304,17 @@ def _costs(
     return costs
 
 
-def in_flight(config: RunConfig) -> int:
-    """Documents that an engine decodes at the same time."""
-    decoding, stack = config.decoding, 1
-    if decoding.method == "speculative":
-        return 1
+def documents_of_a_prompt(config: RunConfig) -> int:
+    """Most documents that are decoded in one prompt."""
+    decoding = config.decoding
     if decoding.method == "hyper_parallel" and decoding.isolate == "none":
-        stack = decoding.stacked_documents
-    elif decoding.method == "intra_prompt":
-        stack = decoding.contexts_per_prompt
-    return config.engine.max_num_seqs * stack
+        return decoding.stacked_documents
+    return decoding.contexts_per_prompt if decoding.method == "intra_prompt" else 1
+
+
+def most_in_flight(config: RunConfig) -> int:
+    """Most documents that an engine decodes at the same time."""
+    return 1 if config.decoding.method == "speculative" else config.engine.most_seqs * documents_of_a_prompt(config)
 
 
 def _processor() -> str:

@@ -23,6 +23,7 @@ Changes = dict[str, Any]  # dotted key -> value
 Reference = Literal["auto", "document", "guided"]
 _ENGINE = {"engine.max_num_seqs": 1024, "engine.max_num_batched_tokens": 65536}  # key -> most; they change no answers
 _MOST_STACK, _MOST_VALUE, _MOST_DRAFT = 32, 256, 80
+_VLLM_SEQS = 64  # from which its engine.max_num_seqs climbs
 _REPEATS = 3  # measurements of each of the best two, the first among them
 _HIGHEST = 0.95  # a floor above it asks no more of the reference
 _CUT = 3.0  # times slower than the best: its measurement is cut short
@@ -131,12 +132,15 @@ class Search:
                 self._method(base)
         if self.vllm and self.judged:
             method = "guided" if self.config.task.kind == "extraction" else "autoregressive"
-            base = {"engine.kind": "vllm", "decoding.method": method}
-            if self._try(base).usable:
-                self._climb(base, "engine.max_num_seqs", _ENGINE["engine.max_num_seqs"])
+            vllm: Changes = {"engine.kind": "vllm", "decoding.method": method}
+            if self.config.engine.max_num_seqs == "auto":
+                vllm["engine.max_num_seqs"] = _VLLM_SEQS
+            if self._try(vllm).usable:
+                self._climb(vllm, "engine.max_num_seqs", _ENGINE["engine.max_num_seqs"])
         for key, most in _ENGINE.items():
-            if self.method_of(self._best_changes()) != "speculative":
-                self._climb(self._best_changes(), key, most)
+            best = self._best_changes()
+            if self.method_of(best) != "speculative" and self._value(best, key) != "auto":
+                self._climb(best, key, most)
         for dtype, quantization in self.types if self.judged else ():
             self._try({**self._best_changes(), "model.dtype": dtype, "model.quantization": quantization})
         self._repeat()
@@ -175,14 +179,19 @@ class Search:
         """Two documents in a prompt, four, ... as long as that is better, with as many documents at once as before."""
         found: list[Trial] = []
         batch, stack = self.config.engine.max_num_seqs, 2
-        while stack <= min(_MOST_STACK, batch):
-            together = {"decoding.isolate": "none", "decoding.stacked_documents": stack}
-            trial = self._try({**base, **together, "engine.max_num_seqs": batch // stack})
+        while stack <= (_MOST_STACK if batch == "auto" else min(_MOST_STACK, batch)):
+            together: Changes = {"decoding.isolate": "none", "decoding.stacked_documents": stack}
+            if batch != "auto":  # it counts prompts
+                together["engine.max_num_seqs"] = batch // stack
+            trial = self._try({**base, **together})
             if not trial.usable or (found and self._rank(trial) <= self._rank(found[-1])):
                 break
             found.append(trial)
             stack *= 2
         return found
+
+    def _value(self, changes: Changes, key: str) -> Any:
+        return changes.get(key, attrgetter(key)(self.config))
 
     def _best_changes(self) -> Changes:
         best = self._best()
@@ -191,7 +200,7 @@ class Search:
     def _climb(self, start: Changes, key: str, most: int, factors: Sequence[float] = (2, 0.5)) -> None:
         """Doubles a setting while that is better, or else halves it while that is (or other `factors`)."""
         first = best = self._try(start)
-        began = int(start.get(key, attrgetter(key)(self.config)))
+        began = int(self._value(start, key))
         for factor in factors:
             value = int(began * factor)
             while 1 <= value <= max(most, began):

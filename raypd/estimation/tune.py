@@ -26,12 +26,13 @@ from raypd.estimation.agreement import Floor, Judge, values_of
 from raypd.estimation.estimate import check_model, check_sample, with_changes
 from raypd.estimation.estimator import exact
 from raypd.estimation.machines import NodeKind, has_gpu, here, known_type
-from raypd.estimation.profile import RemoteProfiler, WorkerFacts, in_flight
+from raypd.estimation.profile import RemoteProfiler, WorkerFacts, most_in_flight
 from raypd.estimation.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.run import records
 from raypd.run.text import counted, duration
 from raypd.tasks.base import Document
 
+_IN_FLIGHT = 128  # documents, at a guess: how many there are is only seen when they are measured
 _LEAST_TRIALS = 3  # the reference, a second one where that is poor, and the configuration
 
 
@@ -204,13 +205,14 @@ class _Trials:
 
     def _fill(self, trial: Trial, config: RunConfig, limit: float) -> None:
         """Measures one setting. limit: seconds a document."""
-        limit = min(self._left(), limit * (len(self.documents) + 3 * in_flight(config)))
+        together = min(_IN_FLIGHT, most_in_flight(config))
+        limit = min(self._left(), limit * (len(self.documents) + 3 * together))
         began = time.monotonic()
         try:
             label = f"{self.count}. {describe(trial.changes)}"
             found = self.profiler.profile(config, self.documents, limit, label)
             # While none is answered, all that is known is that those in flight take longer.
-            share = found.share or in_flight(config) / (len(self.documents) + 2 * in_flight(config))
+            share = found.share or together / (len(self.documents) + 2 * together)
             answering = 0.0 if found.complete else limit
             self.needed = max(self.needed, time.monotonic() - began + answering * (1 / share - 1))
             if not found.complete:

@@ -65,6 +65,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+_AT_ONCE = 64  # requests, where engine.max_num_seqs is auto
+
+
 class EndpointEngine:
     """Sends prompts to the server: `engine.max_num_seqs` at a time, so many a minute as the configuration allows."""
 
@@ -76,11 +79,12 @@ class EndpointEngine:
         self._end = tokenizer.eos_token_id
         self._roles = {tokenizer.convert_tokens_to_ids(f"<|{role}|>"): role for role in _ROLES}
         self._running: dict[Future[tuple[Continuation, TokenCounts]], Any] = {}
-        self._pool = ThreadPoolExecutor(config.engine.max_num_seqs)
+        at_once = _AT_ONCE if config.engine.max_num_seqs == "auto" else config.engine.max_num_seqs
+        self._pool = ThreadPoolExecutor(at_once)
         self._lock, self._next = threading.Lock(), 0.0  # when the next request may be sent (monotonic)
         self._session = requests.Session()
         retry = Retry(self.endpoint.retries, status_forcelist=_AGAIN, allowed_methods=None, backoff_factor=1.0)
-        adapter = HTTPAdapter(pool_maxsize=config.engine.max_num_seqs, max_retries=retry)
+        adapter = HTTPAdapter(pool_maxsize=at_once, max_retries=retry)
         self._session.mount("http://", adapter)
         self._session.mount("https://", adapter)
         check_endpoint(config)  # on this machine, too

@@ -82,8 +82,8 @@ class VLLMEngine:
                 revision=revision,
                 trust_remote_code=model.trust_remote_code,
                 dtype=dtype,
-                max_num_seqs=sizes.max_num_seqs,
-                max_num_batched_tokens=max(sizes.max_num_batched_tokens, sizes.max_num_seqs),
+                max_num_seqs=sizes.most_seqs,
+                max_num_batched_tokens=max(sizes.max_num_batched_tokens, sizes.most_seqs),
                 enable_prefix_caching=True,
                 disable_log_stats=True,
             )

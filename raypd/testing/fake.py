@@ -77,10 +77,12 @@ class FakeEngine:
     def step(self) -> list[Finished]:
         """One pass: takes its time, and returns the programs that ended with it."""
         began = time.monotonic()
-        while self.queue and len(self.sequences) < self.max_num_seqs:
-            self.sequences.append(self._admit(*self.queue.popleft()))
         room, prefill, decode = self.max_num_batched_tokens, 0, 0
-        # Sequences that decode go before prefills, as in the real engine.
+        waiting = sum(sequence.prompt or sequence.live() for sequence in self.sequences)
+        while self.queue and len(self.sequences) < self.max_num_seqs and waiting < room:  # as the real engine
+            self.sequences.append(self._admit(*self.queue.popleft()))
+            waiting += self.sequences[-1].prompt
+        # Sequences that decode go before prefills, as there.
         for sequence in sorted(self.sequences, key=lambda s: s.prompt > 0):
             if room <= 0:
                 break
@@ -250,4 +252,4 @@ def make(config: RunConfig) -> tuple[FakeEngine, FakeTask]:
     """Engine and task of `model: fake`, after the seconds that a model would take to load."""
     time.sleep(config.model.fake.load_seconds)
     sizes = config.engine
-    return FakeEngine(config.model.fake, sizes.max_num_seqs, sizes.max_num_batched_tokens), FakeTask(config)
+    return FakeEngine(config.model.fake, sizes.most_seqs, sizes.max_num_batched_tokens), FakeTask(config)

@@ -55,6 +55,7 @@ def raypd(folder: Path, *words: str, script: Path | None = None) -> subprocess.C
         (["run.yaml", "decoding.metod=autoregressive"], "decoding.metod: unknown key; did you mean 'method'?"),
         (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
         (["wrong.yaml"], "wrong.yaml:11: task.categories.book.attributes.0.nmae: unknown key; did you mean 'name'?"),
+        (["run.yaml", "engine.max_num_seqs=0"], "engine.max_num_seqs: give a whole number from 1 on, or auto"),
         (["run.yaml", "engine.batch=3"], "engine.batch: is called max_num_seqs now"),
         (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
         (["run.yaml", "input.text_columns=[titel]"], "a.jsonl: no column 'titel'"),
@@ -99,7 +100,7 @@ def test_the_readme_puts_the_command_on_the_path() -> None:
 def test_config_show_is_yaml_that_reads_back(folder: Path) -> None:
     (folder / "run.yaml").write_text(RUN + "engine:  # which the override fills\n")
     shown = raypd(folder, "config", "show", "run.yaml", "engine.max_num_seqs=3").stdout
-    assert "# integer. b: prompts in decoding at the same time" in shown
+    assert "# integer | auto. b: most prompts in decoding at the same time" in shown
     run = RunConfig.model_validate(yaml.safe_load(shown))
     assert run.engine.max_num_seqs == 3
     assert run.task.categories["book"].attributes[0].name == "author"

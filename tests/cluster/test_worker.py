@@ -15,7 +15,7 @@ from raypd.cluster.request_queue import UnitState
 from raypd.cluster.worker import DecodeWorker, EngineBroken, WorkerSpec
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
-from raypd.decoding.counts import Finished
+from raypd.decoding.counts import Finished, TokenCounts
 from raypd.run import manifest, retry_policy
 from raypd.run.retry_policy import Attempt, checkpointed
 from raypd.tasks.base import Record
@@ -195,3 +195,20 @@ def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:
     state = UnitState(1, "u", documents=2, begun=0.0, records=[Record(0), Record(1)], open=Counter({1: 1}))
     assert state.answered == {0}
     assert state.progress().answered == 1
+
+
+@pytest.mark.parametrize(("decoded", "batch"), [(8, 64), (100, 200), (300, 256)])
+def test_an_engine_that_decodes_many_is_given_more(tmp_path: Path, config, decoded: int, batch: int) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 1200)), unit_documents=1200, max_num_seqs="auto")
+    made = worker(run)
+    engine, given = made.parts.engine, []
+    engine.batch, engine.sequences = 7, [Finished("", None, None, TokenCounts())] * decoded
+    step = engine.step
+
+    def noted() -> list[Finished]:
+        given.append(engine.pending)
+        return step()
+
+    engine.step = noted  # type: ignore[method-assign]
+    made.run_unit(next(iter(plan(run))))
+    assert max(given) <= made.request_queue.batch == batch

@@ -129,7 +129,7 @@ def test_another_error_is_not_taken_for_it() -> None:
     engine = Engine(tiny_model("llama"))
     engine.submit(autoregressive(Prompt([5, 6]), 4, never))
 
-    def broken(chunks):
+    def broken(*_):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     engine._forward = broken

@@ -12,7 +12,7 @@ from raypd.decoding import native
 from raypd.decoding.attention import avx512
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
-from raypd.decoding.packed import PackedLinear, PanelLinear, is_possible, pack
+from raypd.decoding.packed import PackedLinear, PanelLinear, is_possible, narrowed, pack
 from tests.decoding.cases import CASES, FAMILIES, pair
 from tests.decoding.drivers import never
 from tests.tiny import tiny_model
@@ -112,6 +112,20 @@ def test_answers_are_the_same_bits_whatever_they_are_batched_with(method, kind, 
         engine = Engine(model, max_num_seqs=at_once, max_num_batched_tokens=tokens)
         found.add(repr(engine.run(case.programs())))  # tokens and log-probabilities
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, PackedLinear, pytest.param(PanelLinear, marks=needs_native)])
+@pytest.mark.parametrize("rows", [1, 3, 70])
+@torch.inference_mode()
+def test_some_outputs_are_those_of_the_layer(rows: int, kind: type) -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(1536, 300, bias=False, dtype=torch.bfloat16)
+    layer = linear if kind is torch.nn.Linear else kind(linear)
+    x, outputs = torch.randn(rows, 1536).bfloat16(), torch.tensor([0, 3, 31, 32, 95, 200, 299])
+    found, wanted = narrowed(layer, outputs)(x), layer(x)[:, outputs]
+    if kind is PanelLinear:
+        assert torch.equal(found, wanted)
+    torch.testing.assert_close(found, wanted, atol=1e-2, rtol=2**-7)
 
 
 @needs_native

@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from raypd.decoding.counts import Finished
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.program import Feed
+from raypd.decoding.scheduler import Chunk
 from raypd.decoding.sequence import ProgramError
 from raypd.decoding.visibility import NO_TOKEN, Reach, visible
 from tests.decoding.drivers import finished, never
@@ -167,3 +169,25 @@ def test_sequences_are_the_programs_alone():
         ended += engine.step()
         assert all(seq.tag == "ours" for seq in engine.sequences)
     assert sum(done.counts.prefill_tokens + done.counts.decode_tokens for done in ended) == 9 + 2 * (1 + 2)
+
+
+@pytest.mark.parametrize("most", [256, 24])
+def test_no_pass_is_small_while_work_is_waiting(most: int) -> None:
+    """Programs are admitted until they fill the passes, whatever each of them feeds."""
+    engine, passes = Engine(MODEL, max_num_seqs=most, max_num_batched_tokens=48), []
+    schedule = engine.scheduler.schedule
+
+    def noted() -> tuple[list[Chunk], list[Finished]]:
+        chunks, finished = schedule()
+        if engine.scheduler.waiting:
+            passes.append((sum(len(chunk.tokens) for chunk in chunks), len(engine.sequences)))
+        return chunks, finished
+
+    engine.scheduler.schedule = noted
+    answers = engine.run(autoregressive(Prompt(list(range(5, 12 + n % 9))), 20, never) for n in range(200))
+    assert [len(answer.tokens) for answer in answers] == [20] * 200
+    if most == 256:
+        assert {tokens for tokens, _ in passes} == {48}
+        assert max(running for _, running in passes) <= 48 + 1  # the last one admitted has a part of its prompt fed
+    else:
+        assert max(running for _, running in passes) == 24

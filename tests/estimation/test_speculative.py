@@ -14,7 +14,7 @@ from raypd.errors import ModelError
 from raypd.estimation import profile, sampling
 from raypd.estimation.estimate import estimate, with_changes
 from raypd.estimation.machines import EstimateOptions
-from raypd.estimation.profile import Profiler, in_flight
+from raypd.estimation.profile import Profiler, most_in_flight
 from raypd.estimation.tune import TuneOptions, tune
 from raypd.models.check_method import check_method
 from raypd.models.load import LoadedModel, load_model
@@ -74,7 +74,7 @@ def test_a_measurement_takes_it_and_its_records_are_those_of_autoregressive_deco
     """The model itself as draft model is a second copy of it, in a measurement too, which keeps models."""
     config = make(folder, draft)
     documents = sampling.draw(config, 5).documents
-    assert in_flight(config) == 1
+    assert most_in_flight(config) == 1
     profiler = Profiler(1)
     ours = profiler.profile(config, documents)
     theirs = profiler.profile(with_changes(config, {"decoding.method": "autoregressive"}), documents)

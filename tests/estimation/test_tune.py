@@ -117,7 +117,7 @@ def physics(s: dict[str, Any]) -> tuple[float, float]:
     speed = {"autoregressive": 1.0, "guided": 2.0}.get(s["method"], 5.0)
     share = 1.0 if s["method"] in REFERENCES else 0.95
     stack = s["stacked_documents"] if s["method"] == "hyper_parallel" and s["isolate"] == "none" else 0
-    batch = s["max_num_seqs"] * max(1, stack)
+    batch = 64 if s["max_num_seqs"] == "auto" else s["max_num_seqs"] * max(1, stack)
     speed *= min(batch, 64) ** 0.5 / (1 + max(0, batch - 64) / 64)
     speed *= (1.0 - abs(s["max_num_batched_tokens"] - 4096) / 10_000) * (1 + stack / 10)
     share -= 0.01 * stack
@@ -130,6 +130,7 @@ def searched(
     whole: int = 1000,
     task: Any = EXTRACTION,
     decoding: Any = (),
+    seqs: int | str = 64,
     **how: Any,
 ) -> tuple[Search, Trial]:
     """A search over what `rule` says of each setting, and its best.
@@ -137,7 +138,7 @@ def searched(
     whole: documents whose value autoregressive decoding writes whole (as a small model may not). how: of the search.
     """
     tree = {"input": {"path": "x.jsonl"}, "output": {"path": "out"}, "task": task, "decoding": dict(decoding)}
-    config = RunConfig.model_validate(tree)
+    config = RunConfig.model_validate(tree | {"engine": {"max_num_seqs": seqs}})
 
     def measure(changes: Changes, limit: float) -> Trial:
         setting = config.decoding.model_dump() | config.engine.model_dump() | short(changes)
@@ -214,6 +215,15 @@ def test_vllm_is_weighed_where_it_is_installed(speed: float, installed: bool, ki
     assert best.changes.get("engine.kind", "raypd") == kind
     if kind == "vllm":
         assert best.changes == {"engine.kind": "vllm", "decoding.method": "guided", "engine.max_num_seqs": 128}
+
+
+def test_what_the_engine_says_for_itself_is_not_searched_but_for_vllm() -> None:
+    search, best = searched(with_vllm(0.2), vllm=True, seqs="auto")
+    seqs = [(trial.changes.get("engine.kind"), trial.changes.get("engine.max_num_seqs")) for trial in search.trials]
+    assert {number for kind, number in seqs if kind is None} == {None}
+    assert [number for kind, number in seqs if kind == "vllm"][:2] == [64, 128]
+    assert any(trial.changes.get("decoding.stacked_documents") == 2 for trial in search.trials)
+    assert best.changes["engine.max_num_batched_tokens"] == 4096
 
 
 def test_later_copies_of_a_document_differ_for_vllm_alone() -> None:

@@ -60,7 +60,7 @@ class Task(fakes.FakeTask):
 
 
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:
-    return WorkerComponents(fakes.FakeEngine(config.engine.max_num_seqs), Task(config), None)
+    return WorkerComponents(fakes.FakeEngine(config.engine.most_seqs), Task(config), None)
 
 
 pytestmark = pytest.mark.usefixtures("in_process")

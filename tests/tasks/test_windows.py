@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,9 +91,9 @@ def test_a_long_document_is_answered_window_by_window() -> None:
     of_windows = {one.index: {value["name"]: value for value in one.columns["values"]} for one in single}
     for value in long.columns["values"]:
         own = of_windows[value["window"]][value["name"]]
-        assert [value[key] for key in ("value", "status", "confidence")] == [
-            own[key] for key in ("value", "status", "confidence")
-        ]
+        assert [value[key] for key in ("value", "status")] == [own[key] for key in ("value", "status")]
+        # In float32 a product of other sizes rounds otherwise.
+        assert value["confidence"] == pytest.approx(own["confidence"], abs=1e-6)
 
 
 def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None:

@@ -49,7 +49,7 @@ class Task(fakes.FakeTask):
 
 
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:
-    engine = fakes.FakeEngine(config.engine.max_num_seqs)
+    engine = fakes.FakeEngine(config.engine.most_seqs)
     if Task.mended:
         submit = engine.submit
         engine.submit = lambda p, **k: submit(["mended" if t == "program" else t for t in p], **k)  # type: ignore[method-assign]
