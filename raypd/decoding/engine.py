@@ -172,11 +172,13 @@ class Engine:
     def _samples(self, chunks: list[Chunk]) -> list[_Sample]:
         """The next tokens that a pass is asked for, those that grammars leave few of behind the others."""
         samples = []
-        for seq, number, at in [(chunk.seq, n, chunk.at + place) for chunk in chunks for n, place in chunk.samples]:
-            draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
-            allowed = None if seq.feed.allowed_token_ids is None else seq.feed.allowed_token_ids[number]
-            few = self.few is not None and not seq.feed.want_logits and self.few.takes(allowed)
-            samples.append(_Sample(seq, number, at, SampleRequest(seq.sampling, draw, allowed), few))
+        for chunk in chunks:
+            seq, feed = chunk.seq, chunk.seq.feed
+            for number, place in chunk.samples:
+                draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
+                allowed = None if feed.allowed_token_ids is None else feed.allowed_token_ids[number]
+                few = self.few is not None and not feed.want_logits and self.few.takes(allowed)
+                samples.append(_Sample(seq, number, chunk.at + place, SampleRequest(seq.sampling, draw, allowed), few))
         return sorted(samples, key=lambda one: one.few)
 
     def _forward(self, chunks: list[Chunk], samples: list[_Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:

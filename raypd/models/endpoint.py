@@ -30,6 +30,7 @@ CONTEXT = 400_000  # bytes of a prompt and its answer; what the server cannot ta
 _ROLES, _END = ("system", "user", "assistant"), "<|end|>"
 _AGAIN = (408, 429, 500, 502, 503, 504)
 _WAIT_SECONDS = 1.0
+_AT_ONCE = 64  # requests, where engine.max_num_seqs is auto
 
 
 def check_endpoint(config: RunConfig) -> None:
@@ -63,9 +64,6 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
         "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
     )
     return tokenizer
-
-
-_AT_ONCE = 64  # requests, where engine.max_num_seqs is auto
 
 
 class EndpointEngine:
