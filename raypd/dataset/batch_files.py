@@ -35,11 +35,11 @@ def check(config: RunConfig) -> None:
         ConfigError: it is several files, or of another format; InputError: it cannot be read, or a custom_id stands
             twice.
     """
-    seen: dict[str, int] = {}
+    line_of_id: dict[str, int] = {}
     path = str(config.input.path)
     for line, fields in _lines(config):
         id = fields.get("custom_id") if fields is not None else None
-        if isinstance(id, str) and (first := seen.setdefault(id, line.number)) != line.number:
+        if isinstance(id, str) and (first := line_of_id.setdefault(id, line.number)) != line.number:
             raise InputError(
                 f"{path}:{line.number}: custom_id {one_line(id, 80)!r} stands on line {first} already; "
                 "give each request its own"
@@ -63,16 +63,16 @@ def write(config: RunConfig, output: str) -> tuple[int, int]:
     errors: list[str] = []
     rows = _rows(output)
     for line, fields in _lines(config):
-        place, created, found = next(rows, (None, 0, []))
+        place, created, answer_rows = next(rows, (None, 0, []))
         if place != line.offset:
             raise RunError(f"{config.input.path}:{line.number}: {output} has no rows of it; was the file changed?")
         name = hashlib.sha256(f"{config.fingerprint()}/{line.offset}".encode()).hexdigest()[:24]
         body = (fields or {}).get("body")
-        if all(row["status"] == "ok" for row in found):
-            response = _response(200, name, _completion(config, name, created, body, found))
+        if all(row["status"] == "ok" for row in answer_rows):
+            response = _response(200, name, _completion(config, name, created, body, answer_rows))
             answers.append(_encoded(name, fields, response, None))
         else:
-            reason = next(row["error"] for row in found if row["status"] != "ok")
+            reason = next(row["error"] for row in answer_rows if row["status"] != "ok")
             errors.append(_error(config, name, line, fields, reason))
     _put(storage.join(output, layout.BATCH_OUTPUT), answers)
     _put(storage.join(output, layout.BATCH_ERRORS), errors)
@@ -88,10 +88,10 @@ def _put(path: str, encoded: list[str]) -> None:
 
 def _lines(config: RunConfig) -> Iterator[tuple[Line, dict[str, Any] | None]]:
     """The lines of the batch file, and each as an object where it is one."""
-    found = list(objects(config.input))
-    if len(found) != 1 or found[0].format != "jsonl":
+    files = list(objects(config.input))
+    if len(files) != 1 or files[0].format != "jsonl":
         raise ConfigError(f"input.path {config.input.path}: task.openai takes one batch file, .jsonl[.gz|.zst]")
-    (file,) = found
+    (file,) = files
     try:
         with closing(open_lines(file.path, file.compression)) as opened:
             for line in lines(opened, line_limit(config.input.max_document_bytes)):

@@ -27,19 +27,19 @@ class SeenColumns:
 
 def columns_of(lines: Iterable[bytes]) -> SeenColumns:
     """The columns of lines of JSONL."""
-    seen = SeenColumns([])
+    columns = SeenColumns([])
     names: set[str] = set()
     for data in lines:
-        seen.lines += 1
+        columns.lines += 1
         try:
             row = json.loads(data.removeprefix(b"\xef\xbb\xbf"))
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
-            seen.objects += 1
+            columns.objects += 1
             names.update(row)
-    seen.names = sorted(names)
-    return seen
+    columns.names = sorted(names)
+    return columns
 
 
 class Columns:
@@ -53,21 +53,21 @@ class Columns:
         self._first: tuple[str, list[str]] | None = None  # a JSONL object that was looked into, and its columns
         self._objects = 0
 
-    def lacks(self, seen: SeenColumns) -> str | None:
+    def lacks(self, columns: SeenColumns) -> str | None:
         """Why an object cannot be read: a column that a schema lacks, or all text columns of its lines."""
-        if seen.schema:
-            missing = [(key, name) for key, name in self.wanted.items() if name not in seen.names]
+        if columns.schema:
+            missing = [(key, name) for key, name in self.wanted.items() if name not in columns.names]
         else:
-            nothing = seen.objects and not set(seen.names).intersection(self.content.values())
+            nothing = columns.objects and not set(columns.names).intersection(self.content.values())
             missing = list(self.content.items()) if nothing else []
-        return self._missing(*missing[0], seen.names) if missing else None
+        return self._missing(*missing[0], columns.names) if missing else None
 
-    def note(self, name: str, seen: SeenColumns) -> None:
+    def note(self, name: str, columns: SeenColumns) -> None:
         """Counts the lines of a JSONL object for `nowhere`."""
-        if seen.lines:
-            self._first = self._first or (name, seen.names[: 4 * _SHOWN])
-            self._objects += seen.objects
-            self._seen |= set(self.wanted.values()).intersection(seen.names)
+        if columns.lines:
+            self._first = self._first or (name, columns.names[: 4 * _SHOWN])
+            self._objects += columns.objects
+            self._seen |= set(self.wanted.values()).intersection(columns.names)
 
     def nowhere(self) -> str | None:
         """After the last object: what no line of any JSONL object had; None when all is there."""
@@ -82,9 +82,9 @@ class Columns:
         return None
 
     @staticmethod
-    def _missing(key: str, name: str, found: Sequence[str]) -> str:
-        hint = did_you_mean(name, found)
-        shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+    def _missing(key: str, name: str, present: Sequence[str]) -> str:
+        hint = did_you_mean(name, present)
+        shown = ", ".join(present[:_SHOWN]) + (", ..." if len(present) > _SHOWN else "")
         extra = {
             "input.id_column": "; input.id_column=null numbers the documents",
             "input.category_column": "; input.category_column=null with input.category gives all the same",

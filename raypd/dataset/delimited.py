@@ -46,24 +46,24 @@ def whole(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Delimite
     Raises:
         InputError: here or at a later record: the header or the whole file cannot be understood.
     """
-    found = _records(part, source, 0, 1)
-    header = next(found, None)
+    records = _records(part, source, 0, 1)
+    header = next(records, None)
     if header is None:
-        return [], found
+        return [], records
     if header.error is not None:
         raise InputError(f"the header, line {header.line}: {header.error}")
     twice = [name for name in header.fields if name and header.fields.count(name) > 1]
     if twice:
         raise InputError(f"the header, line {header.line}: {twice.count(twice[0])} columns are called {twice[0]!r}")
-    return header.fields, found
+    return header.fields, records
 
 
 def ranged(part: Part, source: InputConfig) -> tuple[list[str], Iterator[DelimitedRecord]]:
     """The columns of a file, and the records whose first byte lies in the part's range. Raises as `whole` does."""
-    names, found = whole(part, source)
+    names, records = whole(part, source)
     if can_seek(part, source):
-        found = _records(part, source, part.start, part.line)
-    return names, dropwhile(lambda r: r.offset < part.start, takewhile(lambda r: r.offset < part.end, found))
+        records = _records(part, source, part.start, part.line)
+    return names, dropwhile(lambda r: r.offset < part.start, takewhile(lambda r: r.offset < part.end, records))
 
 
 def _records(part: Part, source: InputConfig, offset: int, line: int) -> Iterator[DelimitedRecord]:
@@ -129,8 +129,8 @@ class _Text:
         try:
             return data.decode(encoding)
         except UnicodeDecodeError as error:
-            at = f"byte {error.start} of line {self.line - 1}"
-            self.error = self.error or f"not {encoding.upper()}: {error.reason} at {at}"
+            place = f"byte {error.start} of line {self.line - 1}"
+            self.error = self.error or f"not {encoding.upper()}: {error.reason} at {place}"
             return data.decode(encoding, "replace")
 
     def _next_line(self) -> bytes:

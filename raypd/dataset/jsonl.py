@@ -90,7 +90,7 @@ def lines(file: BinaryIO, limit: int, offset: int = 0, end: int | None = None) -
             length += len(data)
             blank = blank and not data.strip()
         if not blank:
-            whole = length == len(first) and len(first.rstrip(b"\r\n")) <= limit
-            yield Line(number, offset, length, first if whole else None)
+            complete = length == len(first) and len(first.rstrip(b"\r\n")) <= limit
+            yield Line(number, offset, length, first if complete else None)
         offset += length
         number += 1

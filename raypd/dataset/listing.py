@@ -48,8 +48,8 @@ class PassedOver:
     def __str__(self) -> str:
         if not self.files:
             return ""
-        more = f" and {self.files - len(self.names):,} more" if self.files > len(self.names) else ""
-        return f"{counted(self.files, 'file')} of the input left out ({_READ}): {', '.join(self.names)}{more}"
+        remainder = f" and {self.files - len(self.names):,} more" if self.files > len(self.names) else ""
+        return f"{counted(self.files, 'file')} of the input left out ({_READ}): {', '.join(self.names)}{remainder}"
 
 
 def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[InputObject]:
@@ -63,10 +63,10 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
         InputError: a root does not exist or holds nothing that raypd reads.
     """
     roots = [source.path] if isinstance(source.path, str) else source.path
-    seen: set[int] = set()  # hashes of paths, kept only where one root can hold what another does
+    path_hashes: set[int] = set()  # kept only where one root can hold what another does
     for number, root in enumerate(roots):
         before, after = _overlaps(root, roots[:number]), _overlaps(root, roots[number + 1 :])
-        found = 0
+        readable = 0
         skipped: storage.Object | None = None
         for item in storage.find(root):
             format, compression = _format(item.name, source.format)
@@ -77,34 +77,34 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
                 if passed is not None:
                     passed.add(item.name)
                 continue
-            found += 1
+            readable += 1
             try:
                 item.name.encode()
             except UnicodeEncodeError:
                 raise InputError(f"{item.path!a}: the name is not UTF-8; rename the file") from None
-            if before and hash(item.path) in seen:
+            if before and hash(item.path) in path_hashes:
                 continue
             if after:
-                seen.add(hash(item.path))
+                path_hashes.add(hash(item.path))
             # With the root's number where another root may hold the same name.
             name = f"{item.name}#{number + 1}" if number or re.search(r"#\d+$", item.name) else item.name
             yield InputObject(item.path, name, item.size, item.stamp, format, compression)
-        if not found and skipped is not None:
+        if not readable and skipped is not None:
             where = "" if skipped.path.endswith(root) else f"{root}: nothing to read in this folder; "
             raise InputError(where + _unsupported(skipped.path))
 
 
-def _overlaps(root: str, others: list[str]) -> bool:
+def _overlaps(root: str, roots: list[str]) -> bool:
     """Whether a path may lie below a root and below another one."""
-    own, *rest = (literal(storage.absolute(path)) for path in (root, *others))
-    return any(own.startswith(other) or other.startswith(own) for other in rest)
+    start, *starts = (literal(storage.absolute(path)) for path in (root, *roots))
+    return any(start.startswith(prefix) or prefix.startswith(start) for prefix in starts)
 
 
-def _format(name: str, wanted: str) -> tuple[str | None, str | None]:
+def _format(name: str, setting: str) -> tuple[str | None, str | None]:
     stem, suffix = os.path.splitext(name.lower())
     compression = _COMPRESSIONS.get(suffix)
-    if wanted != "auto":
-        return wanted, compression if wanted != "parquet" else None
+    if setting != "auto":
+        return setting, compression if setting != "parquet" else None
     format = _FORMATS.get(os.path.splitext(stem)[1] if compression else suffix)
     return (None, None) if format == "parquet" and compression else (format, compression)
 

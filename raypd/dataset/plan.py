@@ -8,7 +8,7 @@
 import json
 import tempfile
 import uuid
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -112,15 +112,14 @@ def alone(output: str) -> set[str]:
         return set()
 
 
-def take_apart(output: str, taken: Iterable[Unit], fingerprint: str) -> list[Unit]:
+def take_apart(output: str, units: Sequence[Unit], fingerprint: str) -> list[Unit]:
     """Units of one object each in place of these, now and in later sessions.
 
     Args:
         output: the run's folder.
-        taken: units of several objects.
+        units: of several objects each.
         fingerprint: of the run's configuration, which goes into the new ids.
     """
-    units = list(taken)
     names = alone(output) | {part.name for unit in units for part in unit.parts}
     storage.put(storage.join(output, layout.PLAN_ALONE), json.dumps(sorted(names)).encode())
     return [make_unit([part], fingerprint) for unit in units for part in unit.parts]

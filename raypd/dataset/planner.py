@@ -45,9 +45,9 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
     """
     passed = PassedOver()
     try:
-        made = _plan(config, output, passed)
-        made.passed_over = str(passed)
-        return made
+        result = _plan(config, output, passed)
+        result.passed_over = str(passed)
+        return result
     except OSError as error:
         outage = storage.outage(error, error.filename or str(config.input.path))
         if outage is None:  # a folder that may not be listed
@@ -72,9 +72,9 @@ def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
         for unit in kept(before, now, alone):
             planning.keep(unit)
         planning.add(now.left())
-        made = planning.finish(now.objects, now.digest, cut)
-        made.changes = now.changes()
-        return made
+        result = planning.finish(now.objects, now.digest, cut)
+        result.changes = now.changes()
+        return result
 
 
 class _Planning:
@@ -93,9 +93,9 @@ class _Planning:
         self._kept += 1
         self.writer.add(unit)
 
-    def add(self, found: Iterable[InputObject]) -> None:
+    def add(self, items: Iterable[InputObject]) -> None:
         """Looks into objects and cuts them into units, the last of them into smaller ones."""
-        inspected = in_threads(lambda item: inspect(item, self.config, self.columns), found, _THREADS)
+        inspected = in_threads(lambda item: inspect(item, self.config, self.columns), items, _THREADS)
         tail: deque[Unit] = deque()
         parts = 0
         for count, unit in enumerate(self._units(self._looked_into(inspected)), 1):
@@ -112,8 +112,8 @@ class _Planning:
             self.objects += 1
             if item.damaged is None:
                 self._readable += 1
-                if item.found.format == "jsonl" and item.seen is not None:
-                    self.columns.note(item.found.path, item.seen)
+                if item.object.format == "jsonl" and item.columns is not None:
+                    self.columns.note(item.object.path, item.columns)
             else:
                 self._damage = self._damage or item.damaged
                 if not self._kept and not self._readable and self.objects >= _HOPELESS:
@@ -122,14 +122,14 @@ class _Planning:
 
     def _units(self, inspected: Iterable[Inspected]) -> Iterator[Unit]:
         """Small objects that follow on each other become a unit together, all others units of their own."""
-        most, most_bytes = self.config.cluster.unit_documents, self.config.cluster.unit_bytes
+        max_documents, max_bytes = self.config.cluster.unit_documents, self.config.cluster.unit_bytes
         group: list[Part] = []
         expected = size = 0  # of the group
         for item in inspected:
             head = list(itertools.islice(item.parts, 2))
-            if item.damaged is None and len(head) == 1 and head[0].exact and item.found.name not in self.alone:
+            if item.damaged is None and len(head) == 1 and head[0].exact and item.object.name not in self.alone:
                 part = head[0]
-                if group and (expected + part.expected > most or size + part.bytes > most_bytes):
+                if group and (expected + part.expected > max_documents or size + part.bytes > max_bytes):
                     yield make_unit(group, self.fingerprint)
                     group, expected, size = [], 0, 0
                 group.append(part)
@@ -161,20 +161,20 @@ class _Planning:
     def finish(self, count: int, listing: str, cut: dict[str, int]) -> Plan:
         """The plan. Raises InputError where it holds nothing, or the configuration names what is nowhere."""
         if self.objects and not self._readable and not self._kept:
-            more = f"\nand none of the {self.objects} objects can be read" if self.objects > 1 else ""
-            raise InputError(f"{self._damage}{more}")
+            suffix = f"\nand none of the {self.objects} objects can be read" if self.objects > 1 else ""
+            raise InputError(f"{self._damage}{suffix}")
         if not self._kept and (nowhere := self.columns.nowhere()):
             raise InputError(nowhere)
-        made = self.writer.finish(count, listing, len(self.alone), cut)
-        if not made.units:
+        result = self.writer.finish(count, listing, len(self.alone), cut)
+        if not result.units:
             shown = self.config.input.path
             raise InputError(f"{shown if isinstance(shown, str) else ', '.join(shown)}: no documents in it")
-        return made
+        return result
 
 
 def _cut(part: Part, source: InputConfig) -> list[Part]:
     """Pieces of a range, of which every document is in one, with the same totals."""
-    at, documents, size = (
+    starts, documents, size = (
         [first + count * i // _TAIL_PIECES for i in range(_TAIL_PIECES + 1)]
         for first, count in ((part.start, part.end - part.start), (0, part.expected), (0, part.bytes))
     )
@@ -183,16 +183,16 @@ def _cut(part: Part, source: InputConfig) -> list[Part]:
             limit = line_limit(source.max_document_bytes)
             with open_lines(part.path, None, max(0, part.start - 1), part.version) as file:
                 begins = [line.offset for line in lines_of_range(file, limit, part.start, part.end)]
-            at[1:-1] = [begins[number] for number in documents[1:-1]]
-        size = at
-    lines = [part.line] * len(at)
+            starts[1:-1] = [begins[number] for number in documents[1:-1]]
+        size = starts
+    lines = [part.line] * len(starts)
     if part.format in delimited.DELIMITERS:
         if not delimited.can_seek(part, source):
             return [part]  # each piece would have to read the file from its beginning
         _, records = delimited.ranged(part, source)
         places = [(record.offset, record.line) for record in records]
-        at[1:-1], lines[1:-1] = zip(*(places[number] for number in documents[1:-1]), strict=True)
-    ends = itertools.pairwise(zip(at, documents, size, lines, strict=True))
+        starts[1:-1], lines[1:-1] = zip(*(places[number] for number in documents[1:-1]), strict=True)
+    ends = itertools.pairwise(zip(starts, documents, size, lines, strict=True))
     return [
         replace(part, start=start, end=end, expected=till - since, bytes=upto - begin, line=line)
         for (start, since, begin, line), (end, till, upto, _) in ends

@@ -22,7 +22,7 @@ from raypd.storage.common import SINCE_PLANNED
 from raypd.tasks.base import Document
 from raypd.tasks.documents import kind_of
 
-Found = tuple[int, str, Callable[[], dict[str, Any]]]  # a row's place, that in words, and what gives its fields
+Row = tuple[int, str, Callable[[], dict[str, Any]]]  # a row's place, that in words, and what gives its fields
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
@@ -54,16 +54,16 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
     """The documents of one part; `row`: the place of the first in its unit."""
     documents = []
     source = config.input
-    wanted = {*columns, *config.wanted_columns().values(), source.id_column, source.category_column}
-    of_path = {key: value for key, value in partition_keys(part.name).items() if key in wanted}
+    needed = {*columns, *config.wanted_columns().values(), source.id_column, source.category_column}
+    of_path = {key: value for key, value in partition_keys(part.name).items() if key in needed}
     try:
         if part.format == "parquet":
-            found = _parquet_rows(part, wanted)
+            rows = _parquet_rows(part, needed)
         elif part.format == "jsonl":
-            found = _jsonl_lines(part, config)
+            rows = _jsonl_lines(part, config)
         else:
-            found = _records(part, config)
-        for number, (place, where, fields) in enumerate(found, row):
+            rows = _records(part, config)
+        for number, (place, where, fields) in enumerate(rows, row):
             document = Document(number, f"{part.name}:{place}", source=part.name, place=place)
             documents.append(document)
             try:
@@ -86,22 +86,22 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
     return documents
 
 
-def _jsonl_lines(part: Part, config: RunConfig) -> Iterator[Found]:
+def _jsonl_lines(part: Part, config: RunConfig) -> Iterator[Row]:
     """Every line of a part; its place is the byte at which it begins."""
     limit = line_limit(config.input.max_document_bytes)
     offset = max(0, part.start - 1) if part.compression is None else 0
     with open_lines(part.path, part.compression, offset, part.version) as file:
         if part.compression is None:
-            found = lines_of_range(file, limit, part.start, part.end)
+            selected = lines_of_range(file, limit, part.start, part.end)
         else:
-            found = itertools.islice(lines(file, limit), part.start, part.end)
-        yield from ((line.offset, f"byte {line.offset}", partial(_parsed, line, config)) for line in found)
+            selected = itertools.islice(lines(file, limit), part.start, part.end)
+        yield from ((line.offset, f"byte {line.offset}", partial(_parsed, line, config)) for line in selected)
 
 
-def _records(part: Part, config: RunConfig) -> Iterator[Found]:
+def _records(part: Part, config: RunConfig) -> Iterator[Row]:
     """Every record of a part of a CSV file; its place is the byte at which it begins."""
-    names, found = delimited.ranged(part, config.input)
-    for record in found:
+    names, records = delimited.ranged(part, config.input)
+    for record in records:
         yield record.offset, f"line {record.line}", partial(_named, names, record)
 
 
@@ -117,8 +117,8 @@ def _named(names: Sequence[str], record: delimited.DelimitedRecord) -> dict[str,
 def _parsed(line: Line, config: RunConfig) -> dict[str, Any]:
     """A line's fields. Raises ValueError."""
     if line.data is None:
-        most = config.input.max_document_bytes
-        raise ValueError(f"the line has {line.length} bytes; input.max_document_bytes is {most}")
+        limit = config.input.max_document_bytes
+        raise ValueError(f"the line has {line.length} bytes; input.max_document_bytes is {limit}")
     try:
         fields = json.loads(line.data.removeprefix(BOM if line.offset == 0 else b"").decode())
     except UnicodeDecodeError as error:
@@ -132,25 +132,25 @@ def _parsed(line: Line, config: RunConfig) -> dict[str, Any]:
     return fields
 
 
-def _parquet_rows(part: Part, wanted: Container[str | None]) -> Iterator[Found]:
+def _parquet_rows(part: Part, needed: Container[str | None]) -> Iterator[Row]:
     """A part's rows, and of their columns those that are wanted; a row's place is its number in the object."""
     with storage.open_file(part.path, part.version, part.size) as file:
         parquet = pq.ParquetFile(file)
-        present = [name for name in parquet.schema_arrow.names if name in wanted]
-        at = 0
+        present = [name for name in parquet.schema_arrow.names if name in needed]
+        first = 0
         for group in range(parquet.metadata.num_row_groups):
             rows = parquet.metadata.row_group(group).num_rows
-            if at + rows <= part.start or at >= part.end:
-                at += rows
+            if first + rows <= part.start or first >= part.end:
+                first += rows
                 continue
             for batch in parquet.iter_batches(batch_size=1024, row_groups=[group], columns=present):
-                if at >= part.end:
+                if first >= part.end:
                     return
-                skip = min(max(0, part.start - at), len(batch))
-                piece = batch.slice(skip, max(0, part.end - at - skip))
-                for number, row in enumerate(zip(*map(_values, piece.columns), strict=True), at + skip):
+                skip = min(max(0, part.start - first), len(batch))
+                piece = batch.slice(skip, max(0, part.end - first - skip))
+                for number, row in enumerate(zip(*map(_values, piece.columns), strict=True), first + skip):
                     yield number, f"row {number}", partial(dict, zip(piece.schema.names, row, strict=True))
-                at += len(batch)
+                first += len(batch)
 
 
 def _values(column: Any) -> list[Any]:
@@ -179,10 +179,10 @@ def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None
     if bad:
         raise ValueError(f"column {bad[0]!r} is not UTF-8")
     source, texts = config.input, config.text_columns()
-    given = fields.get(source.id_column) if source.id_column is not None else None
-    if given is not None and not isinstance(given, (dict, list)):
+    id_value = fields.get(source.id_column) if source.id_column is not None else None
+    if id_value is not None and not isinstance(id_value, (dict, list)):
         # A lone surrogate cannot be written.
-        document.id = str(given).encode("utf-8", "replace").decode()
+        document.id = str(id_value).encode("utf-8", "replace").decode()
     size = 0
     for name in texts:
         value = fields.get(name)
@@ -193,10 +193,10 @@ def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None
         if value is None:
             continue
         if not isinstance(value, str):
-            other = (
+            not_text = (
                 next((part for part in value if not isinstance(part, str)), None) if isinstance(value, list) else None
             )
-            held = f"a list with {kind_of(other)} in it" if isinstance(value, list) else kind_of(value)
+            held = f"a list with {kind_of(not_text)} in it" if isinstance(value, list) else kind_of(value)
             raise ValueError(f"column {name!r} holds {held}, not text")
         if "\0" in value:
             raise ValueError(f"column {name!r} holds NUL characters")
@@ -213,8 +213,8 @@ def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None
 
 def read_table(table: pa.Table, config: RunConfig) -> list[Document]:
     """The documents of a table in memory, one a row, each with its number there for id where it has none."""
-    wanted = {*config.wanted_columns().values(), config.input.id_column, config.input.category_column}
-    columns = {name: _values(table[name].combine_chunks()) for name in table.column_names if name in wanted}
+    needed = {*config.wanted_columns().values(), config.input.id_column, config.input.category_column}
+    columns = {name: _values(table[name].combine_chunks()) for name in table.column_names if name in needed}
     documents = []
     for number in range(table.num_rows):
         document = Document(number, str(number), place=number)

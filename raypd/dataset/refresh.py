@@ -23,14 +23,14 @@ _COLUMNS = ", ".join(InputObject._fields)
 class Listing:
     """The input's objects of now, by name."""
 
-    def __init__(self, found: Iterable[InputObject]) -> None:
+    def __init__(self, objects: Iterable[InputObject]) -> None:
         self._base = sqlite3.connect("")  # a file that SQLite removes itself
         self._base.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -32768;"
             f"CREATE TABLE now (number INTEGER PRIMARY KEY, kept INTEGER NOT NULL DEFAULT 0, {_COLUMNS});"
         )
         digest = hashlib.sha256()
-        self._base.executemany(f"INSERT INTO now ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", digested(found, digest))
+        self._base.executemany(f"INSERT INTO now ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", digested(objects, digest))
         self._base.execute("CREATE UNIQUE INDEX by_name ON now (name)")
         self.digest = digest.hexdigest()  # of all that is known of each: with the same one nothing has changed
         self.objects: int = self._base.execute("SELECT count(*) FROM now").fetchone()[0]
@@ -44,19 +44,19 @@ class Listing:
         """The object of a part as it is now, or None where it is gone or another."""
         if self._last is None or self._last[0] != part.name:  # an object's parts follow on each other
             row = self._base.execute(f"SELECT {_COLUMNS} FROM now WHERE name = ?", (part.name,)).fetchone()
-            found = InputObject(*row) if row is not None else None
-            same = found is not None and _same(part, found)
+            item = InputObject(*row) if row is not None else None
+            same = item is not None and _same(part, item)
             if not same:
                 self._changed += 1
                 if self._changed <= _EXAMPLES:
-                    self._examples.append(f"{part.name} {'is gone' if found is None else 'was replaced'}")
-            self._last = part.name, found if same else None
+                    self._examples.append(f"{part.name} {'is gone' if item is None else 'was replaced'}")
+            self._last = part.name, item if same else None
         return self._last[1]
 
     def changes(self) -> str:
         """The objects that were looked for and are gone or others: the first of them, and how many more."""
-        more = f", and {self._changed - _EXAMPLES} more" if self._changed > _EXAMPLES else ""
-        return ", ".join(self._examples) + more
+        remainder = f", and {self._changed - _EXAMPLES} more" if self._changed > _EXAMPLES else ""
+        return ", ".join(self._examples) + remainder
 
     def keep(self, name: str) -> None:
         """Marks an object as planned."""
@@ -68,22 +68,22 @@ class Listing:
             yield InputObject(*row)
 
 
-def _same(part: Part, found: InputObject) -> bool:
-    if part.size != found.size:
+def _same(part: Part, item: InputObject) -> bool:
+    if part.size != item.size:
         return False
-    if part.stamp == found.stamp or storage.is_remote(found.path):
-        return part.stamp == found.stamp
+    if part.stamp == item.stamp or storage.is_remote(item.path):
+        return part.stamp == item.stamp
     try:  # a copied or touched local file has another stamp, and may be the same all the same
-        return part.version == storage.version(found.path)
+        return part.version == storage.version(item.path)
     except OSError as error:
-        if outage := storage.outage(error, found.path):
+        if outage := storage.outage(error, item.path):
             raise outage from None
         return False  # looking into it tells why
 
 
-def digested(found: Iterable[InputObject], digest: hashlib._Hash) -> Iterator[InputObject]:
+def digested(objects: Iterable[InputObject], digest: hashlib._Hash) -> Iterator[InputObject]:
     """The objects, while the digest takes them up."""
-    for item in found:
+    for item in objects:
         digest.update("\0".join(map(str, item)).encode() + b"\n")
         yield item
 
@@ -92,11 +92,11 @@ def kept(before: Plan, now: Listing, alone: set[str]) -> Iterator[Unit]:
     """The units whose objects are all as they were, which it marks; no damaged ones, nor shared ones of `alone`."""
     keep = lru_cache(1)(now.keep)  # once an object, whose parts follow on each other
     for unit in before.all():
-        found = [(part, now.find(part)) for part in unit.parts]
+        pairs = [(part, now.find(part)) for part in unit.parts]
         shared = len(unit.parts) > 1 and not alone.isdisjoint(part.name for part in unit.parts)
-        if unit.damaged is not None or shared or any(item is None for _, item in found):
+        if unit.damaged is not None or shared or any(item is None for _, item in pairs):
             continue
         for part in unit.parts:
             keep(part.name)
         # The folder of the input may have another place than in the last session.
-        yield Unit(unit.id, tuple(replace(part, path=item.path, stamp=item.stamp) for part, item in found if item))
+        yield Unit(unit.id, tuple(replace(part, path=item.path, stamp=item.stamp) for part, item in pairs if item))

@@ -32,123 +32,124 @@ _SAMPLED_LINES = 100  # in which columns are looked for
 class Inspected:
     """An object that was looked into."""
 
-    found: InputObject
+    object: InputObject
     parts: Iterator[Part]  # made as they are asked for; of a damaged object one that holds no document
-    seen: SeenColumns | None = None
+    columns: SeenColumns | None = None
     damaged: str | None = None  # why it cannot be read
 
 
-def inspect(found: InputObject, config: RunConfig, columns: Columns) -> Inspected:
+def inspect(item: InputObject, config: RunConfig, columns: Columns) -> Inspected:
     """Looks into an object. What is wrong with it stands in the result.
 
     Raises:
         storage.Unavailable: storage as a whole is out of reach; the object may be intact and must not be left out.
     """
     try:
-        version = found.stamp if storage.is_remote(found.path) else storage.version(found.path)
-        parts, seen = _cut(Part(**found._asdict(), version=version), config)
-        seen.names += [key for key in partition_keys(found.name) if key not in seen.names]
-        reason = columns.lacks(seen)
+        version = item.stamp if storage.is_remote(item.path) else storage.version(item.path)
+        parts, present = _cut(Part(**item._asdict(), version=version), config)
+        present.names += [key for key in partition_keys(item.name) if key not in present.names]
+        reason = columns.lacks(present)
     except InputError as error:
         reason = str(error)
     except (pa.ArrowException, OSError) as error:
-        if outage := storage.outage(error, found.path):
+        if outage := storage.outage(error, item.path):
             raise outage from None
-        kind = "cannot be read as Parquet" if found.format == "parquet" else "cannot be read"
+        kind = "cannot be read as Parquet" if item.format == "parquet" else "cannot be read"
         reason = f"{kind}: {error}"
     if reason is not None:
-        whole = Part(**found._asdict(), version=found.stamp, end=found.size, exact=False, bytes=found.size)
-        return Inspected(found, iter([whole]), damaged=f"{found.path}: {reason}")
-    return Inspected(found, (part for part in parts if part.expected or not part.exact), seen)
+        damaged = Part(**item._asdict(), version=item.stamp, end=item.size, exact=False, bytes=item.size)
+        return Inspected(item, iter([damaged]), damaged=f"{item.path}: {reason}")
+    return Inspected(item, (part for part in parts if part.expected or not part.exact), present)
 
 
-def _cut(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
-    if whole.format == "parquet":
-        return _parquet(whole, config)
-    if whole.format == "jsonl":
-        return (_plain if whole.compression is None else _compressed)(whole, config)
-    return _delimited(whole, config)
+def _cut(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+    """The ranges of a part that is all of an object, as in the functions below."""
+    if part.format == "parquet":
+        return _parquet(part, config)
+    if part.format == "jsonl":
+        return (_plain if part.compression is None else _compressed)(part, config)
+    return _delimited(part, config)
 
 
-def _parquet(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
-    with storage.open_file(whole.path, whole.version, whole.size) as file:
+def _parquet(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+    with storage.open_file(part.path, part.version, part.size) as file:
         parquet = pq.ParquetFile(file)
         metadata, names = parquet.metadata, parquet.schema_arrow.names
-    wanted = {*config.wanted_columns().values(), config.input.id_column, config.input.category_column}
-    groups = [(g.num_rows, _read_bytes(g, wanted)) for g in map(metadata.row_group, range(metadata.num_row_groups))]
+    needed = {*config.wanted_columns().values(), config.input.id_column, config.input.category_column}
+    groups = [(g.num_rows, _read_bytes(g, needed)) for g in map(metadata.row_group, range(metadata.num_row_groups))]
     bounds = cut_rows(groups, config.cluster.unit_documents, config.cluster.unit_bytes)
-    return _of_rows(whole, bounds, metadata.num_rows), SeenColumns(names, schema=True)
+    return _of_rows(part, bounds, metadata.num_rows), SeenColumns(names, schema=True)
 
 
-def _of_rows(whole: Part, bounds: Iterable[tuple[int, int]], rows: int) -> Iterator[Part]:
+def _of_rows(part: Part, bounds: Iterable[tuple[int, int]], rows: int) -> Iterator[Part]:
     """Ranges of an object's rows; each takes its share of the stored bytes."""
     for start, end in bounds:
-        size = whole.size * (end - start) // max(1, rows)
-        yield replace(whole, start=start, end=end, expected=end - start, bytes=size)
+        size = part.size * (end - start) // max(1, rows)
+        yield replace(part, start=start, end=end, expected=end - start, bytes=size)
 
 
-def _read_bytes(group: Any, wanted: set[str | None]) -> int:
+def _read_bytes(group: Any, needed: set[str | None]) -> int:
     """Bytes, decompressed, of the columns that are read of a row group."""
-    found = (group.column(i) for i in range(group.num_columns))
-    return sum(c.total_uncompressed_size for c in found if c.path_in_schema.split(".")[0] in wanted)
+    columns = (group.column(i) for i in range(group.num_columns))
+    return sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] in needed)
 
 
-def cut_rows(groups: Iterable[tuple[int, int]], most_rows: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+def cut_rows(groups: Iterable[tuple[int, int]], max_rows: int, max_bytes: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows over row groups of (rows, bytes): none above either limit, but each of one row at least."""
     start = end = 0
     size = 0.0
     for rows, length in groups:
         each = length / rows if rows else 0.0
         while rows:
-            room = most_rows - (end - start)
+            room = max_rows - (end - start)
             if each:
-                room = min(room, int((most_bytes - size) / each))
-            elif size > most_bytes:  # one row above the limit, and then rows of no bytes
+                room = min(room, int((max_bytes - size) / each))
+            elif size > max_bytes:  # one row above the limit, and then rows of no bytes
                 room = 0
             if room <= 0 and end > start:
                 yield start, end
                 start, size = end, 0.0
                 continue
-            taken = min(rows, max(1, room))
-            end, rows, size = end + taken, rows - taken, size + taken * each
+            count = min(rows, max(1, room))
+            end, rows, size = end + count, rows - count, size + count * each
     if end > start:
         yield start, end
 
 
-def _plain(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
-    with storage.open_read(whole.path, version=whole.version) as file:
+def _plain(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+    with storage.open_read(part.path, version=part.version) as file:
         head = file.read(HEAD_BYTES)
-    if len(head) != min(whole.size, HEAD_BYTES):
+    if len(head) != min(part.size, HEAD_BYTES):
         raise InputError("has changed while the run was planned; start the run again")
-    if whole.size > HEAD_BYTES:
+    if part.size > HEAD_BYTES:
         head = head[: head.rfind(b"\n") + 1]  # without a line that is not seen to its end
     first = list(lines(io.BytesIO(head), line_limit(config.input.max_document_bytes)))
-    seen = columns_of(line.data for line in first[:_SAMPLED_LINES] if line.data is not None)
-    if whole.size <= HEAD_BYTES:
-        return _counted(whole, first, config), seen
-    return _estimated(whole, len(head), len(first), config), seen
+    columns = columns_of(line.data for line in first[:_SAMPLED_LINES] if line.data is not None)
+    if part.size <= HEAD_BYTES:
+        return _counted(part, first, config), columns
+    return _estimated(part, len(head), len(first), config), columns
 
 
-def _counted(whole: Part, known: list[Line], config: RunConfig) -> Iterator[Part]:
+def _counted(part: Part, file_lines: list[Line], config: RunConfig) -> Iterator[Part]:
     """The ranges of an object of which every line is known."""
-    begins = [line.offset for line in known] + [whole.size]
-    rows = [(1, line.length) for line in known]
+    begins = [line.offset for line in file_lines] + [part.size]
+    rows = [(1, line.length) for line in file_lines]
     for first, last in cut_rows(rows, config.cluster.unit_documents, config.cluster.unit_bytes):
         start, end = begins[first], begins[last]
-        yield replace(whole, start=start, end=end, expected=last - first, bytes=end - start)
+        yield replace(part, start=start, end=end, expected=last - first, bytes=end - start)
 
 
-def _estimated(whole: Part, seen_bytes: int, seen_lines: int, config: RunConfig) -> Iterator[Part]:
+def _estimated(part: Part, seen_bytes: int, seen_lines: int, config: RunConfig) -> Iterator[Part]:
     """Ranges of equal length, by the mean length of the lines that were seen."""
     mean = seen_bytes / seen_lines if seen_lines else HEAD_BYTES
-    count = math.ceil(whole.size / min(config.cluster.unit_documents * mean, config.cluster.unit_bytes))
+    count = math.ceil(part.size / min(config.cluster.unit_documents * mean, config.cluster.unit_bytes))
     for i in range(count):
-        start, end = i * whole.size // count, (i + 1) * whole.size // count
+        start, end = i * part.size // count, (i + 1) * part.size // count
         documents = max(1, round((end - start) / mean))
-        yield replace(whole, start=start, end=end, expected=documents, exact=False, bytes=end - start)
+        yield replace(part, start=start, end=end, expected=documents, exact=False, bytes=end - start)
 
 
-def _compressed(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+def _compressed(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
     sampled: list[bytes] = []
     number = 0
 
@@ -161,19 +162,19 @@ def _compressed(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenCol
             yield 1, line.length
 
     try:
-        with open_lines(whole.path, whole.compression, version=whole.version) as file:
+        with open_lines(part.path, part.compression, version=part.version) as file:
             bounds = list(cut_rows(lengths(file), config.cluster.unit_documents, config.cluster.unit_bytes))
     except (EOFError, zlib.error, OSError) as error:
-        raise _broken(error, whole, number) from None
-    return _of_rows(whole, bounds, bounds[-1][1] if bounds else 0), columns_of(sampled)
+        raise _broken(error, part, number) from None
+    return _of_rows(part, bounds, bounds[-1][1] if bounds else 0), columns_of(sampled)
 
 
-def _delimited(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
+def _delimited(part: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColumns]:
     starts: list[tuple[int, int]] = []  # (offset, line) of the first record of each range
     counts: list[int] = []  # of its records
     size = line = end = 0  # size: bytes of the last range
     try:
-        names, records = delimited.whole(whole, config.input)
+        names, records = delimited.whole(part, config.input)
         for record in records:
             full = counts and counts[-1] >= config.cluster.unit_documents
             if not counts or full or size + record.length > config.cluster.unit_bytes:
@@ -183,20 +184,20 @@ def _delimited(whole: Part, config: RunConfig) -> tuple[Iterator[Part], SeenColu
             counts[-1] += 1
             size, line, end = size + record.length, record.line, record.offset + record.length
     except (EOFError, zlib.error, OSError) as error:
-        raise _broken(error, whole, line) from None
+        raise _broken(error, part, line) from None
     ends = [*(offset for offset, _ in starts[1:]), end]
-    found = zip(starts, ends, counts, strict=False)  # without records there is an end alone
+    ranges = zip(starts, ends, counts, strict=False)  # without records there is an end alone
     parts = (
-        replace(whole, start=at, end=to, line=number, expected=count, bytes=whole.size * (to - at) // end)
-        for (at, number), to, count in found
+        replace(part, start=begin, end=to, line=number, expected=count, bytes=part.size * (to - begin) // end)
+        for (begin, number), to, count in ranges
     )
     return parts, SeenColumns(names, schema=bool(names))
 
 
-def _broken(error: Exception, whole: Part, line: int) -> Exception:
+def _broken(error: Exception, part: Part, line: int) -> Exception:
     """What to raise where reading fails after a line: InputError where the stream is damaged, else the error itself."""
-    if whole.compression is None or not is_broken(error):
+    if part.compression is None or not is_broken(error):
         return error
     return InputError(
-        f"cannot be read as {whole.compression} after line {line}: {error}; the file is damaged or cut short"
+        f"cannot be read as {part.compression} after line {line}: {error}; the file is damaged or cut short"
     )

@@ -101,8 +101,8 @@ def _writable(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
         pa.Table.from_pylist([row], schema)
         return row
     except _MISFITS as error:
-        own = {f.name: row.get(f.name) for f in _OWN}
-        return {**own, "status": "error", "error": _printable(f"the answer cannot be written: {error}")}
+        values = {f.name: row.get(f.name) for f in _OWN}
+        return {**values, "status": "error", "error": _printable(f"the answer cannot be written: {error}")}
 
 
 def _printable(text: str) -> str:

@@ -62,11 +62,11 @@ class RunLease:
             mine = self._mark()
             if storage.put_new(self._holder, mine):
                 return storage.version(self._holder)
-            version, theirs = self._theirs()
-            if theirs is None:
+            version, holder = self._theirs()
+            if holder is None:
                 continue  # it was just deleted
-            if not theirs.ended:
-                self._check_dead(version, theirs)
+            if not holder.ended:
+                self._check_dead(version, holder)
                 self.took_over = True
             if storage.put_if(self._holder, mine, version):
                 return storage.version(self._holder)
@@ -81,27 +81,27 @@ class RunLease:
         except RecordError:
             return version, Lease(ended=True)  # torn by hand: nobody's
 
-    def _check_dead(self, version: str, theirs: Lease) -> None:
+    def _check_dead(self, version: str, holder: Lease) -> None:
         """Returns when the holder is dead. Raises RunError as soon as it is seen to be alive."""
-        alive = _runs_here(theirs)
+        alive = _runs_here(holder)
         if alive is False:
-            self._say(f"session {theirs.session} was killed: taking its place")
+            self._say(f"session {holder.session} was killed: taking its place")
             return
         if alive is None:
-            self._say(f"session {theirs.session} on {theirs.host} holds this run: looking for its heartbeat")
+            self._say(f"session {holder.session} on {holder.host} holds this run: looking for its heartbeat")
             ends = time.monotonic() + STALE_SECONDS
             while time.monotonic() < ends and storage.version(self._holder) == version:
                 time.sleep(min(1.0, STALE_SECONDS / 10))
             now, latest = self._theirs()
             if now == version:
-                self._say(f"session {theirs.session} gives no sign of life: taking its place")
+                self._say(f"session {holder.session} gives no sign of life: taking its place")
                 return
-            theirs = latest or theirs
-            if theirs.ended:
+            holder = latest or holder
+            if holder.ended:
                 return
         raise RunError(
-            f"output.path {self._output}: session {theirs.session} has been at work on it since {theirs.since}, as "
-            f"process {theirs.pid} on {theirs.host}. Stop that one, or wait for it; once it is dead, the same command "
+            f"output.path {self._output}: session {holder.session} has been at work on it since {holder.since}, as "
+            f"process {holder.pid} on {holder.host}. Stop that one, or wait for it; once it is dead, the same command "
             "takes its place"
         )
 
@@ -123,11 +123,11 @@ class RunLease:
         if storage.put_if(self._holder, self._mark(ended), self._version):
             self._version = storage.version(self._holder)
             return
-        version, theirs = self._theirs()
-        if theirs is not None and theirs.session == self.id:
+        version, holder = self._theirs()
+        if holder is not None and holder.session == self.id:
             self._version = version  # written after all, though the store had not answered so
         else:
-            by = f"session {theirs.session} took it over" if theirs else "its lease.json was deleted"
+            by = f"session {holder.session} took it over" if holder else "its lease.json was deleted"
             self.lost = f"this session was out of reach for too long, and {by}"
 
     def _write(self, how: str | None) -> None:
@@ -151,13 +151,13 @@ def held(output: str, say: Callable[[str], None]) -> Iterator[RunLease]:
         RunError: another session that is alive holds it.
     """
     storage.make_folder(output)
-    own, how = RunLease(output, say), "failed"
+    lease, how = RunLease(output, say), "failed"
     try:
-        yield own
+        yield lease
         how = "complete"
     finally:
         with contextlib.suppress(OSError):  # a full disk must not hide why the block ended
-            own.end(how)
+            lease.end(how)
 
 
 def _machine() -> str | None:
@@ -179,9 +179,9 @@ def _started(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
-def _runs_here(theirs: Lease) -> bool | None:
+def _runs_here(holder: Lease) -> bool | None:
     """Whether the holder's process is alive, or None where this machine cannot know."""
     machine = _machine()
-    if machine is None or theirs.machine != machine:
+    if machine is None or holder.machine != machine:
         return None
-    return theirs.started is not None and _started(theirs.pid) == theirs.started
+    return holder.started is not None and _started(holder.pid) == holder.started

@@ -30,8 +30,8 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
     Raises:
         ConfigError: it cannot be read; NoRun: there is none.
     """
-    own = [o.removeprefix("storage.").split("=", 1) for o in overrides if o.startswith("storage.") and "=" in o]
-    keys = {key: value_of(value) for key, value in own}
+    pairs = [o.removeprefix("storage.").split("=", 1) for o in overrides if o.startswith("storage.") and "=" in o]
+    keys = {key: value_of(value) for key, value in pairs}
     path = storage.join(output, layout.RUN)
     try:
         storage.configure(StorageConfig.model_validate(keys))
@@ -72,13 +72,13 @@ def load_run(output: str, overrides: list[str]) -> RunConfig:
             tree["task"].pop(key, None)
     try:
         config = make_config(tree, overrides)
-        found = config.fingerprint()
+        fingerprint = config.fingerprint()
     except OSError as error:
         raise ConfigError(f"{output}: a file that the run's prompts come from cannot be read: {error}") from None
-    if found != record.fingerprint:
+    if fingerprint != record.fingerprint:
         raise ConfigError(
-            f"{output}: its configuration makes the fingerprint {found}, and the run has {record.fingerprint}: an "
-            "override or a file that prompts come from (task.template, task.few_shot) has changed it, or the run is of "
-            f"another version of raypd ({record.versions.get('raypd', 'unknown')})"
+            f"{output}: its configuration makes the fingerprint {fingerprint}, and the run has {record.fingerprint}: "
+            "an override or a file that prompts come from (task.template, task.few_shot) has changed it, or the run is "
+            f"of another version of raypd ({record.versions.get('raypd', 'unknown')})"
         )
     return config

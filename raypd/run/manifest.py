@@ -32,8 +32,8 @@ NO_KEY = "a file that prompts come from, or raypd itself"  # what makes another 
 
 def versions() -> dict[str, str]:
     """Of what an answer may depend on."""
-    found = {name: metadata.version(name) for name in ("torch", "transformers", "ray", "pyarrow")}
-    return {"raypd": raypd.__version__, "python": platform.python_version(), **found}
+    libraries = {name: metadata.version(name) for name in ("torch", "transformers", "ray", "pyarrow")}
+    return {"raypd": raypd.__version__, "python": platform.python_version(), **libraries}
 
 
 def _iso(seconds: float) -> str:
@@ -66,8 +66,8 @@ def claim(config: RunConfig, output: str) -> None:
 def recorded(config: RunConfig) -> dict[str, Any]:
     """The configuration with absolute paths, so that it means the same files from any folder."""
     tree = config.model_dump(mode="json")
-    given = tree["input"]["path"]
-    tree["input"]["path"] = [storage.absolute(p) for p in given] if isinstance(given, list) else storage.absolute(given)
+    paths = tree["input"]["path"]
+    tree["input"]["path"] = [storage.absolute(p) for p in paths] if isinstance(paths, list) else storage.absolute(paths)
     for key in ("template", "few_shot"):
         if tree["task"].get(key):
             tree["task"][key] = storage.absolute(tree["task"][key])
@@ -87,7 +87,7 @@ def check(config: RunConfig, output: str) -> None:
     try:
         if storage.exists(output) and not storage.is_folder(output):
             raise ConfigError(f"output.path {output}: is a file; give a folder")
-        theirs = records.read(RunRecord, path)
+        record = records.read(RunRecord, path)
     except FileNotFoundError:
         if next(storage.walk(storage.join(output, layout.UNITS)), None) is not None:
             raise ConfigError(f"output.path {output}: has units but no run.json; give a new output.path") from None
@@ -100,10 +100,10 @@ def check(config: RunConfig, output: str) -> None:
         raise ConfigError(f"{error}; give a new output.path") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error}); give a new output.path") from None
-    if theirs.fingerprint != config.fingerprint():
-        changed = differences(theirs.config, config) or [NO_KEY]
+    if record.fingerprint != config.fingerprint():
+        changed = differences(record.config, config) or [NO_KEY]
         raise ConfigError(
-            f"output.path {output}: holds the run of another configuration, {theirs.fingerprint}; this one is "
+            f"output.path {output}: holds the run of another configuration, {record.fingerprint}; this one is "
             f"{config.fingerprint()} (changed: {', '.join(changed[:6])}). Give a new output.path, or go back to that "
             "configuration"
         )
@@ -126,13 +126,13 @@ def differences(old: dict[str, Any], config: RunConfig) -> list[str]:
     return _differing(old, recorded(config), idle)
 
 
-def _differing(old: Any, new: Any, idle: set[str], at: str = "") -> list[str]:
-    if at in idle:
+def _differing(old: Any, new: Any, idle: set[str], key: str = "") -> list[str]:
+    if key in idle:
         return []
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(k for k in new if k not in old)]
-        return [d for k in keys for d in _differing(old.get(k), new.get(k), idle, f"{at}.{k}" if at else str(k))]
-    return [] if old == new else [at]
+        return [d for k in keys for d in _differing(old.get(k), new.get(k), idle, f"{key}.{k}" if key else str(k))]
+    return [] if old == new else [key]
 
 
 def make(
@@ -153,11 +153,11 @@ def make(
         cost: the bill of all sessions; None where no ledger ran.
     """
     sessions, folder = [], storage.join(output, layout.SESSIONS)
-    known = [records.read(Session, storage.join(folder, name)) for name in storage.names(folder)]
-    for session in sorted(known, key=lambda session: session.began):  # names of one second sort by chance
-        own = [u for u in units if u.session == session.id]
+    session_records = [records.read(Session, storage.join(folder, name)) for name in storage.names(folder)]
+    for session in sorted(session_records, key=lambda session: session.began):  # names of one second sort by chance
+        committed = [u for u in units if u.session == session.id]
         # A session that was killed left no end: its last commit is what is known.
-        ended = session.ended or max((u.committed_at for u in own), default=session.began)
+        ended = session.ended or max((u.committed_at for u in committed), default=session.began)
         sessions.append(
             SessionTotals(
                 id=session.id,
@@ -165,8 +165,8 @@ def make(
                 ended=_iso(ended),
                 how=session.how or "killed",
                 seconds=round(max(0.0, session.seconds or ended - session.began), 3),
-                units=len(own),
-                documents=sum(u.documents for u in own),
+                units=len(committed),
+                documents=sum(u.documents for u in committed),
             )
         )
     documents, seconds = sum(u.documents for u in units), sum(s.seconds for s in sessions)

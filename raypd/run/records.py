@@ -41,12 +41,12 @@ def from_json(kind: type[_R], tree: Any, file: str) -> _R:
         RecordError: a value has another type, or a key without a default is missing.
     """
     try:
-        found: _R = _adapter(kind).validate_python(tree)  # type: ignore[arg-type]  # a type is hashable
+        record: _R = _adapter(kind).validate_python(tree)  # type: ignore[arg-type]  # a type is hashable
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise RecordError(f"{file}: cannot be read: {key + ': ' if key else ''}{first['msg']}") from None
-    return found
+    return record
 
 
 def read(kind: type[_R], path: str) -> _R:
@@ -282,7 +282,7 @@ class WorkerTime:
 
     def spent(self, kind: str) -> float:
         """Seconds of a kind of span."""
-        return sum(ended - began for began, ended, what, _ in self.spans if what == kind)
+        return sum(ended - began for began, ended, state, _ in self.spans if state == kind)
 
 
 @dataclass

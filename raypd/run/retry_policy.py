@@ -46,15 +46,15 @@ class Attempt:
 
     def groups(self, rows: Sequence[int]) -> list[list[int]]:
         """The rows in the order and in the groups in which they are decoded: suspects first, then all others."""
-        left = [row for row in rows if row not in self.quarantined]
+        remaining = [row for row in rows if row not in self.quarantined]
         if not self.bisecting:
-            return [left]
-        known = set(self.suspects or ())
-        suspects = [row for row in left if row in known] or left
+            return [remaining]
+        suspected = set(self.suspects or ())
+        suspects = [row for row in remaining if row in suspected] or remaining
         size = -(-len(suspects) // _PARTS) or 1
-        groups = [suspects[at : at + size] for at in range(0, len(suspects), size)]
-        rest = [row for row in left if row not in known] if len(suspects) < len(left) else []
-        return [*groups, rest] if rest else groups
+        groups = [suspects[start : start + size] for start in range(0, len(suspects), size)]
+        unsuspected = [row for row in remaining if row not in suspected] if len(suspects) < len(remaining) else []
+        return [*groups, unsuspected] if unsuspected else groups
 
     def after_death(self, checkpoint: Sequence[int] | None) -> Attempt | None:
         """The next attempt once the worker process died.

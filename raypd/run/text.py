@@ -21,13 +21,9 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def counted(value: int, what: str) -> str:
-    """1 unit; 1,234 units.
-
-    Args:
-        value, what: how many, and the word for one of them.
-    """
-    return f"{count(value)} {what}{'' if value == 1 else 's'}"
+def counted(value: int, noun: str) -> str:
+    """1 unit; 1,234 units."""
+    return f"{count(value)} {noun}{'' if value == 1 else 's'}"
 
 
 def compact(value: float) -> str:
@@ -60,15 +56,11 @@ def cost(value: float) -> str:
     return usd(value) if value else "no price"
 
 
-def share(part: float, whole: float) -> str:
-    """A percentage that never rounds something to 0% or not all to 100%.
-
-    Args:
-        part, whole: in one unit; of a whole that is not above 0 there is no share.
-    """
-    if whole <= 0:
+def share(part: float, total: float) -> str:
+    """A percentage that never rounds something to 0% or not all to 100%; NONE for a total that is not above 0."""
+    if total <= 0:
         return NONE
-    value = 100 * part / whole
+    value = 100 * part / total
     if 0 < value < 0.1:
         return "<0.1%"
     if 99.9 < value < 100:
@@ -80,12 +72,12 @@ def duration(seconds: float) -> str:
     """42 s, 3 min 12 s, 5 h 4 min, 2 d 3 h."""
     if seconds < _MINUTE - 0.5:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    whole = round(seconds)
-    if whole < _HOUR:
-        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
-    if whole < _DAY:
-        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE} min"
-    return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
+    rounded = round(seconds)
+    if rounded < _HOUR:
+        return f"{rounded // _MINUTE} min {rounded % _MINUTE} s"
+    if rounded < _DAY:
+        return f"{rounded // _HOUR} h {rounded % _HOUR // _MINUTE} min"
+    return f"{rounded // _DAY} d {rounded % _DAY // _HOUR} h"
 
 
 def when(seconds: float | None) -> str:
@@ -95,15 +87,15 @@ def when(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def clean(value: object, most: int = 0) -> str:
+def clean(value: object, limit: int = 0) -> str:
     """Foreign text with control and direction characters made visible; escaping for HTML is the template's work.
 
     Args:
-        value, most: what to show, and after how many characters it is cut; 0: never.
+        limit: characters after which the text is cut; 0: never.
     """
     text = str(value)
-    if most and len(text) > most:
-        text = f"{text[:most]}… ({count(len(text))} characters)"
+    if limit and len(text) > limit:
+        text = f"{text[:limit]}… ({count(len(text))} characters)"
     out = []
     marks = 0
     for c in text:
@@ -114,9 +106,9 @@ def clean(value: object, most: int = 0) -> str:
     return "".join(out)
 
 
-def one_line(value: object, most: int = 0) -> str:
+def one_line(value: object, limit: int = 0) -> str:
     """As `clean`, and line ends and tabs visible too: an id must not look like lines of raypd's own."""
-    return clean(value, most).replace("\n", "\\n").replace("\t", "\\t")
+    return clean(value, limit).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def said(value: object) -> str:

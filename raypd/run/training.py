@@ -92,6 +92,6 @@ class Progress:
         parts = [f"step {self.step:,} of {self.steps:,}"]
         parts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
         parts += [f"validation loss {self.validation_loss:.4f}"] if self.validation_loss is not None else []
-        left = self.seconds / self.done * (self.steps - self.step) if self.done else 0.0
+        remaining = self.seconds / self.done * (self.steps - self.step) if self.done else 0.0
         rate = self.tokens / self.seconds if self.seconds else 0.0
-        return ", ".join([*parts, f"{rate:,.0f} tokens/s", f"{int(left) // 60}:{int(left) % 60:02d} left"])
+        return ", ".join([*parts, f"{rate:,.0f} tokens/s", f"{int(remaining) // 60}:{int(remaining) % 60:02d} left"])

@@ -33,9 +33,9 @@ class Unreadable:
             Whether it is the first of a file that is kept: of the others nothing new is known.
         """
         self.units += 1
-        if (known := self._of_file.get(unit.name)) is not None:
-            known.units += 1
-            known.bytes += unit.bytes
+        if (entry := self._of_file.get(unit.name)) is not None:
+            entry.units += 1
+            entry.bytes += unit.bytes
         elif len(self.entries) < _LISTED:
             self._of_file[unit.name] = UnreadableUnit(unit.name, unit.bytes, error)
             self.entries.append(self._of_file[unit.name])
@@ -46,8 +46,8 @@ class Unreadable:
         """The first files with their reasons on lines of their own, for a message."""
         first = self.entries[:_SHOWN]
         lines = [f"{e.error} ({counted(e.units, 'unit')} of it)" if e.units > 1 else e.error for e in first]
-        if more := self.units - sum(entry.units for entry in first):
-            lines.append(f"and {more:,} more")
+        if remaining := self.units - sum(entry.units for entry in first):
+            lines.append(f"and {remaining:,} more")
         return "".join(f"  {line}\n" for line in lines)
 
     def advice(self, begun: Collection[str]) -> str:
@@ -59,22 +59,24 @@ class Unreadable:
         partly = [entry for entry in self.entries if entry.source in begun]
         changed = [entry.source for entry in partly if SINCE_PLANNED in entry.error]
         damaged = [entry.source for entry in partly if SINCE_PLANNED not in entry.error]
-        said = []
+        sentences = []
         if changed:
-            said.append(
+            sentences.append(
                 f"Units of {_names(changed)} are done with what it held: put that back, and the same command does the "
                 "rest; as it is now it needs a new output.path."
             )
         if damaged:
-            said.append(f"Units of {_names(damaged)} are done: put right it is another file, for a new output.path.")
+            sentences.append(
+                f"Units of {_names(damaged)} are done: put right it is another file, for a new output.path."
+            )
         if len(partly) < len(self.entries):
-            others = "the others" if partly else "them"
-            said.append(f"The same command tries {others} again, when the objects are put right or removed.")
+            pronoun = "the others" if partly else "them"
+            sentences.append(f"The same command tries {pronoun} again, when the objects are put right or removed.")
         if not changed:
-            said.append("With input.on_damaged=skip it leaves them out and ends well.")
-        return " ".join(said)
+            sentences.append("With input.on_damaged=skip it leaves them out and ends well.")
+        return " ".join(sentences)
 
 
 def _names(sources: list[str]) -> str:
-    more = len(sources) - _NAMED
-    return ", ".join(sources[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    remaining = len(sources) - _NAMED
+    return ", ".join(sources[:_NAMED]) + (f" and {remaining:,} more" if remaining > 0 else "")

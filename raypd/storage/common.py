@@ -82,15 +82,15 @@ def choose(items: Iterable[Object], glob: str | None, none: Callable[[bool], str
 
     none: what to say where there is none, given whether anything was listed. Raises InputError with it.
     """
-    wanted = pattern(glob) if glob is not None else None
-    listed = found = False
+    matcher = pattern(glob) if glob is not None else None
+    listed = matched = False
     for item in items:
         listed = True
         hidden = any(part.startswith((".", "_")) for part in item.name.split("/"))
-        if not hidden and (wanted is None or wanted.fullmatch(item.path)):
-            found = True
+        if not hidden and (matcher is None or matcher.fullmatch(item.path)):
+            matched = True
             yield item
-    if not found:
+    if not matched:
         raise InputError(none(listed))
 
 

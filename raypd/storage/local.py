@@ -24,26 +24,26 @@ _STALE_SECONDS = 24 * 3600
 
 def local_path(path: str) -> Path:
     """A path of the configuration as an absolute one. Raises InputError for a URI of another kind of storage."""
-    scheme, separator, rest = path.partition("://")
+    scheme, separator, remainder = path.partition("://")
     if separator and scheme != "file":
-        known = "; write s3://" if scheme in ("s3a", "s3n", "S3") else "; give a local path or s3://bucket/prefix"
-        raise InputError(f"{path}: {scheme}:// is not a storage that raypd reads or writes{known}")
-    return Path(os.path.abspath(os.path.expanduser(rest if separator else path)))
+        hint = "; write s3://" if scheme in ("s3a", "s3n", "S3") else "; give a local path or s3://bucket/prefix"
+        raise InputError(f"{path}: {scheme}:// is not a storage that raypd reads or writes{hint}")
+    return Path(os.path.abspath(os.path.expanduser(remainder if separator else path)))
 
 
 def find(path: str) -> Iterator[Object]:
     """The files that a path, folder or glob stands for; see Storage.find."""
-    at = local_path(path)
-    if at.is_file():
-        yield _object(at, at.parent)
+    place = local_path(path)
+    if place.is_file():
+        yield _object(place, place.parent)
         return
-    start = literal(str(at))
-    glob = None if at.is_dir() else str(at)
+    start = literal(str(place))
+    glob = None if place.is_dir() else str(place)
     if glob == start:
-        if os.path.lexists(at):
-            raise InputError(f"{path}: {_no_file(at)}")
-        raise InputError(f"{path}: no such file or folder{_near(at)}")
-    root = at if glob is None else Path(os.path.dirname(start))
+        if os.path.lexists(place):
+            raise InputError(f"{path}: {_no_file(place)}")
+        raise InputError(f"{path}: no such file or folder{_near(place)}")
+    root = place if glob is None else Path(os.path.dirname(start))
 
     def none(listed: bool) -> str:
         if glob is not None:
@@ -56,8 +56,8 @@ def find(path: str) -> Iterator[Object]:
 
 def walk(folder: str) -> Iterator[Object]:
     """Every file below a folder, hidden ones too except what is being written; none where there is no folder."""
-    found = _objects(local_path(folder))
-    return (item for item in found if not os.path.basename(item.name).startswith(_TEMPORARY))
+    files = _objects(local_path(folder))
+    return (item for item in files if not os.path.basename(item.name).startswith(_TEMPORARY))
 
 
 def _objects(root: Path, every: bool = False) -> Iterator[Object]:
@@ -68,12 +68,14 @@ def _objects(root: Path, every: bool = False) -> Iterator[Object]:
 
 def _object(file: Path, root: Path) -> Object:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         if not file.is_symlink():
             raise
-        found = file.lstat()  # of a link to nothing: `version` tells
-    return Object(str(file), file.relative_to(root).as_posix(), found.st_size, f"{found.st_size}-{found.st_mtime_ns}")
+        status = file.lstat()  # of a link to nothing: `version` tells
+    return Object(
+        str(file), file.relative_to(root).as_posix(), status.st_size, f"{status.st_size}-{status.st_mtime_ns}"
+    )
 
 
 def _files(folder: Path, every: bool) -> Iterator[Path]:
@@ -82,8 +84,8 @@ def _files(folder: Path, every: bool) -> Iterator[Path]:
     every: also what is neither a file nor a folder (pipes, links to nothing or to folders), for who must not lose it.
     """
     try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda e: e.name)
+        with os.scandir(folder) as scan:
+            entries = sorted(scan, key=lambda e: e.name)
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
@@ -93,11 +95,11 @@ def _files(folder: Path, every: bool) -> Iterator[Path]:
             yield Path(entry.path)
 
 
-def _no_file(at: Path) -> str:
+def _no_file(path: Path) -> str:
     """What stands at a path in place of a file."""
-    if not at.exists():
-        return f"a link to {os.readlink(at)}, which is not there"
-    if at.is_dir():
+    if not path.exists():
+        return f"a link to {os.readlink(path)}, which is not there"
+    if path.is_dir():
         return "a link to a folder, which is not followed: name that folder in input.path"
     return "a pipe, socket or device: raypd reads files; write what comes out of it to one"
 
@@ -122,11 +124,11 @@ def names(folder: str, kind: Callable[[os.DirEntry[str]], bool]) -> list[str]:
         return []
 
 
-def open_read(path: str, offset: int, wanted: str | None) -> BinaryIO:
+def open_read(path: str, offset: int, expected: str | None) -> BinaryIO:
     """The bytes of a file from `offset` on. Raises OSError; Changed when it is not the version wanted."""
     file = open(local_path(path), "rb", buffering=1 << 20)  # noqa: SIM115
     # Opened first: a file that is replaced later stays as it is for who has it open.
-    if wanted is not None and version(path) != wanted:
+    if expected is not None and version(path) != expected:
         file.close()
         raise Changed(path)
     file.seek(offset)
@@ -135,18 +137,18 @@ def open_read(path: str, offset: int, wanted: str | None) -> BinaryIO:
 
 def version(path: str) -> str:
     """See Storage.version. A hash survives a copy of the file, as `ray job submit --working-dir` makes one."""
-    at = local_path(path)
+    place = local_path(path)
     try:
-        found = os.stat(at)
+        status = os.stat(place)
     except FileNotFoundError:
-        if not at.is_symlink():
+        if not place.is_symlink():
             raise
-        raise StorageError(_no_file(at)) from None
-    if not stat.S_ISREG(found.st_mode):  # to open a pipe is to wait for its writer
-        raise StorageError(_no_file(at))
-    if found.st_size > _HASHED_BYTES:
-        return f"{found.st_size}-{found.st_mtime_ns}"
-    return _hash(str(at), found.st_ino, found.st_size, found.st_mtime_ns)
+        raise StorageError(_no_file(place)) from None
+    if not stat.S_ISREG(status.st_mode):  # to open a pipe is to wait for its writer
+        raise StorageError(_no_file(place))
+    if status.st_size > _HASHED_BYTES:
+        return f"{status.st_size}-{status.st_mtime_ns}"
+    return _hash(str(place), status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=4096)
@@ -157,9 +159,9 @@ def _hash(path: str, inode: int, size: int, changed: int) -> str:
 
 def make_folder(path: str) -> None:
     """See Storage.make_folder."""
-    at = local_path(path)
-    at.parent.mkdir(parents=True, exist_ok=True)
-    at.mkdir(mode=0o700, exist_ok=True)
+    folder = local_path(path)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def put_new(path: str, data: bytes, private: bool) -> bool:
@@ -178,14 +180,14 @@ def put_new(path: str, data: bytes, private: bool) -> bool:
     return True
 
 
-def put_if(path: str, data: bytes, wanted: str) -> bool:
+def put_if(path: str, data: bytes, expected: str) -> bool:
     """See Storage.put_if. Safe against other calls of it alone: they take a lock on a hidden file beside the file."""
     path = str(local_path(path))
     folder, name = os.path.split(path)
     try:
         with open(os.path.join(folder, f".{name}.lock"), "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if version(path) != wanted:
+            if version(path) != expected:
                 return False
             put(path, data)
             return True
@@ -227,8 +229,8 @@ def _written(path: str, data: bytes, mode: int = 0o666) -> Iterator[str]:
 
 def temporary(folder: str) -> list[str]:
     """Paths of half-written files below a folder, sorted."""
-    found = (os.path.join(at, name) for at, _, names in os.walk(local_path(folder)) for name in names)
-    return sorted(path for path in found if os.path.basename(path).startswith(_TEMPORARY))
+    paths = (os.path.join(parent, name) for parent, _, names in os.walk(local_path(folder)) for name in names)
+    return sorted(path for path in paths if os.path.basename(path).startswith(_TEMPORARY))
 
 
 def clean_temporary(folder: str) -> int:

@@ -91,57 +91,57 @@ class S3Client:
         from botocore import UNSIGNED
         from botocore.config import Config
 
-        wanted = self.settings
+        settings = self.settings
         config = Config(
-            connect_timeout=wanted.connect_timeout,
-            read_timeout=wanted.read_timeout,
-            retries={"mode": "standard", "total_max_attempts": wanted.max_attempts},
+            connect_timeout=settings.connect_timeout,
+            read_timeout=settings.read_timeout,
+            retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
             max_pool_connections=32,
-            signature_version=UNSIGNED if wanted.anonymous else None,
+            signature_version=UNSIGNED if settings.anonymous else None,
         )
         try:
-            session = boto3.Session(profile_name=wanted.profile, region_name=wanted.region)
-            made = session.client("s3", endpoint_url=wanted.endpoint_url, config=config)
-            if not wanted.anonymous and (found := session.get_credentials()) is not None:
-                frozen = found.get_frozen_credentials()
+            session = boto3.Session(profile_name=settings.profile, region_name=settings.region)
+            client = session.client("s3", endpoint_url=settings.endpoint_url, config=config)
+            if not settings.anonymous and (credentials := session.get_credentials()) is not None:
+                frozen = credentials.get_frozen_credentials()
                 self._secrets = [secret for secret in (frozen.secret_key, frozen.token) if secret]
-                self._credentials, self._source = found, found.method
+                self._credentials, self._source = credentials, credentials.method
         except (BotoCoreError, ValueError) as error:
             raise StorageError(f"storage: {self._text(error)}") from None
-        made.meta.events.register("provide-client-params.s3", self._add_to_request)
-        return made
+        client.meta.events.register("provide-client-params.s3", self._add_to_request)
+        return client
 
     def object_store(self) -> dict[str, str]:
         """The same settings and credentials for libraries on the Rust crate object_store, as deltalake."""
-        wanted, made = self.settings, self.boto()
-        endpoint = made.meta.endpoint_url
+        settings, client = self.settings, self.boto()
+        endpoint = client.meta.endpoint_url
         options = {
             "aws_endpoint_url": endpoint,
-            "aws_region": made.meta.region_name,
+            "aws_region": client.meta.region_name,
             "aws_allow_http": str(endpoint.startswith("http://")).lower(),
             "aws_conditional_put": "etag",
-            "aws_skip_signature": str(wanted.anonymous).lower(),
-            "aws_request_payer": str(wanted.requester_pays).lower(),
+            "aws_skip_signature": str(settings.anonymous).lower(),
+            "aws_request_payer": str(settings.requester_pays).lower(),
         }
-        if wanted.sse != "none":
-            options["aws_server_side_encryption"] = wanted.sse
-        if wanted.kms_key_id:
-            options["aws_sse_kms_key_id"] = wanted.kms_key_id
+        if settings.sse != "none":
+            options["aws_server_side_encryption"] = settings.sse
+        if settings.kms_key_id:
+            options["aws_sse_kms_key_id"] = settings.kms_key_id
         if self._credentials is not None:
-            own = self._credentials.get_frozen_credentials()
-            options |= {"aws_access_key_id": own.access_key, "aws_secret_access_key": own.secret_key}
-            options |= {"aws_session_token": own.token} if own.token else {}
+            credentials = self._credentials.get_frozen_credentials()
+            options |= {"aws_access_key_id": credentials.access_key, "aws_secret_access_key": credentials.secret_key}
+            options |= {"aws_session_token": credentials.token} if credentials.token else {}
         return options
 
     def _add_to_request(self, params: dict[str, Any], model: Any, **_: Any) -> None:
         """The payer and the encryption, in every request that takes them."""
-        wanted = self.settings
-        more = {"RequestPayer": "requester"} if wanted.requester_pays else {}
-        if wanted.sse != "none":
-            more |= {"ServerSideEncryption": wanted.sse}
-        if wanted.kms_key_id:
-            more |= {"SSEKMSKeyId": wanted.kms_key_id}
-        params.update({key: value for key, value in more.items() if key in model.input_shape.members})
+        settings = self.settings
+        extra = {"RequestPayer": "requester"} if settings.requester_pays else {}
+        if settings.sse != "none":
+            extra |= {"ServerSideEncryption": settings.sse}
+        if settings.kms_key_id:
+            extra |= {"SSEKMSKeyId": settings.kms_key_id}
+        params.update({key: value for key, value in extra.items() if key in model.input_shape.members})
 
     def first(self, bucket: str, prefix: str) -> dict[str, Any] | None:
         """The first entry of a listing. Raises botocore's errors."""
@@ -189,26 +189,28 @@ class S3Client:
     def _explained(self, error: ClientError, path: str, action: str) -> OSError:
         """A refusal of the server as an error that says what to do; Unavailable where any object would fare alike."""
         code, bucket = code_of(error), split(path)[0]
-        at = f" at {self.settings.endpoint_url}" if self.settings.endpoint_url else ""
+        address = f" at {self.settings.endpoint_url}" if self.settings.endpoint_url else ""
         message = self._scrubbed(str(error.response.get("Error", {}).get("Message", "")))
         quote = f" (the store says: {message})" if message and message not in (code, "Forbidden", "Not Found") else ""
         metadata = error.response.get("ResponseMetadata", {})
         headers, tries = metadata.get("HTTPHeaders", {}), metadata.get("RetryAttempts", 0) + 1
         status = int(metadata.get("HTTPStatusCode", 0))
         if code == "NoSuchBucket":
-            return StorageError(f"{path}: there is no bucket {bucket!r}{at}; check the name and storage.endpoint_url")
+            return StorageError(
+                f"{path}: there is no bucket {bucket!r}{address}; check the name and storage.endpoint_url"
+            )
         if code in UNMET:
             return Changed(path)
         if code in MISSING:
             return FileNotFoundError(f"{path}: no such object")
         if code in _ELSEWHERE or (code == "400" and headers.get("x-amz-bucket-region")):
             region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region")
-            named, wanted = (f"region {region}", f"={region}") if region else ("another region", " to it")
-            return StorageError(f"{path}: the bucket {bucket!r} is in {named}: set storage.region{wanted}")
+            named, value = (f"region {region}", f"={region}") if region else ("another region", " to it")
+            return StorageError(f"{path}: the bucket {bucket!r} is in {named}: set storage.region{value}")
         if code in _EXPIRED:
             return Unavailable(f"{path}: the credentials have expired: renew them; the same command resumes{quote}")
         if code in _UNKNOWN_CALLER:
-            return Unavailable(f"{path}: the store{at} does not accept the credentials {self._whose()}{quote}")
+            return Unavailable(f"{path}: the store{address} does not accept the credentials {self._whose()}{quote}")
         if code == "RequestTimeTooSkewed":
             return Unavailable(f"{path}: the clock of this machine is wrong; set it{quote}")
         if code in _FORBIDDEN:

@@ -44,8 +44,8 @@ def walk(client: S3Client, folder: str) -> Iterator[Object]:
 
 def names(client: S3Client, folder: str) -> list[str]:
     """Names of the objects right in a folder."""
-    found = _objects(client, _folder(folder), Delimiter="/")
-    return [item.name for item in found if not item.name.startswith(".")]
+    objects = _objects(client, _folder(folder), Delimiter="/")
+    return [item.name for item in objects if not item.name.startswith(".")]
 
 
 def folders(client: S3Client, folder: str) -> list[str]:
@@ -70,17 +70,17 @@ def _object(prefix: str, item: dict[str, Any]) -> Object:
     return Object(path, path[prefix.rfind("/") + 1 :], item["Size"], item["ETag"].strip('"'))
 
 
-def _objects(client: S3Client, prefix: str, **more: str) -> Iterator[Object]:
-    for page in _pages(client, prefix, **more):
+def _objects(client: S3Client, prefix: str, **options: str) -> Iterator[Object]:
+    for page in _pages(client, prefix, **options):
         # Keys that end in / are folders that some tools make.
         yield from (_object(prefix, item) for item in page.get("Contents", []) if not item["Key"].endswith("/"))
 
 
-def _pages(client: S3Client, path: str, **more: str) -> Iterator[dict[str, Any]]:
+def _pages(client: S3Client, path: str, **options: str) -> Iterator[dict[str, Any]]:
     bucket, prefix = split(path)
     with client.translated(path, "s3:ListBucket"):
         paginator = client.boto().get_paginator("list_objects_v2")
-        yield from paginator.paginate(Bucket=bucket, Prefix=prefix, **more)
+        yield from paginator.paginate(Bucket=bucket, Prefix=prefix, **options)
 
 
 def _near(client: S3Client, path: str) -> str:

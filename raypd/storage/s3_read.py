@@ -57,10 +57,10 @@ class S3Reader(io.RawIOBase):
     def size(self) -> int:
         """Bytes of the object."""
         if self._size is None:
-            found = head(self._client, self.path)
-            if self._pinned and self.version != found.stamp:
+            current = head(self._client, self.path)
+            if self._pinned and self.version != current.stamp:
                 raise Changed(self.path)
-            self._size, self.version = found.size, found.stamp
+            self._size, self.version = current.size, current.stamp
         return self._size
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -72,15 +72,15 @@ class S3Reader(io.RawIOBase):
         """Fills the buffer; less than all of it at the end of the object alone, as pyarrow takes it."""
         view, filled = memoryview(buffer).cast("B"), 0
         while filled < len(view) and (self._size is None or self._position < self._size):
-            at = self._position - self._begin
-            if not 0 <= at < len(self._window):
-                self._begin, at = self._position, 0
+            index = self._position - self._begin
+            if not 0 <= index < len(self._window):
+                self._begin, index = self._position, 0
                 self._window = self._fetch(self._position, max(len(view) - filled, self._ahead or _LEAST_RANDOM))
                 self._ahead = min(2 * self._ahead, _MOST)
-            count = min(len(view) - filled, len(self._window) - at)
+            count = min(len(view) - filled, len(self._window) - index)
             if not count:
                 break
-            view[filled : filled + count] = memoryview(self._window)[at : at + count]
+            view[filled : filled + count] = memoryview(self._window)[index : index + count]
             self._position += count
             filled += count
         return filled
