@@ -29,7 +29,7 @@ _COLUMNS = ["row", "status", "error", "sample", "text", "finish_reason", "tokens
 
 
 def check(config: RunConfig) -> None:
-    """Sees whether the input is one batch file whose requests can be told apart.
+    """Checks that the input is one batch file whose requests have different ids.
 
     Raises:
         ConfigError: it is several files, or of another format; InputError: it cannot be read, or a custom_id stands
@@ -48,10 +48,6 @@ def check(config: RunConfig) -> None:
 
 def write(config: RunConfig, output: str) -> tuple[int, int]:
     """Writes output.jsonl and errors.jsonl, each whole, from what is committed.
-
-    Args:
-        config: of a run that has ended.
-        output: its folder.
 
     Returns:
         How many requests were answered, and how many were not.

@@ -1,7 +1,7 @@
 """Records of CSV and TSV files, plain or compressed: the one place that counts them, for planning and reading alike.
 
-Python's csv module reads them. A quoted field may hold line breaks, so there is no way into the middle of a file but to
-the places that planning has noted.
+Python's csv module reads them. A quoted field may hold line breaks, so reading can begin only at the places that
+planning has noted.
 """
 
 import csv

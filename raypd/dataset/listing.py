@@ -56,7 +56,6 @@ def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[I
     """The input's objects, each once, in the order of the roots (entries of input.path) and of the names below each.
 
     Args:
-        source: names the roots and their format.
         passed: gets the files that are no objects of the input.
 
     Raises:
@@ -114,7 +113,7 @@ def _unsupported(path: str) -> str:
 
 
 def partition_keys(name: str) -> dict[str, str]:
-    """Columns that the folders of an object's name tell, as Hive, Spark and Athena write them.
+    """Columns in the names of an object's folders, as Hive, Spark and Athena write them.
 
     >>> partition_keys("country=DE/date=2026-11-21/part-0.parquet")
     {'country': 'DE', 'date': '2026-11-21'}

@@ -1,4 +1,4 @@
-"""A plan: all units of a run, in chunks on disk or in the run's folder, read as a stream and never held as a whole.
+"""A plan: all units of a run, in chunks on disk or in the run's folder, read as a stream.
 
 <output>/plan/plan.json: totals, what the plan was made from, and the folder of its chunks; written last.
 <output>/plan/<id>/<number>.parquet: the units.
@@ -34,9 +34,8 @@ class Plan:
     """Iterates over its units in the order of the input; `units`, `documents`, `bytes` leave damaged ones out.
 
     Args:
-        totals: of all units.
         folder: of the chunks.
-        spool: the local folder that goes with this object.
+        spool: the temporary folder of a plan that is not stored yet.
 
     Attributes:
         exact: whether `documents` is a count, or an estimate from the first lines of JSONL objects.
@@ -113,13 +112,7 @@ def alone(output: str) -> set[str]:
 
 
 def take_apart(output: str, units: Sequence[Unit], fingerprint: str) -> list[Unit]:
-    """Units of one object each in place of these, now and in later sessions.
-
-    Args:
-        output: the run's folder.
-        units: of several objects each.
-        fingerprint: of the run's configuration, which goes into the new ids.
-    """
+    """Units of one object each in place of these units of several, now and in later sessions."""
     names = alone(output) | {part.name for unit in units for part in unit.parts}
     storage.put(storage.join(output, layout.PLAN_ALONE), json.dumps(sorted(names)).encode())
     return [make_unit([part], fingerprint) for unit in units for part in unit.parts]

@@ -22,7 +22,7 @@ from raypd.run.unit import Part, Unit, make_unit
 from raypd.storage.threads import in_threads
 
 _THREADS = 32  # that look into objects at once: mostly they wait for storage
-_HOPELESS = 100  # objects, of which not one can be read: what is wrong is not an object
+_HOPELESS = 100  # objects, of which not one can be read: the fault is not in the objects
 # At the end of a plan units are smaller, so that the workers of a run end at about the same time.
 _TAIL = 8  # the last eighth of the units that are planned
 _TAIL_UNITS, _TAIL_PARTS = 1024, 20_000  # of which no more than this is held in memory
@@ -33,10 +33,9 @@ def plan(config: RunConfig, output: str | None = None) -> Plan:
     """All units of a run; `Plan.keep` stores them for later sessions.
 
     Args:
-        config: of the run.
-        output: its folder. Of the plan that is stored there every unit is kept whose objects are as they were: a later
-            session lists the input and reads nothing of it again, and what is new becomes units of its own, the last
-            of them smaller. None: all units have their whole size, and are the same when other objects are added.
+        output: the run's folder. Of the plan that is stored there every unit is kept whose objects are unchanged: a
+            later session lists the input and reads nothing of it again, and what is new becomes units of its own, the
+            last of them smaller. None: all units have their whole size, and are the same when other objects are added.
 
     Raises:
         InputError: the run is pointless: no such input, nothing in it, a format that is not known, a column that is
@@ -78,7 +77,7 @@ def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
 
 
 class _Planning:
-    """A plan in the making: units that are kept, then objects that are looked into."""
+    """Makes a plan of units that are kept and of objects that are looked into."""
 
     def __init__(self, config: RunConfig, alone: set[str], most_in_tail: int) -> None:
         self.config, self.alone, self.fingerprint = config, alone, config.fingerprint()

@@ -193,11 +193,10 @@ def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None
         if value is None:
             continue
         if not isinstance(value, str):
-            not_text = (
-                next((part for part in value if not isinstance(part, str)), None) if isinstance(value, list) else None
-            )
-            held = f"a list with {kind_of(not_text)} in it" if isinstance(value, list) else kind_of(value)
-            raise ValueError(f"column {name!r} holds {held}, not text")
+            content = kind_of(value)
+            if isinstance(value, list):
+                content = f"a list with {kind_of(next(part for part in value if not isinstance(part, str)))} in it"
+            raise ValueError(f"column {name!r} holds {content}, not text")
         if "\0" in value:
             raise ValueError(f"column {name!r} holds NUL characters")
         try:

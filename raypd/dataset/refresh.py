@@ -1,6 +1,6 @@
-"""A stored plan and the input as it is now: what is the same is kept as it was cut, the rest is to be planned.
+"""A stored plan and the input as it is now: units of unchanged objects are kept, all else is to be planned.
 
-The listing lies in a small database on this machine's disk, so that memory does not grow with the number of objects.
+The listing is kept in a small database on this machine's disk, so that memory does not grow with the number of objects.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _same(part: Part, item: InputObject) -> bool:
 
 
 def digested(objects: Iterable[InputObject], digest: hashlib._Hash) -> Iterator[InputObject]:
-    """The objects, while the digest takes them up."""
+    """The objects, each added to the digest."""
     for item in objects:
         digest.update("\0".join(map(str, item)).encode() + b"\n")
         yield item

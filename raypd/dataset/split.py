@@ -1,8 +1,8 @@
 """Looking into one object of the input: whether it can be read, and the ranges that it is cut into.
 
 Parquet is cut by rows and bytes from its footer; uncompressed JSONL by bytes, of which only the first megabyte is
-read; compressed JSONL by rows, for which all of it is read once, since a stream has no way into its middle; and so is
-CSV, by the bytes of its text, since a line break may stand in a quoted field.
+read; compressed JSONL by rows, for which all of it is read once, since a stream cannot be entered in its middle. CSV is
+read as a whole too, since a quoted field may hold line breaks, and cut by the bytes of its text.
 """
 
 import io

@@ -49,10 +49,6 @@ def unit_path(output: str, unit_id: str, partition: Mapping[str, str] | None = N
 def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.Schema:
     """The columns of every committed object, whatever is in it: a unit of nothing but nulls or errors has them too.
 
-    Args:
-        task_columns: those of the task (raypd.tasks.columns).
-        partition: keys of output.partition.
-
     Raises:
         ConfigError: a key of the partition is one of them.
         ValueError: a task's column hides one of raypd's.
@@ -69,12 +65,10 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
 def make_table(
     documents: Sequence[Document], records: Sequence[Record], task_columns: pa.Schema, attempts: int
 ) -> pa.Table:
-    """The rows of a unit in the order of its documents.
+    """The rows of a unit in the order of its documents, one for each record; a document without any gets an error row.
 
     Args:
-        documents: all of the unit.
-        records: one row each, in any order; a document without any gets an error row.
-        task_columns: those of the task (raypd.tasks.columns).
+        records: in any order.
         attempts: how many it took, for the column of that name.
     """
     from raypd.tasks.base import Record
@@ -125,33 +119,18 @@ def _places(table: pa.Table) -> set[tuple[str, int]]:
 
 
 def commit(output: str, table: pa.Table, summary: UnitSummary, partition: Mapping[str, str] | None = None) -> bool:
-    """Writes a unit's object.
+    """Writes a unit's object; False when the unit was committed before, and what is there stays.
 
     Args:
-        output: the run's folder.
-        table: as `make_table` makes it.
-        summary: stands in the object's metadata; gets its time of commit here.
-        partition: output.partition of the configuration, in whose folder it goes.
-
-    Returns:
-        False when the unit was committed before; what is there stays.
+        summary: goes into the object's metadata; gets its time of commit here.
+        partition: output.partition of the configuration.
     """
     summary.committed_at = time.time()
     return storage.put_new(unit_path(output, summary.unit, partition), _encoded(table, summary))
 
 
 def replace_rows(path: str, table: pa.Table, summary: UnitSummary, version: str) -> bool:
-    """Replaces a unit's object. A retry alone may do so: for all others what is committed stays as it is.
-
-    Args:
-        path: of the object.
-        table: all of its new rows.
-        summary: of these.
-        version: the one to be replaced, as `storage.version` gives it.
-
-    Returns:
-        False when the object is another version by now.
-    """
+    """Replaces this version of a unit's object, as only a retry may; False when it is another version by now."""
     return storage.put_if(path, _encoded(table, summary), version)
 
 
@@ -182,12 +161,7 @@ def committed(output: str) -> set[str]:
 
 
 def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> bool:
-    """Whether a unit is done.
-
-    Args:
-        output: the run's folder.
-        partition: as for `commit`; others are not looked into.
-    """
+    """Whether a unit is done; only its own partition is looked into."""
     return storage.exists(unit_path(output, unit_id, partition))
 
 
@@ -195,7 +169,6 @@ def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSumm
     """What a committed unit holds.
 
     Args:
-        output: the run's folder.
         path: of the unit's object, where `objects` has listed it; None: partitions are searched for it.
 
     Raises:
@@ -209,12 +182,7 @@ def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSumm
 def read_table(
     output: str, unit_id: str, columns: Sequence[str] | None = None, path: str | None = None
 ) -> tuple[UnitSummary, pa.Table]:
-    """A committed unit: its summary and its rows. Raises as `read_summary` does.
-
-    Args:
-        columns: of the rows; None: all.
-        path: as there.
-    """
+    """A committed unit: its summary and its rows, with these columns or all. Raises as `read_summary` does."""
     with _opened(path or _locate(output, unit_id)) as parquet:
         return _summary(parquet), parquet.read(columns=None if columns is None else list(columns))
 
@@ -252,12 +220,7 @@ def _locate(output: str, unit_id: str) -> str:
 
 
 def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
-    """The first rows of a committed unit, for a look at them.
-
-    Args:
-        output: the run's folder.
-        limit: rows at most.
-    """
+    """The first rows of a committed unit."""
     return as_records(read_table(output, unit_id)[1].slice(0, limit))
 
 

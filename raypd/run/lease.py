@@ -38,7 +38,7 @@ class RunLease:
         self.took_over = False  # from a session that had died
         self.lost: str | None = None  # why this session does not hold the run any more
         self._output, self._say = output, say
-        self._holder = storage.join(output, layout.LEASE)
+        self._lease_path = storage.join(output, layout.LEASE)
         self._path = storage.join(output, layout.SESSIONS, f"{self.id}.json")
         self._clock = time.monotonic()
         self._beats = 0
@@ -49,7 +49,7 @@ class RunLease:
         self._thread.start()
 
     def end(self, how: str) -> None:
-        """how: complete, interrupted, failed, ... Gives the run free. Raises OSError."""
+        """Releases the run; `how` it ended: complete, interrupted, failed, ... Raises OSError."""
         self._ended.set()
         self._thread.join()
         if self.lost is None:
@@ -59,27 +59,28 @@ class RunLease:
     def _take(self) -> str:
         """Becomes the holder; the version of the file that says so."""
         while True:
-            mine = self._mark()
-            if storage.put_new(self._holder, mine):
-                return storage.version(self._holder)
-            version, holder = self._theirs()
+            lease = self._lease()
+            if storage.put_new(self._lease_path, lease):
+                return storage.version(self._lease_path)
+            version, holder = self._current()
             if holder is None:
                 continue  # it was just deleted
             if not holder.ended:
                 self._check_dead(version, holder)
                 self.took_over = True
-            if storage.put_if(self._holder, mine, version):
-                return storage.version(self._holder)
+            if storage.put_if(self._lease_path, lease, version):
+                return storage.version(self._lease_path)
             # Somebody was faster: look again.
 
-    def _theirs(self) -> tuple[str, Lease | None]:
+    def _current(self) -> tuple[str, Lease | None]:
+        """Version and content of lease.json; no content where it is gone."""
         try:
-            version = storage.version(self._holder)
-            return version, records.read(Lease, self._holder)
+            version = storage.version(self._lease_path)
+            return version, records.read(Lease, self._lease_path)
         except FileNotFoundError:
             return "", None
         except RecordError:
-            return version, Lease(ended=True)  # torn by hand: nobody's
+            return version, Lease(ended=True)  # edited by hand: nobody holds the run
 
     def _check_dead(self, version: str, holder: Lease) -> None:
         """Returns when the holder is dead. Raises RunError as soon as it is seen to be alive."""
@@ -90,9 +91,9 @@ class RunLease:
         if alive is None:
             self._say(f"session {holder.session} on {holder.host} holds this run: looking for its heartbeat")
             ends = time.monotonic() + STALE_SECONDS
-            while time.monotonic() < ends and storage.version(self._holder) == version:
+            while time.monotonic() < ends and storage.version(self._lease_path) == version:
                 time.sleep(min(1.0, STALE_SECONDS / 10))
-            now, latest = self._theirs()
+            now, latest = self._current()
             if now == version:
                 self._say(f"session {holder.session} gives no sign of life: taking its place")
                 return
@@ -105,7 +106,8 @@ class RunLease:
             "takes its place"
         )
 
-    def _mark(self, ended: bool = False) -> bytes:
+    def _lease(self, ended: bool = False) -> bytes:
+        """The next lease.json of this session."""
         self._beats += 1
         since = datetime.fromtimestamp(self.began, UTC).isoformat(timespec="seconds")
         pid = os.getpid()
@@ -120,10 +122,10 @@ class RunLease:
                 self._write(None)
 
     def _beat(self, ended: bool = False) -> None:
-        if storage.put_if(self._holder, self._mark(ended), self._version):
-            self._version = storage.version(self._holder)
+        if storage.put_if(self._lease_path, self._lease(ended), self._version):
+            self._version = storage.version(self._lease_path)
             return
-        version, holder = self._theirs()
+        version, holder = self._current()
         if holder is not None and holder.session == self.id:
             self._version = version  # written after all, though the store had not answered so
         else:
@@ -132,7 +134,7 @@ class RunLease:
 
     def _write(self, how: str | None) -> None:
         seconds = round(time.monotonic() - self._clock, 3)
-        # Ends and heartbeats are reckoned from the beginning: a clock that is set in between does not move them.
+        # Ends and heartbeats are counted from the beginning: a clock that is set in between does not move them.
         now = self.began + seconds
         session = Session(self.began, self.id, now)
         if how:
@@ -142,10 +144,10 @@ class RunLease:
 
 @contextlib.contextmanager
 def held(output: str, say: Callable[[str], None]) -> Iterator[RunLease]:
-    """Holds a folder for the length of a block, whose end it tells as complete or failed.
+    """Holds a folder for the length of a block, which ends complete or failed.
 
     Args:
-        output, say: the folder, and what takes lines for the user while another session's heartbeat is looked for.
+        say: takes lines for the user while another session's heartbeat is looked for.
 
     Raises:
         RunError: another session that is alive holds it.

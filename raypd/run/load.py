@@ -1,4 +1,4 @@
-"""A run that was made before: its configuration, out of the run.json in its folder."""
+"""The configuration of an earlier run, from the run.json in its folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
     """A run's run.json, or the state.json of nightly runs; from here on this process reaches S3 as the run did.
 
     Args:
-        output, overrides: the run's folder, and key=value, of which section `storage` says how S3 is reached instead.
+        overrides: key=value; those of section `storage` replace how the run reached S3.
 
     Raises:
         ConfigError: it cannot be read; NoRun: there is none.
@@ -57,10 +57,10 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
 
 
 def load_run(output: str, overrides: list[str]) -> RunConfig:
-    """The configuration of a run, out of its run.json.
+    """The configuration of a run, from its run.json.
 
     Args:
-        output, overrides: the run's folder, and key=value of what has moved since.
+        overrides: key=value of what has moved since.
 
     Raises:
         ConfigError: there is no run, or what its answers depend on is not what it was.

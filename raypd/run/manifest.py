@@ -16,15 +16,7 @@ from raypd.config import RunConfig
 from raypd.config.load import with_new_names
 from raypd.errors import ConfigError
 from raypd.run import layout, records
-from raypd.run.records import (
-    Manifest,
-    RecordError,
-    RunCost,
-    RunRecord,
-    Session,
-    SessionTotals,
-    UnitSummary,
-)
+from raypd.run.records import Manifest, RecordError, RunCost, RunRecord, Session, SessionTotals, UnitSummary
 from raypd.run.unreadable import Unreadable
 
 NO_KEY = "a file that prompts come from, or raypd itself"  # what makes another fingerprint beside the keys
@@ -43,24 +35,23 @@ def _iso(seconds: float) -> str:
 def claim(config: RunConfig, output: str) -> None:
     """Makes the output folder this run's, or checks that it is.
 
-    Args:
-        config, output: the run's, and the path of its folder.
-
     Raises:
         ConfigError: the folder belongs to another configuration, or cannot be written.
     """
-    path = storage.join(output, layout.RUN)
-    mine = RunRecord(config.fingerprint(), recorded(config), _iso(time.time()), versions())
+    record = RunRecord(config.fingerprint(), recorded(config), _iso(time.time()), versions())
     check(config, output)
     try:
         storage.make_folder(output)
-        storage.put_new(path, records.encoded(mine), private=True)
-    except storage.Unavailable:
-        raise
-    except storage.StorageError as error:
-        raise ConfigError(f"output.path: {error}") from None
+        storage.put_new(storage.join(output, layout.RUN), records.encoded(record), private=True)
     except OSError as error:
-        raise ConfigError(f"output.path {output}: cannot be written: {error}") from None
+        raise _refusal(error, f"output.path {output}: cannot be written: {error}") from None
+
+
+def _refusal(error: OSError, message: str) -> Exception:
+    """What to raise for an error of the output folder: a ConfigError, except where the store does not answer."""
+    if isinstance(error, storage.Unavailable):
+        return error
+    return ConfigError(f"output.path: {error}" if isinstance(error, storage.StorageError) else message)
 
 
 def recorded(config: RunConfig) -> dict[str, Any]:
@@ -75,10 +66,7 @@ def recorded(config: RunConfig) -> dict[str, Any]:
 
 
 def check(config: RunConfig, output: str) -> None:
-    """Sees whether a run may have its output folder; writes nothing.
-
-    Args:
-        config, output: the run's, and the path of its folder.
+    """Checks whether a run may have its output folder; writes nothing.
 
     Raises:
         ConfigError: the folder belongs to another configuration, or cannot be read.
@@ -92,14 +80,10 @@ def check(config: RunConfig, output: str) -> None:
         if next(storage.walk(storage.join(output, layout.UNITS)), None) is not None:
             raise ConfigError(f"output.path {output}: has units but no run.json; give a new output.path") from None
         return
-    except storage.Unavailable:
-        raise
-    except storage.StorageError as error:
-        raise ConfigError(f"output.path: {error}") from None
     except RecordError as error:
         raise ConfigError(f"{error}; give a new output.path") from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); give a new output.path") from None
+        raise _refusal(error, f"{path}: cannot be read ({error}); give a new output.path") from None
     if record.fingerprint != config.fingerprint():
         changed = differences(record.config, config) or [NO_KEY]
         raise ConfigError(
@@ -110,14 +94,9 @@ def check(config: RunConfig, output: str) -> None:
 
 
 def differences(old: dict[str, Any], config: RunConfig) -> list[str]:
-    """Keys that count in the fingerprint and that a recorded configuration has otherwise.
+    """Dotted keys that count in the fingerprint and that the recorded configuration `old` has otherwise.
 
-    Args:
-        old, config: the recorded one, as JSON, and that of now.
-
-    Returns:
-        The keys, dotted; empty where a file that prompts come from has another text, or the record is of a raypd that
-        answers otherwise.
+    Empty where a file that prompts come from has another text, or the record is of a raypd that answers otherwise.
     """
     old, idle = with_new_names(old), config.idle_keys()
     with contextlib.suppress(ValueError):  # of a version with other keys: it is compared as it stands
@@ -146,10 +125,7 @@ def make(
     """Adds up the committed units and the sessions of a run.
 
     Args:
-        config, output: the run's, and the path of its folder.
-        units_planned: how many units its plan has.
         units: the committed ones.
-        unreadable: what cannot be read of the input.
         cost: the bill of all sessions; None where no ledger ran.
     """
     sessions, folder = [], storage.join(output, layout.SESSIONS)

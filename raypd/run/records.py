@@ -1,4 +1,4 @@
-"""What lies in the folder of a run, as types: who writes a file and who shows it use the same one.
+"""The files in the folder of a run as types, the same for writing and for showing them.
 
 The fields of a record are the keys of its JSON. Files of other versions of raypd are read too: keys that a record does
 not have are passed over, and where a key is missing its default stands. Times are unix seconds, money is USD.
@@ -32,10 +32,7 @@ def to_json(record: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[_R], tree: Any, file: str) -> _R:
-    """The record that parsed JSON was made from.
-
-    Args:
-        kind, tree, file: its class, the parsed JSON, and where that is from, for the message.
+    """The record that parsed JSON was made from; `file`: where that is from, for the message.
 
     Raises:
         RecordError: a value has another type, or a key without a default is missing.
@@ -52,9 +49,6 @@ def from_json(kind: type[_R], tree: Any, file: str) -> _R:
 def read(kind: type[_R], path: str) -> _R:
     """The record in a file.
 
-    Args:
-        kind, path: its class, and the path of the file.
-
     Raises:
         RecordError: the file holds no such record; OSError: it cannot be read.
     """
@@ -66,20 +60,12 @@ def read(kind: type[_R], path: str) -> _R:
 
 
 def write(path: str, record: Any, indent: int | None = 2) -> None:
-    """Puts the file of a record whole. Raises OSError.
-
-    Args:
-        path, record, indent: the path of the file, and the rest as in `encoded`.
-    """
+    """Writes the file of a record, as `encoded` makes it, in one piece. Raises OSError."""
     storage.put(path, encoded(record, indent))
 
 
 def encoded(record: Any, indent: int | None = 2) -> bytes:
-    """The file of a record. Raises ValueError at a number that JSON does not have (NaN, infinite).
-
-    Args:
-        record, indent: a dataclass, and the blanks of a level; None: all on one line.
-    """
+    """The file of a record, a dataclass. Raises ValueError at a number that JSON does not have (NaN, infinite)."""
     text = json.dumps(to_json(record), indent=indent, ensure_ascii=False, allow_nan=False, default=str)
     return (text + "\n").encode()
 
@@ -175,7 +161,7 @@ class UnitResult:
     """What a worker reports to the driver of a unit.
 
     ok, failed: documents. error: why it was not done, and then retry: whether it may be at another time. fatal: no
-    worker can. handed_back: at the scheduler's own wish. unreadable: it is the input's fault alone.
+    worker can. handed_back: because the scheduler asked for it. unreadable: it is the input's fault alone.
     """
 
     ok: int = 0
@@ -209,11 +195,7 @@ class Seconds:
         return self.startup + self.prefill + self.decode + self.idle + self.lost
 
     def lose(self, prefill: float, decode: float) -> None:
-        """Moves busy time of an attempt that failed to `lost`.
-
-        Args:
-            prefill, decode: seconds of the attempt; no more are moved than there are.
-        """
+        """Moves busy seconds of an attempt that failed to `lost`, no more than there are."""
         prefill, decode = min(prefill, self.prefill), min(decode, self.decode)
         self.prefill -= prefill
         self.decode -= decode
@@ -528,7 +510,7 @@ class HostedEstimate:
 
 @dataclass(kw_only=True)
 class Estimate:
-    """What estimate.json tells: the speed of one worker, and what the corpus takes on each kind of machine.
+    """What estimate.json holds: the speed of one worker, and what the corpus takes on each kind of machine.
 
     fingerprint, model, task: of the configuration. not_measured: GPU -> instance types. sample: how it was measured.
     hosted_tokens: input and output of a document, as `hosted` takes them.

@@ -1,4 +1,4 @@
-"""What becomes of a unit whose worker process dies: bisected, until the document that kills is found.
+"""What becomes of a unit whose worker process dies: it is bisected until the document that kills is found.
 
 The first attempt decodes a unit as a whole. After a death it is alone in its worker and goes in groups, with a
 checkpoint on storage before each: the rows of the group. Those of the last checkpoint are the suspects of the next
@@ -25,7 +25,7 @@ _MOST_ERRORS = 3  # attempts at a unit that fails with an error of storage
 
 @dataclass(frozen=True)
 class Attempt:
-    """One go at a unit.
+    """An attempt at a unit.
 
     number: of the attempts that counted, from 1. deaths: worker processes that died of it. blind: of these, those
     that left no checkpoint though they should. suspects: rows of the checkpoint at the last death; None: not known.
@@ -57,13 +57,10 @@ class Attempt:
         return [*groups, unsuspected] if unsuspected else groups
 
     def after_death(self, checkpoint: Sequence[int] | None) -> Attempt | None:
-        """The next attempt once the worker process died.
+        """The next attempt once the worker process died; None when the unit is given up.
 
         Args:
             checkpoint: the rows of the last one, where this attempt left one.
-
-        Returns:
-            The attempt; None when the unit is given up.
         """
         rows = tuple(checkpoint or ()) if self.bisecting else ()
         deaths = self.deaths + 1
@@ -81,12 +78,7 @@ class Attempt:
         return replace(self, number=self.number + 1) if self.number < _MOST_ERRORS else None
 
     def reason(self, row: int, failure_reason: str | None) -> str:
-        """Why a quarantined row has no answer.
-
-        Args:
-            row: its number in the unit.
-            failure_reason: what the unit's last worker wrote, if anything (`failure_reason`).
-        """
+        """Why a quarantined row has no answer; `failure_reason`: what the unit's last worker wrote, if anything."""
         lines = (failure_reason or "").strip().splitlines()
         return f"killed its worker process {self.quarantined[row]} times{f': {lines[-1]}' if lines else ''}"
 
@@ -96,30 +88,17 @@ def _checkpoint_path(output: str, unit: str) -> str:
 
 
 def failure_path(output: str, unit: str) -> str:
-    """Where a worker that ends itself with a unit writes the reason.
-
-    Args:
-        output, unit: the run's folder, and the unit's id.
-    """
+    """Where a worker that ends itself with a unit writes the reason."""
     return storage.join(output, layout.FAILURES, f"{unit}.txt")
 
 
 def checkpoint(output: str, unit: str, rows: Sequence[int]) -> None:
-    """Writes down what is about to be decoded. Raises OSError.
-
-    Args:
-        output, unit: the run's folder, and the unit's id.
-        rows: their numbers in the unit.
-    """
+    """Writes down which rows of a unit are about to be decoded. Raises OSError."""
     storage.put(_checkpoint_path(output, unit), json.dumps({"rows": list(rows)}).encode())
 
 
 def checkpointed(output: str, unit: str) -> list[int] | None:
-    """The rows of the last checkpoint of a unit, or None.
-
-    Args:
-        output, unit: the run's folder, and the unit's id.
-    """
+    """The rows of the last checkpoint of a unit, or None."""
     try:
         return [int(row) for row in json.loads(storage.read(_checkpoint_path(output, unit)))["rows"]]
     except (OSError, ValueError, KeyError, TypeError):
@@ -127,11 +106,7 @@ def checkpointed(output: str, unit: str) -> list[int] | None:
 
 
 def failure_reason(output: str, unit: str) -> str | None:
-    """Why the last worker that ended itself with a unit did so; None where it did not say.
-
-    Args:
-        output, unit: the run's folder, and the unit's id.
-    """
+    """Why the last worker that ended itself with a unit did so; None where it wrote nothing."""
     try:
         return storage.read(failure_path(output, unit)).decode(errors="replace")
     except OSError:

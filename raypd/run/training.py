@@ -1,4 +1,4 @@
-"""training.json: what a training did, for who writes it and for who shows it."""
+"""training.json: what a training did."""
 
 from __future__ import annotations
 

@@ -107,7 +107,6 @@ def make_unit(parts: Sequence[Part], fingerprint: str, damaged: str | None = Non
 
     Args:
         parts: in the order of the input.
-        fingerprint: of the configuration.
         damaged: why its object cannot be read; None: it can.
     """
     first = parts[0]

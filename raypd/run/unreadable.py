@@ -1,4 +1,4 @@
-"""What of the input cannot be read: counted in units, told by file."""
+"""What of the input cannot be read: counted in units, listed by file."""
 
 from __future__ import annotations
 
@@ -17,21 +17,14 @@ _NAMED = 3
 
 @dataclass
 class Unreadable:
-    """Units of the input that cannot be read: how many, and what is known of the first files."""
+    """Units of the input that cannot be read: how many, and the first files of them."""
 
     units: int = 0
     entries: list[UnreadableUnit] = field(default_factory=list)
     _of_file: dict[str, UnreadableUnit] = field(default_factory=dict)
 
     def add(self, unit: Unit, error: str) -> bool:
-        """Counts a unit, and keeps its file while there are few.
-
-        Args:
-            unit, error: one that cannot be read, and why.
-
-        Returns:
-            Whether it is the first of a file that is kept: of the others nothing new is known.
-        """
+        """Counts a unit, and keeps its file and the error while there are few; whether the file is newly kept."""
         self.units += 1
         if (entry := self._of_file.get(unit.name)) is not None:
             entry.units += 1

@@ -27,7 +27,7 @@ __all__ = [
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path lies on S3."""
+    """Whether a path is on S3."""
     return path.startswith("s3://")
 
 
@@ -138,7 +138,6 @@ class Storage:
         """A pyarrow file to be read anywhere, as Parquet is; raises as open_read does.
 
         Args:
-            version: the only one to read.
             size: bytes, where a listing has them: it saves a request on S3.
         """
         import pyarrow as pa
@@ -157,12 +156,11 @@ class Storage:
             local.make_folder(path)
 
     def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
-        """Writes a file whole unless it exists.
+        """Writes a file whole, and its folders, unless it exists.
 
         Args:
-            path: its folders are made where they are not there.
-            data: all of its bytes; they must differ between writers that want to know who was first.
-            private: a local file is its owner's alone to read.
+            data: must differ between writers that want to know who was first.
+            private: a local file that its owner alone can read.
 
         Returns:
             False when it exists, and what is there stays as it is. Of many writers at once one gets True (on a store
@@ -171,24 +169,11 @@ class Storage:
         return s3.put_new(self.s3, path, data) if is_remote(path) else local.put_new(path, data, private)
 
     def put(self, path: str, data: bytes) -> None:
-        """Writes a file whole in place of what is there.
-
-        Args:
-            path: its folders are made where they are not there.
-            data: all of its bytes.
-        """
+        """Writes a file whole, and its folders, in place of what is there."""
         return s3.put(self.s3, path, data) if is_remote(path) else local.put(path, data)
 
     def put_if(self, path: str, data: bytes, version: str) -> bool:
-        """Replaces exactly one version of a file, whole.
-
-        Args:
-            data: all of its new bytes.
-            version: the one to be replaced, as `version` gives it.
-
-        Returns:
-            False when the file is another version, or gone.
-        """
+        """Replaces exactly this version of a file, whole; False when the file is another version, or gone."""
         return s3.put_if(self.s3, path, data, version) if is_remote(path) else local.put_if(path, data, version)
 
     def delete(self, path: str) -> None:

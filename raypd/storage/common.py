@@ -78,9 +78,10 @@ def literal(glob: str) -> str:
 
 
 def choose(items: Iterable[Object], glob: str | None, none: Callable[[bool], str]) -> Iterator[Object]:
-    """Those of the listed files that a glob over whole paths matches, without hidden ones.
+    """The listed files that a glob over whole paths matches, without hidden ones.
 
-    none: what to say where there is none, given whether anything was listed. Raises InputError with it.
+    Raises:
+        InputError: there is none; `none` makes the message, called with whether anything was listed.
     """
     matcher = pattern(glob) if glob is not None else None
     listed = matched = False

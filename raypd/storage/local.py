@@ -81,7 +81,7 @@ def _object(file: Path, root: Path) -> Object:
 def _files(folder: Path, every: bool) -> Iterator[Path]:
     """The files below a folder in the order of their parts; links to folders are not followed.
 
-    every: also what is neither a file nor a folder (pipes, links to nothing or to folders), for who must not lose it.
+    every: also what is neither a file nor a folder (pipes, links to nothing or to folders).
     """
     try:
         with os.scandir(folder) as scan:
@@ -127,7 +127,7 @@ def names(folder: str, kind: Callable[[os.DirEntry[str]], bool]) -> list[str]:
 def open_read(path: str, offset: int, expected: str | None) -> BinaryIO:
     """The bytes of a file from `offset` on. Raises OSError; Changed when it is not the version wanted."""
     file = open(local_path(path), "rb", buffering=1 << 20)  # noqa: SIM115
-    # Opened first: a file that is replaced later stays as it is for who has it open.
+    # Opened first: an open file stays as it is when the path is replaced.
     if expected is not None and version(path) != expected:
         file.close()
         raise Changed(path)
@@ -222,7 +222,7 @@ def _written(path: str, data: bytes, mode: int = 0o666) -> Iterator[str]:
     except OSError as error:
         error.filename = error.filename or path  # "No space left on device" alone does not say which
         raise
-    finally:  # a full disk must not be filled further by what is left over
+    finally:  # a full disk must not be filled further by remains
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
 

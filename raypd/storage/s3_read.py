@@ -1,4 +1,4 @@
-"""Reading one version of an S3 object by ranges: for text from front to back, for Parquet anywhere."""
+"""Reading one version of an S3 object by ranges: text in sequence, Parquet anywhere."""
 
 import io
 import random

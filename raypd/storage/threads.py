@@ -10,13 +10,7 @@ Result = TypeVar("Result")
 
 
 def in_threads(function: Callable[[Given], Result], items: Iterable[Given], threads: int) -> Iterator[Result]:
-    """`map` in a pool of threads, in the order of the items; the first error ends it.
-
-    Args:
-        function: called with one item, many at a time.
-        items: no more of them is taken than the threads need.
-        threads: how many.
-    """
+    """`map` in a pool of threads, in the order of the items, which are read as needed; the first error ends it."""
     waiting: deque[Future[Result]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:
