@@ -64,12 +64,12 @@ def corpus(tmp_path: Path, config) -> RunConfig:
 def test_a_damaged_object_is_listed_and_nothing_else_is_lost(tmp_path, corpus, name) -> None:
     data, reason = DAMAGED[name]
     (tmp_path / "in" / name).write_bytes(data)
-    made = plan(corpus)
-    (bad,) = made.damaged()
+    units = plan(corpus)
+    (bad,) = units.damaged()
     assert bad.damaged is not None
     assert reason in bad.damaged
     assert (bad.name, bad.bytes) == (name, len(data))
-    assert (made.documents, made.totals.damaged, made.totals.damaged_bytes) == (30, 1, len(data))
+    assert (units.documents, units.totals.damaged, units.totals.damaged_bytes) == (30, 1, len(data))
     assert Counter(d.id for d in read_all(corpus)) == Counter(map(str, range(30)))
     with pytest.raises(InputError, match=name):
         read_unit(bad, corpus)
@@ -95,8 +95,8 @@ def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_pa
 
     (tmp_path / "in/m.jsonl.gz").write_bytes(gzip.compress(LINES))
     (tmp_path / "in/m.parquet").unlink()
-    made = driver.run_extract(corpus, build=fakes.build)
-    assert (made.documents, made.units_unreadable) == (430, 0)
+    result = driver.run_extract(corpus, build=fakes.build)
+    assert (result.documents, result.units_unreadable) == (430, 0)
     assert ids(corpus) == Counter([*map(str, range(30)), *(f"x{i}" for i in range(400))])
 
 
@@ -110,9 +110,9 @@ def test_what_is_no_file_is_unreadable_and_what_is_of_no_format_is_named(tmp_pat
     (tmp_path / "other").mkdir()
     write_jsonl(tmp_path / "other/x.jsonl", ["lost"])
     (tmp_path / "in/linked").symlink_to(tmp_path / "other")
-    made = plan(corpus)
-    assert (made.documents, made.totals.damaged) == (30, 3)
-    reasons = {unit.name: unit.damaged or "" for unit in made.damaged()}
+    units = plan(corpus)
+    assert (units.documents, units.totals.damaged) == (30, 3)
+    reasons = {unit.name: unit.damaged or "" for unit in units.damaged()}
     assert reasons["gone.jsonl"].endswith(
         "gone.jsonl: cannot be read: a link to ../elsewhere.jsonl, which is not there"
     )
@@ -160,13 +160,13 @@ def test_many_units_that_cannot_be_read_do_not_end_a_run(tmp_path, config, ray_h
     run = config(str(tmp_path / "in"))
     real = planner.plan
 
-    def plan_then_lose(*given):
-        made = real(*given)
+    def plan_then_lose(*arguments):
+        planned = real(*arguments)
         for i in range(0, 20, 2):
             (tmp_path / f"in/{i:02d}.jsonl").unlink()
         for i in range(1, 8, 2):
             write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["other"] * 10)
-        return made
+        return planned
 
     monkeypatch.setattr(driver.planner, "plan", plan_then_lose)
     with pytest.raises(RunError, match=r"(?s)14 units of the input cannot be read.*and 4 more"):
@@ -180,11 +180,11 @@ def test_one_file_of_many_units_is_told_once_beside_the_others(tmp_path, config,
     run = config(str(tmp_path / "in"))
     real = planner.plan
 
-    def plan_then_change(*given):
-        made = real(*given)
+    def plan_then_change(*arguments):
+        planned = real(*arguments)
         for name in "abcd":
             write_jsonl(tmp_path / f"in/{name}.jsonl", ["other"] * 10)
-        return made
+        return planned
 
     monkeypatch.setattr(driver.planner, "plan", plan_then_change)
     with pytest.raises(RunError, match="units of the input cannot be read") as caught:
@@ -193,8 +193,8 @@ def test_one_file_of_many_units_is_told_once_beside_the_others(tmp_path, config,
     for name in "abcd":
         assert sum(f"in/{name}.jsonl: has changed since it was planned" in line for line in lines) == 1
     assert re.search(r"replaced or deleted \(\d\d units of it\)", str(caught.value))
-    said = [line for line in capfd.readouterr().err.splitlines() if "has changed since" in line]
-    assert len(said) == len(set(said)) == 4
+    messages = [line for line in capfd.readouterr().err.splitlines() if "has changed since" in line]
+    assert len(messages) == len(set(messages)) == 4
     tree = json.loads((tmp_path / "out/manifest.json").read_text())
     assert sorted(entry["source"] for entry in tree["unreadable"]) == [f"{name}.jsonl" for name in "abcd"]
     assert sum(entry["units"] for entry in tree["unreadable"]) == tree["units_unreadable"] >= 33
@@ -208,10 +208,10 @@ def test_the_advice_for_a_file_that_changed_in_mid_run_works(tmp_path, config, r
         run_here(run, most=2)
     real = planner.plan
 
-    def plan_then_change(*given):
-        made = real(*given)
+    def plan_then_change(*arguments):
+        planned = real(*arguments)
         write_jsonl(path, ["other"] * 40)
-        return made
+        return planned
 
     monkeypatch.setattr(driver.planner, "plan", plan_then_change)
     with pytest.raises(RunError) as caught:
@@ -230,16 +230,18 @@ def test_the_advice_for_a_file_that_changed_in_mid_run_works(tmp_path, config, r
 
 def test_what_can_be_done_about_each_file() -> None:
     part = Part("/in/x", "x", "v", "s", 9, "jsonl", None)
-    found = Unreadable()
+    unreadable = Unreadable()
     for name, error in (("a", "has changed since it was planned"), ("b", "cannot be read: no"), ("c", "gone")):
-        found.add(make_unit([replace(part, name=name)], "f"), error)
-    assert found.advice(()) == (
+        unreadable.add(make_unit([replace(part, name=name)], "f"), error)
+    assert unreadable.advice(()) == (
         "The same command tries them again, when the objects are put right or removed. With input.on_damaged=skip it "
         "leaves them out and ends well."
     )
-    assert found.advice({"b"}).startswith("Units of b are done: put right it is another file, for a new output.path. ")
-    assert "tries the others again" in found.advice({"a", "b"})
-    assert "tries" not in found.advice({"a", "b", "c"})
+    assert unreadable.advice({"b"}).startswith(
+        "Units of b are done: put right it is another file, for a new output.path. "
+    )
+    assert "tries the others again" in unreadable.advice({"a", "b"})
+    assert "tries" not in unreadable.advice({"a", "b", "c"})
 
 
 def damage_pages(path: Path, groups: Sequence[int]) -> None:
@@ -249,8 +251,8 @@ def damage_pages(path: Path, groups: Sequence[int]) -> None:
     data, metadata = bytearray(path.read_bytes()), pq.ParquetFile(path).metadata
     for chunk in (metadata.row_group(group).column(1) for group in groups):
         begin = chunk.dictionary_page_offset or chunk.data_page_offset
-        for at in range(begin, begin + chunk.total_compressed_size):
-            data[at] ^= 0x5A
+        for position in range(begin, begin + chunk.total_compressed_size):
+            data[position] ^= 0x5A
     path.write_bytes(data)
 
 
@@ -269,9 +271,9 @@ def test_verify_names_each_file_that_cannot_be_read(tmp_path, config) -> None:
     for name in "abc":
         damage_pages(tmp_path / f"in/{name}.parquet", [0, 1, 2])
     run = config(str(tmp_path / "in"))
-    found = verification.verify(run.output.path, run).unreadable
-    assert (found.units, len(found.examples)) == (9, 3)
-    assert all(f"in/{name}.parquet: " in text for name, text in zip("abc", found.examples, strict=True))
+    unreadable = verification.verify(run.output.path, run).unreadable
+    assert (unreadable.units, len(unreadable.examples)) == (9, 3)
+    assert all(f"in/{name}.parquet: " in text for name, text in zip("abc", unreadable.examples, strict=True))
 
 
 def test_a_column_that_is_missing_everywhere_is_the_configurations_fault(tmp_path, config) -> None:
@@ -292,8 +294,8 @@ def test_columns_of_another_type_are_read_as_they_are(tmp_path, config) -> None:
     (tmp_path / "in/c.parquet").write_bytes(parquet({"title": [{"a": 1}, None], "id": [3, 4]}))
     (tmp_path / "in/d.parquet").write_bytes(parquet({"title": [["a", "b"]], "id": [5]}))
     documents = read_all(config(str(tmp_path / "in")))
-    found = [(d.source, d.id, d.fields.get("title")) for d in documents[:2]]
-    assert found == [("a.parquet", "1", "text"), ("b.parquet", "2", "3.5")]
+    rows = [(d.source, d.id, d.fields.get("title")) for d in documents[:2]]
+    assert rows == [("a.parquet", "1", "text"), ("b.parquet", "2", "3.5")]
     assert "holds an object, not text" in (documents[2].error or "")
     assert "no text in title" in (documents[3].error or "")
     assert documents[4].fields["title"] == "a\nb"

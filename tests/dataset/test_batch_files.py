@@ -51,12 +51,12 @@ BOUNDED = {"type": "object", "properties": {"a": {"type": "object", "properties"
 
 
 def request(id: str, content: Any = "Say it.", url: str = URL, method: str = "POST", **body: Any) -> dict[str, Any]:
-    made = {"model": "gpt-4.1-mini", "messages": [{"role": "user", "content": content}], "max_tokens": 8}
-    return {"custom_id": id, "method": method, "url": url, "body": {**made, "temperature": 0, **body}}
+    parameters = {"model": "gpt-4.1-mini", "messages": [{"role": "user", "content": content}], "max_tokens": 8}
+    return {"custom_id": id, "method": method, "url": url, "body": {**parameters, "temperature": 0, **body}}
 
 
 def write(path: Path, *lines: dict[str, Any] | str) -> str:
-    path.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in lines))
+    path.write_text("".join((entry if isinstance(entry, str) else json.dumps(entry)) + "\n" for entry in lines))
     return str(path)
 
 
@@ -75,8 +75,8 @@ def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
     monkeypatch.setattr(driver, "run_extract", run_extract)
 
     def run(source: str, *overrides: str, output: str = "out", retry: bool = False) -> Path:
-        more = ["cluster.unit_documents=3", "model.dtype=float32", "model.device=cpu", *overrides]
-        config = config_over(source, "generation", more, None, str(model), str(tmp_path / output), openai=True)
+        settings = ["cluster.unit_documents=3", "model.dtype=float32", "model.device=cpu", *overrides]
+        config = config_over(source, "generation", settings, None, str(model), str(tmp_path / output), openai=True)
         run_task(config, "generation", retry, False, False)
         return tmp_path / output
 
@@ -104,50 +104,53 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, gene
     )
     folder = generate(source)
     answers, errors = read(folder / "output.jsonl"), read(folder / "errors.jsonl")
-    assert [one["custom_id"] for one in answers] == ["greedy", "three", "chat", "three again"]
-    assert all(one["error"] is None and one["response"]["status_code"] == 200 for one in answers)
-    made = {one["custom_id"]: ChatCompletion.model_validate(one["response"]["body"], strict=True) for one in answers}
-    assert {one.model for one in made.values()} == {"gpt-4.1-mini"}
-    assert [choice.index for choice in made["three"].choices] == [0, 1, 2]
-    texts = [choice.message.content for choice in made["three"].choices]
+    assert [entry["custom_id"] for entry in answers] == ["greedy", "three", "chat", "three again"]
+    assert all(entry["error"] is None and entry["response"]["status_code"] == 200 for entry in answers)
+    completions = {
+        entry["custom_id"]: ChatCompletion.model_validate(entry["response"]["body"], strict=True) for entry in answers
+    }
+    assert {entry.model for entry in completions.values()} == {"gpt-4.1-mini"}
+    assert [choice.index for choice in completions["three"].choices] == [0, 1, 2]
+    texts = [choice.message.content for choice in completions["three"].choices]
     assert len(set(texts)) == 3
-    assert [choice.message.content for choice in made["three again"].choices] == texts  # a seed of its own decides
-    assert made["three"].usage is not None
-    assert made["three"].usage.completion_tokens <= 15
-    assert {choice.finish_reason for choice in made["three"].choices} <= {"stop", "length"}
-    assert len({one["id"] for one in answers + errors}) == 8
+    again = [choice.message.content for choice in completions["three again"].choices]
+    assert again == texts  # a seed of its own decides
+    assert completions["three"].usage is not None
+    assert completions["three"].usage.completion_tokens <= 15
+    assert {choice.finish_reason for choice in completions["three"].choices} <= {"stop", "length"}
+    assert len({entry["id"] for entry in answers + errors}) == 8
 
     # what an unmodified model writes to the same messages
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     flat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a\nb"}, *turns[2:]]
-    for name, messages, most in (("greedy", [{"role": "user", "content": "Say it."}], 20), ("chat", flat, 8)):
+    for name, messages, limit in (("greedy", [{"role": "user", "content": "Say it."}], 20), ("chat", flat, 8)):
         prompt = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         size = prompt["input_ids"].shape[1]
-        written = model.generate(**prompt, max_new_tokens=most, do_sample=False, pad_token_id=0)[0, size:]
-        found = made[name]
-        assert found.choices[0].message.content == tokenizer.decode(written, skip_special_tokens=True)
-        assert found.usage is not None
-        assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (size, len(written))
-        assert found.usage.total_tokens == size + len(written)
-        assert found.choices[0].finish_reason == ("stop" if written[-1] == 2 else "length")
+        written = model.generate(**prompt, max_new_tokens=limit, do_sample=False, pad_token_id=0)[0, size:]
+        completion = completions[name]
+        assert completion.choices[0].message.content == tokenizer.decode(written, skip_special_tokens=True)
+        assert completion.usage is not None
+        assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (size, len(written))
+        assert completion.usage.total_tokens == size + len(written)
+        assert completion.choices[0].finish_reason == ("stop" if written[-1] == 2 else "length")
 
-    assert [one["custom_id"] for one in errors] == [None, "schema", None, "long"]
+    assert [entry["custom_id"] for entry in errors] == [None, "schema", None, "long"]
     broken, schema, nameless, long = errors
-    for line, one in ((4, broken), (7, nameless)):
-        assert one["response"] is None
-        fault = BatchError.model_validate(one["error"], strict=True)
+    for line, entry in ((4, broken), (7, nameless)):
+        assert entry["response"] is None
+        fault = BatchError.model_validate(entry["error"], strict=True)
         assert fault.line == line
         assert fault.message is not None
         assert fault.message.startswith(f"line {line}: ")
     assert broken["error"]["code"] == "invalid_json_line"
-    for one, words, param in ((schema, "minimum would not be held to", "response_format"),
+    for entry, words, param in ((schema, "minimum would not be held to", "response_format"),
                               (long, "too long", "messages")):  # fmt: skip
-        assert one["error"] is None
-        assert one["response"]["status_code"] == 400
-        fault = TypeAdapter(ErrorObject).validate_python(one["response"]["body"]["error"], strict=True)
+        assert entry["error"] is None
+        assert entry["response"]["status_code"] == 400
+        fault = TypeAdapter(ErrorObject).validate_python(entry["response"]["body"]["error"], strict=True)
         assert words in fault.message
         assert (fault.type, fault.param) == ("invalid_request_error", param)
 
@@ -164,8 +167,8 @@ def test_every_request_has_its_line_in_one_of_the_two_files(tmp_path: Path, gene
 
 def test_parameters_are_those_of_the_request(tmp_path: Path, generate: Callable[..., Path]) -> None:
     """A stop text cuts; what a request leaves out is as the configuration says, which samples at 1 as the API does."""
-    whole = read(generate(write(tmp_path / "a.jsonl", request("a", max_tokens=12)), output="a") / "output.jsonl")
-    text = whole[0]["response"]["body"]["choices"][0]["message"]["content"]
+    lines = read(generate(write(tmp_path / "a.jsonl", request("a", max_tokens=12)), output="a") / "output.jsonl")
+    text = lines[0]["response"]["body"]["choices"][0]["message"]["content"]
     stop = text[4]
     free = {key: value for key, value in request("free")["body"].items() if key != "temperature"}
     source = write(
@@ -174,31 +177,31 @@ def test_parameters_are_those_of_the_request(tmp_path: Path, generate: Callable[
         request("list", max_tokens=12, stop=["nowhere", stop]),
         {**request("free"), "body": free},
     )
-    made = [one["response"]["body"]["choices"][0] for one in read(generate(source, output="b") / "output.jsonl")]
-    assert [one["message"]["content"] for one in made[:2]] == [text[: text.index(stop)]] * 2
-    assert made[0]["finish_reason"] == "stop"
+    choices = [entry["response"]["body"]["choices"][0] for entry in read(generate(source, output="b") / "output.jsonl")]
+    assert [entry["message"]["content"] for entry in choices[:2]] == [text[: text.index(stop)]] * 2
+    assert choices[0]["finish_reason"] == "stop"
     cold = read(generate(source, "decoding.sampling.temperature=0", output="c") / "output.jsonl")
     assert cold[2]["response"]["body"]["choices"][0]["message"]["content"] == text[:8]
-    assert made[2]["message"]["content"] != text[:8]
+    assert choices[2]["message"]["content"] != text[:8]
 
 
 def test_an_answer_is_held_to_its_response_format(tmp_path: Path, generate: Callable[..., Path]) -> None:
     """A random model, at temperature 1, writes what an unmodified validator accepts, within the tokens that it may."""
     draws = [request(f"schema {n}", temperature=1, max_tokens=90, response_format=held_to(PRODUCT)) for n in range(4)]
     objects = [
-        request(f"object {n}", temperature=1, max_tokens=most, response_format={"type": "json_object"})
-        for n, most in enumerate((8, 8, 300, 300))
+        request(f"object {n}", temperature=1, max_tokens=limit, response_format={"type": "json_object"})
+        for n, limit in enumerate((8, 8, 300, 300))
     ]
     short = request("short", max_tokens=9, response_format=held_to(PRODUCT))
     folder = generate(write(tmp_path / "batch.jsonl", *draws, *objects, short))
-    found = {one["custom_id"]: one["response"]["body"]["choices"][0] for one in read(folder / "output.jsonl")}
-    assert len(found) == len(draws) + len(objects)
+    choices = {entry["custom_id"]: entry["response"]["body"]["choices"][0] for entry in read(folder / "output.jsonl")}
+    assert len(choices) == len(draws) + len(objects)
     for line in draws:
-        choice = found[line["custom_id"]]
+        choice = choices[line["custom_id"]]
         jsonschema.validate(json.loads(choice["message"]["content"]), PRODUCT)
         assert choice["finish_reason"] == "stop"
     for line in objects:
-        choice = found[line["custom_id"]]
+        choice = choices[line["custom_id"]]
         assert choice["message"]["content"].startswith("{")
         if choice["finish_reason"] == "stop":
             assert isinstance(json.loads(choice["message"]["content"]), dict)
@@ -207,10 +210,10 @@ def test_an_answer_is_held_to_its_response_format(tmp_path: Path, generate: Call
     assert (error["custom_id"], fault["param"]) == ("short", "response_format")
     assert re.search(r"its shortest answer takes \d+ tokens, 9 may be written", fault["message"])
 
-    other = generate(
+    plain = generate(
         write(tmp_path / "b.jsonl", draws[0], request("text")), "decoding.method=skeleton_of_thought", output="other"
     )
-    (error,) = read(other / "errors.jsonl")
+    (error,) = read(plain / "errors.jsonl")
     assert "skeleton_of_thought cannot hold an answer to it" in error["response"]["body"]["error"]["message"]
 
 
@@ -245,8 +248,8 @@ def test_an_answer_is_held_to_its_response_format(tmp_path: Path, generate: Call
 )  # fmt: skip
 def test_what_cannot_be_done_is_said(tmp_path: Path, line: dict[str, Any], param: str, words: str) -> None:
     source = write(tmp_path / "batch.jsonl", request("ok"), line | {"custom_id": "b"})
-    more = ["model.fake.load_seconds=0", "model.fake.step_seconds=0", "model.fake.answer_tokens=2"]
-    config = config_over(source, "generation", more, None, "fake", str(tmp_path / "out"), openai=True)
+    settings = ["model.fake.load_seconds=0", "model.fake.step_seconds=0", "model.fake.answer_tokens=2"]
+    config = config_over(source, "generation", settings, None, "fake", str(tmp_path / "out"), openai=True)
     run_here(config, components.build)
     assert batch_files.write(config, str(tmp_path / "out")) == (1, 1)
     (error,) = read(tmp_path / "out/errors.jsonl")
@@ -279,8 +282,8 @@ def test_a_file_that_was_changed_is_not_taken_for_the_runs(tmp_path: Path, gener
 
 
 def test_the_seed_counts_where_a_request_may_sample() -> None:
-    def fingerprint(*more: str) -> str:
-        return config_over("a.jsonl", "generation", list(more), None, None, None, openai=True).fingerprint()
+    def fingerprint(*overrides: str) -> str:
+        return config_over("a.jsonl", "generation", list(overrides), None, None, None, openai=True).fingerprint()
 
     cold = "decoding.sampling.temperature=0"
     assert fingerprint(cold) != fingerprint(cold, "decoding.sampling.seed=1")

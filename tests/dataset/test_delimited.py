@@ -44,22 +44,22 @@ def test_what_a_csv_writer_wrote_is_read_once_and_where_it_stands(
     for row in [("title", "n"), *((f"x{title}", n) for title, n in rows)]:
         begins.append(text.tell())
         writer.writerow(row)
-    whole = text.getvalue()
-    data = whole.encode(encoding)
+    content = text.getvalue()
+    data = content.encode(encoding)
     pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[compression]
     path = tmp_path / f"a.{suffix}{compression}"
     path.write_bytes(pack(data))
-    given = "utf-8" if encoding == "utf-8-sig" else encoding  # a byte order mark needs no word
-    run = config(str(path), id_column=None, encoding=given, unit_documents=size)
+    setting = "utf-8" if encoding == "utf-8-sig" else encoding  # a byte order mark needs no word
+    run = config(str(path), id_column=None, encoding=setting, unit_documents=size)
     planned = plan(run)
-    found = [read_unit(unit, run) for unit in planned]
-    assert [(d.fields["title"], d.fields["n"]) for unit in found for d in unit] == [(f"x{t}", n) for t, n in rows]
-    assert all(len(unit) <= size for unit in found)
+    documents = [read_unit(unit, run) for unit in planned]
+    assert [(d.fields["title"], d.fields["n"]) for unit in documents for d in unit] == [(f"x{t}", n) for t, n in rows]
+    assert all(len(unit) <= size for unit in documents)
     assert (planned.exact, planned.documents) == (True, len(rows))
-    as_read = data if encoding in ("utf-8-sig", "latin-1") else whole.encode()
+    as_read = data if encoding in ("utf-8-sig", "latin-1") else content.encode()
     mark = 3 if encoding == "utf-8-sig" else 0
-    widths = [len(whole[:begin].encode("latin-1" if encoding == "latin-1" else "utf-8")) + mark for begin in begins]
-    assert [d.place for unit in found for d in unit] == widths[1:]
+    widths = [len(content[:begin].encode("latin-1" if encoding == "latin-1" else "utf-8")) + mark for begin in begins]
+    assert [d.place for unit in documents for d in unit] == widths[1:]
     assert all(as_read[place:].lstrip(b'"').startswith(b"x") for place in widths[1:])
 
 
@@ -72,18 +72,18 @@ def test_a_large_file_is_cut_into_units_that_each_read_their_own_part_alone(tmp_
     run = config(str(path), unit_documents=100)
     units = list(plan(run, str(tmp_path / "out")))  # with smaller ones at its end
     assert {unit.rows for unit in units} == {100, 25}
-    taken = []
+    offsets = []
     real = local.open_read
 
-    monkeypatch.setattr(local, "open_read", lambda *args: taken.append(args[1]) or real(*args))
+    monkeypatch.setattr(local, "open_read", lambda *args: offsets.append(args[1]) or real(*args))
     documents = read_unit(units[-1], run)
     assert [d.id for d in documents[:-1]] == [str(i) for i in range(4975, 4999)]
-    assert taken == [0, documents[0].place]  # the header, and where the unit begins
-    *found, last = (d for unit in units for d in read_unit(unit, run))
+    assert offsets == [0, documents[0].place]  # the header, and where the unit begins
+    *complete, last = (d for unit in units for d in read_unit(unit, run))
     assert last.error == f"a.csv, line {len(before.splitlines()) + 1}: 1 field where the header has 2"
     expected = pd.read_csv(io.BytesIO(before), dtype=str)
-    assert [d.fields["title"] for d in found] == expected["title"].tolist()
-    assert [d.id for d in found] == expected["id"].tolist()
+    assert [d.fields["title"] for d in complete] == expected["title"].tolist()
+    assert [d.id for d in complete] == expected["id"].tolist()
 
 
 BAD = b"""id,title,note
@@ -159,8 +159,8 @@ def test_a_file_without_records_has_no_documents(tmp_path, config, text) -> None
 def test_another_encoding_is_used_as_given_and_one_that_is_wrong_is_seen(tmp_path, config) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("id,title\n1,größe\n2,plain\n".encode("cp1252"))
-    found = read_all(config(str(path)))
-    assert [d.error for d in found] == ["a.csv, line 2: not UTF-8: invalid start byte at byte 4 of line 2", None]
+    documents = read_all(config(str(path)))
+    assert [d.error for d in documents] == ["a.csv, line 2: not UTF-8: invalid start byte at byte 4 of line 2", None]
     run = config(str(path), encoding="cp1252")
     assert [d.fields["title"] for d in read_all(run)] == ["größe", "plain"]
     assert run.fingerprint() != config(str(path)).fingerprint()
@@ -205,9 +205,9 @@ def test_the_folders_of_a_path_are_columns_where_the_file_has_none(tmp_path, con
     write(rows, folder / f"b.{suffix}")
     write(rows[["title"]], tmp_path / f"in/country=a%2Fb/c.{suffix}")
     keys = {"text_columns": ["title", "country"], "id_column": None, "category_column": "country"}
-    found = [d.fields for d in read_all(config(str(tmp_path / "in"), **keys))]
-    assert [d["country"] for d in found] == ["DE", "DE", "own", "too", "a/b", "a/b"]
-    assert "date" not in found[0]
+    fields = [d.fields for d in read_all(config(str(tmp_path / "in"), **keys))]
+    assert [d["country"] for d in fields] == ["DE", "DE", "own", "too", "a/b", "a/b"]
+    assert "date" not in fields[0]
     with pytest.raises(InputError, match=f"c.{suffix}: no column 'country'"):  # of the folder that is given itself
         plan(config(str(tmp_path / "in/country=a%2Fb"), text_columns=["country"], id_column=None))
     run = config(str(tmp_path / "in/country=DE"), id_column="date")
@@ -225,6 +225,6 @@ def test_a_run_over_csv_writes_a_row_for_every_record(tmp_path, config) -> None:
 
     (tmp_path / "a.csv").write_bytes(BAD)
     run = config(str(tmp_path / "a.csv"))
-    made = driver.run_extract(run, build=fakes.build)
-    assert (made.documents, made.failed) == (9, 6)
+    result = driver.run_extract(run, build=fakes.build)
+    assert (result.documents, result.failed) == (9, 6)
     assert verification.verify(run.output.path, run).passed

@@ -20,9 +20,9 @@ from tests.runs import write_jsonl
 
 def kept(run: RunConfig) -> Plan:
     """Plans as a session does."""
-    made = plan(run, run.output.path)
-    made.keep(run.output.path)
-    return made
+    planned = plan(run, run.output.path)
+    planned.keep(run.output.path)
+    return planned
 
 
 def shape(planned: Plan) -> list[list[str]]:
@@ -42,20 +42,20 @@ def inspected(monkeypatch) -> list[str]:
     """The names of the objects that planning reads."""
     names: list[str] = []
 
-    def noted(found, *rest):
-        names.append(found.name)
-        return split.inspect(found, *rest)
+    def noted(item, *arguments):
+        names.append(item.name)
+        return split.inspect(item, *arguments)
 
     monkeypatch.setattr(planner, "inspect", noted)
     return names
 
 
 def test_small_files_share_units_and_large_ones_are_split(run) -> None:
-    made = plan(run)
-    assert shape(made) == [["d.jsonl"]] * 3 + [["a.jsonl", "b.jsonl", "c.jsonl"], ["e.jsonl"]]
-    assert (made.units, made.documents, made.exact) == (5, 36, True)
-    assert made.bytes == sum(p.stat().st_size for p in Path(run.input.path).iterdir())  # type: ignore[arg-type]
-    documents = [(d.source, d.fields["title"]) for unit in made for d in read_unit(unit, run)]
+    planned = plan(run)
+    assert shape(planned) == [["d.jsonl"]] * 3 + [["a.jsonl", "b.jsonl", "c.jsonl"], ["e.jsonl"]]
+    assert (planned.units, planned.documents, planned.exact) == (5, 36, True)
+    assert planned.bytes == sum(p.stat().st_size for p in Path(run.input.path).iterdir())  # type: ignore[arg-type]
+    documents = [(d.source, d.fields["title"]) for unit in planned for d in read_unit(unit, run)]
     assert len(set(documents)) == 36
 
 
@@ -74,13 +74,13 @@ def test_what_is_new_becomes_units_of_its_own(run, tmp_path, inspected) -> None:
     write_jsonl(tmp_path / "in/aa.jsonl", ["new"] * 2)
     write_jsonl(tmp_path / "in/f.jsonl", ["new"])
     inspected.clear()
-    made = kept(run)
+    planned = kept(run)
     assert inspected == ["aa.jsonl", "f.jsonl"]
-    assert first < {u.id for u in made}
-    assert [parts for parts in shape(made) if "aa.jsonl" in parts] == [["aa.jsonl", "f.jsonl"]]
-    assert (made.documents, made.changes) == (39, "")
+    assert first < {u.id for u in planned}
+    assert [parts for parts in shape(planned) if "aa.jsonl" in parts] == [["aa.jsonl", "f.jsonl"]]
+    assert (planned.documents, planned.changes) == (39, "")
     folders = [p for p in (tmp_path / "out/plan").iterdir() if p.is_dir() and any(p.iterdir())]
-    assert [p.name for p in folders] == [made.totals.id]
+    assert [p.name for p in folders] == [planned.totals.id]
 
 
 def test_what_was_replaced_or_is_gone_is_named_and_the_rest_kept(run, tmp_path, inspected) -> None:
@@ -88,11 +88,11 @@ def test_what_was_replaced_or_is_gone_is_named_and_the_rest_kept(run, tmp_path, 
     write_jsonl(tmp_path / "in/b.jsonl", ["other"] * 4)
     (tmp_path / "in/e.jsonl").unlink()
     inspected.clear()
-    made = plan(run, run.output.path)
-    assert made.changes == "b.jsonl was replaced, e.jsonl is gone"
+    planned = plan(run, run.output.path)
+    assert planned.changes == "b.jsonl was replaced, e.jsonl is gone"
     assert inspected == ["a.jsonl", "b.jsonl", "c.jsonl"]  # they shared a unit
-    assert {u.id for u in made} & set(first) == {i for i, u in first.items() if u.name == "d.jsonl"}
-    assert made.documents == 34
+    assert {u.id for u in planned} & set(first) == {i for i, u in first.items() if u.name == "d.jsonl"}
+    assert planned.documents == 34
 
 
 def test_a_touched_or_moved_input_is_the_same(run, tmp_path, config, inspected) -> None:
@@ -101,10 +101,10 @@ def test_a_touched_or_moved_input_is_the_same(run, tmp_path, config, inspected) 
         os.utime(file, (1, 1))
     shutil.move(tmp_path / "in", tmp_path / "moved")
     inspected.clear()
-    made = plan(config(str(tmp_path / "moved")), run.output.path)
+    planned = plan(config(str(tmp_path / "moved")), run.output.path)
     assert inspected == []
-    assert sorted(u.id for u in made) == sorted(u.id for u in first)
-    assert sum(len(read_unit(u, run)) for u in made) == 36
+    assert sorted(u.id for u in planned) == sorted(u.id for u in first)
+    assert sum(len(read_unit(u, run)) for u in planned) == 36
 
 
 def test_objects_that_were_damaged_are_looked_into_again(run, tmp_path, inspected) -> None:
@@ -121,11 +121,11 @@ def test_objects_that_were_damaged_are_looked_into_again(run, tmp_path, inspecte
 def test_units_that_were_taken_apart_stay_apart(run) -> None:
     (shared,) = [u for u in kept(run) if len(u.parts) > 1]
     singles = take_apart(run.output.path, [shared], run.fingerprint())
-    made = kept(run)
-    assert {u.id for u in singles} < {u.id for u in made}
-    assert all(len(parts) == 1 for parts in shape(made))
-    assert made.documents == 36
-    assert list(plan(run, run.output.path)) == list(made)
+    planned = kept(run)
+    assert {u.id for u in singles} < {u.id for u in planned}
+    assert all(len(parts) == 1 for parts in shape(planned))
+    assert planned.documents == 36
+    assert list(plan(run, run.output.path)) == list(planned)
 
 
 def test_other_sizes_of_units_cut_anew(run, tmp_path, config, inspected) -> None:
@@ -136,8 +136,8 @@ def test_other_sizes_of_units_cut_anew(run, tmp_path, config, inspected) -> None
 
 
 def test_a_plan_that_is_torn_is_made_again_and_a_chunk_that_is_gone_is_named(run, tmp_path) -> None:
-    made = kept(run)
-    chunk = tmp_path / "out/plan" / made.totals.id / "000000.parquet"
+    planned = kept(run)
+    chunk = tmp_path / "out/plan" / planned.totals.id / "000000.parquet"
     chunk.write_bytes(chunk.read_bytes()[:50])
     with pytest.raises(RunError, match=r"000000.parquet: a part of the plan cannot be read.*delete"):
         list(plan(run, run.output.path))
@@ -148,12 +148,12 @@ def test_a_plan_that_is_torn_is_made_again_and_a_chunk_that_is_gone_is_named(run
 
 def test_a_plan_of_many_chunks_is_read_in_its_order(run, monkeypatch) -> None:
     monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 2)
-    made = kept(run)
-    assert made.totals.chunks == 3
-    found = stored(run.output.path)
-    assert found is not None
-    assert list(found) == list(made) == list(plan(run))
-    assert [u.id for u in found.left({next(iter(found)).id})] == [u.id for u in found][1:]
+    planned = kept(run)
+    assert planned.totals.chunks == 3
+    loaded = stored(run.output.path)
+    assert loaded is not None
+    assert list(loaded) == list(planned) == list(plan(run))
+    assert [u.id for u in loaded.left({next(iter(loaded)).id})] == [u.id for u in loaded][1:]
 
 
 def test_a_name_that_is_no_text_is_refused(tmp_path, config) -> None:
@@ -174,24 +174,26 @@ def test_memory_does_not_grow_with_the_number_of_objects(tmp_path, config, monke
     monkeypatch.setattr("raypd.dataset.plan._CHUNK_PARTS", 200)
     monkeypatch.setattr(planner, "_TAIL_PARTS", 200)
     monkeypatch.setattr(
-        storage, "open_read", lambda p, *rest, **keys: io.BytesIO(line) if "://" in p else opened(p, *rest, **keys)
+        storage,
+        "open_read",
+        lambda p, *arguments, **keys: io.BytesIO(line) if "://" in p else opened(p, *arguments, **keys),
     )
 
     def peaks(count: int) -> list[int]:
         """Bytes at most while so many objects are planned, and while they are compared with the stored plan."""
         names = (f"{i:09d}.jsonl" for i in range(count))
         again = (f"{i:09d}.jsonl" for i in range(1, count + 1))
-        run, found = config("s3://generated/in", f"out{count}"), []
+        run, sizes = config("s3://generated/in", f"out{count}"), []
         for listed in (names, again):
             objects = (storage.Object(f"s3://generated/in/{n}", n, len(line), n) for n in listed)
             monkeypatch.setattr(storage, "find", lambda path, objects=objects: objects)
             tracemalloc.start()
-            made = plan(run, run.output.path)
-            found.append(tracemalloc.get_traced_memory()[1])
+            planned = plan(run, run.output.path)
+            sizes.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
-            assert sum(len(unit.parts) for unit in made) == made.documents == count
-            made.keep(run.output.path)
-        return found
+            assert sum(len(unit.parts) for unit in planned) == planned.documents == count
+            planned.keep(run.output.path)
+        return sizes
 
     peaks(500)  # imports and caches
     few, many = peaks(1000), peaks(6_000)

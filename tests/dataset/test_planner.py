@@ -44,14 +44,14 @@ def test_jsonl_is_cut_and_read_back(tmp_path, config, name, end, last) -> None:
     run = config(str(write(tmp_path / name, lines(end, last))))
     units = list(plan(run))
     read = [read_unit(unit, run) for unit in units]
-    found = [d for documents in read for d in documents]
-    assert [(d.id, d.fields["title"]) for d in found] == [(r["id"], r["title"]) for r in ROWS]
+    flat = [d for documents in read for d in documents]
+    assert [(d.id, d.fields["title"]) for d in flat] == [(r["id"], r["title"]) for r in ROWS]
     assert [len(documents) for documents in read] == [u.rows for u in units] == [10, 10, 5]
     assert all([d.index for d in documents] == [*range(len(documents))] for documents in read)
     text = lines(end, last)
-    assert all(text[d.place :].startswith(f'{{"id": "{d.id}"'.encode()) for d in found)
-    assert {d.source for d in found} == {name}
-    assert not any(d.error for d in found)
+    assert all(text[d.place :].startswith(f'{{"id": "{d.id}"'.encode()) for d in flat)
+    assert {d.source for d in flat} == {name}
+    assert not any(d.error for d in flat)
 
 
 def test_ids_are_the_same_wherever_the_folder_lies_and_change_with_the_content(tmp_path, config) -> None:
@@ -132,19 +132,20 @@ def run(request, tmp_path, config, monkeypatch) -> RunConfig:
 
 
 def test_the_last_units_are_smaller_and_hold_every_document_once(run: RunConfig) -> None:
-    whole, made = plan(run), plan(run, run.output.path)
-    assert ids(made, run) == [str(i) for i in range(1610)]
-    before, after = list(whole), list(made)
+    full_units, planned = plan(run), plan(run, run.output.path)
+    assert ids(planned, run) == [str(i) for i in range(1610)]
+    before, after = list(full_units), list(planned)
     cut = len(before) // 8
     assert after[: len(before) - cut] == before[: len(before) - cut]
     pieces = after[len(before) - cut :]
-    wanted = sum(4 if unit.expected >= 64 else 1 for unit in before[-cut:])
-    assert len(pieces) == wanted > cut
+    count = sum(4 if unit.expected >= 64 else 1 for unit in before[-cut:])
+    assert len(pieces) == count > cut
     assert max(unit.expected for unit in pieces) <= 25
-    assert (made.documents, made.bytes, made.exact) == (whole.documents, whole.bytes, whole.exact)
-    assert made.exact == ("estimated" not in str(run.input.path))
-    assert all(unit.rows in (None, len(read_unit(unit, run))) for unit in made)
-    assert len({unit.id for unit in made}) == made.units
+    for key in ("documents", "bytes", "exact"):
+        assert getattr(planned, key) == getattr(full_units, key), key
+    assert planned.exact == ("estimated" not in str(run.input.path))
+    assert all(unit.rows in (None, len(read_unit(unit, run))) for unit in planned)
+    assert len({unit.id for unit in planned}) == planned.units
     assert list(plan(run, run.output.path)) == after
 
 
@@ -162,9 +163,9 @@ def test_a_unit_of_several_files_is_cut_between_them(tmp_path, config, sizes: li
     for i, size in enumerate(sizes):
         write_jsonl(tmp_path / f"in/b{i}.jsonl", ["b"] * size)
     run = config(str(tmp_path / "in"), unit_documents=100)
-    made = plan(run, run.output.path)
-    assert [len(unit.parts) for unit in made] == [1] * 7 + pieces
-    assert sorted(ids(made, run)) == sorted(ids(plan(run), run))
+    planned = plan(run, run.output.path)
+    assert [len(unit.parts) for unit in planned] == [1] * 7 + pieces
+    assert sorted(ids(planned, run)) == sorted(ids(plan(run), run))
 
 
 def test_units_of_an_earlier_session_stay_as_they_are(tmp_path, config, monkeypatch) -> None:
@@ -192,10 +193,10 @@ def test_objects_that_were_taken_apart_are_not_cut(tmp_path, config) -> None:
     run = config(str(tmp_path / "in"), unit_documents=180)
     for i in range(20):
         write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["a"] * 90)
-    made = plan(run, run.output.path)
-    made.keep(run.output.path)
-    assert {len(unit.parts) for unit in made} == {1, 2}
-    singles = take_apart(run.output.path, [unit for unit in made if len(unit.parts) > 1], run.fingerprint())
+    planned = plan(run, run.output.path)
+    planned.keep(run.output.path)
+    assert {len(unit.parts) for unit in planned} == {1, 2}
+    singles = take_apart(run.output.path, [unit for unit in planned if len(unit.parts) > 1], run.fingerprint())
     assert {unit.id for unit in singles} <= {unit.id for unit in plan(run, run.output.path)}
 
 
@@ -226,8 +227,8 @@ def test_a_run_with_smaller_units_is_verified(tmp_path, config, ray_here) -> Non
     from raypd.cluster import driver
 
     run = config(str(write_many(tmp_path / "a.jsonl", 800)), unit_documents=100)
-    made = driver.run_extract(run, build=fakes.build)
-    assert (made.documents, made.units) == (800, 11)
+    result = driver.run_extract(run, build=fakes.build)
+    assert (result.documents, result.units) == (800, 11)
     assert verify(run.output.path, run).passed
     (tmp_path / "out/plan/plan.json").unlink()
     assert verify(run.output.path, run).passed

@@ -60,11 +60,11 @@ def test_ids_are_text_and_made_where_they_are_missing(tmp_path, config) -> None:
     rows = [{"id": 7}, {"id": "x"}, {}, {"id": None}, {"id": "x"}, {"id": ["no"]}, {"id": "\ud800"}]
     texts = [json.dumps({**row, "title": "t"}) + "\n" for row in rows]
     path.write_text("".join(texts))
-    made = [f"a.jsonl:{sum(map(len, texts[:i]))}" for i in range(len(texts))]
+    ids = [f"a.jsonl:{sum(map(len, texts[:i]))}" for i in range(len(texts))]
     documents = read_all(config(str(path)))
-    assert [d.id for d in documents] == ["7", "x", made[2], made[3], "x", made[5], "?"]
+    assert [d.id for d in documents] == ["7", "x", ids[2], ids[3], "x", ids[5], "?"]
     assert not any(d.error for d in documents)
-    assert [d.id for d in read_all(config(str(path), id_column=None))] == made
+    assert [d.id for d in read_all(config(str(path), id_column=None))] == ids
 
 
 def test_parquet_values_become_text_and_bad_ones_errors(tmp_path, config) -> None:

@@ -32,13 +32,13 @@ def texts(draw: st.DrawFn) -> bytes:
 
 def naive(text: bytes) -> list[tuple[int, bytes]]:
     """(offset, line without its end) of every line that is not blank, by splitting the whole."""
-    found, offset = [], 0
+    expected, offset = [], 0
     for line in text.split(b"\n"):
         bare = line.removeprefix(BOM) if offset == 0 else line
         if bare.strip():
-            found.append((offset, line.rstrip(b"\r")))
+            expected.append((offset, line.rstrip(b"\r")))
         offset += len(line) + 1
-    return found
+    return expected
 
 
 @given(texts(), st.lists(st.integers(0, 400), max_size=8), st.integers(1, 100))
@@ -48,20 +48,20 @@ def naive(text: bytes) -> list[tuple[int, bytes]]:
 @settings(max_examples=400, deadline=None)
 def test_every_line_is_in_exactly_one_range(text: bytes, cuts: list[int], limit: int) -> None:
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    found = []
+    found_lines = []
     for start, end in itertools.pairwise(bounds):
         file = io.BytesIO(text)
         file.seek(max(0, start - 1))
         ranged = list(lines_of_range(file, limit, start, end))
         assert all(start <= line.offset < end for line in ranged)
-        found += ranged
+        found_lines += ranged
     expected = naive(text)
-    assert [line.offset for line in found] == [offset for offset, _ in expected]
-    for line, (_, bare) in zip(found, expected, strict=True):
+    assert [line.offset for line in found_lines] == [offset for offset, _ in expected]
+    for line, (_, bare) in zip(found_lines, expected, strict=True):
         assert line.data is None or line.data.rstrip(b"\r\n") == bare.rstrip(b"\r\n")
         assert (line.data is None) == (len(bare.rstrip(b"\r\n")) > limit)
-    whole = list(lines(io.BytesIO(text), limit))
-    assert [line._replace(number=0) for line in found] == [line._replace(number=0) for line in whole]
+    all_lines = list(lines(io.BytesIO(text), limit))
+    assert [line._replace(number=0) for line in found_lines] == [line._replace(number=0) for line in all_lines]
 
 
 @given(texts(), st.integers(1, 9), st.integers(1, 200), st.sampled_from([4, 64, 1 << 20]))
@@ -73,13 +73,13 @@ def test_plan_and_read_together_lose_and_double_nothing(tmp_path, config, text, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(split, "HEAD_BYTES", head)
         planned = plan(run)
-        found = [(unit, read_unit(unit, run)) for unit in planned]
-    assert [d.place for _, part in found for d in part] == [offset for offset, _ in naive(text)]
-    assert all(unit.rows in (None, len(part)) for unit, part in found)
+        pairs = [(unit, read_unit(unit, run)) for unit in planned]
+    assert [d.place for _, part in pairs for d in part] == [offset for offset, _ in naive(text)]
+    assert all(unit.rows in (None, len(part)) for unit, part in pairs)
     assert planned.exact == (len(text) <= head)
     if planned.exact:
         assert planned.documents == len(naive(text))
-        assert all(len(part) <= documents for _, part in found)
+        assert all(len(part) <= documents for _, part in pairs)
 
 
 @pytest.mark.slow
@@ -98,13 +98,13 @@ def test_a_line_of_30_mb_among_ranges_is_read_once_in_bounded_memory(tmp_path, c
     tracemalloc.start()
     try:
         planned = plan(run)
-        found = [d for unit in planned for d in read_unit(unit, run)]
+        documents = [d for unit in planned for d in read_unit(unit, run)]
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(found) == 401
-    assert [d.fields.get("id") for d in found if d.error is None] == [str(i) for i in range(400)]
-    (bad,) = [d for d in found if d.error is not None]
+    assert len(documents) == 401
+    assert [d.fields.get("id") for d in documents if d.error is None] == [str(i) for i in range(400)]
+    (bad,) = [d for d in documents if d.error is not None]
     assert "the line has 31457" in (bad.error or "")
     assert peak < 24 << 20, peak
     assert not planned.exact

@@ -33,8 +33,10 @@ def table(records: list[Record]) -> pa.Table:
 
 
 def test_rows_stand_in_the_order_of_the_input_and_none_is_missing() -> None:
-    made = table([Record(1, {"answer": "B"}), Record(0, {"answer": "A", "price": 2.5}), Record(1, {"answer": "B2"})])
-    rows = made.to_pylist()
+    unit_table = table(
+        [Record(1, {"answer": "B"}), Record(0, {"answer": "A", "price": 2.5}), Record(1, {"answer": "B2"})]
+    )
+    rows = unit_table.to_pylist()
     assert [(r["id"], r["row"], r["status"], r["answer"]) for r in rows] == [
         ("a", 10, "ok", "A"),
         ("b", 11, "ok", "B"),
@@ -42,9 +44,9 @@ def test_rows_stand_in_the_order_of_the_input_and_none_is_missing() -> None:
         ("c", 12, "error", None),
     ]
     assert rows[3]["error"] == "a.jsonl, byte 12: not JSON"
-    assert writer.count_documents(made) == (2, 1)
+    assert writer.count_documents(unit_table) == (2, 1)
     assert [r["error"] for r in table([]).to_pylist()][:2] == ["it got no answer"] * 2
-    assert table([]).schema == made.schema  # errors alone: the same schema
+    assert table([]).schema == unit_table.schema  # errors alone: the same schema
 
 
 def test_a_value_that_cannot_be_written_is_an_error_row() -> None:

@@ -49,11 +49,11 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock(tmp_path)
-    monkeypatch.setattr(lease, "time", made)
+    fake = Clock(tmp_path)
+    monkeypatch.setattr(lease, "time", fake)
     monkeypatch.setattr(lease, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(lease, "STALE_SECONDS", STALE)
-    return made
+    return fake
 
 
 @pytest.fixture
@@ -134,8 +134,8 @@ def test_of_many_that_start_at_once_one_wins(tmp_path, clock, elsewhere) -> None
     clock.silence(dead)
     with ThreadPoolExecutor(6) as threads:
         started = [threads.submit(lease.RunLease, str(tmp_path)) for _ in range(6)]
-    (won,) = (one.result() for one in started if not one.exception())
-    refused = [str(one.exception()) for one in started if one.exception()]
+    (won,) = (future.result() for future in started if not future.exception())
+    refused = [str(future.exception()) for future in started if future.exception()]
     assert len(refused) == 5
     assert all(won.id in line for line in refused)
     won.end("complete")

@@ -59,9 +59,9 @@ def test_no_file_holds_a_number_that_json_does_not_have(tmp_path, number, put):
 def test_files_of_other_versions_are_read():
     tree = to_json(bill())
     del tree["shares"], tree["nodes"][0]["slots"]
-    found = from_json(Bill, {**tree, "later": 1, "energy": {"kwh": 0.1, "source_of": "x"}}, "s.json")
-    assert found == Bill(**{**vars(bill()), "shares": []})
-    assert type(found.workers[0].categories["c"]["documents"]) is int  # as it stands in the file
+    record = from_json(Bill, {**tree, "later": 1, "energy": {"kwh": 0.1, "source_of": "x"}}, "s.json")
+    assert record == Bill(**{**vars(bill()), "shares": []})
+    assert type(record.workers[0].categories["c"]["documents"]) is int  # as it stands in the file
 
 
 @pytest.mark.parametrize(

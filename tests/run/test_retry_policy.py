@@ -30,13 +30,13 @@ def live(rows: int, killers: set[int]) -> tuple[Attempt, int, list[int]]:
             return attempt, deaths, answered
 
 
-@pytest.mark.parametrize(("rows", "most"), [(1, 3), (10, 3), (256, 3), (4096, 4)])
+@pytest.mark.parametrize(("rows", "limit"), [(1, 3), (10, 3), (256, 3), (4096, 4)])
 @pytest.mark.parametrize("where", [(0.0,), (0.37,), (1.0,), (0.01, 0.02, 0.8)])
-def test_the_culprits_are_found(rows: int, most: int, where: tuple[float, ...]) -> None:
+def test_the_culprits_are_found(rows: int, limit: int, where: tuple[float, ...]) -> None:
     culprits = {math.floor(part * (rows - 1)) for part in where}
     attempt, deaths, answered = live(rows, culprits)
     assert set(attempt.quarantined) == culprits
-    assert sum(attempt.quarantined.values()) == deaths <= most * len(culprits)
+    assert sum(attempt.quarantined.values()) == deaths <= limit * len(culprits)
     assert sorted([*answered, *culprits]) == list(range(rows))
 
 
@@ -49,9 +49,11 @@ def test_a_process_that_is_killed_from_outside_blames_no_document() -> None:
     assert attempt.quarantined == {}
 
 
-@pytest.mark.parametrize(("go_on", "most"), [(lambda own: own.after_death([]), 6), (lambda own: own.after_error(), 3)])
-def test_a_unit_that_leaves_no_checkpoint_or_that_storage_fails_is_given_up(go_on: Any, most: int) -> None:
+@pytest.mark.parametrize(
+    ("go_on", "limit"), [(lambda attempt: attempt.after_death([]), 6), (lambda attempt: attempt.after_error(), 3)]
+)
+def test_a_unit_that_leaves_no_checkpoint_or_that_storage_fails_is_given_up(go_on: Any, limit: int) -> None:
     attempt, tries = Attempt(UNIT), 0
     while attempt is not None:
         attempt, tries = go_on(attempt), tries + 1
-    assert tries == most
+    assert tries == limit

@@ -117,8 +117,8 @@ def test_units_in_partitions_are_found_without_knowing_which(tmp_path: Path) -> 
 def test_partitions_that_cannot_be_are_refused() -> None:
     import datetime
 
-    made = OutputConfig(path="x", partition={"date": datetime.date(2026, 11, 21), "run": 7})  # as YAML reads them
-    assert made.partition == {"date": "2026-11-21", "run": "7"}
+    settings = OutputConfig(path="x", partition={"date": datetime.date(2026, 11, 21), "run": 7})  # as YAML reads them
+    assert settings.partition == {"date": "2026-11-21", "run": "7"}
     for wrong, message in (({"Date": "x"}, "a key is of"), ({"a": "b/c"}, "a value is of"), ({"a": ""}, "a value")):
         with pytest.raises(ValidationError, match=message):
             OutputConfig(path="x", partition=wrong)

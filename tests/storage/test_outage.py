@@ -47,17 +47,17 @@ def corpus(proxy: Proxy, bucket: str, config) -> Callable[..., RunConfig]:
 
     def make(on_damaged: str = "skip", output: str = "out", read_timeout: int = 60) -> RunConfig:
         settings = {"endpoint_url": proxy.url, "max_attempts": 2, "read_timeout": read_timeout}
-        made = config(f"{bucket}/in", output, settings, on_damaged=on_damaged, unit_documents=5)
-        storage.configure(made.storage)
-        return made
+        run = config(f"{bucket}/in", output, settings, on_damaged=on_damaged, unit_documents=5)
+        storage.configure(run.storage)
+        return run
 
     return make
 
 
 def after(calls: int, text: str = "/in/") -> Callable[[str, str], bool]:
     """Says of a proxy's call whether so many on objects were before it; listings go on."""
-    seen = itertools.count(1)
-    return lambda method, path: text in path and "list-type" not in path and next(seen) > calls
+    counter = itertools.count(1)
+    return lambda method, path: text in path and "list-type" not in path and next(counter) > calls
 
 
 # What a user does with a run, some of it in a folder that holds a complete one.
@@ -102,8 +102,8 @@ def test_what_the_user_sees(proxy, corpus, bucket, operation, kind, path, calls,
     assert isinstance(caught.value, InputError) == (error is InputError)
     assert proxy.failed[kind]
     proxy.faults = Faults()
-    made = plan(corpus(on_damaged))
-    assert (made.documents, made.totals.damaged) == (OBJECTS, 0)
+    units = plan(corpus(on_damaged))
+    assert (units.documents, units.totals.damaged) == (OBJECTS, 0)
     assert storage.exists(f"{run.output.path}/run.json") == (operation in ("load", "stored plan", "verify"))
 
 
@@ -130,32 +130,32 @@ def test_new_objects_during_an_outage_are_planned_by_the_next_command(proxy, cor
     with pytest.raises(RunError, match="planning ended there"):
         plan(run, run.output.path)
     proxy.faults = Faults()
-    made = plan(run, run.output.path)
-    assert (made.documents, made.totals.damaged) == (OBJECTS + 5, 0)
-    assert {u.id for u in before} <= {u.id for u in made}
+    units = plan(run, run.output.path)
+    assert (units.documents, units.totals.damaged) == (OBJECTS + 5, 0)
+    assert {u.id for u in before} <= {u.id for u in units}
 
 
 def test_an_object_that_is_forbidden_is_left_out_and_listed(proxy, corpus, bucket) -> None:
     proxy.faults = Faults(share=1.0, kinds=("403",), only=lambda method, path: "/in/07" in path or "/in/08" in path)
     run = corpus(output=f"{bucket}/out")
-    made = plan(run)
-    assert made.documents == OBJECTS - 2
-    assert [unit.name for unit in made.damaged()] == ["07.parquet", "08.jsonl"]
-    assert all("forbidden: " in str(unit.damaged) for unit in made.damaged())
+    units = plan(run)
+    assert units.documents == OBJECTS - 2
+    assert [unit.name for unit in units.damaged()] == ["07.parquet", "08.jsonl"]
+    assert all("forbidden: " in str(unit.damaged) for unit in units.damaged())
     printed = io.StringIO()
-    print_summary(driver.finish(run, run.output.path, run_here(run, planned=made)), Console(file=printed, width=100))
+    print_summary(driver.finish(run, run.output.path, run_here(run, planned=units)), Console(file=printed, width=100))
     assert "left out: 2 units of the input that cannot be read" in printed.getvalue()
     assert f"rows:     {bucket}/out/units/*.parquet" in printed.getvalue()
 
 
 def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -> None:
     run = corpus("skip")
-    made = plan(run)
+    units = plan(run)
     unreadable = Unreadable()
-    for unit in made:
+    for unit in units:
         unreadable.add(unit, f"{unit.path}: cannot be read: gone")
     with pytest.raises(RunError, match=r"(?s)nothing could be read of the input, 3 units of it:\n  s3://.*on_damaged"):
-        driver.finish(run, run.output.path, made, unreadable)
+        driver.finish(run, run.output.path, units, unreadable)
 
 
 def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket) -> None:
@@ -188,8 +188,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config) -> Callable[[
             def read(self, size: int | None = -1) -> bytes:
                 raise error
 
-        def open_read(path: str, *rest: Any) -> Any:
-            return Failing(b"x" * 1000) if path.endswith(name) else real(path, *rest)
+        def open_read(path: str, *arguments: Any) -> Any:
+            return Failing(b"x" * 1000) if path.endswith(name) else real(path, *arguments)
 
         monkeypatch.setattr(local, "open_read", open_read)
         return config(str(tmp_path), on_damaged="skip")
@@ -207,6 +207,6 @@ def test_a_disk_or_mount_that_fails_is_not_damage_of_a_file(files, name, code) -
 
 @pytest.mark.parametrize("name", ["b.jsonl", "b.jsonl.gz", "b.parquet"])
 def test_a_file_that_may_not_be_read_is_listed(files, name) -> None:
-    made = plan(files(name, PermissionError(errno.EACCES, "Permission denied")))
-    assert [unit.name for unit in made.damaged()] == [name]
-    assert made.documents == 2
+    units = plan(files(name, PermissionError(errno.EACCES, "Permission denied")))
+    assert [unit.name for unit in units.damaged()] == [name]
+    assert units.documents == 2

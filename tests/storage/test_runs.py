@@ -54,18 +54,18 @@ def fill(bucket: str, jsonl: int = 40, gz: int = 25, parquet: int = 35, title: s
 
 def ids(output: str) -> Counter[str]:
     """How often each id stands in the output."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for _, path in writer.objects(output):
         with storage.open_file(path) as file:
-            found.update(pq.read_table(file)["id"].to_pylist())
-    return found
+            counts.update(pq.read_table(file)["id"].to_pylist())
+    return counts
 
 
 def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected, bucket, make, ray_here) -> None:
     count = fill(bucket)
     run = make(connected.url, {"date": "2026-11-20"})
-    made = driver.run_extract(run, build=fakes.build)
-    assert (made.documents, made.ok, made.units, made.units_planned) == (count, count, 11, 11)
+    result = driver.run_extract(run, build=fakes.build)
+    assert (result.documents, result.ok, result.units, result.units_planned) == (count, count, 11, 11)
     assert ids(run.output.path) == Counter(map(str, range(count)))
 
     line = json.dumps({"id": str(count), "title": "new"}).encode()

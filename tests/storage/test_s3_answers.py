@@ -62,9 +62,9 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Store]:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0)
     monkeypatch.setattr("raypd.storage.s3.time.sleep", lambda seconds: None)
     storage.configure(StorageConfig(max_attempts=9))  # a client of an earlier test is not taken again
-    made = Store()
-    made.use()
-    yield made
+    fake = Store()
+    fake.use()
+    yield fake
     storage.configure(StorageConfig())
 
 
@@ -96,8 +96,8 @@ def test_encryption_and_the_payer_stand_in_every_request_that_needs_them(store: 
     assert len(writes) == 2
     assert [w.headers["x-amz-server-side-encryption"] for w in writes] == ["aws:kms"] * 2
     assert [w.headers["x-amz-server-side-encryption-aws-kms-key-id"] for w in writes] == ["arn:key"] * 2
-    others = [r for r in store.requests if r not in writes]
-    assert not any("x-amz-server-side-encryption" in r.headers for r in others)
+    reads = [r for r in store.requests if r not in writes]
+    assert not any("x-amz-server-side-encryption" in r.headers for r in reads)
     store.requests.clear()
     store.use(sse="AES256")
     storage.put("s3://bkt/a", b"x")

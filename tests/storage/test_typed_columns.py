@@ -52,15 +52,15 @@ def config(tmp_path: Path) -> RunConfig:
     )
 
 
-def in_record(config: RunConfig, category: str, found: dict[str, Any]) -> dict[str, Any]:
+def in_record(config: RunConfig, category: str, entries: dict[str, Any]) -> dict[str, Any]:
     """The columns that the task makes."""
     schema = config.task.categories[category]
     values = [
-        value_row(a.name, found.get(a.name), "ok" if found.get(a.name) is not None else "null", 0.5)
+        value_row(a.name, entries.get(a.name), "ok" if entries.get(a.name) is not None else "null", 0.5)
         | (SPAN if a.name == "Brand" else {"span": None, "span_exact": None})
         for a in schema.attributes
     ]
-    record = json.dumps(record_of(schema, found), ensure_ascii=False)
+    record = json.dumps(record_of(schema, entries), ensure_ascii=False)
     return {"category": category, "record": record, "values": values, "truncated": False}
 
 
@@ -93,8 +93,8 @@ def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_p
     assert shoes == ("Acme", 7.0, 2**62, False, day, "18:30:00", ["red", "blue"], maker, None)
     assert (tea[0], tea[8], tea[1:8]) == ("B", "green", (None,) * 7)
     assert failed == (None,) * 9
-    more = "SELECT Brand__confidence, Brand__span.begin, maker__status.country FROM read_parquet('{}/*.parquet')"
-    assert duckdb.sql(more.format(tmp_path / "units")).fetchall()[0] == (0.5, 3, "null")
+    query = "SELECT Brand__confidence, Brand__span.begin, maker__status.country FROM read_parquet('{}/*.parquet')"
+    assert duckdb.sql(query.format(tmp_path / "units")).fetchall()[0] == (0.5, 3, "null")
     schema = ds.dataset(tmp_path / "units").schema
     assert schema.field("Brand__confidence").type == pa.float32()
     assert "Size__span" not in schema.names
@@ -105,27 +105,29 @@ def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_p
 def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None:
     for typed in (True, False):
         commit(config, tmp_path / str(typed), typed)
-    ours, theirs = (writer.read_rows(str(tmp_path / str(typed)), "u-0", 9) for typed in (True, False))
-    for mine, other in zip(ours, theirs, strict=True):
-        mine["record"], other["record"] = (row["record"] and json.loads(row["record"]) for row in (mine, other))
-        for row in (mine, other):
+    typed_rows, untyped_rows = (writer.read_rows(str(tmp_path / str(typed)), "u-0", 9) for typed in (True, False))
+    for mine, untyped_row in zip(typed_rows, untyped_rows, strict=True):
+        mine["record"], untyped_row["record"] = (
+            row["record"] and json.loads(row["record"]) for row in (mine, untyped_row)
+        )
+        for row in (mine, untyped_row):
             row["values"] = row["values"] and sorted(row["values"], key=lambda value: value["name"])
             for value in row["values"] or []:
                 value["number"] = value["number"] and float(value["number"])
                 value["value"] = "7" if value["value"] == "7.0" else value["value"]
-        assert mine == other
-        mine, other = ({**row, "record": None} for row in (mine, other))
-        assert document_of([mine]).entries == document_of([other]).entries
-        assert record_row(other) is other
+        assert mine == untyped_row
+        mine, untyped_row = ({**row, "record": None} for row in (mine, untyped_row))
+        assert document_of([mine]).entries == document_of([untyped_row]).entries
+        assert record_row(untyped_row) is untyped_row
     labels = tmp_path / "labels.jsonl"
     gold = {
         "id": "d0",
         "target": {"Brand": "acme", "Colors": ["red", "blue"], "maker": {"country": "de", "days": None}},
     }
     labels.write_text(json.dumps(gold) + "\n")
-    found = [evaluate(str(tmp_path / str(typed)), str(labels)).measures for typed in (True, False)]
-    assert found[0] == found[1]
-    right = next(measure.value for measure in found[0] if measure.name == "values right")
+    measures = [evaluate(str(tmp_path / str(typed)), str(labels)).measures for typed in (True, False)]
+    assert measures[0] == measures[1]
+    right = next(measure.value for measure in measures[0] if measure.name == "values right")
     assert right == 0.5  # Brand and Colors; the maker's country is missing, and days of which it has none
     documents = [Document(0, "d0", {}, source="a.jsonl", place=0)]
     teacher.label(documents, str(tmp_path / "True"), "target")
