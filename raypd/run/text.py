@@ -1,4 +1,4 @@
-"""Figures and foreign text as people read them."""
+"""Figures, and text from outside, made readable."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def clean(value: object, limit: int = 0) -> str:
     marks = 0
     for c in text:
         marks = marks + 1 if unicodedata.combining(c) else 0
-        if marks <= _MARKS:  # more of them would climb over the lines around
+        if marks <= _MARKS:  # more of them would cover the lines above
             harmless = c in "\n\t" or (unicodedata.category(c) not in ("Cc", "Cs", "Cn") and ord(c) not in _TURNING)
             out.append(c if harmless else f"\\u{ord(c):04x}")
     return "".join(out)

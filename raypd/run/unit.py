@@ -20,7 +20,7 @@ class Part:
 
     start, end: bytes for uncompressed JSONL (the lines whose first byte lies in the range) and for CSV (of the text),
     rows for all else.
-    stamp: what the listing has of the object, by which a later session knows it again.
+    stamp: what the listing has of the object; a later session compares it.
     expected: documents in it: their number where `exact`, else an estimate from the object's first lines.
     bytes: what the range takes of the object as it is stored.
     line: of CSV: the one on which the range begins, from 1.

@@ -54,7 +54,7 @@ def temporary(folder: str) -> list[str]:
 
 
 def clean_temporary(folder: str) -> int:
-    """Removes what writers that died left below a folder; how many. On S3 nothing half-written is ever there."""
+    """Removes files of dead writers below a folder; how many. On S3 nothing is ever half-written."""
     return 0 if is_remote(folder) else local.clean_temporary(folder)
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-Given = TypeVar("Given")
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_threads(function: Callable[[Given], Result], items: Iterable[Given], threads: int) -> Iterator[Result]:
+def in_threads(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
     """`map` in a pool of threads, in the order of the items, which are read as needed; the first error ends it."""
     waiting: deque[Future[Result]] = deque()
     pool = ThreadPoolExecutor(threads)

@@ -191,10 +191,10 @@ def test_a_head_that_gives_no_reason_is_looked_into(store: Store) -> None:
     assert not storage.exists("s3://bkt/a")
     with pytest.raises(FileNotFoundError):
         storage.read("s3://bkt/a")
-    other = b"<ListBucketResult><Contents><Key>ab</Key><Size>1</Size></Contents></ListBucketResult>"
-    listing["is"] = (200, {}, other)
+    longer_key = b"<ListBucketResult><Contents><Key>ab</Key><Size>1</Size></Contents></ListBucketResult>"
+    listing["is"] = (200, {}, longer_key)
     assert not storage.exists("s3://bkt/a")
-    listing["is"] = (200, {}, other.replace(b">ab<", b">a<"))
+    listing["is"] = (200, {}, longer_key.replace(b">ab<", b">a<"))
     with pytest.raises(storage.StorageError, match=r"forbidden: .* need s3:GetObject"):
         storage.exists("s3://bkt/a")
     listing["is"] = refusal("ExpiredToken", "", 400)(None)
@@ -264,8 +264,8 @@ def test_a_long_listing_is_asked_for_page_by_page(store: Store) -> None:
         return 200, {}, f"<ListBucketResult>{text}</ListBucketResult>".encode()
 
     store.answer = page
-    found = storage.find("s3://bkt/in/*.jsonl")
-    for i, item in enumerate(itertools.islice(found, 3500)):
+    listed = storage.find("s3://bkt/in/*.jsonl")
+    for i, item in enumerate(itertools.islice(listed, 3500)):
         assert (item.name, item.size, item.stamp) == (f"{i:09d}.jsonl", i, f"{i:x}")
         assert len(store.requests) == 2 + i // 1000
 
