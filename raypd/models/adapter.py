@@ -100,11 +100,11 @@ def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> N
         raise ModelError(f"model.adapter {adapter.name!r} does not fit model.name {source.name!r}{trained}: {reason}")
 
 
-def _contradicts(named: str, ours: str) -> bool:
+def _contradicts(named: str, base: str) -> bool:
     """Whether two names are Hub ids of different weights; a copy under another owner is not, and folders say little."""
-    if looks_local(named) or looks_local(ours) or not (HUB_ID.fullmatch(named) and HUB_ID.fullmatch(ours)):
+    if looks_local(named) or looks_local(base) or not (HUB_ID.fullmatch(named) and HUB_ID.fullmatch(base)):
         return False
-    return named.rsplit("/", 1)[-1].lower() != ours.rsplit("/", 1)[-1].lower()
+    return named.rsplit("/", 1)[-1].lower() != base.rsplit("/", 1)[-1].lower()
 
 
 def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | None:
@@ -122,18 +122,18 @@ def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | N
             return str(error)
     expected = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     shapes = {key: tuple(value.shape) for key, value in expected.items()}
-    own = {key: tuple(value.shape) for key, value in wrapped.named_parameters()}
+    parameters = {key: tuple(value.shape) for key, value in wrapped.named_parameters()}
     try:
-        found = _shapes(adapter.weights)
+        tensors = _shapes(adapter.weights)
     except Exception as error:
         return f"{adapter.weights} cannot be read: {error}"
-    for key, shape in found.items():
-        wanted = shapes.get(key, own.get(key))  # own: embeddings that were saved along with the adapter
-        if wanted is None:
+    for key, shape in tensors.items():
+        needed = shapes.get(key, parameters.get(key))  # parameters: embeddings that were saved along with the adapter
+        if needed is None:
             return f"it has a tensor {key!r}, for which the model has no place"
-        if wanted != shape:
-            return f"its tensor {key!r} is {list(shape)}, and the model needs {list(wanted)}"
-    missing = sorted(set(shapes) - set(found))
+        if needed != shape:
+            return f"its tensor {key!r} is {list(shape)}, and the model needs {list(needed)}"
+    missing = sorted(set(shapes) - set(tensors))
     if missing:
         return f"{len(missing)} of the {len(shapes)} tensors that its settings ask for are not there ({missing[0]!r})"
     return None

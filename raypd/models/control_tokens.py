@@ -79,25 +79,25 @@ def add_control_tokens(
 
 def markup_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
     """For every id the bytes it adds to a text that PASTA's interpreter reads: tags count even as special tokens."""
-    found, vocabulary = list(token_bytes(tokenizer)), tokenizer.get_vocab()
+    texts, vocabulary = list(token_bytes(tokenizer)), tokenizer.get_vocab()
     for name in (*_MARKUP, "/>"):
         if name in vocabulary:
-            found[vocabulary[name]] = name.encode()
-    return found
+            texts[vocabulary[name]] = name.encode()
+    return texts
 
 
 @torch.no_grad()
-def _draw_rows(model: PreTrainedModel, new: list[int], known: list[int], seed: int) -> None:
-    """The rows `new` of the embeddings, of the input and the output, as the rows `known` are distributed."""
+def _draw_rows(model: PreTrainedModel, new: list[int], trained: list[int], seed: int) -> None:
+    """The rows `new` of the embeddings, of the input and the output, as the rows `trained` are distributed."""
     draw = torch.Generator().manual_seed(seed)
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     matrices = [embedding] if head is None or head.weight is embedding else [embedding, head.weight]
     for weight in matrices:
-        spread, mean = torch.std_mean(weight[known].float(), 0)  # [hidden]
+        spread, mean = torch.std_mean(weight[trained].float(), 0)  # [hidden]
         noise = torch.randn(len(new), weight.shape[1], generator=draw).to(weight.device)
         weight[new] = (mean + spread * noise).to(weight.dtype)
     if head is not None and getattr(head, "bias", None) is not None:
-        head.bias[new] = head.bias[known].float().mean().to(head.bias.dtype)
+        head.bias[new] = head.bias[trained].float().mean().to(head.bias.dtype)
 
 
 @torch.no_grad()

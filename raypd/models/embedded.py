@@ -103,20 +103,20 @@ def _is_whole(folder: Path) -> bool:
 
 def _replace(folder: Path, source: Path, digest: str) -> None:
     """Converts into a temporary folder and renames it into place. The caller holds the lock."""
-    for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed while it converted
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed while it converted
+        shutil.rmtree(leftover, ignore_errors=True)
     _logger.info("converting %s into %s (once, about 20 seconds)", source.name, folder)
-    with written_whole(folder) as made:
-        _convert(source, made)
-        files = sorted(path for path in made.iterdir() if path.is_file())
+    with written_whole(folder) as scratch:
+        _convert(source, scratch)
+        files = sorted(path for path in scratch.iterdir() if path.is_file())
         manifest = {
             "format": FORMAT,
             "source": source.name,
             "source_sha256": digest,
             "files": {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)} for path in files},
         }
-        (made / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        for path in made.iterdir():  # save_pretrained makes the weights readable by their owner alone
+        (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        for path in scratch.iterdir():  # save_pretrained makes the weights readable by their owner alone
             path.chmod(0o644)
         if folder.exists():  # what is there is not what its manifest says
             aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -127,13 +127,13 @@ def _replace(folder: Path, source: Path, digest: str) -> None:
 @contextlib.contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
     """A temporary folder that becomes `folder` when all is written; else nothing is left of it."""
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        yield made
-        made.chmod(0o755)
-        os.rename(made, folder)
+        yield scratch
+        scratch.chmod(0o755)
+        os.rename(scratch, folder)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _convert(source: Path, target: Path) -> None:

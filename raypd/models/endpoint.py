@@ -102,15 +102,15 @@ class EndpointEngine:
     def step(self) -> list[Finished]:
         """The answers that have come, after a second at the most."""
         done, _ = wait(self._running, _WAIT_SECONDS, FIRST_COMPLETED)
-        found = []
+        finished = []
         for future in done:
             tag, error = self._running.pop(future), future.exception()
             if isinstance(error, Exception):
-                found.append(Finished(tag, None, error, TokenCounts()))
+                finished.append(Finished(tag, None, error, TokenCounts()))
             else:
                 answer, counts = future.result()
-                found.append(Finished(tag, answer, None, counts))
-        return found
+                finished.append(Finished(tag, answer, None, counts))
+        return finished
 
     def _ask(self, prompt: list[int], seed: int) -> tuple[Continuation, TokenCounts]:
         messages, begun = self._messages(prompt)
@@ -166,5 +166,5 @@ class EndpointEngine:
             return
         with self._lock:
             now = time.monotonic()
-            at = self._next = max(now, self._next + 60.0 / self.endpoint.requests_per_minute)
-        time.sleep(max(0.0, at - now))
+            turn = self._next = max(now, self._next + 60.0 / self.endpoint.requests_per_minute)
+        time.sleep(max(0.0, turn - now))

@@ -49,12 +49,12 @@ def check_decodable(model: PreTrainedModel, name: str | None = None) -> None:
 def check_architecture(config: PretrainedConfig, kind: type[PreTrainedModel], name: str) -> None:
     """The part of `check_decodable` that needs no weights: the configuration and the class of the model."""
     text = config.get_text_config()
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYER_TYPES))
+    unsupported = sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYER_TYPES))
     reason = reason_in_rope(text)
     if getattr(config, "is_encoder_decoder", False):
         reason = "it is an encoder-decoder; raypd decodes decoder-only models"
-    elif others:
-        reason = f"it has layers of type {', '.join(others)}; every layer must be full or sliding attention"
+    elif unsupported:
+        reason = f"it has layers of type {', '.join(unsupported)}; every layer must be full or sliding attention"
     elif not (kind._supports_attention_backend and kind._can_set_attn_implementation()):
         reason = "its code does not take attention functions from transformers' AttentionInterface"
     if reason is not None:
@@ -93,8 +93,8 @@ def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
     order = tokens.T.reshape(-1).tolist()
     predictions = yield Feed(
         order,
-        [at // 2 for at in range(len(order))],
-        [1 + at % 2 for at in range(len(order))],
+        [place // 2 for place in range(len(order))],
+        [1 + place % 2 for place in range(len(order))],
         {(1, 1): Reach.CAUSAL, (2, 2): Reach.CAUSAL},
         sample_at=range(len(order)),
         want_logits=True,

@@ -228,9 +228,9 @@ def _load_weights(config: ModelConfig, source: Source, device: torch.device, dty
     if bitsandbytes:
         arguments["quantization_config"] = _quantization(config.quantization, dtype)
     with explained(source, "its weights cannot be loaded"), embedded.quiet():
-        model, seen = AutoModelForCausalLM.from_pretrained(source.at, **arguments)
+        model, report = AutoModelForCausalLM.from_pretrained(source.at, **arguments)
     # transformers fills what is missing with random numbers and warns; answers from such a model would be noise.
-    lacking = sorted(seen["missing_keys"]) + sorted(str(key) for key in seen["mismatched_keys"])
+    lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:
         raise ModelError(
             f"model {config.name!r}: {len(lacking)} of its weights are missing or have another shape ({lacking[0]}): "
@@ -257,17 +257,18 @@ def _no_cast_warning(record: logging.LogRecord) -> bool:
 
 def _check_quantized(config: ModelConfig, model: PreTrainedModel) -> None:
     """Linear layers alone are quantized: a mixture whose experts are held otherwise would stay as large."""
-    wanted = _QUANTIZED_LAYER[config.quantization]
-    done = left = 0  # weights in quantized layers, and matrices of decoder layers that were left as they are
+    layer = _QUANTIZED_LAYER[config.quantization]
+    quantized_weights = full_weights = 0  # full_weights: in matrices of decoder layers that stay as they are
     for module_name, module in model.named_modules():
-        quantized = type(module).__name__ == wanted
+        quantized = type(module).__name__ == layer
         for weight_name, weight in module.named_parameters(recurse=False):
             if quantized and weight_name == "weight":
-                done += module.in_features * module.out_features
+                quantized_weights += module.in_features * module.out_features
             elif weight.dim() >= 2 and re.search(r"\.\d+(\.|$)", module_name):
-                left += weight.numel()
-    if done <= left:
+                full_weights += weight.numel()
+    if quantized_weights <= full_weights:
         raise ModelError(
-            f"model.quantization {config.quantization}: it quantizes only {done} of {done + left} weights in "
-            f"the layers of {config.name!r} ({model.config.model_type}); set model.quantization: none"
+            f"model.quantization {config.quantization}: it quantizes only {quantized_weights} of "
+            f"{quantized_weights + full_weights} weights in the layers of {config.name!r} "
+            f"({model.config.model_type}); set model.quantization: none"
         )

@@ -58,21 +58,21 @@ def _check_shapes(folder: Path, config: dict[str, Any]) -> None:
         with torch.device("meta"):
             heads = _made(config)
         heads.suited(None)
-        wanted = {name: list(weight.shape) for name, weight in heads.state_dict().items()}
+        expected = {name: list(weight.shape) for name, weight in heads.state_dict().items()}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ModelError(f"decoding.heads {folder}: config.json does not tell the heads' shape: {reason}") from None
     try:
         with safe_open(folder / "model.safetensors", "pt") as file:
-            found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ModelError(f"decoding.heads {folder}: model.safetensors cannot be read: {error}") from None
-    if found != wanted:
-        name = min(n for n in found.keys() | wanted.keys() if found.get(n) != wanted.get(n))
+    if shapes != expected:
+        name = min(n for n in shapes.keys() | expected.keys() if shapes.get(n) != expected.get(n))
         raise ModelError(
             f"decoding.heads {folder}: config.json tells of {config['heads']} heads of {config['layers']} layers, for "
-            f"which {name} is {wanted.get(name)}, and model.safetensors has {found.get(name)}: the two do not belong "
-            "together"
+            f"which {name} is {expected.get(name)}, and model.safetensors has {shapes.get(name)}: the two do not "
+            "belong together"
         )
 
 

@@ -106,14 +106,14 @@ def read_config(source: Source) -> PretrainedConfig:
         return AutoConfig.from_pretrained(source.at, **source.arguments)
 
 
-def require(package: str, extra: str, what: str) -> None:
+def require(package: str, extra: str, feature: str) -> None:
     """Raises ModelError where an optional package is missing."""
     if importlib.util.find_spec(package) is None:
-        raise ModelError(f"{what} needs the package {package}: pip install 'raypd[{extra}]'")
+        raise ModelError(f"{feature} needs the package {package}: pip install 'raypd[{extra}]'")
 
 
 @contextmanager
-def explained(source: Source, what: str) -> Iterator[None]:
+def explained(source: Source, failure: str) -> Iterator[None]:
     """Turns whatever transformers, the Hub's client or torch raises into a ModelError that says what to do."""
     try:
         yield
@@ -121,7 +121,7 @@ def explained(source: Source, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = " ".join(str(error).split())  # transformers writes whole pages
-        brief = f"{what}: {type(error).__name__}: {text[:400]}{'...' if len(text) > 400 else ''}"
+        brief = f"{failure}: {type(error).__name__}: {text[:400]}{'...' if len(text) > 400 else ''}"
         raise ModelError(f"model {source.name!r}: {_explain(error, source) or brief}") from error
 
 
@@ -142,11 +142,11 @@ def _explain(error: BaseException, source: Source) -> str | None:
     if caused_by(errors.RepositoryNotFoundError):
         return "is no model on the Hub, or a private one (set HF_TOKEN or run `hf auth login`), nor is it a folder here"
     if not source.local and caused_by(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
-        at = f" at revision {source.revision!r}" if source.revision else ""
+        revision = f" at revision {source.revision!r}" if source.revision else ""
         why = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else "the Hub cannot be reached"
         return (
-            f"is not in the Hub's cache{at} ({constants.HF_HUB_CACHE}), and {why}: run `hf download {source.at}` where "
-            "there is a network, or set model.name to a local folder"
+            f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {why}: run `hf download {source.at}` "
+            "where there is a network, or set model.name to a local folder"
         )
     if any("trust_remote_code" in str(link) for link in chain):
         return "comes with code of its own: read it, then set model.trust_remote_code: true"

@@ -76,9 +76,9 @@ class VLLMEngine:
 
         model, sizes = config.model, config.engine
         dtype = str(resolve_dtype(model.dtype, resolve_device(model.device))).removeprefix("torch.")
-        with _whole_model(config) as (at, revision):
+        with _whole_model(config) as (model_path, revision):
             arguments = EngineArgs(
-                model=at,
+                model=model_path,
                 revision=revision,
                 trust_remote_code=model.trust_remote_code,
                 dtype=dtype,
@@ -118,10 +118,10 @@ class VLLMEngine:
         """One step of vLLM; the programs that ended with it."""
         finished = []
         for output in self._vllm.step():
-            own = self._running.get(output.request_id)
-            if own is None:  # its program has ended, and the abort came too late for this step
+            sequence = self._running.get(output.request_id)
+            if sequence is None:  # its program has ended, and the abort came too late for this step
                 continue
-            ended = self._advance(own, output)
+            ended = self._advance(sequence, output)
             if ended is not None:
                 del self._running[output.request_id]
                 if not output.finished:
@@ -137,29 +137,29 @@ class VLLMEngine:
         del self._vllm
         cleanup_dist_env_and_memory()
 
-    def _advance(self, own: _Sequence, output: Any) -> Finished | None:
+    def _advance(self, sequence: _Sequence, output: Any) -> Finished | None:
         """Sends a program the tokens that have come; what it ended with."""
         (completion,) = output.outputs
-        counts, cached = own.counts, output.num_cached_tokens or 0
-        if not own.sent:
+        counts, cached = sequence.counts, output.num_cached_tokens or 0
+        if not sequence.sent:
             counts.prefill_tokens, counts.shared_tokens = counts.prefill_tokens - cached, cached
-        for token, found in zip(completion.token_ids, completion.logprobs, strict=True):
-            counts.decode_tokens += own.sent > 0  # the one before it was fed
+        for token, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
+            counts.decode_tokens += sequence.sent > 0  # the one before it was fed
             counts.steps += 1
-            own.sent += 1
+            sequence.sent += 1
             try:
-                own.program.send(Predictions([token], [found[token].logprob]))
+                sequence.program.send(Predictions([token], [logprobs[token].logprob]))
             except StopIteration as end:
-                return Finished(own.tag, end.value, None, counts)
+                return Finished(sequence.tag, end.value, None, counts)
             except Exception as error:
-                return Finished(own.tag, None, error, counts)
+                return Finished(sequence.tag, None, error, counts)
         if not output.finished:
             return None
-        own.program.close()
-        why = RuntimeError(f"vLLM ended the answer after {own.sent} tokens ({completion.finish_reason})")
-        return Finished(own.tag, None, why, counts)
+        sequence.program.close()
+        why = RuntimeError(f"vLLM ended the answer after {sequence.sent} tokens ({completion.finish_reason})")
+        return Finished(sequence.tag, None, why, counts)
 
-    def _parameters(self, feed: Feed, sampling: Sampling, seed: int, most: int) -> Any:
+    def _parameters(self, feed: Feed, sampling: Sampling, seed: int, max_tokens: int) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
         held = None
@@ -174,7 +174,7 @@ class VLLMEngine:
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             seed=seed % 2**63 if sampling.temperature else None,
-            max_tokens=most,
+            max_tokens=max_tokens,
             logprobs=0,  # that of the token itself
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,

@@ -104,12 +104,12 @@ def label(documents: Sequence[Document], config: RunConfig) -> None:
     for document in documents:
         responses = document.fields.get(config.training.labels_column)
         responses = [responses] if isinstance(responses, str) else responses
-        found = [
+        texts = [
             tagged.get(_id(document, turn, answer)) if isinstance(answer, str) else None
             for turn, answer in enumerate(responses if isinstance(responses, list) else [])
         ]
-        matched += any(text is not None for text in found)
-        document.fields[COLUMN] = found
+        matched += any(text is not None for text in texts)
+        document.fields[COLUMN] = texts
     if not matched:
         raise InputError(
             f"training.annotations {config.training.annotations}: marks no response of input.path; give a run over the "

@@ -68,28 +68,28 @@ class ExtractionExamples:
         ]
         example, values = trace(program, slots_teacher([self._encode(text) for text in texts]))
         ends = [int(example.positions[index]) for index in sorted(example.targets) if example.steps[index] == 0]
-        most = self.config.decoding.max_value_tokens
+        limit = self.config.decoding.max_value_tokens
         for end, value in zip(ends, values, strict=True):
             if not value.closed:  # its tokens stay, as they do when decoding cuts a value; nobody learns to write them
-                self.skipped[f"values of more than {most} tokens (decoding.max_value_tokens)"] += 1
-                gap = range(end, end + most)
+                self.skipped[f"values of more than {limit} tokens (decoding.max_value_tokens)"] += 1
+                gap = range(end, end + limit)
                 example.targets = {i: t for i, t in example.targets.items() if example.positions[i] not in gap}
         return example
 
     def _whole(self, prompt: Feed, answer: list[int]) -> Example:
         """A record token by token, to its end: decoding stops at the last value, other servers wait for the end."""
-        most = self.config.decoding.max_new_tokens
-        if len(answer) > most:
-            raise Skip(f"answers of more than {most} tokens")
-        program = autoregressive(Prompt(prompt.tokens, prompt.shared), most, lambda tokens: len(tokens) == len(answer))
+        limit = self.config.decoding.max_new_tokens
+        if len(answer) > limit:
+            raise Skip(f"answers of more than {limit} tokens")
+        program = autoregressive(Prompt(prompt.tokens, prompt.shared), limit, lambda tokens: len(tokens) == len(answer))
         return trace(program, text_teacher(answer))[0]
 
     def _encode(self, text: str) -> list[int]:
         return encode(self.tokenizer, text, special=False)
 
     def _attributes(self, document: Document) -> list[Attribute]:
-        known = self.task_config.categories
-        return known[category_of(document, self.config.input, known)].attributes
+        categories = self.task_config.categories
+        return categories[category_of(document, self.config.input, categories)].attributes
 
     def _is_labelled(self, document: Document) -> bool:
         """Whether a document has labels; what is wrong with it, or with single labels, is counted."""
@@ -116,8 +116,8 @@ class ExtractionExamples:
             attributes = self._attributes(document)
         except ValueError as error:
             return str(error)
-        known = {name for attribute in attributes for name in (attribute.name, attribute.place[0])}
-        for name in labels.keys() - known:
+        names = {name for attribute in attributes for name in (attribute.name, attribute.place[0])}
+        for name in labels.keys() - names:
             self.skipped[f"labels of {name!r}, which the category does not have"] += 1
         for attribute in attributes:
             try:

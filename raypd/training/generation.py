@@ -151,14 +151,14 @@ class GenerationExamples:
                 steps.append((self._encode(piece), "text"))
         end = self.task.end
         steps.append(([end], "text"))
-        most = sum(len(tokens) for tokens, _ in steps) + sum(map(len, children))
+        limit = sum(len(tokens) for tokens, _ in steps) + sum(map(len, children))
         program = pasta(
             Prompt(prompt),
-            most,
+            limit,
             self.texts,
             self._markup,
             frozenset([end]),
-            max_async_tokens=most,
+            max_async_tokens=limit,
             max_threads=len(children) + 1,
         )
         example, answer = trace(program, ThreadsTeacher(steps, children))
@@ -175,8 +175,8 @@ class GenerationExamples:
         text = self._encode(paragraph.text) if paragraph.text else []
         if paragraph.detail is None:
             return Node([*text, end])
-        rest = paragraph.next or Paragraph("")
-        return Node([*text, fork], self._tree(paragraph.detail, fork, end), self._tree(rest, fork, end))
+        following = paragraph.next or Paragraph("")
+        return Node([*text, fork], self._tree(paragraph.detail, fork, end), self._tree(following, fork, end))
 
     def _encode(self, text: str) -> list[int]:
         return encode(self.tokenizer, text, special=False)
@@ -215,13 +215,13 @@ class SpaceExample(Example):
         starts = first + np.sort(torch.randperm(places)[: self.groups].numpy())  # [groups]
         masked = (starts[:, None] + np.arange(self.k)).ravel()  # [groups * k] the tokens that masks stand for
         segments = np.repeat(np.arange(1, len(starts) + 1), self.k)
-        seen = {(group, one): Reach.CAUSAL for group in range(1, len(starts) + 1) for one in (0, group)}
+        reach = {(group, segment): Reach.CAUSAL for group in range(1, len(starts) + 1) for segment in (0, group)}
         return Example(
             np.concatenate([self.tokens, np.full(len(masked), self.mask)]),
             np.concatenate([self.positions, self.positions[masked]]),
             np.concatenate([self.segments, segments]),
             np.concatenate([self.steps, np.repeat(self.steps[starts - 1], self.k)]),
-            grown(self.reach, seen),
+            grown(self.reach, reach),
             self.targets | {len(self) + i: self.targets[index] for i, index in enumerate(masked.tolist())},
         )
 

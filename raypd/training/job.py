@@ -167,7 +167,7 @@ def _name(config: RunConfig, rate: float) -> str:
     return f"{rate:g}-{digest[:12]}"
 
 
-def _train_on_worker(given: dict[str, Any]) -> tuple[TrainingData, int, int]:
+def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, int, int]:
     """What every worker of Ray Train does: (the data, steps, tokens that went through the model)."""
     import ray.train
     import torch
@@ -176,18 +176,18 @@ def _train_on_worker(given: dict[str, Any]) -> tuple[TrainingData, int, int]:
     from raypd.training.data import prepare
     from raypd.training.trainer import load_for_training, make_trainer
 
-    config: RunConfig = given["config"]
+    config: RunConfig = arguments["config"]
     storage.configure(config.storage)
-    torch.set_num_threads(given["threads"])
+    torch.set_num_threads(arguments["threads"])
     try:
         loaded = load_for_training(config)
         data, train, validation = prepare(config, loaded.tokenizer, loaded.context_length)
     except UserError as error:
         raise RuntimeError(json.dumps([type(error).__name__, str(error)])) from None  # Ray Train hands on text alone
     first = ray.train.get_context().get_world_rank() == 0
-    report = given["board"].put.remote if first else lambda progress: None
+    report = arguments["board"].put.remote if first else lambda progress: None
     with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch:
-        trainer = make_trainer(loaded, config, train, validation, Path(scratch), given["rate"], report)
+        trainer = make_trainer(loaded, config, train, validation, Path(scratch), arguments["rate"], report)
         trainer.add_callback(RayTrainReportCallback())
         trainer = prepare_trainer(trainer)
         checkpoint = ray.train.get_checkpoint()
@@ -238,8 +238,8 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
 
     if not storage.is_remote(path):
         return None, path
-    own = config.storage
-    return fs.S3FileSystem(region=own.region, endpoint_override=own.endpoint_url), path.removeprefix("s3://")
+    section = config.storage
+    return fs.S3FileSystem(region=section.region, endpoint_override=section.endpoint_url), path.removeprefix("s3://")
 
 
 def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, TrainingData, Any]]) -> TrainingRecord:
@@ -247,10 +247,10 @@ def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, Traini
     best, data, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)
     weights = storage.join(output, _kind(config))
     with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch, checkpoint.as_directory() as folder:
-        made = Path(scratch, "weights")
-        _export(config, Path(folder, "checkpoint"), made)
-        make_card(config, data.digest, data.documents, best.learning_rate, best.validation_loss).write(made)
-        for file in sorted(made.iterdir()):
+        exported = Path(scratch, "weights")
+        _export(config, Path(folder, "checkpoint"), exported)
+        make_card(config, data.digest, data.documents, best.learning_rate, best.validation_loss).write(exported)
+        for file in sorted(exported.iterdir()):
             storage.put(storage.join(weights, file.name), file.read_bytes())
     bills = book.bills(output)
     record = TrainingRecord(
@@ -274,7 +274,7 @@ def _kind(config: RunConfig) -> str:
     return "adapter" if config.training.weights == "lora" else "model"
 
 
-def _export(config: RunConfig, checkpoint: Path, made: Path) -> None:
+def _export(config: RunConfig, checkpoint: Path, target: Path) -> None:
     """The weights of a checkpoint as they are used, in the dtype of the base model: adapter, heads or a whole model."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -285,13 +285,13 @@ def _export(config: RunConfig, checkpoint: Path, made: Path) -> None:
     if _kind(config) == "heads":
         heads = load_heads(str(config.decoding.heads))
         heads.load_state_dict(load_file(checkpoint / "model.safetensors"))
-        save_heads(heads.to(dtype), made)
+        save_heads(heads.to(dtype), target)
         return
     if _kind(config) == "adapter":
-        made.mkdir()
-        shutil.copy(checkpoint / "adapter_config.json", made)
+        target.mkdir()
+        shutil.copy(checkpoint / "adapter_config.json", target)
         tensors = load_file(checkpoint / "adapter_model.safetensors")
-        save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, made / "adapter_model.safetensors")
+        save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, target / "adapter_model.safetensors")
         return
     from transformers import AutoModelForCausalLM
 
@@ -299,5 +299,5 @@ def _export(config: RunConfig, checkpoint: Path, made: Path) -> None:
     from raypd.models.load import load_tokenizer
 
     with quiet():
-        AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).save_pretrained(made)
-    load_tokenizer(config.model).save_pretrained(made)
+        AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).save_pretrained(target)
+    load_tokenizer(config.model).save_pretrained(target)

@@ -84,32 +84,32 @@ def check(config: RunConfig) -> None:
         raise ConfigError("training.labels and training.preference are both set: keep one")
     if config.model.adapter is not None:
         raise ConfigError("model.adapter: a preference round begins from model.name alone; use training.weights full")
-    own = [f"storage.{key}={value}" for key, value in config.storage.model_dump(exclude_defaults=True).items()]
+    overrides = [f"storage.{key}={value}" for key, value in config.storage.model_dump(exclude_defaults=True).items()]
     for name, method in (("samples", "pasta"), ("baseline", "autoregressive"), ("judged", None)):
         key, run = f"training.preference.{name}", getattr(preference, name)
         try:
-            found = _recorded(run, method, own)
+            recorded = _recorded(run, method, overrides)
             if name == "samples":
-                _check_alike(config, run, found)
+                _check_alike(config, run, recorded)
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
 
 
 def _recorded(run: str, method: str | None, overrides: Sequence[str]) -> dict[str, Any]:
     """The configuration of a run of generation. Raises ConfigError where it is none, or none with the method."""
-    found = load_record(storage.absolute(run), overrides).config
-    kind, used = found["task"]["kind"], found["decoding"]["method"]
+    recorded = load_record(storage.absolute(run), overrides).config
+    kind, used = recorded["task"]["kind"], recorded["decoding"]["method"]
     if kind != "generation" or method not in (None, used):
-        wanted = f"with decoding.method {method}" if method else "of `raypd generate`"
-        raise ConfigError(f"{run}: is a run of task.kind {kind} with {used}; give one {wanted}")
-    return found
+        expected = f"with decoding.method {method}" if method else "of `raypd generate`"
+        raise ConfigError(f"{run}: is a run of task.kind {kind} with {used}; give one {expected}")
+    return recorded
 
 
-def _check_alike(config: RunConfig, run: str, found: dict[str, Any]) -> None:
-    wanted = [("task", name) for name in ("prompt_column", "system", "chat_template", "thinking", "too_long")]
-    for section, name in [*wanted, *(("decoding", name) for name in ANSWER_KEYS["generation"]["pasta"])]:
+def _check_alike(config: RunConfig, run: str, recorded: dict[str, Any]) -> None:
+    keys = [("task", name) for name in ("prompt_column", "system", "chat_template", "thinking", "too_long")]
+    for section, name in [*keys, *(("decoding", name) for name in ANSWER_KEYS["generation"]["pasta"])]:
         here = getattr(getattr(config, section), name)
-        if (there := found[section].get(name, here)) != here:
+        if (there := recorded[section].get(name, here)) != here:
             raise ConfigError(
                 f"{run}: was decoded with {section}.{name} {there!r}, and here it is {here!r}: set it to the run's, "
                 "since examples are what decoding fed"
@@ -118,26 +118,26 @@ def _check_alike(config: RunConfig, run: str, found: dict[str, Any]) -> None:
 
 def _rows(run: str) -> dict[Place, list[Row]]:
     """The first answers of a run to each of its documents, in the order of their samples."""
-    found: dict[Place, list[Row]] = defaultdict(list)
+    rows_by_document: dict[Place, list[Row]] = defaultdict(list)
     folder = storage.absolute(run)
     for unit, path in sorted(writer.objects(folder)):
         for row in writer.read_table(folder, unit, _COLUMNS, path)[1].to_pylist():
             if row["status"] == "ok" and row["turn"] == 0:
-                found[row["source"], row["row"]].append(row)
-    return {place: sorted(rows, key=lambda row: int(row["sample"])) for place, rows in found.items()}
+                rows_by_document[row["source"], row["row"]].append(row)
+    return {place: sorted(rows, key=lambda row: int(row["sample"])) for place, rows in rows_by_document.items()}
 
 
 def _compared(samples: str, baseline: str, skipped: Counter[str]) -> Iterator[tuple[Place, Row, list[Row]]]:
     """(place of a prompt, the baseline's answer, all samples that came to their end), for each that has both."""
     answers = _rows(baseline)
     for place, rows in _rows(samples).items():
-        whole = [row for row in rows if row["finish_reason"] == "stop"]
+        complete = [row for row in rows if row["finish_reason"] == "stop"]
         if place not in answers:
             skipped["prompts that the baseline did not answer"] += 1
             continue
-        if len(whole) < len(rows):
-            skipped["samples that were cut"] += len(rows) - len(whole)
-        yield place, answers[place][0], whole
+        if len(complete) < len(rows):
+            skipped["samples that were cut"] += len(rows) - len(complete)
+        yield place, answers[place][0], complete
 
 
 def comparisons(config: RunConfig, samples: str, baseline: str, skipped: Counter[str]) -> Iterator[dict[str, str]]:
@@ -155,8 +155,8 @@ def comparisons(config: RunConfig, samples: str, baseline: str, skipped: Counter
         if (document := documents.get(place)) is None:
             skipped["prompts that are not in input.path any more"] += 1
             continue
-        turns, left = conversation(document.fields.get(config.task.prompt_column), config.task)
-        request = "\n\n".join([*(f"[{turn['role']}] {turn['content']}" for turn in turns), left[0]])
+        turns, following = conversation(document.fields.get(config.task.prompt_column), config.task)
+        request = "\n\n".join([*(f"[{turn['role']}] {turn['content']}" for turn in turns), following[0]])
         for row in rows:
             for order in _ORDERS:
                 first, second = (row, answer) if order == "first" else (answer, row)
@@ -172,7 +172,7 @@ def _comparison(place: Place, row: Row, answer: Row, order: str) -> str:
 
 def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
     """Id of a comparison -> 1: the sample won; -1: it lost; 0: a tie, or unclear."""
-    found = {}
+    verdicts = {}
     for rows in _rows(run).values():
         for row in rows:
             try:
@@ -187,8 +187,8 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
             if len(words) != 1:
                 skipped["verdicts that say none of first, second and tie: taken as a tie"] += 1
             clear = len(words) == 1 and "tie" not in words
-            found[row["id"]] = (1 if order in words else -1) if clear else 0
-    return found
+            verdicts[row["id"]] = (1 if order in words else -1) if clear else 0
+    return verdicts
 
 
 def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
@@ -248,14 +248,14 @@ class PairExamples(GenerationExamples):
         if document.error is not None:
             raise Skip(document.error.partition(": ")[2] or document.error)
         ranked = sorted(document.fields[self.column], key=lambda row: -row["score"])
-        made: dict[int, Example | None] = {}
+        examples: dict[int, Example | None] = {}
 
         def first(places: Iterable[int]) -> int | None:
             """The first of the samples that comes back."""
             for place in places:
-                if place not in made:
-                    made[place] = self._sampled(document, ranked[place])
-                if made[place] is not None:
+                if place not in examples:
+                    examples[place] = self._sampled(document, ranked[place])
+                if examples[place] is not None:
                     return place
             return None
 
@@ -266,7 +266,7 @@ class PairExamples(GenerationExamples):
         if ranked[best]["score"] == ranked[worst]["score"]:
             self.skipped["prompts whose samples all score alike (more samples would tell them apart)"] += 1
             return []
-        pair = [example for example in (made[best], made[worst]) if example is not None]
+        pair = [example for example in (examples[best], examples[worst]) if example is not None]
         for example in pair:
             example.shared = min(example.targets)  # all of the prompt but its last token, which predicts
         return pair

@@ -42,14 +42,14 @@ def paragraphs(answer: str) -> Paragraph:
 
 def _details(answer: str) -> list[tuple[int, int]]:
     """Where the rest behind the first sentence begins and ends, of each paragraph that has one."""
-    found, begin = [], 0
+    details, begin = [], 0
     for part in re.split(r"(\n\n+)", answer):
         sentence = _SENTENCE.match(part)
-        rest = part[sentence.end() :] if sentence else ""
-        if sentence and len(rest.strip()) >= _LEAST_CHARACTERS:
-            found.append((begin + sentence.end(), begin + len(part)))
+        detail = part[sentence.end() :] if sentence else ""
+        if sentence and len(detail.strip()) >= _LEAST_CHARACTERS:
+            details.append((begin + sentence.end(), begin + len(part)))
         begin += len(part)
-    return found if len(found) > 1 else []
+    return details if len(details) > 1 else []
 
 
 def _chain(answer: str, details: list[tuple[int, int]]) -> Paragraph:

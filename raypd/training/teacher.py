@@ -33,13 +33,13 @@ def label(documents: Sequence[Document], run: str, column: str) -> None:
     if not rows:
         raise InputError(f"training.labels {run}: holds no answers; give the output folder of a run")
     for document in documents:
-        found = rows.get((document.source, document.place))
-        answer = _answer(found) if found else None
+        answers = rows.get((document.source, document.place))
+        answer = _answer(answers) if answers else None
         if answer is not None:
             document.fields[column] = answer
         elif document.error is None:
-            what = "an answer that failed, was cut or is not valid" if found else "no answer"
-            document.error = f"training.labels: {what} in the run that labels"
+            reason = "an answer that failed, was cut or is not valid" if answers else "no answer"
+            document.error = f"training.labels: {reason} in the run that labels"
 
 
 def _answer(rows: Sequence[dict[str, Any]]) -> Any:
@@ -47,7 +47,7 @@ def _answer(rows: Sequence[dict[str, Any]]) -> Any:
     if any(row["status"] != "ok" for row in rows):
         return None
     if "record" in rows[0]:
-        whole = all(value["status"] in _WHOLE for value in rows[0]["values"])
-        return json.loads(rows[0]["record"]) if whole else None
+        complete = all(value["status"] in _WHOLE for value in rows[0]["values"])
+        return json.loads(rows[0]["record"]) if complete else None
     turns = sorted((row for row in rows if row["sample"] == 0), key=lambda row: row["turn"])
     return [row["text"] for row in turns] if all(row["finish_reason"] == "stop" for row in turns) else None

@@ -106,8 +106,8 @@ def _check_attention(model: PreTrainedModel, name: str) -> None:
     windows = "sliding_attention" in layers if layers else bool(getattr(text, "sliding_window", None))
     windows &= getattr(text, "use_sliding_window", True)
     if softcap is not None or windows:
-        what = "a soft cap on attention logits" if softcap is not None else "layers with sliding-window attention"
-        raise ModelError(f"model {name!r} has {what}: raypd decodes it, but cannot train it yet")
+        feature = "a soft cap on attention logits" if softcap is not None else "layers with sliding-window attention"
+        raise ModelError(f"model {name!r} has {feature}: raypd decodes it, but cannot train it yet")
 
 
 class PackedTrainer(Trainer):
@@ -178,8 +178,8 @@ class PreferenceTrainer(PackedTrainer):
     def _logprobs(self, model: torch.nn.Module, inputs: Batch) -> tuple[Any, torch.Tensor]:
         """The model's output, and the log-probability of each answer: [2]."""
         output, losses = self._losses(model, inputs)
-        own = inputs["label_index"] - inputs["shared"]
-        answer = torch.bucketize(own, inputs["lengths"].cumsum(0), right=True)
+        places = inputs["label_index"] - inputs["shared"]
+        answer = torch.bucketize(places, inputs["lengths"].cumsum(0), right=True)
         return output, losses.new_zeros(2).index_add(0, answer, -losses)
 
     @torch.no_grad()

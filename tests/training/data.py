@@ -58,7 +58,7 @@ def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, A
 def allowed(example: Example) -> dict[Any, Any]:
     """{(position, segment) of a query: those of its keys}."""
     name = list(zip(example.positions.tolist(), example.segments.tolist(), strict=True))
-    seen = example.seen()
+    seen = example.visibility()
     return {name[q + example.shared]: {name[k] for k in np.flatnonzero(row)} for q, row in enumerate(seen)}
 
 

@@ -64,7 +64,7 @@ def test_positions_steps_and_mask_are_the_papers(make):
     prompt = example.steps == 0
     assert not example.shared or example.tokens[: example.shared].tolist() == list(example.tokens[: example.shared])
     seen = np.zeros((len(example), len(example)), dtype=bool)
-    seen[example.shared :] = example.seen()
+    seen[example.shared :] = example.visibility()
     for q in range(example.shared, len(example)):
         for k in range(len(example)):
             later = example.positions[k] > example.positions[q]
@@ -117,7 +117,7 @@ def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate, kernel, mo
     for example in group:
         n = len(example)
         seen = np.tril(np.ones((n, n), dtype=bool))
-        seen[example.shared :] = example.seen()
+        seen[example.shared :] = example.visibility()
         mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~torch.from_numpy(seen), -torch.inf)
         out = theirs(torch.from_numpy(example.tokens)[None], attention_mask=mask,
                      position_ids=torch.from_numpy(example.positions)[None], use_cache=False).logits[0]  # fmt: skip

@@ -93,8 +93,8 @@ def test_masks_at_several_places_see_and_predict_what_each_would_alone():
     for example in [whole.drawn() for _ in range(50)]:
         assert example.tokens[:n].tolist() == whole.tokens.tolist()
         assert example.tokens[n:].tolist() == 4 * 3 * [mask]
-        seen = example.seen()
-        assert (seen[:n, :n] == whole.seen()).all()
+        seen = example.visibility()
+        assert (seen[:n, :n] == whole.visibility()).all()
         assert not seen[:n, n:].any()
         for group in range(4):
             at = n + 3 * group

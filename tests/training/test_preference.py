@@ -302,7 +302,7 @@ def direct(model, example):
     """log p of an answer by an unmodified model with a dense mask."""
     n = len(example)
     seen = np.tril(np.ones((n, n), dtype=bool))
-    seen[example.shared :] = example.seen()
+    seen[example.shared :] = example.visibility()
     mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~torch.from_numpy(seen), -torch.inf)
     logits = model(torch.from_numpy(example.tokens)[None], attention_mask=mask,
                    position_ids=torch.from_numpy(example.positions)[None], use_cache=False).logits[0]  # fmt: skip
