@@ -40,7 +40,7 @@ def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, A
         {"name": "Color", "type": "enum", "values": COLORS},
         {"name": "Size", "type": "number"},
     ]
-    made: dict[str, Any] = {
+    config: dict[str, Any] = {
         "input": {"path": str(corpus), "text_columns": ["title"]},
         "output": {"path": str(output)},
         "task": {"categories": {"shoes": {"attributes": attributes}}, "template": str(output.parent / "template.j2")},
@@ -51,15 +51,15 @@ def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, A
         "{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ products }}"
     )
     for name, keys in sections.items():
-        made[name] = {**made.get(name, {}), **keys}
-    return made
+        config[name] = {**config.get(name, {}), **keys}
+    return config
 
 
 def allowed(example: Example) -> dict[Any, Any]:
     """{(position, segment) of a query: those of its keys}."""
     name = list(zip(example.positions.tolist(), example.segments.tolist(), strict=True))
-    seen = example.visibility()
-    return {name[q + example.shared]: {name[k] for k in np.flatnonzero(row)} for q, row in enumerate(seen)}
+    visibility = example.visibility()
+    return {name[q + example.shared]: {name[k] for k in np.flatnonzero(row)} for q, row in enumerate(visibility)}
 
 
 def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[Any, Any]:
@@ -68,7 +68,7 @@ def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[A
     model = tiny_model("llama", vocab_size=size)
     engine = Engine(model)
     engine.few = None  # all tokens are answered by the model's logits
-    found: dict[Any, Any] = {}
+    keys_by_query: dict[Any, Any] = {}
     forward = model.forward
 
     def teach(**named: Any) -> Any:
@@ -80,7 +80,7 @@ def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[A
         keys = list(zip(*span.keys[:2].tolist(), strict=True))
         queries = list(zip(*span.queries[:2].tolist(), strict=True))
         for row, query in zip(span.seen, queries, strict=True):
-            found[query] = prefix | {keys[k] for k in np.flatnonzero(row)}
+            keys_by_query[query] = prefix | {keys[k] for k in np.flatnonzero(row)}
         for place, index in enumerate(step.kept.tolist()):
             output.logits[0, place] = -1000.0
             output.logits[0, place, gold[queries[index]]] = 1000.0
@@ -88,4 +88,4 @@ def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[A
 
     model.forward = teach
     engine.run([program])
-    return {query: keys for query, keys in found.items() if query[0] >= example.shared}
+    return {query: keys for query, keys in keys_by_query.items() if query[0] >= example.shared}

@@ -68,10 +68,10 @@ def config_of(tmp_path, **training):
 
 def test_a_run_over_what_the_teacher_is_asked_marks_the_responses(tmp_path):
     config = config_of(tmp_path, annotations=str(tmp_path / "marked"))
-    asked = list(annotate.requests(config))
-    assert [request["prompt"].count(f"{ANSWER} {i}\n") for i, request in enumerate(asked)] == [1] * 4
+    requests = list(annotate.requests(config))
+    assert [request["prompt"].count(f"{ANSWER} {i}\n") for i, request in enumerate(requests)] == [1] * 4
     texts = [f"{TAGGED} {i}" for i in range(3)] + ["Something else."]
-    documents = [Document(i, request["id"], {}, source="q.jsonl", place=i) for i, request in enumerate(asked)]
+    documents = [Document(i, request["id"], {}, source="q.jsonl", place=i) for i, request in enumerate(requests)]
     row = {"sample": 0, "turn": 0, "finish_reason": "stop", "tokens": 9, "counters": "{}", "warnings": []}
     records = [Record(i, row | {"text": text, "raw": text}) for i, text in enumerate(texts)]
     table = writer.make_table(documents, records, columns.GENERATION, 1)
