@@ -47,7 +47,7 @@ class Measure:
 
 
 @dataclass
-class Difference:
+class ScoreDifference:
     """A figure of two runs over the same documents, and the 95% interval of ours - theirs."""
 
     name: str
@@ -63,17 +63,16 @@ class Evaluation:
     """Measures of a run; of the difference to another one where there is one."""
 
     measures: list[Measure]
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[ScoreDifference] = field(default_factory=list)
     unlabelled: int = 0  # documents of the run without labels
     missing: int = 0  # labelled documents that the run does not hold
     failed: int = 0  # documents that the run could not answer: counted as without any value
 
 
 def evaluate(run: str, labels: str, other: str | None = None, tolerance: float = 0.0) -> Evaluation:
-    """Scores a run against labels.
+    """Scores the run in a folder against labels.
 
     Args:
-        run: its output folder.
         labels: JSON lines of {id, target | questions, scored?, accepted?}.
         other: a run over the same documents; differences are run - other.
         tolerance: by what share a number may differ from a label that is one, as units are converted.
@@ -298,7 +297,7 @@ def _measure(name: str, scores: list[Score], category: str = "") -> Measure | No
     return Measure(name, float(metric(table.sum(0))), float(low), float(high), len(scores), category)
 
 
-def _differences(scores: list[Score], other_scores: list[Score]) -> list[Difference]:
+def _differences(scores: list[Score], other_scores: list[Score]) -> list[ScoreDifference]:
     differences = []
     for name in _METRICS:
         a, b = _table(name, scores), _table(name, other_scores)
@@ -307,7 +306,7 @@ def _differences(scores: list[Score], other_scores: list[Score]) -> list[Differe
         metric, weights = _METRICS[name][1], _weights(len(scores))
         low, high = np.quantile(metric(weights @ a) - metric(weights @ b), [0.025, 0.975])
         value, other_value = (float(metric(table.sum(0))) for table in (a, b))
-        differences.append(Difference(name, value, other_value, float(low), float(high), len(scores)))
+        differences.append(ScoreDifference(name, value, other_value, float(low), float(high), len(scores)))
     return differences
 
 

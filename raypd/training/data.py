@@ -47,11 +47,7 @@ def check_input(config: RunConfig) -> None:
 def prepare(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
 ) -> tuple[TrainingData, list[list[Example]], list[list[Example]]]:
-    """Reads all documents and makes examples of them.
-
-    Returns:
-        What is known of them, the groups of an epoch whose examples go through the model together, and those of a
-        validation.
+    """The data's description, the packed groups of an epoch, and those of a validation.
 
     Raises:
         InputError: nothing to train on, or to validate on, or more unusable documents than max_skipped_share.

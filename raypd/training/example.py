@@ -15,13 +15,14 @@ import numpy as np
 
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.visibility import grown, one_segment, visible
+from raypd.tasks.base import Document
 
 IGNORED = -100  # a label that is none, for torch
-Teacher = Callable[[Feed], list[int]]
+Teacher = Callable[[Feed], list[int]]  # gives for a feed the tokens to be predicted at its `sample_at`
 
 
 class Skip(Exception):
-    """An example that cannot be trained on; says why, in words that are the same for all examples of its kind."""
+    """An example that cannot be trained on; its message is the same for all examples of its kind."""
 
 
 @dataclass
@@ -84,18 +85,17 @@ class Example:
         return labels
 
 
+def check_usable(document: Document) -> None:
+    """Raises Skip for a document that could not be read or labelled, without the place in its message."""
+    if document.error is not None:
+        raise Skip(document.error.partition(": ")[2] or document.error)
+
+
 def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
-    """Runs a program to its end with a teacher in the model's place.
-
-    Args:
-        program: one that was not begun.
-        teacher: gives for a feed the tokens that are to be predicted at its `sample_at`, in that order.
-
-    Returns:
-        The example, and the program's answer.
+    """Runs a new program with a teacher in the model's place: the example, and the program's answer.
 
     Raises:
-        ValueError: the program moves tokens or drafts, which a teacher cannot stand in for.
+        ValueError: the program moves tokens or drafts, which a teacher cannot do.
     """
     tokens: list[int] = []
     until: dict[int, int] = {}

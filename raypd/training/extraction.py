@@ -19,17 +19,14 @@ from raypd.tasks.columns import value_in
 from raypd.tasks.documents import category_of
 from raypd.tasks.extraction import ExtractionTask
 from raypd.tasks.prompting import encode, end_of_turn
-from raypd.training.example import Example, Skip, trace
+from raypd.training.example import Example, Skip, check_usable, trace
 from raypd.training.labels import record_text, slots_teacher, text_teacher, value_text
 
 
 class ExtractionExamples:
-    """Makes examples of documents with labels.
+    """Makes examples of documents with labels, for the task and decoding that the model will be run with.
 
     `skipped` counts what was left out by its reason, single labels too; `lost` counts documents.
-
-    Args:
-        config: task and decoding as the trained model will be run with them.
     """
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
@@ -93,15 +90,16 @@ class ExtractionExamples:
 
     def _is_labelled(self, document: Document) -> bool:
         """Whether a document has labels; what is wrong with it, or with single labels, is counted."""
-        if document.error is not None:
-            reason: str | None = document.error.partition(": ")[2] or document.error
-        else:
-            reason = self._fault(document)
-        if reason is not None:
-            self._skip(reason)
-        return reason is None
+        try:
+            check_usable(document)
+            self._check_labels(document)
+        except (Skip, ValueError) as reason:
+            self._skip(str(reason))
+            return False
+        return True
 
-    def _fault(self, document: Document) -> str | None:
+    def _check_labels(self, document: Document) -> None:
+        """Raises Skip for labels that cannot be used, ValueError for a document without a category."""
         column, labels = self.labels_column, document.fields.get(self.labels_column)
         if isinstance(labels, str):  # Parquet has no maps of mixed values
             try:
@@ -109,19 +107,12 @@ class ExtractionExamples:
             except ValueError:
                 labels = None
         if not isinstance(labels, dict):
-            return f"column {column!r}: expected an object of attribute: value"
+            raise Skip(f"column {column!r}: expected an object of attribute: value")
         if not labels:
-            return f"column {column!r}: empty"
-        try:
-            attributes = self._attributes(document)
-        except ValueError as error:
-            return str(error)
+            raise Skip(f"column {column!r}: empty")
+        attributes = self._attributes(document)
         names = {name for attribute in attributes for name in (attribute.name, attribute.place[0])}
         for name in labels.keys() - names:
             self.skipped[f"labels of {name!r}, which the category does not have"] += 1
-        for attribute in attributes:
-            try:
-                value_text(attribute, value_in(labels, attribute))
-            except Skip as reason:  # this label alone: a wrong value would be learned, null would be, too
-                return str(reason)
-        return None
+        for attribute in attributes:  # one bad label spoils the document: a wrong value or null would be learned
+            value_text(attribute, value_in(labels, attribute))

@@ -28,21 +28,18 @@ from raypd.tasks.base import Document
 from raypd.tasks.generation import GenerationTask
 from raypd.tasks.prompting import encode
 from raypd.training import annotate
-from raypd.training.example import Example, Skip, trace
+from raypd.training.example import Example, Skip, check_usable, trace
 from raypd.training.labels import text_teacher
-from raypd.training.structure import Paragraph, Promise, Sync, paragraphs, promises
+from raypd.training.structure import AnswerTree, Promise, Sync, answer_tree, promises
 
 AR_SHARE = 0.5  # p_ar of SAR-SFT
 Kind = Literal["text", "promise", "sync"]
 
 
 class GenerationExamples:
-    """Makes examples of documents with `turns` (of the user) and `responses`.
+    """Makes examples of documents with `turns` (of the user) and `responses`, for the task and decoding of a run.
 
     `skipped` counts what was left out by its reason, `lost` counts documents.
-
-    Args:
-        config: task and decoding as the trained model will be run with them.
     """
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
@@ -81,8 +78,7 @@ class GenerationExamples:
 
     def _answers(self, document: Document) -> Iterator[tuple[list[int], str, str | None]]:
         """(the conversation up to an answer, as ids; the answer; with a teacher's tags), for each answer."""
-        if document.error is not None:
-            raise Skip(document.error.partition(": ")[2] or document.error)
+        check_usable(document)
         prompt_column = self.task.task.prompt_column
         turns, responses = document.fields.get(prompt_column), document.fields.get(self.column)
         turns = [turns] if isinstance(turns, str) else turns
@@ -113,22 +109,18 @@ class GenerationExamples:
             taught = self.config.training.annotations is not None
             return self._pasta(prompt, annotate.marked(tagged, answer) if taught else promises(answer))
         if self.method == "apar":
-            root = paragraphs(answer)
+            root = answer_tree(answer)
             fork, child = self.control
             teacher = TreeTeacher(self._tree(root, fork, end))
             program = apar(Prompt(prompt), 10**9, fork, child, frozenset([end]), max_threads=10**9)
             return trace(program, teacher)[0], root.detail is not None or root.next is not None
         tokens = [*self._encode(answer), end]
-        program_ = autoregressive(Prompt(prompt), len(tokens), lambda written: len(written) == len(tokens))
-        example = trace(program_, text_teacher(tokens))[0]
+        writer = autoregressive(Prompt(prompt), len(tokens), lambda written: len(written) == len(tokens))
+        example = trace(writer, text_teacher(tokens))[0]
         if self.method == "space":
             (mask,) = self.control
-            example = SpaceExample(
-                **vars(example),
-                mask=mask,
-                k=self.config.decoding.mask_tokens,
-                groups=self.config.training.mask_groups,
-            )
+            k, groups = self.config.decoding.mask_tokens, self.config.training.mask_groups
+            example = SpaceExample(**vars(example), mask=mask, k=k, groups=groups)
         return example, False
 
     def _pasta(self, prompt: list[int], pieces: list[str | Promise | Sync]) -> tuple[Example, bool]:
@@ -170,12 +162,12 @@ class GenerationExamples:
     def _markup(self, text: str) -> list[int]:
         return encode(self.tokenizer, text, special=True)
 
-    def _tree(self, paragraph: Paragraph, fork: int, end: int) -> Node:
+    def _tree(self, paragraph: AnswerTree, fork: int, end: int) -> Node:
         """The tokens of each paragraph: a [Fork] ends those with children, the end token all others."""
         text = self._encode(paragraph.text) if paragraph.text else []
         if paragraph.detail is None:
             return Node([*text, end])
-        following = paragraph.next or Paragraph("")
+        following = paragraph.next or AnswerTree("")
         return Node([*text, fork], self._tree(paragraph.detail, fork, end), self._tree(following, fork, end))
 
     def _encode(self, text: str) -> list[int]:

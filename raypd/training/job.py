@@ -60,14 +60,7 @@ class _Board:
 def run_training(
     config: RunConfig, *, verbose: bool = False, say: Callable[[str], None] = driver.say
 ) -> TrainingRecord:
-    """Trains with every learning rate, or goes on where the same command was cut off.
-
-    Args:
-        config: of a run, with its section `training`; cluster.max_workers is the number of Ray Train's workers.
-        say: shows the user a line.
-
-    Returns:
-        What was done; the weights lie in output.path.
+    """Trains with every learning rate, or goes on where the same command was cut off. `say` shows the user a line.
 
     Raises:
         ConfigError, InputError, ModelError: before anything is trained.
@@ -149,9 +142,11 @@ def _fit(
 
 
 def _allocator() -> dict[str, str]:
-    """jemalloc, which comes with Ray, in the place of glibc's malloc: that walks ever longer lists of free blocks where
-    tensors of many sizes come and go, and a training on a CPU is half as fast after a quarter of an hour. Pages that a
-    minute has not used go back, or it grows until Ray ends it."""
+    """Ray's jemalloc instead of glibc's malloc, with which a training on a CPU is half as fast after 15 minutes.
+
+    Tensors of many sizes make glibc's lists of free blocks ever longer. Pages that are unused for a minute are given
+    back, or the worker grows until Ray ends it.
+    """
     import ray
 
     library = Path(ray.__file__).with_name("core") / "libjemalloc.so"
@@ -161,7 +156,7 @@ def _allocator() -> dict[str, str]:
 
 
 def _name(config: RunConfig, rate: float) -> str:
-    """Of the checkpoints: another one for whatever would make other weights, so that nothing goes on from those."""
+    """The name of the checkpoints: it differs with every key that changes the weights."""
     keys = config.training.model_dump_json(exclude_defaults=True, exclude={"learning_rates", "max_skipped_share"})
     digest = hashlib.sha256(json.dumps([config.fingerprint(), str(config.input.path), keys]).encode()).hexdigest()
     return f"{rate:g}-{digest[:12]}"
@@ -198,7 +193,7 @@ def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, int, int]
 
 
 def _explained(error: Exception) -> UserError:
-    """What went wrong on a worker, in its own words where it was meant for the user."""
+    """The error of a worker: as it was raised there where it was meant for the user."""
     reasons = [*getattr(error, "worker_failures", {}).values(), error]
     for reason in reasons:
         with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -210,7 +205,7 @@ def _explained(error: Exception) -> UserError:
 
 @contextlib.contextmanager
 def _shown(board: Any, rate: float, say: Callable[[str], None]) -> Iterator[None]:
-    """Shows how far the training is while something else waits for it."""
+    """Shows the training's progress during the block."""
     import ray
 
     ended = threading.Event()
@@ -268,14 +263,14 @@ def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, Traini
 
 
 def _kind(config: RunConfig) -> str:
-    """What is trained, as its folder is called."""
+    """The folder's name of what is trained."""
     if REGISTRY[config.decoding.method].heads:
         return "heads"
     return "adapter" if config.training.weights == "lora" else "model"
 
 
 def _export(config: RunConfig, checkpoint: Path, target: Path) -> None:
-    """The weights of a checkpoint as they are used, in the dtype of the base model: adapter, heads or a whole model."""
+    """Writes the weights of a checkpoint in the dtype of the base model: adapter, heads or a whole model."""
     import torch
     from safetensors.torch import load_file, save_file
 

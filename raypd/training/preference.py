@@ -39,7 +39,7 @@ from raypd.errors import ConfigError, InputError, UserError
 from raypd.run.load import load_record, load_run
 from raypd.tasks.base import Document, Record
 from raypd.tasks.documents import conversation
-from raypd.training.example import Example, Skip, trace
+from raypd.training.example import Example, Skip, check_usable, trace
 from raypd.training.generation import GenerationExamples, Kind, ThreadsTeacher
 
 Row = dict[str, Any]
@@ -143,10 +143,7 @@ def _compared(samples: str, baseline: str, skipped: Counter[str]) -> Iterator[tu
 def comparisons(config: RunConfig, samples: str, baseline: str, skipped: Counter[str]) -> Iterator[dict[str, str]]:
     """What the judge is asked, as documents for `raypd generate`: every sample of a run, in both orders.
 
-    Args:
-        config: of the run.
-        samples, baseline: folders of the run, and of the one that it is compared with.
-        skipped: counts what is left out by its reason.
+    `config` is that of the run in the folder `samples`; `skipped` counts what is left out by its reason.
     """
     assert isinstance(config.task, GenerationConfig)
     read = (document for unit in plan(config) for document in read_unit(unit, config))
@@ -165,7 +162,7 @@ def comparisons(config: RunConfig, samples: str, baseline: str, skipped: Counter
 
 
 def _comparison(place: Place, row: Row, answer: Row, order: str) -> str:
-    """The id of a comparison, with a digest of both texts: a judge's word on another round's samples says nothing."""
+    """The id of a comparison, with a digest of both texts, so that verdicts on another round's samples do not count."""
     digest = hashlib.sha256(json.dumps([row["text"], answer["text"]]).encode()).hexdigest()[:8]
     return json.dumps([*place, row["sample"], digest, order])
 
@@ -192,10 +189,9 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
 
 
 def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
-    """Puts the samples, each with its `score`, into labels_column of the documents; the others get an error.
+    """Puts the samples, each with its `score`, into labels_column of the documents; documents without get an error.
 
-    Returns:
-        How often something was left out, by its reason.
+    Returns how often something was left out, by its reason.
 
     Raises:
         InputError: no sample is of any of the documents; ConfigError: the run that judged judges something else.
@@ -245,8 +241,7 @@ class PairExamples(GenerationExamples):
                 self.lost += 1
 
     def _pair(self, document: Document) -> list[Example]:
-        if document.error is not None:
-            raise Skip(document.error.partition(": ")[2] or document.error)
+        check_usable(document)
         ranked = sorted(document.fields[self.column], key=lambda row: -row["score"])
         examples: dict[int, Example | None] = {}
 

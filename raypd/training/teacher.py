@@ -13,14 +13,11 @@ from raypd.dataset import writer
 from raypd.errors import InputError
 from raypd.tasks.base import Document
 
-_WHOLE = ("ok", "null")  # statuses of values
-
 
 def label(documents: Sequence[Document], run: str, column: str) -> None:
-    """Puts the answers of a run into `column` of the documents that it answered; the others get an error.
+    """Puts the answers of a run over the same input into `column` of the documents; documents without get an error.
 
-    A document is found by its source and place, so the run must have read the same input. An answer that was cut or has
-    a value that is not valid teaches nothing right, and is left out.
+    Answers that were cut, or have a value that is not valid, are left out.
 
     Raises:
         InputError: the folder holds no answers.
@@ -43,11 +40,11 @@ def label(documents: Sequence[Document], run: str, column: str) -> None:
 
 
 def _answer(rows: Sequence[dict[str, Any]]) -> Any:
-    """The label that a document's rows make; None where one of them is not whole."""
+    """The label in a document's rows; None where one of them failed, was cut or is not valid."""
     if any(row["status"] != "ok" for row in rows):
         return None
     if "record" in rows[0]:
-        complete = all(value["status"] in _WHOLE for value in rows[0]["values"])
+        complete = all(value["status"] in ("ok", "null") for value in rows[0]["values"])
         return json.loads(rows[0]["record"]) if complete else None
     turns = sorted((row for row in rows if row["sample"] == 0), key=lambda row: row["turn"])
     return [row["text"] for row in turns] if all(row["finish_reason"] == "stop" for row in turns) else None

@@ -75,7 +75,7 @@ def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
 
 
 def _with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
-    """LoRA matrices on all linear layers, and whole rows for the method's control tokens, which nothing else trains."""
+    """LoRA matrices on all linear layers, and trainable embedding rows for the method's control tokens."""
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
     training, model = config.training, loaded.model
@@ -120,13 +120,17 @@ class PackedTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Cross entropy (HPD: the targets of section 4.4) over all targets of the optimizer's step."""
-        output, losses = self._losses(model, inputs)
-        if num_items_in_batch is None:
-            loss = losses.mean()
-        else:  # of all workers, over which gradients are then averaged
-            loss = losses.sum() * self.accelerator.num_processes / num_items_in_batch
+        """Trainer's call; the loss itself is `_loss`."""
+        loss, output = self._loss(model, inputs, num_items_in_batch)
         return (loss, output) if return_outputs else loss
+
+    def _loss(self, model: torch.nn.Module, inputs: Batch, targets: torch.Tensor | int | None) -> tuple[Any, Any]:
+        """Cross entropy (HPD, section 4.4) over all targets of the optimizer's step, and the model's output."""
+        output, losses = self._losses(model, inputs)
+        if targets is None:
+            return losses.mean(), output
+        # `targets` counts those of all workers, over which gradients are then averaged.
+        return losses.sum() * self.accelerator.num_processes / targets, output
 
     @staticmethod
     def _losses(model: torch.nn.Module, inputs: Batch) -> tuple[Any, torch.Tensor]:
@@ -155,13 +159,7 @@ class PreferenceTrainer(PackedTrainer):
 
     preference: PreferenceConfig
 
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: Batch,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
+    def _loss(self, model: torch.nn.Module, inputs: Batch, targets: torch.Tensor | int | None) -> tuple[Any, Any]:
         """BoNBoN's loss of a pair (PASTA, section 4, the one displayed equation):
 
             - alpha log p(best) + (1 - alpha) (log p(best) / p(worst) - log p0(best) / p0(worst) - 1 / beta)^2
@@ -172,8 +170,7 @@ class PreferenceTrainer(PackedTrainer):
         alpha, beta = self.preference.alpha, self.preference.beta
         output, logprobs = self._logprobs(model, inputs)
         best, worst = logprobs - inputs["initial"]
-        loss = -alpha * logprobs[0] + (1 - alpha) * (best - worst - 1 / beta) ** 2
-        return (loss, output) if return_outputs else loss
+        return -alpha * logprobs[0] + (1 - alpha) * (best - worst - 1 / beta) ** 2, output
 
     def _logprobs(self, model: torch.nn.Module, inputs: Batch) -> tuple[Any, torch.Tensor]:
         """The model's output, and the log-probability of each answer: [2]."""

@@ -17,7 +17,7 @@ from raypd.tasks.base import Document
 from raypd.training import generation
 from raypd.training.example import trace
 from raypd.training.generation import GenerationExamples, TreeTeacher
-from raypd.training.structure import Paragraph, Promise, Sync, paragraphs
+from raypd.training.structure import AnswerTree, Promise, Sync, answer_tree
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, recorded
 
@@ -131,9 +131,9 @@ def test_apar_lays_out_roots_and_details():
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.text("ab", max_size=4), st.text("cd", min_size=1, max_size=5)), max_size=4), st.text("e"))
 def test_apar_training_sees_what_decoding_sees(items, behind):
-    tree = Paragraph(behind)
+    tree = AnswerTree(behind)
     for root, detail in reversed(items):
-        tree = Paragraph(root, Paragraph(detail), tree)
+        tree = AnswerTree(root, AnswerTree(detail), tree)
     examples = make("apar")
     fork, child = examples.control
 
@@ -160,7 +160,7 @@ def test_apar_training_sees_what_decoding_sees(items, behind):
     ],
 )
 def test_structure(answer, details):
-    behind, text, node = [], "", paragraphs(answer)
+    behind, text, node = [], "", answer_tree(answer)
     while node is not None:
         text += node.text
         if node.detail is not None:
