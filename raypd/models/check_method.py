@@ -1,4 +1,4 @@
-"""What a decoding method needs of its model, seen before any weights are loaded or a worker starts."""
+"""What a decoding method needs of its model, checked before any weights are loaded or a worker starts."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def _replace(folder: Path, source: Path, digest: str) -> None:
 
 @contextlib.contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` when all is written; else nothing is left of it."""
+    """A temporary folder that is renamed to `folder` at the end of the block, and removed after an error."""
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         yield scratch
@@ -152,13 +152,13 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _tokenizer(source: Path) -> Any:
-    """The tokenizer of the GGUF file, with what transformers' reader leaves out put right."""
+    """The tokenizer of the GGUF file, with the parts that transformers' reader leaves out."""
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    # GGUF calls the pre-tokenizer "smollm"; transformers knows the name not and splits as GPT-2 does. SmolLM splits
-    # off each digit first, so that the blanks before a number are tokens of their own.
+    # GGUF calls the pre-tokenizer "smollm", which transformers does not know: it splits as GPT-2 does. SmolLM splits
+    # off each digit first, so that the blanks before a number are separate tokens.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -169,7 +169,7 @@ def _tokenizer(source: Path) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Loading without transformers' progress bars: a worker's log is no place for them."""
+    """Loading without transformers' progress bars, which fill a worker's log."""
     from transformers.utils import logging as switches
 
     shown = switches.is_progress_bar_enabled()
@@ -182,7 +182,7 @@ def quiet() -> Iterator[None]:
 
 
 def _sha256(file: Path) -> str:
-    """Read once in a process, unless size or time change: hashing 270 MB takes a fraction of a second."""
+    """Computed once in a process unless size or time change: hashing 270 MB takes a fraction of a second."""
     stat = file.stat()
     return _hashed(file, stat.st_size, stat.st_mtime_ns)
 

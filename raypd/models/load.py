@@ -25,52 +25,27 @@ _QUANTIZED_LAYER = {"nf4": "Linear4bit", "int8": "Linear8bitLt", "w8a8": "Int8Li
 
 @dataclass
 class LoadedModel:
-    """A model that can be decoded: in eval mode, without gradients, on its device.
-
-    Args:
-        dtype: of its activations (under quantization the weights are held in fewer bits).
-        context_length: most tokens of one sequence, by the model's configuration.
-    """
+    """A model that can be decoded: in eval mode, without gradients, on its device."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str
-    dtype: torch.dtype
+    dtype: torch.dtype  # of its activations: under quantization the weights are held in fewer bits
     device: torch.device
-    context_length: int
+    context_length: int  # most tokens of one sequence
 
 
 def check_model_config(config: ModelConfig, machine: bool = True) -> None:
     """Checks all that can be known before any weights are loaded; reads config.json (of the Hub, too) and the adapter.
 
-    Args:
-        machine: False leaves out what depends on the machine that will load the model (GPUs, bitsandbytes), for a
-            driver that is not a worker.
+    `machine=False`, for a driver, leaves out what depends on the machine of a worker (GPUs, bitsandbytes).
 
     Raises:
         ModelError: it could not be loaded, or not decoded.
     """
     _check_combinations(config)
     if machine:
-        device = resolve_device(config.device)
-        float16 = device.type == "cpu" and resolve_dtype(config.dtype, device) == torch.float16
-        if float16 and not _cpu_has("avx512_fp16", "amx_fp16", "fp16_arith"):
-            raise ModelError(
-                "model.dtype float16: this processor has no float16 arithmetic and would be several times slower "
-                "than with float32: use float32, or bfloat16 to save memory"
-            )
-        if config.quantization == "w8a8":
-            if device.type != "cpu" or resolve_dtype(config.dtype, device) != torch.bfloat16:
-                raise ModelError(
-                    f"model.quantization w8a8: works on a CPU with model.dtype bfloat16, and these are {device.type} "
-                    f"and {config.dtype}"
-                )
-            if (reason := native.refusal()) is not None:
-                raise ModelError(f"model.quantization w8a8: {reason}")
-        elif config.quantization == "fp8":
-            _check_fp8(config, device)
-        elif config.quantization != "none":
-            require("bitsandbytes", "quantize", f"model.quantization {config.quantization}")
+        _check_machine(config)
     if config.name == embedded.NAME and config.adapter is None and config.revision is None:
         embedded.find_gguf()  # not converted yet: that takes seconds, and nothing else can be wrong with it
         return
@@ -90,7 +65,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
-    """Loads model and tokenizer, and sees that the engine can decode the model exactly (`guard`).
+    """Loads model and tokenizer, and checks that the engine can decode the model exactly (`guard`).
 
     An adapter is merged into the weights; under bitsandbytes' quantization it stays beside them.
 
@@ -148,12 +123,9 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of weights on a device.
+    """`model.dtype` on a device. auto: bfloat16 where the processor multiplies in it, else float32.
 
-    Args:
-        name: `model.dtype`; auto: bfloat16 where the processor multiplies in it, else float32 (which is some seven
-            times faster there).
-        device: that is to hold the weights.
+    Without bfloat16 arithmetic float32 is some seven times faster.
     """
     if name != "auto":
         return getattr(torch, name)
@@ -167,6 +139,28 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def has_fp8(device: torch.device) -> bool:
     """Whether the device is a GPU that multiplies in FP8."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _check_machine(config: ModelConfig) -> None:
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    if device.type == "cpu" and dtype == torch.float16 and not _cpu_has("avx512_fp16", "amx_fp16", "fp16_arith"):
+        raise ModelError(
+            "model.dtype float16: this processor has no float16 arithmetic and would be several times slower "
+            "than with float32: use float32, or bfloat16 to save memory"
+        )
+    if config.quantization == "w8a8":
+        if device.type != "cpu" or dtype != torch.bfloat16:
+            raise ModelError(
+                f"model.quantization w8a8: works on a CPU with model.dtype bfloat16, and these are {device.type} "
+                f"and {config.dtype}"
+            )
+        if (reason := native.refusal()) is not None:
+            raise ModelError(f"model.quantization w8a8: {reason}")
+    elif config.quantization == "fp8":
+        _check_fp8(config, device)
+    elif config.quantization != "none":
+        require("bitsandbytes", "quantize", f"model.quantization {config.quantization}")
 
 
 def _check_fp8(config: ModelConfig, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Where a model's files are: the embedded model, a local folder, or the Hub. And what its errors mean to a user."""
+"""Where a model's files are (the embedded model, a local folder, the Hub), and errors of loading it, explained."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _checked_folder(name: str) -> Path:
 
 
 def _check_weights(name: str, folder: Path) -> None:
-    """That the weights are there: all parts that an index names, or a file of weights."""
+    """Raises ModelError where a file of weights, or a part that an index names, is missing."""
     for index in (folder / "model.safetensors.index.json", folder / "pytorch_model.bin.index.json"):
         if index.is_file():
             try:

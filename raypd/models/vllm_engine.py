@@ -1,7 +1,7 @@
 """`engine.kind: vllm`: vLLM decodes in place of raypd's engine, in the worker's own process.
 
-The tasks make programs and read answers as ever. A program that writes token by token is sent the tokens that vLLM
-samples and, when it has ended, its request is aborted: where an answer ends is decided in one place for both engines.
+The tasks make programs and read answers as with raypd's engine. A program that writes token by token is sent the tokens
+that vLLM samples and, when it has ended, its request is aborted: the program alone decides where an answer ends.
 """
 
 from __future__ import annotations
@@ -55,11 +55,10 @@ class _Sequence:
 
 
 class VLLMEngine:
-    """vLLM with prefix caching, as `raypd.cluster.components.Engine`.
+    """vLLM with prefix caching, as `raypd.cluster.components.Engine`; an adapter is merged into the weights first.
 
     Args:
-        config: of the run; an adapter is merged into the weights first.
-        threads: CPU threads; None: as torch has them.
+        threads: CPU threads; None: torch's default.
 
     Raises:
         ModelError: vLLM is not installed, or does not load the model.
@@ -162,11 +161,11 @@ class VLLMEngine:
     def _parameters(self, feed: Feed, sampling: Sampling, seed: int, max_tokens: int) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-        held = None
+        form = None
         if feed.pattern == ANY_OBJECT:
-            held = StructuredOutputsParams(json_object=True)
+            form = StructuredOutputsParams(json_object=True)
         elif feed.pattern is not None:
-            held = StructuredOutputsParams(regex=feed.pattern)
+            form = StructuredOutputsParams(regex=feed.pattern)
         elif feed.allowed_token_ids is not None and any(feed.allowed_token_ids):
             raise ValueError("engine.kind vllm cannot hold this answer to its form: set engine.kind: raypd")
         return SamplingParams(
@@ -178,7 +177,7 @@ class VLLMEngine:
             logprobs=0,  # that of the token itself
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            structured_outputs=held,
+            structured_outputs=form,
         )
 
 

@@ -14,8 +14,8 @@ _cache: WeakKeyDictionary[PreTrainedTokenizerBase, list[str]] = WeakKeyDictionar
 def token_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """For every id of the vocabulary, added tokens included, the text that the token adds inside a text.
 
-    A leading blank is kept ("Ġthe" and "▁the" are " the"), a special token adds "", and bytes that are no whole
-    character come out as U+FFFD. The list has at least len(tokenizer) entries; ids that no token has are "".
+    A leading blank is kept ("Ġthe" and "▁the" are " the"), a special token adds "", and bytes that are only a part of
+    a character become U+FFFD. The list has at least len(tokenizer) entries; ids without a token are "".
     Computed once for a tokenizer; do not change the list.
     """
     size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
@@ -41,8 +41,8 @@ def _decode(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> list[s
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
     """For every id the bytes that the token adds inside a text; special tokens add none.
 
-    Unlike texts, bytes say what a token is that holds only a part of a character. Tokenizers that are neither
-    byte-level nor sentencepiece with byte fall-back are read through `token_texts`.
+    Unlike texts, bytes tell tokens apart that hold only a part of a character. Tokenizers that are neither byte-level
+    nor sentencepiece with byte fall-back are read through `token_texts`.
     """
     texts = token_texts(tokenizer)
     pieces = [text.encode() for text in texts]
