@@ -36,7 +36,7 @@ VC, VW, NV, VN, NN = range(5)
 
 @dataclass
 class Measure:
-    """A figure with its 95% interval, and the documents that it is of."""
+    """A figure with its 95% interval, over so many documents."""
 
     name: str
     value: float
@@ -60,7 +60,7 @@ class ScoreDifference:
 
 @dataclass
 class Evaluation:
-    """Measures of a run; of the difference to another one where there is one."""
+    """Measures of a run, and its differences to another one."""
 
     measures: list[Measure]
     differences: list[ScoreDifference] = field(default_factory=list)
@@ -138,14 +138,11 @@ def _answers(run: str) -> dict[str, list[dict[str, Any]]]:
 
 @dataclass
 class Score:
-    """One document: its category, and for each metric the numbers that add up over documents.
-
-    lists: its labels have `scored` or `accepted`.
-    """
+    """One document: its category, and for each metric the numbers that add up over documents."""
 
     category: str
     parts: dict[str, list[float]]
-    lists: bool = False
+    lists: bool = False  # whether its labels have `scored` or `accepted`
 
 
 def _score(
@@ -222,7 +219,7 @@ def _of_questions(rows: list[dict[str, Any]], questions: list[dict[str, Any]]) -
 
 
 def _squad(text: str) -> str:
-    """As SQuAD compares: lower case, without punctuation, articles and extra white space."""
+    """Lower case, without punctuation, articles and extra white space, as SQuAD compares."""
     bare = "".join(char for char in text.lower() if char not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
@@ -320,7 +317,7 @@ def _table(name: str, scores: list[Score]) -> np.ndarray | None:
 
 
 def _weights(count: int) -> np.ndarray:
-    """How often each document is in each bootstrap sample: [samples, documents]; the same for every metric."""
+    """How often each document is in each bootstrap sample: [samples, documents]."""
     return np.random.default_rng(_SEED).multinomial(count, np.full(count, 1 / count), size=_SAMPLES)
 
 

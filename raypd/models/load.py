@@ -61,7 +61,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The model's tokenizer. An adapter's own is not used: the base model's fits both."""
     source = find_source(config)
     with explained(source, "its tokenizer cannot be read"), embedded.quiet():
-        return AutoTokenizer.from_pretrained(source.at, **source.arguments)
+        return AutoTokenizer.from_pretrained(source.location, **source.arguments)
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
@@ -222,7 +222,7 @@ def _load_weights(config: ModelConfig, source: Source, device: torch.device, dty
     if bitsandbytes:
         arguments["quantization_config"] = _quantization(config.quantization, dtype)
     with explained(source, "its weights cannot be loaded"), embedded.quiet():
-        model, report = AutoModelForCausalLM.from_pretrained(source.at, **arguments)
+        model, report = AutoModelForCausalLM.from_pretrained(source.location, **arguments)
     # transformers fills what is missing with random numbers and warns; answers from such a model would be noise.
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:

@@ -23,10 +23,10 @@ HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """`at` is what transformers' from_pretrained takes: a folder (`local`) or a Hub id with its revision."""
+    """`location` is what transformers' from_pretrained takes: a folder (`local`) or a Hub id with its revision."""
 
     name: str
-    at: str
+    location: str
     local: bool
     revision: str | None
     trust_remote_code: bool
@@ -103,7 +103,7 @@ def _check_weights(name: str, folder: Path) -> None:
 def read_config(source: Source) -> PretrainedConfig:
     """The model's config.json, from the Hub if need be."""
     with explained(source, "its config.json cannot be read"):
-        return AutoConfig.from_pretrained(source.at, **source.arguments)
+        return AutoConfig.from_pretrained(source.location, **source.arguments)
 
 
 def require(package: str, extra: str, feature: str) -> None:
@@ -145,8 +145,8 @@ def _explain(error: BaseException, source: Source) -> str | None:
         revision = f" at revision {source.revision!r}" if source.revision else ""
         why = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else "the Hub cannot be reached"
         return (
-            f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {why}: run `hf download {source.at}` "
-            "where there is a network, or set model.name to a local folder"
+            f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {why}: run "
+            f"`hf download {source.location}` where there is a network, or set model.name to a local folder"
         )
     if any("trust_remote_code" in str(link) for link in chain):
         return "comes with code of its own: read it, then set model.trust_remote_code: true"

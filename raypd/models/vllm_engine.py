@@ -187,7 +187,7 @@ def _whole_model(config: RunConfig) -> Iterator[tuple[str, str | None]]:
     model = config.model
     if model.adapter is None:
         source = find_source(model)
-        yield source.at, source.revision
+        yield source.location, source.revision
         return
     with tempfile.TemporaryDirectory() as folder, embedded.quiet():
         loaded = load_model(model.model_copy(update={"device": "cpu"}))

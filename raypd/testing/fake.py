@@ -31,16 +31,12 @@ _PREFIXES_KEPT = 64  # as the real engine
 
 @dataclass
 class Program:
-    """What one prompt costs. Lengths are tokens.
+    """What one prompt costs, in tokens."""
 
-    prefix, shared: the instruction, computed once an engine, and its length. own: the rest of the prompt. lanes: of
-    every value that is decoded in parallel; one lane is plain autoregressive decoding.
-    """
-
-    prefix: str
-    shared: int
-    own: int
-    lanes: list[int]
+    prefix: str  # the instruction, computed once an engine
+    shared: int  # tokens of the prefix
+    prompt: int  # tokens behind the prefix
+    lanes: list[int]  # of every value that is decoded in parallel; autoregressive decoding has one lane
 
 
 @dataclass
@@ -58,14 +54,14 @@ class FakeSequence:
 
 
 class FakeEngine:
-    """Continuous batching by the clock: a step takes a fixed time and the time of the tokens in it."""
+    """Continuous batching: a step sleeps for a fixed time and for the time of its tokens."""
 
     def __init__(self, costs: FakeConfig, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.costs, self.max_num_seqs, self.max_num_batched_tokens = costs, max_num_seqs, max_num_batched_tokens
         self.queue: deque[tuple[Program, Any]] = deque()
         self.sequences: list[FakeSequence] = []
         self._prefixes: OrderedDict[str, None] = OrderedDict()
-        self._free = 0.0  # when the device is done with what it was given
+        self._free = 0.0  # when the simulated device is idle again (monotonic)
 
     @property
     def pending(self) -> int:
@@ -105,7 +101,7 @@ class FakeEngine:
         return [Finished(sequence.tag, sequence.lanes, None, sequence.counts) for sequence in ended]
 
     def _admit(self, program: Program, tag: Any) -> FakeSequence:
-        sequence = FakeSequence(tag, program.lanes, program.own)
+        sequence = FakeSequence(tag, program.lanes, program.prompt)
         if program.prefix in self._prefixes:
             sequence.counts.shared_tokens = program.shared
         else:
@@ -120,8 +116,8 @@ class FakeEngine:
         costs = self.costs
         seconds = costs.step_seconds + prefill / costs.prefill_tokens_per_second
         seconds += decode / costs.decode_tokens_per_second
-        # A sleep lasts a little too long each time; up to 10 ms of that are made good, so that many short steps keep
-        # the rate that was asked for.
+        # Every sleep lasts a little too long. Up to 10 ms of that are subtracted from the next, so that many short
+        # steps keep the configured rate.
         self._free = max(self._free, began - 0.01) + seconds
         if (remaining := self._free - time.monotonic()) > 2e-4:
             time.sleep(remaining)
@@ -242,7 +238,7 @@ class FakeTask:
 
 
 def _record(name: str, category: Category) -> dict[str, Any]:
-    """A record whose texts say `fake`; what cannot say so is null."""
+    """A record whose texts are `fake` and whose other values are null."""
     texts = {a.name: "fake" if a.type == "text" and not a.many else None for a in category.attributes}
     values = [columns.value_row(n, v, "ok" if v else "null", None) for n, v in texts.items()]
     record = json.dumps(columns.record_of(category, texts), ensure_ascii=False)

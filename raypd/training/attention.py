@@ -55,7 +55,7 @@ def products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, 
     if layout.shared:
         causal = torch.ones(layout.shared, layout.shared, dtype=torch.bool).tril()
         out.append(_products(q0, k0, v0, causal, scale))
-    for q_own, k_own, v_own, visible in zip(qs, ks, vs, layout.seen, strict=True):
+    for q_own, k_own, v_own, visible in zip(qs, ks, vs, layout.visible, strict=True):
         out.append(_products(q_own, torch.cat([k0, k_own], dim=1), torch.cat([v0, v_own], dim=1), visible, scale))
     return torch.cat(out, dim=1)
 

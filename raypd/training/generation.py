@@ -230,7 +230,7 @@ class Node:
 class TreeTeacher:
     """Answers `apar` so that it writes a tree: each thread its paragraph's next token.
 
-    A thread is known by the segment of the token that it feeds last. The token behind a [Fork] is the first one of the
+    A thread is identified by the segment of the token that it feeds last. The token behind a [Fork] is the first of the
     next paragraph; with it the program gives the next paragraph and the detail a segment each, in this order.
     """
 

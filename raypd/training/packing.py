@@ -21,32 +21,28 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass
 class Layout:
-    """Which tokens of a pass belong together; handed to every attention layer.
+    """Which tokens of a pass belong together; handed to every attention layer."""
 
-    shared: tokens of the instruction, at the start. lengths: own tokens of each example, in their order.
-    seen: of each example bool [length, shared + length], whether an own token sees a key.
-    """
-
-    shared: int
-    lengths: list[int]
-    seen: list[torch.Tensor]
+    shared: int  # tokens of the instruction, at the start
+    lengths: list[int]  # own tokens of each example, in their order
+    visible: list[torch.Tensor]  # of each example bool [length, shared + length]: whether an own token sees a key
 
     @cached_property
     def padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The examples as rows of one length, for kernels that take all of them at once.
 
         Returns:
-            Index of each own token in the pass, [examples, longest], 0 where a row is padded; which of these places are
-            own tokens, bool, the same shape; and what each sees, bool [examples, 1, longest, shared + longest].
+            Index of each own token in the pass, [examples, longest], 0 where a row is padded; which places are own
+            tokens, bool, the same shape; and the visibility, bool [examples, 1, longest, shared + longest].
         """
-        device, longest = self.seen[0].device, max(self.lengths)
+        device, longest = self.visible[0].device, max(self.lengths)
         place = torch.arange(longest, device=device)
         lengths = torch.tensor(self.lengths, device=device)
         is_token = place < lengths[:, None]
         first = self.shared + lengths.cumsum(0) - lengths
         visible = torch.zeros(len(self.lengths), 1, longest, self.shared + longest, dtype=torch.bool, device=device)
         visible[..., 0] = True  # a padded row sees something: softmax over nothing is NaN
-        for row, example_visible in zip(visible, self.seen, strict=True):
+        for row, example_visible in zip(visible, self.visible, strict=True):
             row[0, : example_visible.shape[0], : example_visible.shape[1]] = example_visible
         return (first[:, None] + place).where(is_token, 0), is_token, visible
 

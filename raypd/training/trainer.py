@@ -38,7 +38,7 @@ from raypd.training.packing import Batch, layout, pack
 
 
 def load_for_training(config: RunConfig) -> LoadedModel:
-    """The model with the weights that are trained: its own in float32, or LoRA matrices beside frozen ones.
+    """The model with the weights that are trained: all of them in float32, or LoRA matrices beside frozen ones.
 
     Raises:
         ModelError: as `load_model`, and for models whose attention the training pass does not have.
@@ -181,7 +181,7 @@ class PreferenceTrainer(PackedTrainer):
 
     @torch.no_grad()
     def keep_initial(self, pairs: Iterable[list[Example]]) -> None:
-        """Gives every answer its log-probability under the model as it is now, so that no second one is held."""
+        """Stores every answer's log-probability under the model before the round, so that no copy of it is kept."""
         self.model.eval()
         for pair in pairs:
             inputs = self._prepare_inputs(pack(pair))
