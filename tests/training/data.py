@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.program import Program
@@ -53,6 +54,28 @@ def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, A
     for name, keys in sections.items():
         config[name] = {**config.get(name, {}), **keys}
     return config
+
+
+def generation_tree(method: str, training: dict[str, Any] | None = None, **decoding: Any) -> dict[str, Any]:
+    """A configuration's tree for documents with `turns` and `responses`."""
+    return {
+        "input": {"path": "none"},
+        "output": {"path": "none"},
+        "task": {"kind": "generation", "prompt_column": "turns"},
+        "decoding": {"method": method, **decoding},
+        "training": {"labels_column": "responses", **(training or {})},
+    }
+
+
+def dense_logits(model: Any, example: Example) -> torch.Tensor:
+    """The logits at the targets of an unmodified model with a dense mask: [targets, vocabulary]."""
+    n = len(example)
+    visible = np.tril(np.ones((n, n), dtype=bool))
+    visible[example.shared :] = example.visibility()
+    mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~torch.from_numpy(visible), -torch.inf)
+    ids, positions = torch.from_numpy(example.tokens)[None], torch.from_numpy(example.positions)[None]
+    logits = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits[0]
+    return logits[list(example.targets)]
 
 
 def allowed(example: Example) -> dict[Any, Any]:

@@ -17,7 +17,7 @@ from raypd.training import attention
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.packing import batches, count_tokens, layout, pack
 from tests.tiny import tiny_model, tiny_tokenizer
-from tests.training.data import allowed, recorded, tree, write_corpus
+from tests.training.data import allowed, dense_logits, recorded, tree, write_corpus
 
 
 @pytest.fixture
@@ -115,13 +115,7 @@ def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate, kernel, mo
     torch.nn.functional.cross_entropy(logits, batch["shift_labels"], reduction="sum").backward()
     begin = 0
     for example in group:
-        n = len(example)
-        visible = np.tril(np.ones((n, n), dtype=bool))
-        visible[example.shared :] = example.visibility()
-        mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~torch.from_numpy(visible), -torch.inf)
-        out = reference(torch.from_numpy(example.tokens)[None], attention_mask=mask,
-                     position_ids=torch.from_numpy(example.positions)[None], use_cache=False).logits[0]  # fmt: skip
-        alone = out[list(example.targets)]
+        alone = dense_logits(reference, example)
         here = slice(begin, begin + len(alone))
         torch.testing.assert_close(logits[here], alone, atol=1e-6, rtol=1e-6)
         torch.nn.functional.cross_entropy(alone, batch["shift_labels"][here], reduction="sum").backward()

@@ -19,7 +19,7 @@ from raypd.training.example import trace
 from raypd.training.generation import GenerationExamples, TreeTeacher
 from raypd.training.structure import AnswerTree, Promise, Sync, answer_tree
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
-from tests.training.data import allowed, recorded
+from tests.training.data import allowed, generation_tree, recorded
 
 LIST = """Sleep well.
 
@@ -34,16 +34,7 @@ def make(method, training=None, **decoding):
     tokenizer = tiny_tokenizer()
     if method in ("apar", "space"):
         add_control_tokens(tiny_model("llama"), tokenizer, method)
-    config = RunConfig.model_validate(
-        {
-            "input": {"path": "none"},
-            "output": {"path": "none"},
-            "task": {"kind": "generation", "prompt_column": "turns"},
-            "decoding": {"method": method, **decoding},
-            "training": {"labels_column": "responses", **(training or {})},
-        }
-    )
-    return GenerationExamples(config, tokenizer, 4096)
+    return GenerationExamples(RunConfig.model_validate(generation_tree(method, training, **decoding)), tokenizer, 4096)
 
 
 def document(*pairs, **fields):

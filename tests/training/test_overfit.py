@@ -20,6 +20,7 @@ from raypd.training.packing import batches
 from raypd.training.trainer import load_for_training, make_trainable, make_trainer
 from tests.runs import answer
 from tests.tiny import tiny_model, tiny_tokenizer
+from tests.training.data import generation_tree
 
 LIST = """Do:
 
@@ -33,16 +34,9 @@ ANSWERS = {"How?": LIST, "Who?": "It was me, nobody else.", "Then?": "A. B.\n\nO
 
 def conversation(method, model, training, quantization="none", **decoding):
     """A configuration for the answers above."""
-    return RunConfig.model_validate(
-        {
-            "input": {"path": "none"},
-            "output": {"path": "none"},
-            "task": {"kind": "generation", "prompt_column": "turns"},
-            "model": {"name": model, "dtype": "float32", "device": "cpu", "quantization": quantization},
-            "decoding": {"method": method, "max_new_tokens": 200, **decoding},
-            "training": {"labels_column": "responses", "evaluations": 1, **training},
-        }
-    )
+    tree = generation_tree(method, {"evaluations": 1, **training}, **{"max_new_tokens": 200, **decoding})
+    tree["model"] = {"name": model, "dtype": "float32", "device": "cpu", "quantization": quantization}
+    return RunConfig.model_validate(tree)
 
 
 def documents():

@@ -29,7 +29,7 @@ from tests.decoding.pasta_script import EOS, Script, promise
 from tests.evaluation.test_speedup import committed
 from tests.runs import read_all
 from tests.tiny import _Wide, in_float64, tiny_model, tiny_tokenizer
-from tests.training.data import allowed, recorded
+from tests.training.data import allowed, dense_logits, recorded
 
 PARTS = f"{promise('a')}{promise('b', 10)}, and<sync/> so on"
 SAMPLES = {  # what the main thread and its children write
@@ -300,13 +300,7 @@ def trainer_of(corpus, tmp_path, model, rate=1e-3, **keys):
 
 def direct(model, example):
     """log p of an answer by an unmodified model with a dense mask."""
-    n = len(example)
-    visible = np.tril(np.ones((n, n), dtype=bool))
-    visible[example.shared :] = example.visibility()
-    mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~torch.from_numpy(visible), -torch.inf)
-    logits = model(torch.from_numpy(example.tokens)[None], attention_mask=mask,
-                   position_ids=torch.from_numpy(example.positions)[None], use_cache=False).logits[0]  # fmt: skip
-    logprobs = logits[list(example.targets)].log_softmax(-1)
+    logprobs = dense_logits(model, example).log_softmax(-1)
     return logprobs.gather(1, torch.tensor(list(example.targets.values()))[:, None]).sum()
 
 
