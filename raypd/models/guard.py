@@ -123,7 +123,7 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
         engine = Engine(model, cache_tokens=LEAST_REGION)
         try:
             (packed,) = engine.run([_interleaved(tokens)])
-        except Exception as error:  # whatever its code makes of arguments that it does not know
+        except Exception as error:  # its code may raise anything for an argument that it does not know
             return f"its code does not take a packed pass: {type(error).__name__}: {error}"
     called, layers = sorted(engine.cache.keys), config.num_hidden_layers
     if called != list(range(layers)):

@@ -198,7 +198,7 @@ def _check_base(config: ModelConfig, base: PretrainedConfig) -> None:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(base), None)
     if kind is not None:
         check_architecture(base, kind, config.name)
-    elif not getattr(base, "auto_map", None):  # code of its own is judged once it is loaded
+    elif not getattr(base, "auto_map", None):  # a model with remote code is checked when it is loaded
         raise ModelError(f"model {config.name!r}: a {base.model_type} model is not a causal language model")
 
 

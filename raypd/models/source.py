@@ -114,7 +114,7 @@ def require(package: str, extra: str, feature: str) -> None:
 
 @contextmanager
 def explained(source: Source, failure: str) -> Iterator[None]:
-    """Turns whatever transformers, the Hub's client or torch raises into a ModelError that says what to do."""
+    """Turns errors of transformers, the Hub's client and torch into a ModelError that says what to do."""
     try:
         yield
     except ModelError:

@@ -67,7 +67,7 @@ class ExtractionExamples:
         ends = [int(example.positions[index]) for index in sorted(example.targets) if example.steps[index] == 0]
         limit = self.config.decoding.max_value_tokens
         for end, value in zip(ends, values, strict=True):
-            if not value.closed:  # its tokens stay, as they do when decoding cuts a value; nobody learns to write them
+            if not value.closed:  # its tokens stay, as when decoding cuts a value, but are no targets
                 self.skipped[f"values of more than {limit} tokens (decoding.max_value_tokens)"] += 1
                 gap = range(end, end + limit)
                 example.targets = {i: t for i, t in example.targets.items() if example.positions[i] not in gap}

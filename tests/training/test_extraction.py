@@ -146,9 +146,9 @@ def test_bad_input_is_counted_with_its_reason(make):
         Document(8, "8", {}, error="in.jsonl, byte 7: not JSON"),
         document(9, Brand=" "),
     ]
-    made = list(examples(bad))
-    assert len(made) == 2
-    assert values(made[1])[0] != ' "A name of m'  # the long value is no target
+    usable = list(examples(bad))
+    assert len(usable) == 2
+    assert values(usable[1])[0] != ' "A name of m'  # the long value is no target
     assert examples.lost == 8
     reasons = "\n".join(sorted(examples.skipped))
     for part in ("'Weight'", "'target': empty", "expected an object", "more than 12 tokens", "'Color'", "'Size'",

@@ -56,7 +56,7 @@ def test_space_masks_k_tokens_cuts_behind_them_and_keeps_the_label_one_past_the_
     mask = examples.tokenizer.get_vocab()[MASK]
     answer = [*b"abcdefghij", EOS]
     masked = 0
-    seen = set()
+    places = set()
     for example in [e.drawn() for e in 200 * list(examples([document(("x", "abcdefghij"))]))]:
         fed = example.tokens.tolist()
         prompt = min(example.targets) + 1
@@ -65,13 +65,13 @@ def test_space_masks_k_tokens_cuts_behind_them_and_keeps_the_label_one_past_the_
         if mask in fed:
             masked += 1
             m = fed.index(mask) - prompt
-            seen.add(m)
+            places.add(m)
             assert fed[prompt:] == [*answer[:m], mask, mask, mask]
             assert len(targets) == m + 3 + 1
         else:
             assert fed[prompt:] == answer[:-1]
     assert 70 < masked < 130
-    assert seen == set(range(8))  # 0 .. N - k
+    assert places == set(range(8))  # 0 .. N - k
 
 
 def test_masks_at_several_places_see_and_predict_what_each_would_alone():

@@ -45,8 +45,8 @@ class Bytes(Script):
     def say(self, script, written):
         if not any("\ud800" <= char <= "\udfff" for char in script):
             return super().say(script, written)
-        rest = script.encode("utf-8", "surrogateescape")[len(written) :]
-        return rest[0] if rest else EOS
+        remaining = script.encode("utf-8", "surrogateescape")[len(written) :]
+        return remaining[0] if remaining else EOS
 
 
 class Corpus:
