@@ -36,7 +36,7 @@ VC, VW, NV, VN, NN = range(5)
 
 @dataclass
 class Measure:
-    """A figure with its 95% interval, and the documents that it is of."""
+    """A figure with its 95% interval, over so many documents."""
 
     name: str
     value: float
@@ -47,7 +47,7 @@ class Measure:
 
 
 @dataclass
-class Difference:
+class ScoreDifference:
     """A figure of two runs over the same documents, and the 95% interval of ours - theirs."""
 
     name: str
@@ -60,20 +60,19 @@ class Difference:
 
 @dataclass
 class Evaluation:
-    """Measures of a run; of the difference to another one where there is one."""
+    """Measures of a run, and its differences to another one."""
 
     measures: list[Measure]
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[ScoreDifference] = field(default_factory=list)
     unlabelled: int = 0  # documents of the run without labels
     missing: int = 0  # labelled documents that the run does not hold
     failed: int = 0  # documents that the run could not answer: counted as without any value
 
 
 def evaluate(run: str, labels: str, other: str | None = None, tolerance: float = 0.0) -> Evaluation:
-    """Scores a run against labels.
+    """Scores the run in a folder against labels.
 
     Args:
-        run: its output folder.
         labels: JSON lines of {id, target | questions, scored?, accepted?}.
         other: a run over the same documents; differences are run - other.
         tolerance: by what share a number may differ from a label that is one, as units are converted.
@@ -86,19 +85,19 @@ def evaluate(run: str, labels: str, other: str | None = None, tolerance: float =
     scores = _score(answers, gold, tolerance)
     if not scores:
         raise InputError(f"{labels}: no document of {run} has labels there; ids are compared as text")
-    made = Evaluation(
+    evaluation = Evaluation(
         _measures(scores),
         unlabelled=len(answers.keys() - gold.keys()),
         missing=len(gold.keys() - answers.keys()),
         failed=sum(not rows for key, rows in answers.items() if key in gold),
     )
     if other is not None:
-        theirs = _score(_answers(other), gold, tolerance)
-        both = sorted(scores.keys() & theirs.keys())
+        other_scores = _score(_answers(other), gold, tolerance)
+        both = sorted(scores.keys() & other_scores.keys())
         if not both:
             raise InputError(f"{other}: no document of {run} stands there, too")
-        made.differences = _differences([scores[key] for key in both], [theirs[key] for key in both])
-    return made
+        evaluation.differences = _differences([scores[key] for key in both], [other_scores[key] for key in both])
+    return evaluation
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -122,16 +121,16 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
 def _answers(run: str) -> dict[str, list[dict[str, Any]]]:
     """Document id -> the rows that answer it; none where it failed."""
     folder = storage.absolute(run)
-    found: dict[str, list[dict[str, Any]]] = {}
+    answers: dict[str, list[dict[str, Any]]] = {}
     for unit, path in writer.objects(folder):
         _, table = writer.read_table(folder, unit, None, path)
         for row in writer.as_records(table):
-            rows = found.setdefault(row["id"], [])
+            rows = answers.setdefault(row["id"], [])
             if row["status"] == "ok":
                 rows.append(row)
-    if not found:
+    if not answers:
         raise InputError(f"{run}: holds no answers; give the output folder of a run")
-    return found
+    return answers
 
 
 # ------------------------------------------------------------------------------------------------------------- scoring
@@ -139,14 +138,11 @@ def _answers(run: str) -> dict[str, list[dict[str, Any]]]:
 
 @dataclass
 class Score:
-    """One document: its category, and for each metric the numbers that add up over documents.
-
-    lists: its labels have `scored` or `accepted`.
-    """
+    """One document: its category, and for each metric the numbers that add up over documents."""
 
     category: str
     parts: dict[str, list[float]]
-    lists: bool = False
+    lists: bool = False  # whether its labels have `scored` or `accepted`
 
 
 def _score(
@@ -185,13 +181,14 @@ def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
     return flat
 
 
-def _outcome(given: Any, forms: Sequence[Any], tolerance: float = 0.0) -> int:
-    wanted = {_plain(form) for form in forms} - {""}
-    value = _plain(given)
-    if not wanted:
+def _outcome(answer: Any, forms: Sequence[Any], tolerance: float = 0.0) -> int:
+    accepted = {_plain(form) for form in forms} - {""}
+    value = _plain(answer)
+    if not accepted:
         return NV if value else NN
-    near = any(_is_number(form) and _is_number(given) and abs(given - form) <= tolerance * abs(form) for form in forms)
-    return VN if not value else VC if near or value in wanted else VW
+    numbers = [form for form in forms if _is_number(form)] if _is_number(answer) else []
+    near = any(abs(answer - number) <= tolerance * abs(number) for number in numbers)
+    return VN if not value else VC if near or value in accepted else VW
 
 
 def _is_number(value: Any) -> bool:
@@ -206,10 +203,10 @@ def _plain(value: Any) -> str:
 
 
 def _of_questions(rows: list[dict[str, Any]], questions: list[dict[str, Any]]) -> dict[str, list[float]]:
-    given = {row["question_id"]: row for row in rows}
+    by_question = {row["question_id"]: row for row in rows}
     exact, overlap, right = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]  # sum, count
     for number, question in enumerate(questions):
-        row = given.get(str(question.get("id", number)), {})
+        row = by_question.get(str(question.get("id", number)), {})
         if question.get("choices"):
             right[0] += row.get("choice_index") in question["answer_idx"]
             right[1] += 1
@@ -222,17 +219,17 @@ def _of_questions(rows: list[dict[str, Any]], questions: list[dict[str, Any]]) -
 
 
 def _squad(text: str) -> str:
-    """As SQuAD compares: lower case, without punctuation, articles and extra white space."""
+    """Lower case, without punctuation, articles and extra white space, as SQuAD compares."""
     bare = "".join(char for char in text.lower() if char not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
 
 def _token_f1(answer: str, gold: str) -> float:
-    ours, theirs = _squad(answer).split(), _squad(gold).split()
-    if not ours or not theirs:
-        return float(ours == theirs)
-    common = sum((Counter(ours) & Counter(theirs)).values())
-    return 2 * common / (len(ours) + len(theirs))
+    answer_words, gold_words = _squad(answer).split(), _squad(gold).split()
+    if not answer_words or not gold_words:
+        return float(answer_words == gold_words)
+    common = sum((Counter(answer_words) & Counter(gold_words)).values())
+    return 2 * common / (len(answer_words) + len(gold_words))
 
 
 # ------------------------------------------------------------------------------------------------------------ measures
@@ -297,30 +294,30 @@ def _measure(name: str, scores: list[Score], category: str = "") -> Measure | No
     return Measure(name, float(metric(table.sum(0))), float(low), float(high), len(scores), category)
 
 
-def _differences(ours: list[Score], theirs: list[Score]) -> list[Difference]:
-    made = []
+def _differences(scores: list[Score], other_scores: list[Score]) -> list[ScoreDifference]:
+    differences = []
     for name in _METRICS:
-        a, b = _table(name, ours), _table(name, theirs)
+        a, b = _table(name, scores), _table(name, other_scores)
         if a is None or b is None:
             continue
-        metric, weights = _METRICS[name][1], _weights(len(ours))
+        metric, weights = _METRICS[name][1], _weights(len(scores))
         low, high = np.quantile(metric(weights @ a) - metric(weights @ b), [0.025, 0.975])
-        one, other = (float(metric(table.sum(0))) for table in (a, b))
-        made.append(Difference(name, one, other, float(low), float(high), len(ours)))
-    return made
+        value, other_value = (float(metric(table.sum(0))) for table in (a, b))
+        differences.append(ScoreDifference(name, value, other_value, float(low), float(high), len(scores)))
+    return differences
 
 
 def _table(name: str, scores: list[Score]) -> np.ndarray | None:
     """[documents, parts] of a metric; None where no document has any."""
     parts = [score.parts.get(_METRICS[name][0]) for score in scores]
-    if any(part is None for part in parts) or (name.startswith("scored") and not any(one.lists for one in scores)):
+    if any(part is None for part in parts) or (name.startswith("scored") and not any(score.lists for score in scores)):
         return None
     table = np.array(parts, dtype=float)
     return table if table.any() else None
 
 
 def _weights(count: int) -> np.ndarray:
-    """How often each document is in each bootstrap sample: [samples, documents]; the same for every metric."""
+    """How often each document is in each bootstrap sample: [samples, documents]."""
     return np.random.default_rng(_SEED).multinomial(count, np.full(count, 1 / count), size=_SAMPLES)
 
 
@@ -332,17 +329,17 @@ def describe(evaluation: Evaluation) -> str:
         both = f"over the {counted(evaluation.differences[0].documents, 'document')} of both runs"
         lines += ["", f"{both:<42}{'value':>8}   other  difference [95%]"]
         lines += [
-            f"{'':<24}{one.name:<18}{one.ours:8.3f}{one.theirs:8.3f}  {one.ours - one.theirs:+.3f} "
-            f"[{one.low:+.3f} to {one.high:+.3f}]"
-            for one in evaluation.differences
+            f"{'':<24}{pair.name:<18}{pair.ours:8.3f}{pair.theirs:8.3f}  {pair.ours - pair.theirs:+.3f} "
+            f"[{pair.low:+.3f} to {pair.high:+.3f}]"
+            for pair in evaluation.differences
         ]
-    for count, what in (
+    for count, reason in (
         (evaluation.failed, "failed: each counts as without any value"),
         (evaluation.unlabelled, "without labels: left out"),
         (evaluation.missing, "with labels, not in the run: left out"),
     ):
         if count:
-            lines.append(f"{counted(count, 'document')} {what}")
+            lines.append(f"{counted(count, 'document')} {reason}")
     return "\n".join(lines)
 
 

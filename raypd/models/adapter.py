@@ -18,7 +18,7 @@ from raypd.models.source import HUB_ID, Source, explained, looks_local
 
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-# What peft brings speaks, on some processors, of a kernel and of a name that nobody here has asked for.
+# Warnings of bitsandbytes and torch that peft's import causes and that a user can do nothing about.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
 
@@ -74,10 +74,7 @@ def _from_hub(name: str) -> Adapter:
 
 
 def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> None:
-    """Checks an adapter against its base model, of which no weights are loaded.
-
-    Its base model's name must not contradict ours, and its tensors must be exactly those that its settings make on
-    this model: the same layers, ranks and widths.
+    """Checks an adapter against its base model without weights: the name it was trained for, and all tensors' shapes.
 
     Raises:
         ModelError: the adapter is not a LoRA of this base model.
@@ -100,11 +97,11 @@ def check_adapter(adapter: Adapter, source: Source, base: PretrainedConfig) -> N
         raise ModelError(f"model.adapter {adapter.name!r} does not fit model.name {source.name!r}{trained}: {reason}")
 
 
-def _contradicts(named: str, ours: str) -> bool:
-    """Whether two names are Hub ids of different weights; a copy under another owner is not, and folders say little."""
-    if looks_local(named) or looks_local(ours) or not (HUB_ID.fullmatch(named) and HUB_ID.fullmatch(ours)):
+def _contradicts(named: str, base: str) -> bool:
+    """Whether two names are Hub ids of different weights. A copy under another owner counts as the same."""
+    if looks_local(named) or looks_local(base) or not (HUB_ID.fullmatch(named) and HUB_ID.fullmatch(base)):
         return False
-    return named.rsplit("/", 1)[-1].lower() != ours.rsplit("/", 1)[-1].lower()
+    return named.rsplit("/", 1)[-1].lower() != base.rsplit("/", 1)[-1].lower()
 
 
 def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | None:
@@ -122,18 +119,18 @@ def _misfit(adapter: Adapter, source: Source, base: PretrainedConfig) -> str | N
             return str(error)
     expected = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     shapes = {key: tuple(value.shape) for key, value in expected.items()}
-    own = {key: tuple(value.shape) for key, value in wrapped.named_parameters()}
+    parameters = {key: tuple(value.shape) for key, value in wrapped.named_parameters()}
     try:
-        found = _shapes(adapter.weights)
+        tensors = _shapes(adapter.weights)
     except Exception as error:
         return f"{adapter.weights} cannot be read: {error}"
-    for key, shape in found.items():
-        wanted = shapes.get(key, own.get(key))  # own: embeddings that were saved along with the adapter
-        if wanted is None:
+    for key, shape in tensors.items():
+        needed = shapes.get(key, parameters.get(key))  # parameters: embeddings that were saved along with the adapter
+        if needed is None:
             return f"it has a tensor {key!r}, for which the model has no place"
-        if wanted != shape:
-            return f"its tensor {key!r} is {list(shape)}, and the model needs {list(wanted)}"
-    missing = sorted(set(shapes) - set(found))
+        if needed != shape:
+            return f"its tensor {key!r} is {list(shape)}, and the model needs {list(needed)}"
+    missing = sorted(set(shapes) - set(tensors))
     if missing:
         return f"{len(missing)} of the {len(shapes)} tensors that its settings ask for are not there ({missing[0]!r})"
     return None
@@ -150,10 +147,9 @@ def _shapes(weights: Path) -> dict[str, tuple[int, ...]]:
 
 
 def attach_adapter(model: PreTrainedModel, adapter: Adapter, merge: bool) -> PreTrainedModel:
-    """The model with the adapter in it: added into its weights (`merge`), or beside them as layers of their own.
+    """The model with the adapter: added to its weights (`merge`), or beside them as separate layers.
 
-    Quantized weights cannot take it up without being rounded to 4 or 8 bits again, so there it stays beside them,
-    which is the model that the adapter was trained in (QLoRA), at the price of two small products a layer.
+    It stays beside quantized weights, as in QLoRA's training: merged ones would have to be rounded again.
     """
     from peft import PeftModel
 

@@ -1,4 +1,4 @@
-"""What a decoding method needs of its model, seen before any weights are loaded or a worker starts."""
+"""What a decoding method needs of its model, checked before any weights are loaded or a worker starts."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def check_method(config: RunConfig) -> None:
             )
         draft = model.model_copy(update={"name": str(decoding.draft_model), "revision": None, "adapter": None})
         check_model_config(draft, machine=False)
-        ours, theirs = _sizes(model)[1], _sizes(draft)[1]
-        if ours != theirs:
+        vocabulary, draft_vocabulary = _sizes(model)[1], _sizes(draft)[1]
+        if vocabulary != draft_vocabulary:
             raise ModelError(
-                f"decoding.draft_model {decoding.draft_model}: has a vocabulary of {theirs} tokens and {model.name!r} "
-                f"one of {ours}: both must share a tokenizer; choose a smaller model of the same family"
+                f"decoding.draft_model {decoding.draft_model}: has a vocabulary of {draft_vocabulary} tokens and "
+                f"{model.name!r} one of {vocabulary}: both must share a tokenizer; choose a smaller model of the same "
+                "family"
             )
 
 

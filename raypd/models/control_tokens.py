@@ -21,10 +21,7 @@ _MARKUP = {token for spec in REGISTRY.values() if spec.markup for token in spec.
 
 
 def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | None = None) -> int:
-    """The id of a control token.
-
-    Args:
-        model: its name for the message; None: where the tokenizer came from.
+    """The id of a control token. `model` is its name for the message (None: where the tokenizer came from).
 
     Raises:
         ModelError: the tokenizer lacks it; names the token, the model and the command that adds it.
@@ -44,18 +41,11 @@ def control_token(tokenizer: PreTrainedTokenizerBase, name: str, model: str | No
 def add_control_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, method: str, seed: int = 0
 ) -> list[int]:
-    """Adds the control tokens of a method, in place, where they are missing.
+    """Adds the control tokens of a method, in place, where they are missing; returns the ids of all of them.
 
-    The embeddings grow where they have no row left. A new row is drawn from the normal distribution that the rows
-    there were have, each coordinate with its mean and spread: a row that is the mean alone has no direction that
-    training could turn the model's output to, and is not learnt. The input row of SPACE's mask token is normal with
-    the model's initializer_range (its sec. 4.1). A token that the tokenizer has keeps its row.
-
-    Args:
-        seed: of the drawn rows.
-
-    Returns:
-        The ids of all of them.
+    The embeddings grow where they have no row left. New rows are drawn (`seed`) from the normal distribution of the
+    existing rows, by coordinate, because rows that are the mean alone are not learnt. The input row of SPACE's mask
+    token is normal with the model's initializer_range (its sec. 4.1). A token that the tokenizer has keeps its row.
 
     Raises:
         ModelError: the method has no control tokens, or the weights are quantized.
@@ -78,26 +68,26 @@ def add_control_tokens(
 
 
 def markup_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
-    """For every id the bytes it adds to a text that PASTA's interpreter reads: tags count even as special tokens."""
-    found, vocabulary = list(token_bytes(tokenizer)), tokenizer.get_vocab()
+    """`token_bytes` for PASTA's interpreter: tags have their text even as special tokens."""
+    texts, vocabulary = list(token_bytes(tokenizer)), tokenizer.get_vocab()
     for name in (*_MARKUP, "/>"):
         if name in vocabulary:
-            found[vocabulary[name]] = name.encode()
-    return found
+            texts[vocabulary[name]] = name.encode()
+    return texts
 
 
 @torch.no_grad()
-def _draw_rows(model: PreTrainedModel, new: list[int], known: list[int], seed: int) -> None:
-    """The rows `new` of the embeddings, of the input and the output, as the rows `known` are distributed."""
+def _draw_rows(model: PreTrainedModel, new: list[int], trained: list[int], seed: int) -> None:
+    """Draws the rows `new` of the input and output embeddings, distributed as the rows `trained`."""
     draw = torch.Generator().manual_seed(seed)
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     matrices = [embedding] if head is None or head.weight is embedding else [embedding, head.weight]
     for weight in matrices:
-        spread, mean = torch.std_mean(weight[known].float(), 0)  # [hidden]
+        spread, mean = torch.std_mean(weight[trained].float(), 0)  # [hidden]
         noise = torch.randn(len(new), weight.shape[1], generator=draw).to(weight.device)
         weight[new] = (mean + spread * noise).to(weight.dtype)
     if head is not None and getattr(head, "bias", None) is not None:
-        head.bias[new] = head.bias[known].float().mean().to(head.bias.dtype)
+        head.bias[new] = head.bias[trained].float().mean().to(head.bias.dtype)
 
 
 @torch.no_grad()

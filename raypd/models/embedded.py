@@ -103,20 +103,20 @@ def _is_whole(folder: Path) -> bool:
 
 def _replace(folder: Path, source: Path, digest: str) -> None:
     """Converts into a temporary folder and renames it into place. The caller holds the lock."""
-    for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed while it converted
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed while it converted
+        shutil.rmtree(leftover, ignore_errors=True)
     _logger.info("converting %s into %s (once, about 20 seconds)", source.name, folder)
-    with written_whole(folder) as made:
-        _convert(source, made)
-        files = sorted(path for path in made.iterdir() if path.is_file())
+    with written_whole(folder) as scratch:
+        _convert(source, scratch)
+        files = sorted(path for path in scratch.iterdir() if path.is_file())
         manifest = {
             "format": FORMAT,
             "source": source.name,
             "source_sha256": digest,
             "files": {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)} for path in files},
         }
-        (made / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        for path in made.iterdir():  # save_pretrained makes the weights readable by their owner alone
+        (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        for path in scratch.iterdir():  # save_pretrained makes the weights readable by their owner alone
             path.chmod(0o644)
         if folder.exists():  # what is there is not what its manifest says
             aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -126,14 +126,14 @@ def _replace(folder: Path, source: Path, digest: str) -> None:
 
 @contextlib.contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` when all is written; else nothing is left of it."""
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    """A temporary folder that is renamed to `folder` at the end of the block, and removed after an error."""
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        yield made
-        made.chmod(0o755)
-        os.rename(made, folder)
+        yield scratch
+        scratch.chmod(0o755)
+        os.rename(scratch, folder)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _convert(source: Path, target: Path) -> None:
@@ -152,13 +152,13 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _tokenizer(source: Path) -> Any:
-    """The tokenizer of the GGUF file, with what transformers' reader leaves out put right."""
+    """The tokenizer of the GGUF file, with the parts that transformers' reader leaves out."""
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    # GGUF calls the pre-tokenizer "smollm"; transformers knows the name not and splits as GPT-2 does. SmolLM splits
-    # off each digit first, so that the blanks before a number are tokens of their own.
+    # GGUF calls the pre-tokenizer "smollm", which transformers does not know: it splits as GPT-2 does. SmolLM splits
+    # off each digit first, so that the blanks before a number are separate tokens.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -169,7 +169,7 @@ def _tokenizer(source: Path) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Loading without transformers' progress bars: a worker's log is no place for them."""
+    """Loading without transformers' progress bars, which fill a worker's log."""
     from transformers.utils import logging as switches
 
     shown = switches.is_progress_bar_enabled()
@@ -182,7 +182,7 @@ def quiet() -> Iterator[None]:
 
 
 def _sha256(file: Path) -> str:
-    """Read once in a process, unless size or time change: hashing 270 MB takes a fraction of a second."""
+    """Computed once in a process unless size or time change: hashing 270 MB takes a fraction of a second."""
     stat = file.stat()
     return _hashed(file, stat.st_size, stat.st_mtime_ns)
 

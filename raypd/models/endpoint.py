@@ -1,7 +1,7 @@
 """`model.endpoint`: a server with an OpenAI-compatible API answers in place of weights, such as a teacher.
 
-The tasks make prompts and read answers as ever: a tokenizer of single bytes, with a token for each role, turns messages
-into ids, and here they become messages again.
+The tasks make prompts and read answers as with weights: a tokenizer of single bytes, with a token for each role, turns
+messages into ids, and the engine here turns them back into messages.
 """
 
 from __future__ import annotations
@@ -94,23 +94,23 @@ class EndpointEngine:
         return len(self._running)
 
     def submit(self, program: Program[Any], *, tag: Any, sampling: Any, seed: int) -> None:
-        """Sends the prompt of a program that writes an answer token by token; the server writes it instead."""
+        """Sends the server the prompt of a program that would write its answer token by token."""
         prompt = next(program).tokens
         program.close()
         self._running[self._pool.submit(self._ask, list(prompt), seed)] = tag
 
     def step(self) -> list[Finished]:
-        """The answers that have come, after a second at the most."""
+        """The answers that have come, after at most a second."""
         done, _ = wait(self._running, _WAIT_SECONDS, FIRST_COMPLETED)
-        found = []
+        finished = []
         for future in done:
             tag, error = self._running.pop(future), future.exception()
             if isinstance(error, Exception):
-                found.append(Finished(tag, None, error, TokenCounts()))
+                finished.append(Finished(tag, None, error, TokenCounts()))
             else:
                 answer, counts = future.result()
-                found.append(Finished(tag, answer, None, counts))
-        return found
+                finished.append(Finished(tag, answer, None, counts))
+        return finished
 
     def _ask(self, prompt: list[int], seed: int) -> tuple[Continuation, TokenCounts]:
         messages, begun = self._messages(prompt)
@@ -131,8 +131,8 @@ class EndpointEngine:
         tree = answer.json()
         (choice, *_), usage = tree["choices"], tree.get("usage") or {}
         text = choice["message"]["content"] or ""
-        if begun:  # the answer's beginning, which the prompt gives; a server writes it again
-            text = text.partition(begun.strip())[2].lstrip("\n") if begun.strip() in text else text
+        if begun and begun.strip() in text:  # the answer's beginning, which the prompt gives; a server writes it again
+            text = text.partition(begun.strip())[2].lstrip("\n")
         stopped = choice.get("finish_reason") == "stop"
         ids = [*self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
         shared = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
@@ -142,7 +142,7 @@ class EndpointEngine:
         return Continuation([*ids, self._end] if stopped else ids, [], stopped), counts
 
     def _messages(self, prompt: list[int]) -> tuple[list[dict[str, str]], str]:
-        """(the messages that the ids stand for, the beginning of the answer behind them)."""
+        """(messages of the ids, the beginning of the answer behind them)."""
         messages: list[dict[str, str]] = []
         text: list[int] = []
         role, begun = "user", ""
@@ -166,5 +166,5 @@ class EndpointEngine:
             return
         with self._lock:
             now = time.monotonic()
-            at = self._next = max(now, self._next + 60.0 / self.endpoint.requests_per_minute)
-        time.sleep(max(0.0, at - now))
+            turn = self._next = max(now, self._next + 60.0 / self.endpoint.requests_per_minute)
+        time.sleep(max(0.0, turn - now))

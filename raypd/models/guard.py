@@ -1,9 +1,9 @@
-"""Refuses a model that the engine cannot decode exactly, before a document is lost to it.
+"""Refuses a model that the engine cannot decode exactly, before any document is decoded.
 
-The engine feeds rows packed side by side, with their own positions, through an attention function of its own. That
-holds for a model whose layers all call the registered function, whose RoPE frequencies do not depend on what else is
-in the batch, and which has no other path between tokens. Each is checked, then seen: two short rows, their tokens
-interleaved in one pass of an engine, must give the logits that they give apart under the model's own eager attention.
+The engine feeds rows packed side by side, with their own positions, through its own attention function. That is exact
+for a model whose layers all call the registered function, whose RoPE frequencies do not depend on the rest of the
+batch, and which has no other path between tokens. The configuration is checked for each. Then two short rows, their
+tokens interleaved in one pass of an engine, must give the logits that they give apart under eager attention.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INT8_TOLERANCE = 0.25
 
 
 def check_decodable(model: PreTrainedModel, name: str | None = None) -> None:
-    """Leaves the model as it was, its attention implementation included. Costs three passes over 8 to 16 tokens.
+    """Checks a model, at the cost of three passes over 8 to 16 tokens, and leaves it unchanged.
 
     Raises:
         ModelError: the engine could not decode it exactly; with the model's name and the reason.
@@ -49,12 +49,12 @@ def check_decodable(model: PreTrainedModel, name: str | None = None) -> None:
 def check_architecture(config: PretrainedConfig, kind: type[PreTrainedModel], name: str) -> None:
     """The part of `check_decodable` that needs no weights: the configuration and the class of the model."""
     text = config.get_text_config()
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYER_TYPES))
+    unsupported = sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYER_TYPES))
     reason = reason_in_rope(text)
     if getattr(config, "is_encoder_decoder", False):
         reason = "it is an encoder-decoder; raypd decodes decoder-only models"
-    elif others:
-        reason = f"it has layers of type {', '.join(others)}; every layer must be full or sliding attention"
+    elif unsupported:
+        reason = f"it has layers of type {', '.join(unsupported)}; every layer must be full or sliding attention"
     elif not (kind._supports_attention_backend and kind._can_set_attn_implementation()):
         reason = "its code does not take attention functions from transformers' AttentionInterface"
     if reason is not None:
@@ -88,13 +88,13 @@ def reason_in_rope(config: PretrainedConfig) -> str | None:
 def _interleaved(tokens: torch.Tensor) -> Program[torch.Tensor]:
     """Feeds two rows [2, tokens] in one pass, token by token in turn; returns their logits [2, tokens, vocabulary].
 
-    A model that takes positions from the order of the tokens, or mixes neighbours, gives itself away.
+    They are wrong where a model takes positions from the order of the tokens, or mixes neighbours.
     """
     order = tokens.T.reshape(-1).tolist()
     predictions = yield Feed(
         order,
-        [at // 2 for at in range(len(order))],
-        [1 + at % 2 for at in range(len(order))],
+        [place // 2 for place in range(len(order))],
+        [1 + place % 2 for place in range(len(order))],
         {(1, 1): Reach.CAUSAL, (2, 2): Reach.CAUSAL},
         sample_at=range(len(order)),
         want_logits=True,
@@ -123,7 +123,7 @@ def _reason_in_self_test(model: PreTrainedModel) -> str | None:
         engine = Engine(model, cache_tokens=LEAST_REGION)
         try:
             (packed,) = engine.run([_interleaved(tokens)])
-        except Exception as error:  # whatever its code makes of arguments that it does not know
+        except Exception as error:  # its code may raise anything for an argument that it does not know
             return f"its code does not take a packed pass: {type(error).__name__}: {error}"
     called, layers = sorted(engine.cache.keys), config.num_hidden_layers
     if called != list(range(layers)):

@@ -25,52 +25,27 @@ _QUANTIZED_LAYER = {"nf4": "Linear4bit", "int8": "Linear8bitLt", "w8a8": "Int8Li
 
 @dataclass
 class LoadedModel:
-    """A model that can be decoded: in eval mode, without gradients, on its device.
-
-    Args:
-        dtype: of its activations (under quantization the weights are held in fewer bits).
-        context_length: most tokens of one sequence, by the model's configuration.
-    """
+    """A model that can be decoded: in eval mode, without gradients, on its device."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str
-    dtype: torch.dtype
+    dtype: torch.dtype  # of its activations: under quantization the weights are held in fewer bits
     device: torch.device
-    context_length: int
+    context_length: int  # most tokens of one sequence
 
 
 def check_model_config(config: ModelConfig, machine: bool = True) -> None:
     """Checks all that can be known before any weights are loaded; reads config.json (of the Hub, too) and the adapter.
 
-    Args:
-        machine: False leaves out what depends on the machine that will load the model (GPUs, bitsandbytes), for a
-            driver that is not a worker.
+    `machine=False`, for a driver, leaves out what depends on the machine of a worker (GPUs, bitsandbytes).
 
     Raises:
         ModelError: it could not be loaded, or not decoded.
     """
     _check_combinations(config)
     if machine:
-        device = resolve_device(config.device)
-        float16 = device.type == "cpu" and resolve_dtype(config.dtype, device) == torch.float16
-        if float16 and not _cpu_has("avx512_fp16", "amx_fp16", "fp16_arith"):
-            raise ModelError(
-                "model.dtype float16: this processor has no float16 arithmetic and would be several times slower "
-                "than with float32: use float32, or bfloat16 to save memory"
-            )
-        if config.quantization == "w8a8":
-            if device.type != "cpu" or resolve_dtype(config.dtype, device) != torch.bfloat16:
-                raise ModelError(
-                    f"model.quantization w8a8: works on a CPU with model.dtype bfloat16, and these are {device.type} "
-                    f"and {config.dtype}"
-                )
-            if (reason := native.refusal()) is not None:
-                raise ModelError(f"model.quantization w8a8: {reason}")
-        elif config.quantization == "fp8":
-            _check_fp8(config, device)
-        elif config.quantization != "none":
-            require("bitsandbytes", "quantize", f"model.quantization {config.quantization}")
+        _check_machine(config)
     if config.name == embedded.NAME and config.adapter is None and config.revision is None:
         embedded.find_gguf()  # not converted yet: that takes seconds, and nothing else can be wrong with it
         return
@@ -86,11 +61,11 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The model's tokenizer. An adapter's own is not used: the base model's fits both."""
     source = find_source(config)
     with explained(source, "its tokenizer cannot be read"), embedded.quiet():
-        return AutoTokenizer.from_pretrained(source.at, **source.arguments)
+        return AutoTokenizer.from_pretrained(source.location, **source.arguments)
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
-    """Loads model and tokenizer, and sees that the engine can decode the model exactly (`guard`).
+    """Loads model and tokenizer, and checks that the engine can decode the model exactly (`guard`).
 
     An adapter is merged into the weights; under bitsandbytes' quantization it stays beside them.
 
@@ -148,12 +123,9 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of weights on a device.
+    """`model.dtype` on a device. auto: bfloat16 where the processor multiplies in it, else float32.
 
-    Args:
-        name: `model.dtype`; auto: bfloat16 where the processor multiplies in it, else float32 (which is some seven
-            times faster there).
-        device: that is to hold the weights.
+    Without bfloat16 arithmetic float32 is some seven times faster.
     """
     if name != "auto":
         return getattr(torch, name)
@@ -167,6 +139,28 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def has_fp8(device: torch.device) -> bool:
     """Whether the device is a GPU that multiplies in FP8."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _check_machine(config: ModelConfig) -> None:
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    if device.type == "cpu" and dtype == torch.float16 and not _cpu_has("avx512_fp16", "amx_fp16", "fp16_arith"):
+        raise ModelError(
+            "model.dtype float16: this processor has no float16 arithmetic and would be several times slower "
+            "than with float32: use float32, or bfloat16 to save memory"
+        )
+    if config.quantization == "w8a8":
+        if device.type != "cpu" or dtype != torch.bfloat16:
+            raise ModelError(
+                f"model.quantization w8a8: works on a CPU with model.dtype bfloat16, and these are {device.type} "
+                f"and {config.dtype}"
+            )
+        if (reason := native.refusal()) is not None:
+            raise ModelError(f"model.quantization w8a8: {reason}")
+    elif config.quantization == "fp8":
+        _check_fp8(config, device)
+    elif config.quantization != "none":
+        require("bitsandbytes", "quantize", f"model.quantization {config.quantization}")
 
 
 def _check_fp8(config: ModelConfig, device: torch.device) -> None:
@@ -204,7 +198,7 @@ def _check_base(config: ModelConfig, base: PretrainedConfig) -> None:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(base), None)
     if kind is not None:
         check_architecture(base, kind, config.name)
-    elif not getattr(base, "auto_map", None):  # code of its own is judged once it is loaded
+    elif not getattr(base, "auto_map", None):  # a model with remote code is checked when it is loaded
         raise ModelError(f"model {config.name!r}: a {base.model_type} model is not a causal language model")
 
 
@@ -228,9 +222,9 @@ def _load_weights(config: ModelConfig, source: Source, device: torch.device, dty
     if bitsandbytes:
         arguments["quantization_config"] = _quantization(config.quantization, dtype)
     with explained(source, "its weights cannot be loaded"), embedded.quiet():
-        model, seen = AutoModelForCausalLM.from_pretrained(source.at, **arguments)
+        model, report = AutoModelForCausalLM.from_pretrained(source.location, **arguments)
     # transformers fills what is missing with random numbers and warns; answers from such a model would be noise.
-    lacking = sorted(seen["missing_keys"]) + sorted(str(key) for key in seen["mismatched_keys"])
+    lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:
         raise ModelError(
             f"model {config.name!r}: {len(lacking)} of its weights are missing or have another shape ({lacking[0]}): "
@@ -257,17 +251,18 @@ def _no_cast_warning(record: logging.LogRecord) -> bool:
 
 def _check_quantized(config: ModelConfig, model: PreTrainedModel) -> None:
     """Linear layers alone are quantized: a mixture whose experts are held otherwise would stay as large."""
-    wanted = _QUANTIZED_LAYER[config.quantization]
-    done = left = 0  # weights in quantized layers, and matrices of decoder layers that were left as they are
+    layer = _QUANTIZED_LAYER[config.quantization]
+    quantized_weights = full_weights = 0  # full_weights: in matrices of decoder layers that stay as they are
     for module_name, module in model.named_modules():
-        quantized = type(module).__name__ == wanted
+        quantized = type(module).__name__ == layer
         for weight_name, weight in module.named_parameters(recurse=False):
             if quantized and weight_name == "weight":
-                done += module.in_features * module.out_features
+                quantized_weights += module.in_features * module.out_features
             elif weight.dim() >= 2 and re.search(r"\.\d+(\.|$)", module_name):
-                left += weight.numel()
-    if done <= left:
+                full_weights += weight.numel()
+    if quantized_weights <= full_weights:
         raise ModelError(
-            f"model.quantization {config.quantization}: it quantizes only {done} of {done + left} weights in "
-            f"the layers of {config.name!r} ({model.config.model_type}); set model.quantization: none"
+            f"model.quantization {config.quantization}: it quantizes only {quantized_weights} of "
+            f"{quantized_weights + full_weights} weights in the layers of {config.name!r} "
+            f"({model.config.model_type}); set model.quantization: none"
         )

@@ -56,42 +56,39 @@ def _check_shapes(folder: Path, config: dict[str, Any]) -> None:
     """Raises ModelError where model.safetensors does not hold the heads that config.json tells of."""
     try:
         with torch.device("meta"):
-            heads = _made(config)
+            heads = _untrained(config)
         heads.suited(None)
-        wanted = {name: list(weight.shape) for name, weight in heads.state_dict().items()}
+        expected = {name: list(weight.shape) for name, weight in heads.state_dict().items()}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ModelError(f"decoding.heads {folder}: config.json does not tell the heads' shape: {reason}") from None
     try:
         with safe_open(folder / "model.safetensors", "pt") as file:
-            found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ModelError(f"decoding.heads {folder}: model.safetensors cannot be read: {error}") from None
-    if found != wanted:
-        name = min(n for n in found.keys() | wanted.keys() if found.get(n) != wanted.get(n))
+    if shapes != expected:
+        name = min(n for n in shapes.keys() | expected.keys() if shapes.get(n) != expected.get(n))
         raise ModelError(
             f"decoding.heads {folder}: config.json tells of {config['heads']} heads of {config['layers']} layers, for "
-            f"which {name} is {wanted.get(name)}, and model.safetensors has {found.get(name)}: the two do not belong "
-            "together"
+            f"which {name} is {expected.get(name)}, and model.safetensors has {shapes.get(name)}: the two do not "
+            "belong together"
         )
 
 
-def _made(config: dict[str, Any]) -> MedusaHeads:
+def _untrained(config: dict[str, Any]) -> MedusaHeads:
     sizes = {key: config[key] for key in ("layers", "hidden_size", "vocabulary", "base_model")}
     return MedusaHeads(config["heads"], **sizes, tree=Tree(config["tree"]))
 
 
 def load_heads(folder: str | Path, model: PreTrainedModel | None = None) -> MedusaHeads:
-    """Heads from a folder, in eval mode.
-
-    Args:
-        folder, model: of the heads, and what they are for, whose device and dtype they get; None: as they were saved.
+    """Heads from a folder, in eval mode; with the device and dtype of `model` if given, else as they were saved.
 
     Raises:
         ModelError: there are none, or they do not fit the model.
     """
     config = read_sizes(folder)
-    heads = _made(config)
+    heads = _untrained(config)
     heads.load_state_dict(load_file(Path(folder) / "model.safetensors"), assign=True)
     if model is not None:
         check_fit(folder, config, model.name_or_path, *reversed(model.get_output_embeddings().weight.shape))
@@ -100,7 +97,7 @@ def load_heads(folder: str | Path, model: PreTrainedModel | None = None) -> Medu
 
 
 def check_fit(folder: str | Path, config: dict[str, Any], model: str, hidden_size: int, vocabulary: int) -> None:
-    """Raises ModelError where heads of these sizes (`read_sizes`) are not for a model of these."""
+    """Raises ModelError where heads of the sizes in `config` (`read_sizes`) do not fit a model of the others."""
     if (config["hidden_size"], config["vocabulary"]) != (hidden_size, vocabulary):
         raise ModelError(
             f"decoding.heads {folder}: made for {config['base_model'] or 'another model'}, with hidden size "

@@ -19,15 +19,9 @@ from raypd.models.source import find_source, read_config
 
 
 def add_tokens(name: str, output: str, methods: Sequence[str], seed: int = 0) -> dict[str, int]:
-    """Saves a copy of a model with the control tokens of some methods. The weights keep the dtype they are saved in.
+    """Saves a copy of the model `name` in a new folder, in its dtype, with the control tokens of some methods.
 
-    Args:
-        name, output: `model.name`, and the new folder.
-        methods: names of decoding methods.
-        seed: draws the row of SPACE's mask token.
-
-    Returns:
-        {control token: id}.
+    `seed` draws their rows. Returns {control token: id}.
 
     Raises:
         ModelError: a method has none, or `output` exists.
@@ -35,7 +29,7 @@ def add_tokens(name: str, output: str, methods: Sequence[str], seed: int = 0) ->
     for method in methods:
         if method not in CONTROL_TOKENS:
             raise ModelError(f"--for {method}: has no control tokens; choose from {', '.join(CONTROL_TOKENS)}")
-    with _whole(output) as folder:
+    with _new_folder(output) as folder:
         loaded = _load(name)
         ids: dict[str, int] = {}
         for method in methods:
@@ -48,16 +42,12 @@ def add_tokens(name: str, output: str, methods: Sequence[str], seed: int = 0) ->
 
 
 def add_heads(name: str, output: str, count: int, layers: int) -> MedusaHeads:
-    """Saves untrained Medusa heads for a model.
-
-    Args:
-        name, output: `model.name`, and the new folder.
-        count, layers: heads, and residual blocks of each.
+    """Saves `count` untrained Medusa heads of `layers` residual blocks for the model `name` in a new folder.
 
     Raises:
         ModelError: the model cannot be loaded or decoded, or `output` exists.
     """
-    with _whole(output) as folder:
+    with _new_folder(output) as folder:
         heads = MedusaHeads.for_model(_load(name).model, count, layers, base_model=name)
         save_heads(heads, folder)
     return heads
@@ -70,7 +60,7 @@ def _load(name: str) -> LoadedModel:
 
 
 @contextmanager
-def _whole(output: str) -> Iterator[Path]:
+def _new_folder(output: str) -> Iterator[Path]:
     """A temporary folder that becomes the new folder `output`."""
     target = Path(output).expanduser().absolute()
     if target.exists():

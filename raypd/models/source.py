@@ -1,4 +1,4 @@
-"""Where a model's files are: the embedded model, a local folder, or the Hub. And what its errors mean to a user."""
+"""Where a model's files are (the embedded model, a local folder, the Hub), and errors of loading it, explained."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """`at` is what transformers' from_pretrained takes: a folder (`local`) or a Hub id with its revision."""
+    """`location` is what transformers' from_pretrained takes: a folder (`local`) or a Hub id with its revision."""
 
     name: str
-    at: str
+    location: str
     local: bool
     revision: str | None
     trust_remote_code: bool
@@ -82,7 +82,7 @@ def _checked_folder(name: str) -> Path:
 
 
 def _check_weights(name: str, folder: Path) -> None:
-    """That the weights are there: all parts that an index names, or a file of weights."""
+    """Raises ModelError where a file of weights, or a part that an index names, is missing."""
     for index in (folder / "model.safetensors.index.json", folder / "pytorch_model.bin.index.json"):
         if index.is_file():
             try:
@@ -103,25 +103,25 @@ def _check_weights(name: str, folder: Path) -> None:
 def read_config(source: Source) -> PretrainedConfig:
     """The model's config.json, from the Hub if need be."""
     with explained(source, "its config.json cannot be read"):
-        return AutoConfig.from_pretrained(source.at, **source.arguments)
+        return AutoConfig.from_pretrained(source.location, **source.arguments)
 
 
-def require(package: str, extra: str, what: str) -> None:
+def require(package: str, extra: str, feature: str) -> None:
     """Raises ModelError where an optional package is missing."""
     if importlib.util.find_spec(package) is None:
-        raise ModelError(f"{what} needs the package {package}: pip install 'raypd[{extra}]'")
+        raise ModelError(f"{feature} needs the package {package}: pip install 'raypd[{extra}]'")
 
 
 @contextmanager
-def explained(source: Source, what: str) -> Iterator[None]:
-    """Turns whatever transformers, the Hub's client or torch raises into a ModelError that says what to do."""
+def explained(source: Source, failure: str) -> Iterator[None]:
+    """Turns errors of transformers, the Hub's client and torch into a ModelError that says what to do."""
     try:
         yield
     except ModelError:
         raise
     except Exception as error:
         text = " ".join(str(error).split())  # transformers writes whole pages
-        brief = f"{what}: {type(error).__name__}: {text[:400]}{'...' if len(text) > 400 else ''}"
+        brief = f"{failure}: {type(error).__name__}: {text[:400]}{'...' if len(text) > 400 else ''}"
         raise ModelError(f"model {source.name!r}: {_explain(error, source) or brief}") from error
 
 
@@ -142,11 +142,11 @@ def _explain(error: BaseException, source: Source) -> str | None:
     if caused_by(errors.RepositoryNotFoundError):
         return "is no model on the Hub, or a private one (set HF_TOKEN or run `hf auth login`), nor is it a folder here"
     if not source.local and caused_by(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
-        at = f" at revision {source.revision!r}" if source.revision else ""
+        revision = f" at revision {source.revision!r}" if source.revision else ""
         why = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else "the Hub cannot be reached"
         return (
-            f"is not in the Hub's cache{at} ({constants.HF_HUB_CACHE}), and {why}: run `hf download {source.at}` where "
-            "there is a network, or set model.name to a local folder"
+            f"is not in the Hub's cache{revision} ({constants.HF_HUB_CACHE}), and {why}: run "
+            f"`hf download {source.location}` where there is a network, or set model.name to a local folder"
         )
     if any("trust_remote_code" in str(link) for link in chain):
         return "comes with code of its own: read it, then set model.trust_remote_code: true"

@@ -1,7 +1,7 @@
 """`engine.kind: vllm`: vLLM decodes in place of raypd's engine, in the worker's own process.
 
-The tasks make programs and read answers as ever. A program that writes token by token is sent the tokens that vLLM
-samples and, when it has ended, its request is aborted: where an answer ends is decided in one place for both engines.
+The tasks make programs and read answers as with raypd's engine. A program that writes token by token is sent the tokens
+that vLLM samples and, when it has ended, its request is aborted: the program alone decides where an answer ends.
 """
 
 from __future__ import annotations
@@ -55,11 +55,10 @@ class _Sequence:
 
 
 class VLLMEngine:
-    """vLLM with prefix caching, as `raypd.cluster.components.Engine`.
+    """vLLM with prefix caching, as `raypd.cluster.components.Engine`; an adapter is merged into the weights first.
 
     Args:
-        config: of the run; an adapter is merged into the weights first.
-        threads: CPU threads; None: as torch has them.
+        threads: CPU threads; None: torch's default.
 
     Raises:
         ModelError: vLLM is not installed, or does not load the model.
@@ -76,9 +75,9 @@ class VLLMEngine:
 
         model, sizes = config.model, config.engine
         dtype = str(resolve_dtype(model.dtype, resolve_device(model.device))).removeprefix("torch.")
-        with _whole_model(config) as (at, revision):
+        with _whole_model(config) as (model_path, revision):
             arguments = EngineArgs(
-                model=at,
+                model=model_path,
                 revision=revision,
                 trust_remote_code=model.trust_remote_code,
                 dtype=dtype,
@@ -118,10 +117,10 @@ class VLLMEngine:
         """One step of vLLM; the programs that ended with it."""
         finished = []
         for output in self._vllm.step():
-            own = self._running.get(output.request_id)
-            if own is None:  # its program has ended, and the abort came too late for this step
+            sequence = self._running.get(output.request_id)
+            if sequence is None:  # its program has ended, and the abort came too late for this step
                 continue
-            ended = self._advance(own, output)
+            ended = self._advance(sequence, output)
             if ended is not None:
                 del self._running[output.request_id]
                 if not output.finished:
@@ -137,36 +136,36 @@ class VLLMEngine:
         del self._vllm
         cleanup_dist_env_and_memory()
 
-    def _advance(self, own: _Sequence, output: Any) -> Finished | None:
+    def _advance(self, sequence: _Sequence, output: Any) -> Finished | None:
         """Sends a program the tokens that have come; what it ended with."""
         (completion,) = output.outputs
-        counts, cached = own.counts, output.num_cached_tokens or 0
-        if not own.sent:
+        counts, cached = sequence.counts, output.num_cached_tokens or 0
+        if not sequence.sent:
             counts.prefill_tokens, counts.shared_tokens = counts.prefill_tokens - cached, cached
-        for token, found in zip(completion.token_ids, completion.logprobs, strict=True):
-            counts.decode_tokens += own.sent > 0  # the one before it was fed
+        for token, logprobs in zip(completion.token_ids, completion.logprobs, strict=True):
+            counts.decode_tokens += sequence.sent > 0  # the one before it was fed
             counts.steps += 1
-            own.sent += 1
+            sequence.sent += 1
             try:
-                own.program.send(Predictions([token], [found[token].logprob]))
+                sequence.program.send(Predictions([token], [logprobs[token].logprob]))
             except StopIteration as end:
-                return Finished(own.tag, end.value, None, counts)
+                return Finished(sequence.tag, end.value, None, counts)
             except Exception as error:
-                return Finished(own.tag, None, error, counts)
+                return Finished(sequence.tag, None, error, counts)
         if not output.finished:
             return None
-        own.program.close()
-        why = RuntimeError(f"vLLM ended the answer after {own.sent} tokens ({completion.finish_reason})")
-        return Finished(own.tag, None, why, counts)
+        sequence.program.close()
+        why = RuntimeError(f"vLLM ended the answer after {sequence.sent} tokens ({completion.finish_reason})")
+        return Finished(sequence.tag, None, why, counts)
 
-    def _parameters(self, feed: Feed, sampling: Sampling, seed: int, most: int) -> Any:
+    def _parameters(self, feed: Feed, sampling: Sampling, seed: int, max_tokens: int) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-        held = None
+        form = None
         if feed.pattern == ANY_OBJECT:
-            held = StructuredOutputsParams(json_object=True)
+            form = StructuredOutputsParams(json_object=True)
         elif feed.pattern is not None:
-            held = StructuredOutputsParams(regex=feed.pattern)
+            form = StructuredOutputsParams(regex=feed.pattern)
         elif feed.allowed_token_ids is not None and any(feed.allowed_token_ids):
             raise ValueError("engine.kind vllm cannot hold this answer to its form: set engine.kind: raypd")
         return SamplingParams(
@@ -174,11 +173,11 @@ class VLLMEngine:
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             seed=seed % 2**63 if sampling.temperature else None,
-            max_tokens=most,
+            max_tokens=max_tokens,
             logprobs=0,  # that of the token itself
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            structured_outputs=held,
+            structured_outputs=form,
         )
 
 
@@ -188,7 +187,7 @@ def _whole_model(config: RunConfig) -> Iterator[tuple[str, str | None]]:
     model = config.model
     if model.adapter is None:
         source = find_source(model)
-        yield source.at, source.revision
+        yield source.location, source.revision
         return
     with tempfile.TemporaryDirectory() as folder, embedded.quiet():
         loaded = load_model(model.model_copy(update={"device": "cpu"}))

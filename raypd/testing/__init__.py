@@ -1,1 +1,1 @@
-"""What stands in for real weights in tests and simulations."""
+"""An engine without weights, for tests and simulations."""

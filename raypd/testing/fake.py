@@ -31,16 +31,12 @@ _PREFIXES_KEPT = 64  # as the real engine
 
 @dataclass
 class Program:
-    """What one prompt costs. Lengths are tokens.
+    """What one prompt costs, in tokens."""
 
-    prefix, shared: the instruction, computed once an engine, and its length. own: the rest of the prompt. lanes: of
-    every value that is decoded in parallel; one lane is plain autoregressive decoding.
-    """
-
-    prefix: str
-    shared: int
-    own: int
-    lanes: list[int]
+    prefix: str  # the instruction, computed once an engine
+    shared: int  # tokens of the prefix
+    prompt: int  # tokens behind the prefix
+    lanes: list[int]  # of every value that is decoded in parallel; autoregressive decoding has one lane
 
 
 @dataclass
@@ -58,14 +54,14 @@ class FakeSequence:
 
 
 class FakeEngine:
-    """Continuous batching by the clock: a step takes a fixed time and the time of the tokens in it."""
+    """Continuous batching: a step sleeps for a fixed time and for the time of its tokens."""
 
     def __init__(self, costs: FakeConfig, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.costs, self.max_num_seqs, self.max_num_batched_tokens = costs, max_num_seqs, max_num_batched_tokens
         self.queue: deque[tuple[Program, Any]] = deque()
         self.sequences: list[FakeSequence] = []
         self._prefixes: OrderedDict[str, None] = OrderedDict()
-        self._free = 0.0  # when the device is done with what it was given
+        self._free = 0.0  # when the simulated device is idle again (monotonic)
 
     @property
     def pending(self) -> int:
@@ -87,16 +83,16 @@ class FakeEngine:
             if room <= 0:
                 break
             if sequence.prompt:
-                taken = min(room, sequence.prompt)
-                sequence.counts.prefill_tokens += taken
-                sequence.prompt -= taken
-                prefill += taken
+                tokens = min(room, sequence.prompt)
+                sequence.counts.prefill_tokens += tokens
+                sequence.prompt -= tokens
+                prefill += tokens
             else:
-                taken = sequence.live()
-                sequence.counts.decode_tokens += taken
+                tokens = sequence.live()
+                sequence.counts.decode_tokens += tokens
                 sequence.depth += 1
-                decode += taken
-            room -= taken
+                decode += tokens
+            room -= tokens
         self._spend(began, prefill, decode)
         ended = [sequence for sequence in self.sequences if not sequence.prompt and not sequence.live()]
         self.sequences = [sequence for sequence in self.sequences if sequence.prompt or sequence.live()]
@@ -105,7 +101,7 @@ class FakeEngine:
         return [Finished(sequence.tag, sequence.lanes, None, sequence.counts) for sequence in ended]
 
     def _admit(self, program: Program, tag: Any) -> FakeSequence:
-        sequence = FakeSequence(tag, program.lanes, program.own)
+        sequence = FakeSequence(tag, program.lanes, program.prompt)
         if program.prefix in self._prefixes:
             sequence.counts.shared_tokens = program.shared
         else:
@@ -120,11 +116,11 @@ class FakeEngine:
         costs = self.costs
         seconds = costs.step_seconds + prefill / costs.prefill_tokens_per_second
         seconds += decode / costs.decode_tokens_per_second
-        # A sleep lasts a little too long each time; up to 10 ms of that are made good, so that many short steps keep
-        # the rate that was asked for.
+        # Every sleep lasts a little too long. Up to 10 ms of that are subtracted from the next, so that many short
+        # steps keep the configured rate.
         self._free = max(self._free, began - 0.01) + seconds
-        if (left := self._free - time.monotonic()) > 2e-4:
-            time.sleep(left)
+        if (remaining := self._free - time.monotonic()) > 2e-4:
+            time.sleep(remaining)
 
 
 class FakeTask:
@@ -156,21 +152,21 @@ class FakeTask:
     def _tokens(self, text: str) -> int:
         return max(1, math.ceil(len(text) / self.costs.characters_per_token))
 
-    def _lengths(self, id: str, count: int, mean: int, most: int) -> list[int]:
+    def _lengths(self, id: str, count: int, mean: int, longest: int) -> list[int]:
         """`count` lengths around a mean, the same for a document in every run."""
         draw = random.Random(zlib.crc32(id.encode()))
-        return [min(most, 1 + int(draw.random() * (2 * mean - 1))) for _ in range(count)]
+        return [min(longest, 1 + int(draw.random() * (2 * mean - 1))) for _ in range(count)]
 
     def _extract(self, stacks: dict[str, list[tuple[Document, int]]], document: Document) -> Iterator[Request]:
         """The request of a stack that the document fills; `stacks`: by category, with the lengths of documents."""
         assert isinstance(self.task, ExtractionConfig)
         decoding = self.config.decoding
-        most = decoding.stacked_documents if decoding.isolate == "none" and self._method == "hyper_parallel" else 1
+        capacity = decoding.stacked_documents if decoding.isolate == "none" and self._method == "hyper_parallel" else 1
         name = category_of(document, self.config.input, self.task.categories)
         length = self._tokens(text_of(document, list(self.config.input.text_columns)))
         stack = stacks.setdefault(name, [])
         stack.append((document, min(length, self.task.max_document_tokens or length)))
-        if len(stack) == most:
+        if len(stack) == capacity:
             yield self._extraction(name, stacks.pop(name))
 
     def _extraction(self, name: str, stack: list[tuple[Document, int]]) -> Request:
@@ -178,70 +174,71 @@ class FakeTask:
         category = self.task.categories[name]
         shared, keys = self._prompts[name]
         count, decoding = len(category.attributes), self.config.decoding
-        own, lanes = sum(length for _, length in stack), []
+        tokens, lanes = sum(length for _, length in stack), []
         for document, _ in stack:
             lanes += self._lengths(document.id, count, self.costs.value_tokens, decoding.max_value_tokens)
         if REGISTRY[self._method].whole_record:  # it writes the keys, too
             lanes = [min(keys + sum(lanes), decoding.max_new_tokens)]
         else:
-            own += keys * len(stack)
+            tokens += keys * len(stack)
             lanes = [sum(lanes)] if self._method == "guided" else lanes
         documents = [document.index for document, _ in stack]
-        program = Program(name, shared, own, lanes)
+        program = Program(name, shared, tokens, lanes)
         return Request(documents, program, lambda _: [Record(i, _record(name, category)) for i in documents])  # type: ignore[arg-type]
 
     def _question(self, document: Document) -> Iterator[Request]:
         assert isinstance(self.task, QuestionAnsweringConfig)
         context = self._tokens(text_of(document, [self.task.context_column]))
-        given = as_list(document.fields.get(self.task.questions_column))
-        if not given:
+        column = as_list(document.fields.get(self.task.questions_column))
+        if not column:
             raise ValueError(f"column {self.task.questions_column!r} holds no list of questions")
-        asked = [q if isinstance(q, dict) else {"question": q} for q in given]
-        texts = [str(q.get("question")) + "".join(f"\nA. {c}" for c in q.get("choices") or []) for q in asked]
-        lanes = self._lengths(document.id, len(asked), self.costs.value_tokens, self.task.max_answer_tokens)
-        lanes = [1 if q.get("choices") else length for q, length in zip(asked, lanes, strict=True)]
-        own = [self._tokens(text) for text in texts]
+        questions = [q if isinstance(q, dict) else {"question": q} for q in column]
+        texts = [str(q.get("question")) + "".join(f"\nA. {c}" for c in q.get("choices") or []) for q in questions]
+        lanes = self._lengths(document.id, len(questions), self.costs.value_tokens, self.task.max_answer_tokens)
+        lanes = [1 if q.get("choices") else length for q, length in zip(questions, lanes, strict=True)]
+        lengths = [self._tokens(text) for text in texts]
 
         def record(n: int) -> Record:
-            name = str(n if asked[n].get("id") is None else asked[n]["id"])
+            question = questions[n]
+            name = str(n if question.get("id") is None else question["id"])
             answer = {"answer": "fake", "answer_status": "ok", "truncated": False}
-            return Record(document.index, {"question_id": name, "question": str(asked[n].get("question")), **answer})
+            return Record(document.index, {"question_id": name, "question": str(question.get("question")), **answer})
 
         instruction = self._tokens(self.task.instruction or "x" * 200)
         if self._method == "intra_prompt":
-            program = Program("", instruction, context + sum(own), lanes)
-            yield Request([document.index], program, lambda _: [*map(record, range(len(asked)))])  # type: ignore[arg-type]
+            program = Program("", instruction, context + sum(lengths), lanes)
+            yield Request([document.index], program, lambda _: [*map(record, range(len(questions)))])  # type: ignore[arg-type]
             return
-        for n in range(len(asked)):
-            program = Program(document.id, instruction + context, own[n], [lanes[n]])
+        for n in range(len(questions)):
+            program = Program(document.id, instruction + context, lengths[n], [lanes[n]])
             yield Request([document.index], program, lambda _, n=n: [record(n)])  # type: ignore[arg-type, misc]
 
     def _generate(self, document: Document) -> Iterator[Request]:
         assert isinstance(self.task, GenerationConfig)
         request = read_request(document, self.config)
-        left, most = request.left, request.parameters.max_new_tokens
+        turns, longest = request.left, request.parameters.max_new_tokens
         before = sum(self._tokens(turn["content"]) for turn in request.turns)
         for sample in range(request.parameters.samples):
-            lengths = self._lengths(f"{document.id}/{sample}", len(left), self.costs.answer_tokens, most)
-            yield self._turn(document.index, sample, 0, before, left, lengths)
+            lengths = self._lengths(f"{document.id}/{sample}", len(turns), self.costs.answer_tokens, longest)
+            yield self._turn(document.index, sample, 0, before, turns, lengths)
 
-    def _turn(self, index: int, sample: int, turn: int, before: int, left: list[str], lengths: list[int]) -> Request:
-        prompt = before + self._tokens(left[turn])
+    def _turn(self, index: int, sample: int, turn: int, before: int, turns: list[str], lengths: list[int]) -> Request:
+        prompt = before + self._tokens(turns[turn])
         length = lengths[turn]
 
         def finish(_: Any) -> list[Record | Request]:
             columns = {"sample": sample, "turn": turn, "text": "fake", "finish_reason": "stop", "tokens": length}
             counters = json.dumps({"prompt_tokens": prompt})
             done: list[Record | Request] = [Record(index, {**columns, "counters": counters, "warnings": []})]
-            if turn + 1 < len(left):
-                done.append(self._turn(index, sample, turn + 1, prompt + length, left, lengths))
+            if turn + 1 < len(turns):
+                done.append(self._turn(index, sample, turn + 1, prompt + length, turns, lengths))
             return done
 
         return Request([index], Program("", 0, prompt, [length]), finish)  # type: ignore[arg-type]
 
 
 def _record(name: str, category: Category) -> dict[str, Any]:
-    """A record whose texts say `fake`; what cannot say so is null."""
+    """A record whose texts are `fake` and whose other values are null."""
     texts = {a.name: "fake" if a.type == "text" and not a.many else None for a in category.attributes}
     values = [columns.value_row(n, v, "ok" if v else "null", None) for n, v in texts.items()]
     record = json.dumps(columns.record_of(category, texts), ensure_ascii=False)

@@ -78,14 +78,20 @@ def requests(config: RunConfig) -> Iterator[dict[str, str]]:
     column = config.training.labels_column
     for unit in plan(config):
         for document in read_unit(unit, config, [column]):
-            responses = document.fields.get(column)
-            for turn, answer in enumerate([responses] if isinstance(responses, str) else responses or []):
+            for turn, answer in enumerate(_responses(document, column)):
                 if isinstance(answer, str) and answer.strip():
                     yield {"id": _id(document, turn, answer), "prompt": _PROMPT.format(answer=answer.strip())}
 
 
+def _responses(document: Document, column: str) -> list[Any]:
+    responses = document.fields.get(column)
+    if isinstance(responses, str):
+        return [responses]
+    return responses if isinstance(responses, list) else []
+
+
 def _id(document: Document, turn: int, answer: str) -> str:
-    """Of a response, with a digest of it: tags of another text are of no use."""
+    """The id of a response, with a digest of its text, since tags of another text cannot be used."""
     return json.dumps([document.source, document.place, turn, hashlib.sha256(answer.encode()).hexdigest()[:8]])
 
 
@@ -102,14 +108,12 @@ def label(documents: Sequence[Document], config: RunConfig) -> None:
         tagged |= {row["id"]: row["text"] for row in rows if row["status"] == "ok" and row["finish_reason"] == "stop"}
     matched = 0
     for document in documents:
-        responses = document.fields.get(config.training.labels_column)
-        responses = [responses] if isinstance(responses, str) else responses
-        found = [
+        texts = [
             tagged.get(_id(document, turn, answer)) if isinstance(answer, str) else None
-            for turn, answer in enumerate(responses if isinstance(responses, list) else [])
+            for turn, answer in enumerate(_responses(document, config.training.labels_column))
         ]
-        matched += any(text is not None for text in found)
-        document.fields[COLUMN] = found
+        matched += any(text is not None for text in texts)
+        document.fields[COLUMN] = texts
     if not matched:
         raise InputError(
             f"training.annotations {config.training.annotations}: marks no response of input.path; give a run over the "
@@ -118,14 +122,10 @@ def label(documents: Sequence[Document], config: RunConfig) -> None:
 
 
 def marked(tagged: str | None, answer: str) -> list[str | Promise | Sync]:
-    """An answer in the order of its text, as the teacher has marked it.
-
-    Args:
-        tagged: what the teacher wrote; None: nothing.
-        answer: the response without tags.
+    """An answer in the order of its text, as the teacher has marked it in `tagged` (None: it wrote nothing).
 
     Raises:
-        Skip: the tags are not well-formed, or not all that was written.
+        Skip: the tags are not well-formed, or the text without them is not the answer.
     """
     if tagged is None:
         raise Skip("responses that the teacher did not mark")

@@ -34,13 +34,13 @@ def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sca
     """[heads, tokens, head_dim] by torch's kernels: a call for the instruction, one for all examples as padded rows."""
     repeat, shared = q.shape[0] // k.shape[0], layout.shared
     k, v = k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
-    index, own, seen = layout.padded
+    index, is_token, visible = layout.padded
     q_own, k_own, v_own = (x[:, index].transpose(0, 1) for x in (q, k, v))  # [examples, heads, longest, head_dim]
     q0, k0, v0 = (x[None, :, :shared] for x in (q, k, v))
-    keys = torch.cat([k0.expand(len(own), -1, -1, -1), k_own], dim=2)
-    values = torch.cat([v0.expand(len(own), -1, -1, -1), v_own], dim=2)
-    out = scaled_dot_product_attention(q_own, keys, values, attn_mask=seen, scale=scale)
-    out = out.transpose(0, 1)[:, own]  # [heads, own tokens, head_dim]
+    keys = torch.cat([k0.expand(len(is_token), -1, -1, -1), k_own], dim=2)
+    values = torch.cat([v0.expand(len(is_token), -1, -1, -1), v_own], dim=2)
+    out = scaled_dot_product_attention(q_own, keys, values, attn_mask=visible, scale=scale)
+    out = out.transpose(0, 1)[:, is_token]  # [heads, own tokens, head_dim]
     if not shared:
         return out
     return torch.cat([scaled_dot_product_attention(q0, k0, v0, is_causal=True, scale=scale)[0], out], dim=1)
@@ -55,16 +55,16 @@ def products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, 
     if layout.shared:
         causal = torch.ones(layout.shared, layout.shared, dtype=torch.bool).tril()
         out.append(_products(q0, k0, v0, causal, scale))
-    for own, own_key, own_value, seen in zip(qs, ks, vs, layout.seen, strict=True):
-        out.append(_products(own, torch.cat([k0, own_key], dim=1), torch.cat([v0, own_value], dim=1), seen, scale))
+    for q_own, k_own, v_own, visible in zip(qs, ks, vs, layout.visible, strict=True):
+        out.append(_products(q_own, torch.cat([k0, k_own], dim=1), torch.cat([v0, v_own], dim=1), visible, scale))
     return torch.cat(out, dim=1)
 
 
-def _products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float) -> torch.Tensor:
-    """[heads, queries, head_dim]. k, v: [kv_heads, keys, head_dim]. seen: bool [queries, keys]."""
+def _products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float) -> torch.Tensor:
+    """[heads, queries, head_dim]. k, v: [kv_heads, keys, head_dim]. visible: bool [queries, keys]."""
     heads, queries, dim = q.shape
     groups = q.reshape(k.shape[0], -1, dim) * scale  # [kv_heads, heads of it * queries, head_dim]
-    hidden = torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -torch.inf)
+    hidden = torch.zeros_like(visible, dtype=q.dtype).masked_fill(~visible, -torch.inf)
     with torch.autocast(q.device.type, enabled=False):
         scores = (groups @ k.transpose(1, 2)).view(heads, queries, -1) + hidden
         return (scores.softmax(-1).view(k.shape[0], -1, k.shape[1]) @ v).view(heads, queries, dim)

@@ -30,8 +30,8 @@ def check(config: RunConfig) -> None:
     """Raises ConfigError where the configuration asks for what cannot be trained."""
     kind, method = config.task.kind, config.decoding.method
     if method not in METHODS.get(kind, ()):
-        known = "; ".join(f"{kind}: {', '.join(methods)}" for kind, methods in METHODS.items())
-        raise ConfigError(f"decoding.method {method} of task.kind {kind} cannot be trained yet; these can: {known}")
+        trainable = "; ".join(f"{kind}: {', '.join(methods)}" for kind, methods in METHODS.items())
+        raise ConfigError(f"decoding.method {method} of task.kind {kind} cannot be trained yet; these can: {trainable}")
     annotate.check(config)
     if config.training.preference is not None:
         preference.check(config)
@@ -47,11 +47,7 @@ def check_input(config: RunConfig) -> None:
 def prepare(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int
 ) -> tuple[TrainingData, list[list[Example]], list[list[Example]]]:
-    """Reads all documents and makes examples of them.
-
-    Returns:
-        What is known of them, the groups of an epoch whose examples go through the model together, and those of a
-        validation.
+    """The data's description, the packed groups of an epoch, and those of a validation.
 
     Raises:
         InputError: nothing to train on, or to validate on, or more unusable documents than max_skipped_share.
@@ -70,8 +66,8 @@ def prepare(
         make.skipped.update(preference.label([*documents, *held_out], config))
     examples, validation = list(make(documents)), list(make(held_out))
     _check_skipped(config, make, len(documents) + len(held_out))
-    for found, key in ((examples, "input.path"), (validation, "training.validation")):
-        if not found:
+    for usable, key in ((examples, "input.path"), (validation, "training.validation")):
+        if not usable:
             raise InputError(f"{key}: no document that can be used{_most_common(make.skipped)}")
     groups = _passes(examples, config, training.seed)
     facts = TrainingData(
@@ -101,16 +97,16 @@ def _passes(examples: list[Example], config: RunConfig, seed: int) -> list[list[
 def _documents(config: RunConfig) -> list[Document]:
     training = config.training
     columns = [training.labels_column] if training.labels is None and training.preference is None else []
-    found: list[Document] = []
+    documents: list[Document] = []
     for unit in plan(config):
         for document in read_unit(unit, config, columns):
-            document.index = len(found)
-            found.append(document)
+            document.index = len(documents)
+            documents.append(document)
     if training.labels is not None:
-        teacher.label(found, training.labels, training.labels_column)
+        teacher.label(documents, training.labels, training.labels_column)
     if training.annotations is not None:
-        annotate.label(found, config)
-    return found
+        annotate.label(documents, config)
+    return documents
 
 
 def _digest(documents: list[Document]) -> str:

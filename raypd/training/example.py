@@ -15,13 +15,14 @@ import numpy as np
 
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.visibility import grown, one_segment, visible
+from raypd.tasks.base import Document
 
 IGNORED = -100  # a label that is none, for torch
-Teacher = Callable[[Feed], list[int]]
+Teacher = Callable[[Feed], list[int]]  # gives for a feed the tokens to be predicted at its `sample_at`
 
 
 class Skip(Exception):
-    """An example that cannot be trained on; says why, in words that are the same for all examples of its kind."""
+    """An example that cannot be trained on; its message is the same for all examples of its kind."""
 
 
 @dataclass
@@ -51,51 +52,50 @@ class Example:
         """The example as it is trained on this time; itself, where nothing about it is random."""
         return self
 
-    def seen(self) -> np.ndarray:
+    def visibility(self) -> np.ndarray:
         """What each own token sees: bool [n - shared, n], by the rule of decoding with its step condition."""
-        own = slice(self.shared, None)
-        seen = visible(
+        own_tokens = slice(self.shared, None)
+        visibility = visible(
             self.reach,
-            self.segments[own],
-            self.positions[own],
+            self.segments[own_tokens],
+            self.positions[own_tokens],
             self.segments,
             self.positions,
-            self.steps[own],
+            self.steps[own_tokens],
             self.steps,
         )
         for key, step in self.until.items():
-            seen[self.steps[own] >= step, key] = False
-        return seen
+            visibility[self.steps[own_tokens] >= step, key] = False
+        return visibility
 
     def ahead(self, further: int) -> list[int]:
         """For each target the one so many tokens further along its path; IGNORED where the path ends before."""
-        seen = self.seen()
+        visibility = self.visibility()
         following = {}  # index of a target -> that of the next one: the fed token that it predicted
         for index, token in self.targets.items():
             fed = (self.tokens == token) & (self.positions == self.positions[index] + 1)
-            own = [i for i in np.flatnonzero(fed) if i >= self.shared and seen[i - self.shared, index]]
-            following[index] = int(own[0]) if own else None
-        found = []
+            successors = [i for i in np.flatnonzero(fed) if i >= self.shared and visibility[i - self.shared, index]]
+            following[index] = int(successors[0]) if successors else None
+        labels = []
         for index in self.targets:
-            at: int | None = index
+            place: int | None = index
             for _ in range(further):
-                at = None if at is None else following.get(at)
-            found.append(IGNORED if at is None or at not in self.targets else self.targets[at])
-        return found
+                place = None if place is None else following.get(place)
+            labels.append(IGNORED if place is None or place not in self.targets else self.targets[place])
+        return labels
+
+
+def check_usable(document: Document) -> None:
+    """Raises Skip for a document that could not be read or labelled, without the place in its message."""
+    if document.error is not None:
+        raise Skip(document.error.partition(": ")[2] or document.error)
 
 
 def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
-    """Runs a program to its end with a teacher in the model's place.
-
-    Args:
-        program: one that was not begun.
-        teacher: gives for a feed the tokens that are to be predicted at its `sample_at`, in that order.
-
-    Returns:
-        The example, and the program's answer.
+    """Runs a new program with a teacher in the model's place: the example, and the program's answer.
 
     Raises:
-        ValueError: the program moves tokens or drafts, which a teacher cannot stand in for.
+        ValueError: the program moves tokens or drafts, which a teacher cannot do.
     """
     tokens: list[int] = []
     until: dict[int, int] = {}

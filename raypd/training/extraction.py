@@ -19,17 +19,14 @@ from raypd.tasks.columns import value_in
 from raypd.tasks.documents import category_of
 from raypd.tasks.extraction import ExtractionTask
 from raypd.tasks.prompting import encode, end_of_turn
-from raypd.training.example import Example, Skip, trace
+from raypd.training.example import Example, Skip, check_usable, trace
 from raypd.training.labels import record_text, slots_teacher, text_teacher, value_text
 
 
 class ExtractionExamples:
-    """Makes examples of documents with labels.
+    """Makes examples of documents with labels, for the task and decoding that the model will be run with.
 
     `skipped` counts what was left out by its reason, single labels too; `lost` counts documents.
-
-    Args:
-        config: task and decoding as the trained model will be run with them.
     """
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
@@ -68,40 +65,41 @@ class ExtractionExamples:
         ]
         example, values = trace(program, slots_teacher([self._encode(text) for text in texts]))
         ends = [int(example.positions[index]) for index in sorted(example.targets) if example.steps[index] == 0]
-        most = self.config.decoding.max_value_tokens
+        limit = self.config.decoding.max_value_tokens
         for end, value in zip(ends, values, strict=True):
-            if not value.closed:  # its tokens stay, as they do when decoding cuts a value; nobody learns to write them
-                self.skipped[f"values of more than {most} tokens (decoding.max_value_tokens)"] += 1
-                gap = range(end, end + most)
+            if not value.closed:  # its tokens stay, as when decoding cuts a value, but are no targets
+                self.skipped[f"values of more than {limit} tokens (decoding.max_value_tokens)"] += 1
+                gap = range(end, end + limit)
                 example.targets = {i: t for i, t in example.targets.items() if example.positions[i] not in gap}
         return example
 
     def _whole(self, prompt: Feed, answer: list[int]) -> Example:
         """A record token by token, to its end: decoding stops at the last value, other servers wait for the end."""
-        most = self.config.decoding.max_new_tokens
-        if len(answer) > most:
-            raise Skip(f"answers of more than {most} tokens")
-        program = autoregressive(Prompt(prompt.tokens, prompt.shared), most, lambda tokens: len(tokens) == len(answer))
+        limit = self.config.decoding.max_new_tokens
+        if len(answer) > limit:
+            raise Skip(f"answers of more than {limit} tokens")
+        program = autoregressive(Prompt(prompt.tokens, prompt.shared), limit, lambda tokens: len(tokens) == len(answer))
         return trace(program, text_teacher(answer))[0]
 
     def _encode(self, text: str) -> list[int]:
         return encode(self.tokenizer, text, special=False)
 
     def _attributes(self, document: Document) -> list[Attribute]:
-        known = self.task_config.categories
-        return known[category_of(document, self.config.input, known)].attributes
+        categories = self.task_config.categories
+        return categories[category_of(document, self.config.input, categories)].attributes
 
     def _is_labelled(self, document: Document) -> bool:
         """Whether a document has labels; what is wrong with it, or with single labels, is counted."""
-        if document.error is not None:
-            reason: str | None = document.error.partition(": ")[2] or document.error
-        else:
-            reason = self._fault(document)
-        if reason is not None:
-            self._skip(reason)
-        return reason is None
+        try:
+            check_usable(document)
+            self._check_labels(document)
+        except (Skip, ValueError) as reason:
+            self._skip(str(reason))
+            return False
+        return True
 
-    def _fault(self, document: Document) -> str | None:
+    def _check_labels(self, document: Document) -> None:
+        """Raises Skip for labels that cannot be used, ValueError for a document without a category."""
         column, labels = self.labels_column, document.fields.get(self.labels_column)
         if isinstance(labels, str):  # Parquet has no maps of mixed values
             try:
@@ -109,19 +107,12 @@ class ExtractionExamples:
             except ValueError:
                 labels = None
         if not isinstance(labels, dict):
-            return f"column {column!r}: expected an object of attribute: value"
+            raise Skip(f"column {column!r}: expected an object of attribute: value")
         if not labels:
-            return f"column {column!r}: empty"
-        try:
-            attributes = self._attributes(document)
-        except ValueError as error:
-            return str(error)
-        known = {name for attribute in attributes for name in (attribute.name, attribute.place[0])}
-        for name in labels.keys() - known:
+            raise Skip(f"column {column!r}: empty")
+        attributes = self._attributes(document)
+        names = {name for attribute in attributes for name in (attribute.name, attribute.place[0])}
+        for name in labels.keys() - names:
             self.skipped[f"labels of {name!r}, which the category does not have"] += 1
-        for attribute in attributes:
-            try:
-                value_text(attribute, value_in(labels, attribute))
-            except Skip as reason:  # this label alone: a wrong value would be learned, null would be, too
-                return str(reason)
-        return None
+        for attribute in attributes:  # one bad label spoils the document: a wrong value or null would be learned
+            value_text(attribute, value_in(labels, attribute))

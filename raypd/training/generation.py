@@ -28,21 +28,18 @@ from raypd.tasks.base import Document
 from raypd.tasks.generation import GenerationTask
 from raypd.tasks.prompting import encode
 from raypd.training import annotate
-from raypd.training.example import Example, Skip, trace
+from raypd.training.example import Example, Skip, check_usable, trace
 from raypd.training.labels import text_teacher
-from raypd.training.structure import Paragraph, Promise, Sync, paragraphs, promises
+from raypd.training.structure import AnswerTree, Promise, Sync, answer_tree, promises
 
 AR_SHARE = 0.5  # p_ar of SAR-SFT
 Kind = Literal["text", "promise", "sync"]
 
 
 class GenerationExamples:
-    """Makes examples of documents with `turns` (of the user) and `responses`.
+    """Makes examples of documents with `turns` (of the user) and `responses`, for the task and decoding of a run.
 
     `skipped` counts what was left out by its reason, `lost` counts documents.
-
-    Args:
-        config: task and decoding as the trained model will be run with them.
     """
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
@@ -81,8 +78,7 @@ class GenerationExamples:
 
     def _answers(self, document: Document) -> Iterator[tuple[list[int], str, str | None]]:
         """(the conversation up to an answer, as ids; the answer; with a teacher's tags), for each answer."""
-        if document.error is not None:
-            raise Skip(document.error.partition(": ")[2] or document.error)
+        check_usable(document)
         prompt_column = self.task.task.prompt_column
         turns, responses = document.fields.get(prompt_column), document.fields.get(self.column)
         turns = [turns] if isinstance(turns, str) else turns
@@ -113,22 +109,18 @@ class GenerationExamples:
             taught = self.config.training.annotations is not None
             return self._pasta(prompt, annotate.marked(tagged, answer) if taught else promises(answer))
         if self.method == "apar":
-            root = paragraphs(answer)
+            root = answer_tree(answer)
             fork, child = self.control
             teacher = TreeTeacher(self._tree(root, fork, end))
             program = apar(Prompt(prompt), 10**9, fork, child, frozenset([end]), max_threads=10**9)
             return trace(program, teacher)[0], root.detail is not None or root.next is not None
         tokens = [*self._encode(answer), end]
-        program_ = autoregressive(Prompt(prompt), len(tokens), lambda written: len(written) == len(tokens))
-        example = trace(program_, text_teacher(tokens))[0]
+        writer = autoregressive(Prompt(prompt), len(tokens), lambda written: len(written) == len(tokens))
+        example = trace(writer, text_teacher(tokens))[0]
         if self.method == "space":
             (mask,) = self.control
-            example = SpaceExample(
-                **vars(example),
-                mask=mask,
-                k=self.config.decoding.mask_tokens,
-                groups=self.config.training.mask_groups,
-            )
+            k, groups = self.config.decoding.mask_tokens, self.config.training.mask_groups
+            example = SpaceExample(**vars(example), mask=mask, k=k, groups=groups)
         return example, False
 
     def _pasta(self, prompt: list[int], pieces: list[str | Promise | Sync]) -> tuple[Example, bool]:
@@ -151,14 +143,14 @@ class GenerationExamples:
                 steps.append((self._encode(piece), "text"))
         end = self.task.end
         steps.append(([end], "text"))
-        most = sum(len(tokens) for tokens, _ in steps) + sum(map(len, children))
+        limit = sum(len(tokens) for tokens, _ in steps) + sum(map(len, children))
         program = pasta(
             Prompt(prompt),
-            most,
+            limit,
             self.texts,
             self._markup,
             frozenset([end]),
-            max_async_tokens=most,
+            max_async_tokens=limit,
             max_threads=len(children) + 1,
         )
         example, answer = trace(program, ThreadsTeacher(steps, children))
@@ -170,13 +162,13 @@ class GenerationExamples:
     def _markup(self, text: str) -> list[int]:
         return encode(self.tokenizer, text, special=True)
 
-    def _tree(self, paragraph: Paragraph, fork: int, end: int) -> Node:
+    def _tree(self, paragraph: AnswerTree, fork: int, end: int) -> Node:
         """The tokens of each paragraph: a [Fork] ends those with children, the end token all others."""
         text = self._encode(paragraph.text) if paragraph.text else []
         if paragraph.detail is None:
             return Node([*text, end])
-        rest = paragraph.next or Paragraph("")
-        return Node([*text, fork], self._tree(paragraph.detail, fork, end), self._tree(rest, fork, end))
+        following = paragraph.next or AnswerTree("")
+        return Node([*text, fork], self._tree(paragraph.detail, fork, end), self._tree(following, fork, end))
 
     def _encode(self, text: str) -> list[int]:
         return encode(self.tokenizer, text, special=False)
@@ -215,13 +207,13 @@ class SpaceExample(Example):
         starts = first + np.sort(torch.randperm(places)[: self.groups].numpy())  # [groups]
         masked = (starts[:, None] + np.arange(self.k)).ravel()  # [groups * k] the tokens that masks stand for
         segments = np.repeat(np.arange(1, len(starts) + 1), self.k)
-        seen = {(group, one): Reach.CAUSAL for group in range(1, len(starts) + 1) for one in (0, group)}
+        reach = {(group, segment): Reach.CAUSAL for group in range(1, len(starts) + 1) for segment in (0, group)}
         return Example(
             np.concatenate([self.tokens, np.full(len(masked), self.mask)]),
             np.concatenate([self.positions, self.positions[masked]]),
             np.concatenate([self.segments, segments]),
             np.concatenate([self.steps, np.repeat(self.steps[starts - 1], self.k)]),
-            grown(self.reach, seen),
+            grown(self.reach, reach),
             self.targets | {len(self) + i: self.targets[index] for i, index in enumerate(masked.tolist())},
         )
 
@@ -238,7 +230,7 @@ class Node:
 class TreeTeacher:
     """Answers `apar` so that it writes a tree: each thread its paragraph's next token.
 
-    A thread is known by the segment of the token that it feeds last. The token behind a [Fork] is the first one of the
+    A thread is identified by the segment of the token that it feeds last. The token behind a [Fork] is the first of the
     next paragraph; with it the program gives the next paragraph and the detail a segment each, in this order.
     """
 

@@ -27,9 +27,9 @@ class HeadsOnModel(torch.nn.Module):
         return CausalLMOutput(logits=self.heads(hidden).flatten(0, 1)[None])
 
     def state_dict(self, *args: Any, **named: Any) -> Any:
-        """The weights of the heads."""
+        """The weights of the heads alone."""
         return self.heads.state_dict(*args, **named)
 
     def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Into the heads."""
+        """Loads the weights of the heads alone."""
         return self.heads.load_state_dict(state, strict, assign)

@@ -60,14 +60,7 @@ class _Board:
 def run_training(
     config: RunConfig, *, verbose: bool = False, say: Callable[[str], None] = driver.say
 ) -> TrainingRecord:
-    """Trains with every learning rate, or goes on where the same command was cut off.
-
-    Args:
-        config: of a run, with its section `training`; cluster.max_workers is the number of Ray Train's workers.
-        say: shows the user a line.
-
-    Returns:
-        What was done; the weights lie in output.path.
+    """Trains with every learning rate, or goes on where the same command was cut off. `say` shows the user a line.
 
     Raises:
         ConfigError, InputError, ModelError: before anything is trained.
@@ -149,9 +142,11 @@ def _fit(
 
 
 def _allocator() -> dict[str, str]:
-    """jemalloc, which comes with Ray, in the place of glibc's malloc: that walks ever longer lists of free blocks where
-    tensors of many sizes come and go, and a training on a CPU is half as fast after a quarter of an hour. Pages that a
-    minute has not used go back, or it grows until Ray ends it."""
+    """Ray's jemalloc instead of glibc's malloc, with which a training on a CPU is half as fast after 15 minutes.
+
+    Tensors of many sizes make glibc's lists of free blocks ever longer. Pages that are unused for a minute are given
+    back, or the worker grows until Ray ends it.
+    """
     import ray
 
     library = Path(ray.__file__).with_name("core") / "libjemalloc.so"
@@ -161,13 +156,13 @@ def _allocator() -> dict[str, str]:
 
 
 def _name(config: RunConfig, rate: float) -> str:
-    """Of the checkpoints: another one for whatever would make other weights, so that nothing goes on from those."""
+    """The name of the checkpoints: it differs with every key that changes the weights."""
     keys = config.training.model_dump_json(exclude_defaults=True, exclude={"learning_rates", "max_skipped_share"})
     digest = hashlib.sha256(json.dumps([config.fingerprint(), str(config.input.path), keys]).encode()).hexdigest()
     return f"{rate:g}-{digest[:12]}"
 
 
-def _train_on_worker(given: dict[str, Any]) -> tuple[TrainingData, int, int]:
+def _train_on_worker(arguments: dict[str, Any]) -> tuple[TrainingData, int, int]:
     """What every worker of Ray Train does: (the data, steps, tokens that went through the model)."""
     import ray.train
     import torch
@@ -176,18 +171,18 @@ def _train_on_worker(given: dict[str, Any]) -> tuple[TrainingData, int, int]:
     from raypd.training.data import prepare
     from raypd.training.trainer import load_for_training, make_trainer
 
-    config: RunConfig = given["config"]
+    config: RunConfig = arguments["config"]
     storage.configure(config.storage)
-    torch.set_num_threads(given["threads"])
+    torch.set_num_threads(arguments["threads"])
     try:
         loaded = load_for_training(config)
         data, train, validation = prepare(config, loaded.tokenizer, loaded.context_length)
     except UserError as error:
         raise RuntimeError(json.dumps([type(error).__name__, str(error)])) from None  # Ray Train hands on text alone
     first = ray.train.get_context().get_world_rank() == 0
-    report = given["board"].put.remote if first else lambda progress: None
+    report = arguments["board"].put.remote if first else lambda progress: None
     with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch:
-        trainer = make_trainer(loaded, config, train, validation, Path(scratch), given["rate"], report)
+        trainer = make_trainer(loaded, config, train, validation, Path(scratch), arguments["rate"], report)
         trainer.add_callback(RayTrainReportCallback())
         trainer = prepare_trainer(trainer)
         checkpoint = ray.train.get_checkpoint()
@@ -198,7 +193,7 @@ def _train_on_worker(given: dict[str, Any]) -> tuple[TrainingData, int, int]:
 
 
 def _explained(error: Exception) -> UserError:
-    """What went wrong on a worker, in its own words where it was meant for the user."""
+    """The error of a worker: as it was raised there where it was meant for the user."""
     reasons = [*getattr(error, "worker_failures", {}).values(), error]
     for reason in reasons:
         with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -210,7 +205,7 @@ def _explained(error: Exception) -> UserError:
 
 @contextlib.contextmanager
 def _shown(board: Any, rate: float, say: Callable[[str], None]) -> Iterator[None]:
-    """Shows how far the training is while something else waits for it."""
+    """Shows the training's progress during the block."""
     import ray
 
     ended = threading.Event()
@@ -238,8 +233,8 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
 
     if not storage.is_remote(path):
         return None, path
-    own = config.storage
-    return fs.S3FileSystem(region=own.region, endpoint_override=own.endpoint_url), path.removeprefix("s3://")
+    section = config.storage
+    return fs.S3FileSystem(region=section.region, endpoint_override=section.endpoint_url), path.removeprefix("s3://")
 
 
 def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, TrainingData, Any]]) -> TrainingRecord:
@@ -247,10 +242,10 @@ def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, Traini
     best, data, checkpoint = min(outcomes, key=lambda outcome: outcome[0].validation_loss)
     weights = storage.join(output, _kind(config))
     with tempfile.TemporaryDirectory(prefix="raypd-training-") as scratch, checkpoint.as_directory() as folder:
-        made = Path(scratch, "weights")
-        _export(config, Path(folder, "checkpoint"), made)
-        make_card(config, data.digest, data.documents, best.learning_rate, best.validation_loss).write(made)
-        for file in sorted(made.iterdir()):
+        exported = Path(scratch, "weights")
+        _export(config, Path(folder, "checkpoint"), exported)
+        make_card(config, data.digest, data.documents, best.learning_rate, best.validation_loss).write(exported)
+        for file in sorted(exported.iterdir()):
             storage.put(storage.join(weights, file.name), file.read_bytes())
     bills = book.bills(output)
     record = TrainingRecord(
@@ -268,14 +263,14 @@ def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, Traini
 
 
 def _kind(config: RunConfig) -> str:
-    """What is trained, as its folder is called."""
+    """The folder's name of what is trained."""
     if REGISTRY[config.decoding.method].heads:
         return "heads"
     return "adapter" if config.training.weights == "lora" else "model"
 
 
-def _export(config: RunConfig, checkpoint: Path, made: Path) -> None:
-    """The weights of a checkpoint as they are used, in the dtype of the base model: adapter, heads or a whole model."""
+def _export(config: RunConfig, checkpoint: Path, target: Path) -> None:
+    """Writes the weights of a checkpoint in the dtype of the base model: adapter, heads or a whole model."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -285,13 +280,13 @@ def _export(config: RunConfig, checkpoint: Path, made: Path) -> None:
     if _kind(config) == "heads":
         heads = load_heads(str(config.decoding.heads))
         heads.load_state_dict(load_file(checkpoint / "model.safetensors"))
-        save_heads(heads.to(dtype), made)
+        save_heads(heads.to(dtype), target)
         return
     if _kind(config) == "adapter":
-        made.mkdir()
-        shutil.copy(checkpoint / "adapter_config.json", made)
+        target.mkdir()
+        shutil.copy(checkpoint / "adapter_config.json", target)
         tensors = load_file(checkpoint / "adapter_model.safetensors")
-        save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, made / "adapter_model.safetensors")
+        save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, target / "adapter_model.safetensors")
         return
     from transformers import AutoModelForCausalLM
 
@@ -299,5 +294,5 @@ def _export(config: RunConfig, checkpoint: Path, made: Path) -> None:
     from raypd.models.load import load_tokenizer
 
     with quiet():
-        AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).save_pretrained(made)
-    load_tokenizer(config.model).save_pretrained(made)
+        AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).save_pretrained(target)
+    load_tokenizer(config.model).save_pretrained(target)

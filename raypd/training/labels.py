@@ -14,9 +14,7 @@ from raypd.training.example import Skip, Teacher
 
 
 def value_text(attribute: Attribute, value: object) -> str:
-    """A gold value as it stands behind its key in the answer, with what ends it.
-
-    A string ends at its closing quote, and so does an enum; what is bare (a number, true, false, null) at the newline.
+    """A gold value as it stands behind its key in the answer, up to the closing quote, or newline after a bare value.
 
     Raises:
         Skip: the value is none of the attribute's type.
@@ -79,6 +77,6 @@ def slots_teacher(gold: Sequence[Sequence[int]]) -> Teacher:
 
 
 def text_teacher(gold: Sequence[int]) -> Teacher:
-    """Answers a program that asks for one token after the other."""
+    """Answers a program that decodes one token after the other."""
     tokens = iter(gold)
     return lambda feed: [next(tokens) for _ in feed.sample_at]

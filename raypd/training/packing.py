@@ -21,34 +21,30 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass
 class Layout:
-    """Which tokens of a pass belong together; handed to every attention layer.
+    """Which tokens of a pass belong together; handed to every attention layer."""
 
-    shared: tokens of the instruction, at the start. lengths: own tokens of each example, in their order.
-    seen: of each example bool [length, shared + length], whether an own token sees a key.
-    """
-
-    shared: int
-    lengths: list[int]
-    seen: list[torch.Tensor]
+    shared: int  # tokens of the instruction, at the start
+    lengths: list[int]  # own tokens of each example, in their order
+    visible: list[torch.Tensor]  # of each example bool [length, shared + length]: whether an own token sees a key
 
     @cached_property
     def padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The examples as rows of one length, for kernels that take all of them at once.
 
         Returns:
-            Index of each own token in the pass, [examples, longest], 0 where a row is padded; which of these places are
-            own tokens, bool, the same shape; and what each sees, bool [examples, 1, longest, shared + longest].
+            Index of each own token in the pass, [examples, longest], 0 where a row is padded; which places are own
+            tokens, bool, the same shape; and the visibility, bool [examples, 1, longest, shared + longest].
         """
-        device, longest = self.seen[0].device, max(self.lengths)
+        device, longest = self.visible[0].device, max(self.lengths)
         place = torch.arange(longest, device=device)
         lengths = torch.tensor(self.lengths, device=device)
-        own = place < lengths[:, None]
+        is_token = place < lengths[:, None]
         first = self.shared + lengths.cumsum(0) - lengths
-        seen = torch.zeros(len(self.lengths), 1, longest, self.shared + longest, dtype=torch.bool, device=device)
-        seen[..., 0] = True  # a padded row sees something: softmax over nothing is NaN
-        for row, one in zip(seen, self.seen, strict=True):
-            row[0, : one.shape[0], : one.shape[1]] = one
-        return (first[:, None] + place).where(own, 0), own, seen
+        visible = torch.zeros(len(self.lengths), 1, longest, self.shared + longest, dtype=torch.bool, device=device)
+        visible[..., 0] = True  # a padded row sees something: softmax over nothing is NaN
+        for row, example_visible in zip(visible, self.visible, strict=True):
+            row[0, : example_visible.shape[0], : example_visible.shape[1]] = example_visible
+        return (first[:, None] + place).where(is_token, 0), is_token, visible
 
 
 def batches(examples: Sequence[Example], most_examples: int, most_tokens: int, seed: int) -> Iterator[list[Example]]:
@@ -65,12 +61,12 @@ def batches(examples: Sequence[Example], most_examples: int, most_tokens: int, s
     for members in by_instruction.values():
         size = most_tokens
         for example in members:
-            own = len(example) - example.shared
-            if size + own > most_tokens or len(groups[-1]) == most_examples:
+            length = len(example) - example.shared
+            if size + length > most_tokens or len(groups[-1]) == most_examples:
                 groups.append([])
                 size = example.shared
             groups[-1].append(example)
-            size += own
+            size += length
     yield from (groups[i] for i in random.permutation(len(groups)))
 
 
@@ -84,31 +80,28 @@ def pack(examples: Sequence[Example], heads: int = 0) -> Batch:
         shared: [], lengths: [examples], seen: all masks in one row: as in Layout (see `layout`). initial: [examples].
     """
     examples = [example.drawn() for example in examples]
-    shared = examples[0].shared
-    columns = [
-        np.concatenate([getattr(examples[0], name)[:shared], *(getattr(one, name)[shared:] for one in examples)])
-        for name in ("tokens", "positions")
-    ]
+    first, shared = examples[0], examples[0].shared
+    tokens = np.concatenate([first.tokens[:shared], *(example.tokens[shared:] for example in examples)])
+    positions = np.concatenate([first.positions[:shared], *(example.positions[shared:] for example in examples)])
     index: list[int] = []
     labels: list[int] = []
     if heads:
         labels = [label for d in range(heads) for example in examples for label in example.ahead(d + 1)]
-    at = 0  # own tokens of the examples before
+    offset = 0  # own tokens of the examples before
     for example in examples:
-        index += [at + place for place in example.targets]
+        index += [offset + place for place in example.targets]
         labels += [] if heads else example.targets.values()
-        at += len(example) - shared
-    ids, positions = (torch.from_numpy(column)[None] for column in columns)
+        offset += len(example) - shared
     return {
-        "input_ids": ids,
-        "position_ids": positions,
+        "input_ids": torch.from_numpy(tokens)[None],
+        "position_ids": torch.from_numpy(positions)[None],
         "label_index": torch.tensor(index),
         "shift_labels": torch.tensor(labels),
         "labels": torch.tensor(labels),
         "shared": torch.tensor(shared),
         "lengths": torch.tensor([len(example) - shared for example in examples]),
         "initial": torch.tensor([example.initial for example in examples]),
-        "seen": torch.from_numpy(np.concatenate([example.seen().ravel() for example in examples])),
+        "seen": torch.from_numpy(np.concatenate([example.visibility().ravel() for example in examples])),
     }
 
 

@@ -39,7 +39,7 @@ from raypd.errors import ConfigError, InputError, UserError
 from raypd.run.load import load_record, load_run
 from raypd.tasks.base import Document, Record
 from raypd.tasks.documents import conversation
-from raypd.training.example import Example, Skip, trace
+from raypd.training.example import Example, Skip, check_usable, trace
 from raypd.training.generation import GenerationExamples, Kind, ThreadsTeacher
 
 Row = dict[str, Any]
@@ -84,32 +84,32 @@ def check(config: RunConfig) -> None:
         raise ConfigError("training.labels and training.preference are both set: keep one")
     if config.model.adapter is not None:
         raise ConfigError("model.adapter: a preference round begins from model.name alone; use training.weights full")
-    own = [f"storage.{key}={value}" for key, value in config.storage.model_dump(exclude_defaults=True).items()]
+    overrides = [f"storage.{key}={value}" for key, value in config.storage.model_dump(exclude_defaults=True).items()]
     for name, method in (("samples", "pasta"), ("baseline", "autoregressive"), ("judged", None)):
         key, run = f"training.preference.{name}", getattr(preference, name)
         try:
-            found = _recorded(run, method, own)
+            recorded = _recorded(run, method, overrides)
             if name == "samples":
-                _check_alike(config, run, found)
+                _check_alike(config, run, recorded)
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
 
 
 def _recorded(run: str, method: str | None, overrides: Sequence[str]) -> dict[str, Any]:
     """The configuration of a run of generation. Raises ConfigError where it is none, or none with the method."""
-    found = load_record(storage.absolute(run), overrides).config
-    kind, used = found["task"]["kind"], found["decoding"]["method"]
+    recorded = load_record(storage.absolute(run), overrides).config
+    kind, used = recorded["task"]["kind"], recorded["decoding"]["method"]
     if kind != "generation" or method not in (None, used):
-        wanted = f"with decoding.method {method}" if method else "of `raypd generate`"
-        raise ConfigError(f"{run}: is a run of task.kind {kind} with {used}; give one {wanted}")
-    return found
+        expected = f"with decoding.method {method}" if method else "of `raypd generate`"
+        raise ConfigError(f"{run}: is a run of task.kind {kind} with {used}; give one {expected}")
+    return recorded
 
 
-def _check_alike(config: RunConfig, run: str, found: dict[str, Any]) -> None:
-    wanted = [("task", name) for name in ("prompt_column", "system", "chat_template", "thinking", "too_long")]
-    for section, name in [*wanted, *(("decoding", name) for name in ANSWER_KEYS["generation"]["pasta"])]:
+def _check_alike(config: RunConfig, run: str, recorded: dict[str, Any]) -> None:
+    keys = [("task", name) for name in ("prompt_column", "system", "chat_template", "thinking", "too_long")]
+    for section, name in [*keys, *(("decoding", name) for name in ANSWER_KEYS["generation"]["pasta"])]:
         here = getattr(getattr(config, section), name)
-        if (there := found[section].get(name, here)) != here:
+        if (there := recorded[section].get(name, here)) != here:
             raise ConfigError(
                 f"{run}: was decoded with {section}.{name} {there!r}, and here it is {here!r}: set it to the run's, "
                 "since examples are what decoding fed"
@@ -118,35 +118,32 @@ def _check_alike(config: RunConfig, run: str, found: dict[str, Any]) -> None:
 
 def _rows(run: str) -> dict[Place, list[Row]]:
     """The first answers of a run to each of its documents, in the order of their samples."""
-    found: dict[Place, list[Row]] = defaultdict(list)
+    rows_by_document: dict[Place, list[Row]] = defaultdict(list)
     folder = storage.absolute(run)
     for unit, path in sorted(writer.objects(folder)):
         for row in writer.read_table(folder, unit, _COLUMNS, path)[1].to_pylist():
             if row["status"] == "ok" and row["turn"] == 0:
-                found[row["source"], row["row"]].append(row)
-    return {place: sorted(rows, key=lambda row: int(row["sample"])) for place, rows in found.items()}
+                rows_by_document[row["source"], row["row"]].append(row)
+    return {place: sorted(rows, key=lambda row: int(row["sample"])) for place, rows in rows_by_document.items()}
 
 
 def _compared(samples: str, baseline: str, skipped: Counter[str]) -> Iterator[tuple[Place, Row, list[Row]]]:
     """(place of a prompt, the baseline's answer, all samples that came to their end), for each that has both."""
     answers = _rows(baseline)
     for place, rows in _rows(samples).items():
-        whole = [row for row in rows if row["finish_reason"] == "stop"]
+        complete = [row for row in rows if row["finish_reason"] == "stop"]
         if place not in answers:
             skipped["prompts that the baseline did not answer"] += 1
             continue
-        if len(whole) < len(rows):
-            skipped["samples that were cut"] += len(rows) - len(whole)
-        yield place, answers[place][0], whole
+        if len(complete) < len(rows):
+            skipped["samples that were cut"] += len(rows) - len(complete)
+        yield place, answers[place][0], complete
 
 
 def comparisons(config: RunConfig, samples: str, baseline: str, skipped: Counter[str]) -> Iterator[dict[str, str]]:
     """What the judge is asked, as documents for `raypd generate`: every sample of a run, in both orders.
 
-    Args:
-        config: of the run.
-        samples, baseline: folders of the run, and of the one that it is compared with.
-        skipped: counts what is left out by its reason.
+    `config` is that of the run in the folder `samples`; `skipped` counts what is left out by its reason.
     """
     assert isinstance(config.task, GenerationConfig)
     read = (document for unit in plan(config) for document in read_unit(unit, config))
@@ -155,8 +152,8 @@ def comparisons(config: RunConfig, samples: str, baseline: str, skipped: Counter
         if (document := documents.get(place)) is None:
             skipped["prompts that are not in input.path any more"] += 1
             continue
-        turns, left = conversation(document.fields.get(config.task.prompt_column), config.task)
-        request = "\n\n".join([*(f"[{turn['role']}] {turn['content']}" for turn in turns), left[0]])
+        turns, following = conversation(document.fields.get(config.task.prompt_column), config.task)
+        request = "\n\n".join([*(f"[{turn['role']}] {turn['content']}" for turn in turns), following[0]])
         for row in rows:
             for order in _ORDERS:
                 first, second = (row, answer) if order == "first" else (answer, row)
@@ -165,14 +162,14 @@ def comparisons(config: RunConfig, samples: str, baseline: str, skipped: Counter
 
 
 def _comparison(place: Place, row: Row, answer: Row, order: str) -> str:
-    """The id of a comparison, with a digest of both texts: a judge's word on another round's samples says nothing."""
+    """The id of a comparison, with a digest of both texts, so that verdicts on another round's samples do not count."""
     digest = hashlib.sha256(json.dumps([row["text"], answer["text"]]).encode()).hexdigest()[:8]
     return json.dumps([*place, row["sample"], digest, order])
 
 
 def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
     """Id of a comparison -> 1: the sample won; -1: it lost; 0: a tie, or unclear."""
-    found = {}
+    verdicts = {}
     for rows in _rows(run).values():
         for row in rows:
             try:
@@ -187,15 +184,14 @@ def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
             if len(words) != 1:
                 skipped["verdicts that say none of first, second and tie: taken as a tie"] += 1
             clear = len(words) == 1 and "tie" not in words
-            found[row["id"]] = (1 if order in words else -1) if clear else 0
-    return found
+            verdicts[row["id"]] = (1 if order in words else -1) if clear else 0
+    return verdicts
 
 
 def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
-    """Puts the samples, each with its `score`, into labels_column of the documents; the others get an error.
+    """Puts the samples, each with its `score`, into labels_column of the documents; documents without get an error.
 
-    Returns:
-        How often something was left out, by its reason.
+    Returns how often something was left out, by its reason.
 
     Raises:
         InputError: no sample is of any of the documents; ConfigError: the run that judged judges something else.
@@ -245,17 +241,16 @@ class PairExamples(GenerationExamples):
                 self.lost += 1
 
     def _pair(self, document: Document) -> list[Example]:
-        if document.error is not None:
-            raise Skip(document.error.partition(": ")[2] or document.error)
+        check_usable(document)
         ranked = sorted(document.fields[self.column], key=lambda row: -row["score"])
-        made: dict[int, Example | None] = {}
+        examples: dict[int, Example | None] = {}
 
         def first(places: Iterable[int]) -> int | None:
             """The first of the samples that comes back."""
             for place in places:
-                if place not in made:
-                    made[place] = self._sampled(document, ranked[place])
-                if made[place] is not None:
+                if place not in examples:
+                    examples[place] = self._sampled(document, ranked[place])
+                if examples[place] is not None:
                     return place
             return None
 
@@ -266,7 +261,7 @@ class PairExamples(GenerationExamples):
         if ranked[best]["score"] == ranked[worst]["score"]:
             self.skipped["prompts whose samples all score alike (more samples would tell them apart)"] += 1
             return []
-        pair = [example for example in (made[best], made[worst]) if example is not None]
+        pair = [example for example in (examples[best], examples[worst]) if example is not None]
         for example in pair:
             example.shared = min(example.targets)  # all of the prompt but its last token, which predicts
         return pair

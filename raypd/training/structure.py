@@ -18,21 +18,18 @@ _LEAST_POINTS, _LEAST_CHARACTERS = 3, 10
 
 
 @dataclass
-class Paragraph:
-    """A node of the tree: its text, the detail that can be written beside what follows, and what follows.
-
-    A paragraph with a `next` has a `detail`.
-    """
+class AnswerTree:
+    """A text, the detail that can be written beside what follows, and what follows; where `next` is, `detail` is."""
 
     text: str
-    detail: Paragraph | None = None
-    next: Paragraph | None = None
+    detail: AnswerTree | None = None
+    next: AnswerTree | None = None
 
 
-def paragraphs(answer: str) -> Paragraph:
+def answer_tree(answer: str) -> AnswerTree:
     """The tree of an answer, whose texts in order are the answer; one node where nothing is written side by side."""
     if _AMBIGUOUS.search(answer):
-        return Paragraph(answer)
+        return AnswerTree(answer)
     points = [(match.start("root"), match.end("root"), match.end()) for match in _POINT.finditer(answer)]
     least = min((end - begin for _, begin, end in points), default=0)
     if len(points) >= _LEAST_POINTS and least >= _LEAST_CHARACTERS:
@@ -41,25 +38,25 @@ def paragraphs(answer: str) -> Paragraph:
 
 
 def _details(answer: str) -> list[tuple[int, int]]:
-    """Where the rest behind the first sentence begins and ends, of each paragraph that has one."""
-    found, begin = [], 0
+    """(begin, end) of the text behind the first sentence, for each paragraph that has more than one."""
+    details, begin = [], 0
     for part in re.split(r"(\n\n+)", answer):
         sentence = _SENTENCE.match(part)
-        rest = part[sentence.end() :] if sentence else ""
-        if sentence and len(rest.strip()) >= _LEAST_CHARACTERS:
-            found.append((begin + sentence.end(), begin + len(part)))
+        detail = part[sentence.end() :] if sentence else ""
+        if sentence and len(detail.strip()) >= _LEAST_CHARACTERS:
+            details.append((begin + sentence.end(), begin + len(part)))
         begin += len(part)
-    return found if len(found) > 1 else []
+    return details if len(details) > 1 else []
 
 
-def _chain(answer: str, details: list[tuple[int, int]]) -> Paragraph:
+def _chain(answer: str, details: list[tuple[int, int]]) -> AnswerTree:
     """Roots, each with its detail, and the text behind the last detail."""
     behind = details[-1][1] if details else 0
-    chain = Paragraph(answer[behind:])
+    chain = AnswerTree(answer[behind:])
     for number in reversed(range(len(details))):
         begin, end = details[number]
         start = details[number - 1][1] if number else 0
-        chain = Paragraph(answer[start:begin], Paragraph(answer[begin:end]), chain)
+        chain = AnswerTree(answer[start:begin], AnswerTree(answer[begin:end]), chain)
     return chain
 
 
@@ -83,11 +80,11 @@ def promises(answer: str) -> list[str | Promise | Sync]:
     """An answer in the order of its text: what the main thread writes, blocks that it promises, and behind the last of
     these a sync.
 
-    The details of `paragraphs`, where they have at least five words; a topic is at most three words of what stands
+    The details of `answer_tree`, where they have at least five words; a topic is at most three words of what stands
     before it. Together the texts are the answer.
     """
     pieces: list[str | Promise | Sync] = []
-    node: Paragraph | None = paragraphs(answer)
+    node: AnswerTree | None = answer_tree(answer)
     while node is not None:
         pieces.append(node.text)
         if node.detail is not None:

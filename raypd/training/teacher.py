@@ -13,14 +13,11 @@ from raypd.dataset import writer
 from raypd.errors import InputError
 from raypd.tasks.base import Document
 
-_WHOLE = ("ok", "null")  # statuses of values
-
 
 def label(documents: Sequence[Document], run: str, column: str) -> None:
-    """Puts the answers of a run into `column` of the documents that it answered; the others get an error.
+    """Puts the answers of a run over the same input into `column` of the documents; documents without get an error.
 
-    A document is found by its source and place, so the run must have read the same input. An answer that was cut or has
-    a value that is not valid teaches nothing right, and is left out.
+    Answers that were cut, or have a value that is not valid, are left out.
 
     Raises:
         InputError: the folder holds no answers.
@@ -33,21 +30,21 @@ def label(documents: Sequence[Document], run: str, column: str) -> None:
     if not rows:
         raise InputError(f"training.labels {run}: holds no answers; give the output folder of a run")
     for document in documents:
-        found = rows.get((document.source, document.place))
-        answer = _answer(found) if found else None
+        answers = rows.get((document.source, document.place))
+        answer = _answer(answers) if answers else None
         if answer is not None:
             document.fields[column] = answer
         elif document.error is None:
-            what = "an answer that failed, was cut or is not valid" if found else "no answer"
-            document.error = f"training.labels: {what} in the run that labels"
+            reason = "an answer that failed, was cut or is not valid" if answers else "no answer"
+            document.error = f"training.labels: {reason} in the run that labels"
 
 
 def _answer(rows: Sequence[dict[str, Any]]) -> Any:
-    """The label that a document's rows make; None where one of them is not whole."""
+    """The label in a document's rows; None where one of them failed, was cut or is not valid."""
     if any(row["status"] != "ok" for row in rows):
         return None
     if "record" in rows[0]:
-        whole = all(value["status"] in _WHOLE for value in rows[0]["values"])
-        return json.loads(rows[0]["record"]) if whole else None
+        complete = all(value["status"] in ("ok", "null") for value in rows[0]["values"])
+        return json.loads(rows[0]["record"]) if complete else None
     turns = sorted((row for row in rows if row["sample"] == 0), key=lambda row: row["turn"])
     return [row["text"] for row in turns] if all(row["finish_reason"] == "stop" for row in turns) else None

@@ -38,7 +38,7 @@ from raypd.training.packing import Batch, layout, pack
 
 
 def load_for_training(config: RunConfig) -> LoadedModel:
-    """The model with the weights that are trained: its own in float32, or LoRA matrices beside frozen ones.
+    """The model with the weights that are trained: all of them in float32, or LoRA matrices beside frozen ones.
 
     Raises:
         ModelError: as `load_model`, and for models whose attention the training pass does not have.
@@ -75,7 +75,7 @@ def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
 
 
 def _with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
-    """LoRA matrices on all linear layers, and whole rows for the method's control tokens, which nothing else trains."""
+    """LoRA matrices on all linear layers, and trainable embedding rows for the method's control tokens."""
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
     training, model = config.training, loaded.model
@@ -106,8 +106,8 @@ def _check_attention(model: PreTrainedModel, name: str) -> None:
     windows = "sliding_attention" in layers if layers else bool(getattr(text, "sliding_window", None))
     windows &= getattr(text, "use_sliding_window", True)
     if softcap is not None or windows:
-        what = "a soft cap on attention logits" if softcap is not None else "layers with sliding-window attention"
-        raise ModelError(f"model {name!r} has {what}: raypd decodes it, but cannot train it yet")
+        feature = "a soft cap on attention logits" if softcap is not None else "layers with sliding-window attention"
+        raise ModelError(f"model {name!r} has {feature}: raypd decodes it, but cannot train it yet")
 
 
 class PackedTrainer(Trainer):
@@ -120,13 +120,17 @@ class PackedTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Cross entropy (HPD: the targets of section 4.4) over all targets of the optimizer's step."""
-        output, losses = self._losses(model, inputs)
-        if num_items_in_batch is None:
-            loss = losses.mean()
-        else:  # of all workers, over which gradients are then averaged
-            loss = losses.sum() * self.accelerator.num_processes / num_items_in_batch
+        """Trainer's call; the loss itself is `_loss`."""
+        loss, output = self._loss(model, inputs, num_items_in_batch)
         return (loss, output) if return_outputs else loss
+
+    def _loss(self, model: torch.nn.Module, inputs: Batch, targets: torch.Tensor | int | None) -> tuple[Any, Any]:
+        """Cross entropy (HPD, section 4.4) over all targets of the optimizer's step, and the model's output."""
+        output, losses = self._losses(model, inputs)
+        if targets is None:
+            return losses.mean(), output
+        # `targets` counts those of all workers, over which gradients are then averaged.
+        return losses.sum() * self.accelerator.num_processes / targets, output
 
     @staticmethod
     def _losses(model: torch.nn.Module, inputs: Batch) -> tuple[Any, torch.Tensor]:
@@ -155,13 +159,7 @@ class PreferenceTrainer(PackedTrainer):
 
     preference: PreferenceConfig
 
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: Batch,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
+    def _loss(self, model: torch.nn.Module, inputs: Batch, targets: torch.Tensor | int | None) -> tuple[Any, Any]:
         """BoNBoN's loss of a pair (PASTA, section 4, the one displayed equation):
 
             - alpha log p(best) + (1 - alpha) (log p(best) / p(worst) - log p0(best) / p0(worst) - 1 / beta)^2
@@ -172,19 +170,18 @@ class PreferenceTrainer(PackedTrainer):
         alpha, beta = self.preference.alpha, self.preference.beta
         output, logprobs = self._logprobs(model, inputs)
         best, worst = logprobs - inputs["initial"]
-        loss = -alpha * logprobs[0] + (1 - alpha) * (best - worst - 1 / beta) ** 2
-        return (loss, output) if return_outputs else loss
+        return -alpha * logprobs[0] + (1 - alpha) * (best - worst - 1 / beta) ** 2, output
 
     def _logprobs(self, model: torch.nn.Module, inputs: Batch) -> tuple[Any, torch.Tensor]:
         """The model's output, and the log-probability of each answer: [2]."""
         output, losses = self._losses(model, inputs)
-        own = inputs["label_index"] - inputs["shared"]
-        answer = torch.bucketize(own, inputs["lengths"].cumsum(0), right=True)
+        places = inputs["label_index"] - inputs["shared"]
+        answer = torch.bucketize(places, inputs["lengths"].cumsum(0), right=True)
         return output, losses.new_zeros(2).index_add(0, answer, -losses)
 
     @torch.no_grad()
     def keep_initial(self, pairs: Iterable[list[Example]]) -> None:
-        """Gives every answer its log-probability under the model as it is now, so that no second one is held."""
+        """Stores every answer's log-probability under the model before the round, so that no copy of it is kept."""
         self.model.eval()
         for pair in pairs:
             inputs = self._prepare_inputs(pack(pair))

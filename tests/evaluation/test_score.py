@@ -16,18 +16,18 @@ from tests.runs import make_config, write_jsonl  # noqa: F401 a fixture
 
 
 @pytest.mark.parametrize(
-    ("given", "forms", "outcome"),
+    ("answer", "forms", "outcome"),
     [
         ("Acme", ["acme "], VC), ("Acme", ["Zeta"], VW), (None, ["Zeta"], VN), ("Acme", [None], NV), (None, [None], NN),
         (7.0, ["7"], VC), (7.5, [7.5], VC), (True, [True], VC), ("red", ["Red", "red patent"], VC),
     ],
 )  # fmt: skip
-def test_outcome_of_a_value(given, forms, outcome):
-    assert score._outcome(given, forms) == outcome
+def test_outcome_of_a_value(answer, forms, outcome):
+    assert score._outcome(answer, forms) == outcome
 
 
 def test_a_number_may_be_off_by_what_a_unit_rounds():
-    assert [score._outcome(given, [204], 0.02) for given in (205, 200.0, 209, "204", None)] == [VC, VC, VW, VC, VN]
+    assert [score._outcome(answer, [204], 0.02) for answer in (205, 200.0, 209, "204", None)] == [VC, VC, VW, VC, VN]
     assert score._outcome(True, [1], 0.02) == VW
 
 
@@ -37,15 +37,15 @@ def test_f1_is_scikit_learns():
     metrics = pytest.importorskip("sklearn.metrics")
     sums, gold_pairs, given_pairs = np.zeros(5), set(), set()
     for i in range(200):
-        gold, given = draw.choice(["a", "b", ""], 2)
-        sums[score._outcome(given or None, [gold or None])] += 1
+        gold, answer = draw.choice(["a", "b", ""], 2)
+        sums[score._outcome(answer or None, [gold or None])] += 1
         gold_pairs |= {(i, gold)} if gold else set()
-        given_pairs |= {(i, given)} if given else set()
+        given_pairs |= {(i, answer)} if answer else set()
     pairs = sorted(gold_pairs | given_pairs)
-    truth, said = [pair in gold_pairs for pair in pairs], [pair in given_pairs for pair in pairs]
-    assert score._f1(sums) == pytest.approx(metrics.f1_score(truth, said))
-    assert score._precision(sums) == pytest.approx(metrics.precision_score(truth, said))
-    assert score._recall(sums) == pytest.approx(metrics.recall_score(truth, said))
+    truth, predicted = [pair in gold_pairs for pair in pairs], [pair in given_pairs for pair in pairs]
+    assert score._f1(sums) == pytest.approx(metrics.f1_score(truth, predicted))
+    assert score._precision(sums) == pytest.approx(metrics.precision_score(truth, predicted))
+    assert score._recall(sums) == pytest.approx(metrics.recall_score(truth, predicted))
 
 
 def test_scored_looks_at_the_listed_attributes_and_all_accepted_forms():
@@ -80,32 +80,32 @@ def test_intervals_are_scipys_and_pairs_are_narrower():
     stats = pytest.importorskip("scipy.stats")
     draw = np.random.default_rng(1)
     right = draw.random(300) < 0.7
-    ours = [score.Score("", {"exact match": [float(r), 1.0]}) for r in right]
+    scores = [score.Score("", {"exact match": [float(r), 1.0]}) for r in right]
     flipped = right.copy()
     flipped[:6] ^= True
-    theirs = [score.Score("", {"exact match": [float(r), 1.0]}) for r in flipped]
-    measure = score._measure("exact match", ours)
+    flipped_scores = [score.Score("", {"exact match": [float(r), 1.0]}) for r in flipped]
+    measure = score._measure("exact match", scores)
     assert measure is not None
-    known = stats.bootstrap((right.astype(float),), np.mean, method="percentile", rng=0).confidence_interval
-    assert (measure.low, measure.high) == pytest.approx((known.low, known.high), abs=0.01)
-    (difference,) = score._differences(ours, theirs)
+    expected = stats.bootstrap((right.astype(float),), np.mean, method="percentile", rng=0).confidence_interval
+    assert (measure.low, measure.high) == pytest.approx((expected.low, expected.high), abs=0.01)
+    (difference,) = score._differences(scores, flipped_scores)
     assert difference.ours - difference.theirs == pytest.approx(right.mean() - flipped.mean())
     assert difference.high - difference.low < (measure.high - measure.low) / 2
 
 
 def test_a_run_against_its_labels(config, tmp_path):
-    made = config(str(write_jsonl(tmp_path / "in.jsonl", ["x" * (i + 1) for i in range(6)])))
-    made = made.model_copy(update={"model": ModelConfig(name="fake")})
-    run_extract(made)
+    run = config(str(write_jsonl(tmp_path / "in.jsonl", ["x" * (i + 1) for i in range(6)])))
+    run = run.model_copy(update={"model": ModelConfig(name="fake")})
+    run_extract(run)
     labels = tmp_path / "labels.jsonl"
     labels.write_text("".join(json.dumps({"id": str(i), "target": {"a": None}}) + "\n" for i in (0, 1, 99)))
-    result = score.evaluate(made.output.path, str(labels), made.output.path)
+    result = score.evaluate(run.output.path, str(labels), run.output.path)
     assert result.unlabelled == 4
     assert result.missing == 1
     assert all(d.ours == d.theirs and d.low == d.high == 0 for d in result.differences)
     assert "values right" in score.describe(result)
     with pytest.raises(InputError, match="no such file"):
-        score.evaluate(made.output.path, str(tmp_path / "none.jsonl"))
+        score.evaluate(run.output.path, str(tmp_path / "none.jsonl"))
     labels.write_text("{}\n")
     with pytest.raises(InputError, match=r"labels\.jsonl:1"):
-        score.evaluate(made.output.path, str(labels))
+        score.evaluate(run.output.path, str(labels))

@@ -67,8 +67,8 @@ def test_adding_twice_and_two_methods():
     mask = add_control_tokens(model, tokenizer, "space", seed=1)[0]
     assert mask == VOCABULARY + 2
     assert (model.get_input_embeddings().weight[fork] == 7).all()
-    other, other_tokenizer = tiny_model("qwen3"), tiny_tokenizer()
-    drawn = other.get_input_embeddings().weight[add_control_tokens(other, other_tokenizer, "space", seed=1)[0]]
+    fresh, other_tokenizer = tiny_model("qwen3"), tiny_tokenizer()
+    drawn = fresh.get_input_embeddings().weight[add_control_tokens(fresh, other_tokenizer, "space", seed=1)[0]]
     assert torch.equal(drawn, model.get_input_embeddings().weight[mask]), "the seed alone decides"
 
 

@@ -67,7 +67,7 @@ def test_converted_once_whoever_asks_and_however_many_at_once(cache: Path) -> No
 @pytest.mark.parametrize("damage", ["one_bit", "cut", "gone", "manifest", "empty_folder", "killed"])
 def test_a_damaged_cache_is_made_anew(cache: Path, damage: str) -> None:
     folder = embedded.embedded_model()
-    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
     weights = folder / "model.safetensors"
     if damage == "one_bit":
         stat = weights.stat()
@@ -77,7 +77,7 @@ def test_a_damaged_cache_is_made_anew(cache: Path, damage: str) -> None:
         os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # size and time say nothing
         embedded._hashed.cache_clear()
     elif damage == "cut":
-        weights.write_bytes(whole[weights.name][:100])
+        weights.write_bytes(contents[weights.name][:100])
     elif damage == "gone":
         weights.unlink()
     elif damage == "manifest":
@@ -89,7 +89,7 @@ def test_a_damaged_cache_is_made_anew(cache: Path, damage: str) -> None:
         shutil.rmtree(folder)
         (cache / f".{folder.name}.killed").mkdir()
     assert embedded.embedded_model() == folder
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
     assert (cache / "conversions").read_text() == "converted\n" * 2
     assert sorted(path.name for path in cache.iterdir()) == sorted([folder.name, f"{folder.name}.lock", "conversions"])
 

@@ -35,13 +35,13 @@ KEY = os.environ["PATH"]  # a variable that Ray's workers have
 @contextlib.contextmanager
 def server(reply):
     """One that answers with `reply(body, how many came before)`: (status, tree). Its URL, and what it was asked."""
-    asked = []
+    received = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append((self.path, self.headers["Authorization"], body))
-            status, tree = reply(body, len(asked) - 1)
+            received.append((self.path, self.headers["Authorization"], body))
+            status, tree = reply(body, len(received) - 1)
             data = json.dumps(tree).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
@@ -51,10 +51,10 @@ def server(reply):
         def log_message(self, *_):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{made.server_address[1]}/v1", asked
-        made.shutdown()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_address[1]}/v1", received
+        http.shutdown()
 
 
 def completion(text, reason="stop"):
@@ -90,11 +90,11 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
         return completion('{"Brand": "Acme", "Size"' if "shoe 4" in text else '{"Brand": "Acme", "Size": 7}',
                           "length" if "shoe 4" in text else "stop")  # fmt: skip
 
-    with server(reply) as (url, asked):
+    with server(reply) as (url, received):
         config = configuration(tmp_path, url, key_variable="PATH")
-        made = run_extract(config)
-    assert (made.ok, made.failed) == (5, 1)
-    path, key, body = asked[1]
+        summary = run_extract(config)
+    assert (summary.ok, summary.failed) == (5, 1)
+    path, key, body = received[1]
     assert (path, key, body["model"], body["temperature"]) == ("/v1/chat/completions", f"Bearer {KEY}", "gpt", 0.0)
     (message,) = body["messages"]
     assert message["role"] == "user"
@@ -121,8 +121,8 @@ def test_vllm_s_server_answers_as_the_engine_does(tmp_path):
     loaded = load_model(ModelConfig(dtype="float32"))
     for part in (loaded.model, loaded.tokenizer):
         part.save_pretrained(tmp_path / "model")
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = str(found.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
     options = {"model": tmp_path / "model", "dtype": "float32", "served-model-name": "small", "max-model-len": 1024,
                "host": "127.0.0.1", "port": port}  # fmt: skip
     command = [python, "-m", "vllm.entrypoints.openai.api_server"]
@@ -138,14 +138,14 @@ def test_vllm_s_server_answers_as_the_engine_does(tmp_path):
         assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
         settings = {"model.dtype": "float32", "decoding.max_new_tokens": 32}
         endpoint = {"model.endpoint.url": f"{url}/v1", "model.endpoint.key_variable": None}
-        ours, theirs = (
+        local, remote = (
             llm.generate(TURNS) for llm in (LLM(settings=settings), LLM("small", settings=settings | endpoint))
         )
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait()
-    assert [one.error for one in theirs] == [None] * len(TURNS)
-    assert [one.value for one in theirs] == [one.value for one in ours]
+    assert [result.error for result in remote] == [None] * len(TURNS)
+    assert [result.value for result in remote] == [result.value for result in local]
 
 
 TURNS = ["Name three colors.", "What is the capital of Norway?", ["Count to five.", "Go on."]]
@@ -161,12 +161,12 @@ def test_conversations_and_a_limit_of_requests(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     slept = []
     monkeypatch.setattr("raypd.models.endpoint.time.sleep", slept.append)
-    with server(lambda body, before: completion("Well.")) as (url, asked):
+    with server(lambda body, before: completion("Well.")) as (url, received):
         config = configuration(tmp_path, url, requests_per_minute=60)
         tokenizer = byte_tokenizer()
         engine = EndpointEngine(config, tokenizer)
-        said = [("system", "Be brief."), ("user", "ü?"), ("assistant", "ä"), ("user", "So?")]
-        turns = [{"role": role, "content": content} for role, content in said]
+        spoken = [("system", "Be brief."), ("user", "ü?"), ("assistant", "ä"), ("user", "So?")]
+        turns = [{"role": role, "content": content} for role, content in spoken]
         prompt = tokenizer(rendered(tokenizer, turns))["input_ids"]
 
         def program():
@@ -174,11 +174,11 @@ def test_conversations_and_a_limit_of_requests(tmp_path, monkeypatch):
 
         for n in range(3):
             engine.submit(program(), tag=n, sampling=None, seed=n)
-        found = []
+        finished = []
         while engine.pending:
-            found += engine.step()
-    assert [body["messages"] for _, _, body in asked] == [turns] * 3
-    assert {tokenizer.decode(done.answer.tokens, skip_special_tokens=True) for done in found} == {"Well."}
+            finished += engine.step()
+    assert [body["messages"] for _, _, body in received] == [turns] * 3
+    assert {tokenizer.decode(done.answer.tokens, skip_special_tokens=True) for done in finished} == {"Well."}
     assert sum(slept) == pytest.approx(1 + 2, abs=0.3)
 
 

@@ -68,8 +68,8 @@ def test_families_that_are_refused(kind: str, reason: str) -> None:
 
 def test_rope_that_depends_on_the_longest_row() -> None:
     assert "dynamic RoPE" in refusal(tiny_model("llama", rope_parameters=DYNAMIC))
-    other = {**LONG, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-    assert "long-rope" in refusal(tiny_model("phi3", rope_parameters=other))
+    unequal = {**LONG, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    assert "long-rope" in refusal(tiny_model("phi3", rope_parameters=unequal))
     same = {**LONG, "short_factor": [1.5] * 8, "long_factor": [1.5] * 8}
     check_decodable(tiny_model("phi3", rope_parameters=same))
     check_decodable(tiny_model("llama", rope_parameters={**DYNAMIC, "rope_type": "linear"}))
@@ -85,8 +85,8 @@ def test_rope_that_depends_on_the_longest_row() -> None:
 def ignore_positions(model: PreTrainedModel) -> None:
     forward = model.model.forward
 
-    def without(input_ids: torch.Tensor, position_ids: torch.Tensor, **rest: Any) -> Any:
-        return forward(input_ids=input_ids, position_ids=torch.arange(input_ids.shape[1])[None], **rest)
+    def without(input_ids: torch.Tensor, position_ids: torch.Tensor, **arguments: Any) -> Any:
+        return forward(input_ids=input_ids, position_ids=torch.arange(input_ids.shape[1])[None], **arguments)
 
     model.model.forward = without
 
@@ -99,7 +99,7 @@ def mix_neighbours(model: PreTrainedModel) -> None:
 def drop_arguments(model: PreTrainedModel) -> None:
     attention = model.model.layers[1].self_attn
     forward = attention.forward
-    attention.forward = lambda *a, step=None, **rest: forward(*a, **rest)
+    attention.forward = lambda *a, step=None, **arguments: forward(*a, **arguments)
 
 
 def skip_attention(model: PreTrainedModel) -> None:

@@ -29,8 +29,8 @@ def hub_handler(folder: Path) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            repository, _, rest = self.path.lstrip("/").partition("/resolve/")
-            revision, _, file = rest.partition("/")
+            repository, _, path = self.path.lstrip("/").partition("/resolve/")
+            revision, _, file = path.partition("/")
             if self.path.startswith("/api/models/owner/tiny"):  # lists a folder of chat templates, which is not there
                 return self.refuse(404, "EntryNotFound")
             if repository == "owner/gated":

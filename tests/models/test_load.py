@@ -46,13 +46,13 @@ def rewrite(folder: Path, **settings: object) -> None:
 def test_a_local_folder(folder: Path, dtype: str) -> None:
     config = ModelConfig(name=str(folder), dtype=dtype, device="cpu")
     loaded = load_model(config)
-    wanted, saved = getattr(torch, dtype), tiny_model("llama")
+    expected, saved = getattr(torch, dtype), tiny_model("llama")
     for weight in saved.parameters():
-        weight.data = weight.to(wanted)
+        weight.data = weight.to(expected)
     assert torch.equal(loaded.model(TOKENS).logits, saved(TOKENS).logits)
     assert not loaded.model.training
     assert not any(weight.requires_grad for weight in loaded.model.parameters())
-    assert (loaded.dtype, loaded.device, loaded.context_length) == (wanted, torch.device("cpu"), 4096)
+    assert (loaded.dtype, loaded.device, loaded.context_length) == (expected, torch.device("cpu"), 4096)
     assert loaded.name == str(folder)
     assert load_tokenizer(config).encode("ab\n") == loaded.tokenizer.encode("ab\n") == [97, 98, 10]
 
@@ -66,7 +66,7 @@ def test_dtype_auto_is_bfloat16_where_the_processor_has_it(monkeypatch: pytest.M
         ({"amx_bf16": True}, torch.bfloat16),
         ({"neon": True, "bf16": True}, torch.bfloat16),
     ]:
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=capabilities: found)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda available=capabilities: available)
         assert load.resolve_dtype("auto", cpu) == dtype
         assert load.resolve_dtype("float32", cpu) == torch.float32
 

@@ -31,11 +31,11 @@ def base(tmp_path):
 def test_tokens_are_added_and_the_rest_stays(base, tmp_path, dtype):
     tiny_model("llama", vocab_size=300).to(dtype).save_pretrained(base)
     out = tmp_path / "new/apar"
-    said = run("add-tokens", base, out, "--for", "apar", "--for", "space").output
+    output = run("add-tokens", base, out, "--for", "apar", "--for", "space").output
     tokenizer = load_tokenizer(ModelConfig(name=str(out)))
     for name in (*CONTROL_TOKENS["apar"], *CONTROL_TOKENS["space"]):
-        assert f"{name} ({control_token(tokenizer, name)})" in said
-    assert "Train it" in said
+        assert f"{name} ({control_token(tokenizer, name)})" in output
+    assert "Train it" in output
     before, after = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")
     assert before.keys() == after.keys()
     for key, weight in before.items():
@@ -48,8 +48,8 @@ def test_tokens_are_added_and_the_rest_stays(base, tmp_path, dtype):
 @pytest.mark.parametrize(("options", "count", "layers"), [([], 2, 2), (["--heads", 3, "--layers", 1], 3, 1)])
 def test_heads_are_those_of_apars_table_6_or_what_is_asked_for(base, tmp_path, options, count, layers):
     """tests/decoding/test_drafting.py decodes with heads as they are before training."""
-    said = run("add-heads", base, tmp_path / "heads", *options).output
-    assert f"{count} Medusa heads x {layers} layers" in said
+    output = run("add-heads", base, tmp_path / "heads", *options).output
+    assert f"{count} Medusa heads x {layers} layers" in output
     config = json.loads((tmp_path / "heads/config.json").read_text())
     assert (config["heads"], config["layers"], config["hidden_size"], config["vocabulary"]) == (count, layers, 64, 300)
     shapes = {f"blocks.{layer}.linear.weight": [64, 64] for layer in range(layers)}
@@ -76,14 +76,14 @@ def test_heads_are_those_of_apars_table_6_or_what_is_asked_for(base, tmp_path, o
 def test_heads_that_are_not_what_their_config_says_are_refused(base, tmp_path, key, value, words):
     run("add-heads", base, tmp_path / "heads")
     file = tmp_path / "heads/config.json"
-    whole = json.loads(file.read_text())
-    config = {**whole, key: value}
+    original = json.loads(file.read_text())
+    config = {**original, key: value}
     file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
     for look in (read_sizes, load_heads):  # before a run starts, and where the weights are loaded
         with pytest.raises(ModelError, match=f"decoding.heads {tmp_path}/heads: .*{words}"):
             look(tmp_path / "heads")
     (tmp_path / "heads/model.safetensors").write_bytes(b"no weights")
-    file.write_text(json.dumps(json.loads(file.read_text()) | whole))
+    file.write_text(json.dumps(json.loads(file.read_text()) | original))
     with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
         read_sizes(tmp_path / "heads")
 

@@ -34,15 +34,15 @@ class Replay:
 
     model_config = SimpleNamespace(max_model_len=100)
 
-    def __init__(self, cached=0, most=99):
-        self.cached, self.most = cached, most
+    def __init__(self, cached=0, limit=99):
+        self.cached, self.limit = cached, limit
         self.asked, self.left, self.aborted = {}, {}, []
 
     def add_request(self, number, prompt, parameters):
         if len(prompt["prompt_token_ids"]) >= 100:
             raise ValueError("the prompt is longer than the context")
         self.asked[number] = parameters
-        self.left[number] = deque(prompt["prompt_token_ids"][1 : self.most + 1])
+        self.left[number] = deque(prompt["prompt_token_ids"][1 : self.limit + 1])
 
     def abort_request(self, numbers):
         self.aborted += numbers
@@ -51,17 +51,19 @@ class Replay:
 
     def step(self):
         outputs = []
-        for number, left in list(self.left.items()):
-            token = left.popleft()
-            one = SimpleNamespace(
+        for number, tokens in list(self.left.items()):
+            token = tokens.popleft()
+            completion = SimpleNamespace(
                 token_ids=[token],
                 logprobs=[{token: SimpleNamespace(logprob=-0.5)}],
-                finish_reason=None if left else "length",
+                finish_reason=None if tokens else "length",
             )
             outputs.append(
-                SimpleNamespace(request_id=number, outputs=[one], finished=not left, num_cached_tokens=self.cached)
+                SimpleNamespace(
+                    request_id=number, outputs=[completion], finished=not tokens, num_cached_tokens=self.cached
+                )
             )
-            if not left:
+            if not tokens:
                 del self.left[number]
         return outputs
 
@@ -71,10 +73,10 @@ def engine(monkeypatch):
     """An engine over a Replay, as `engine(**of_the_replay)`; SamplingParams are what they were made with."""
 
     def module(name, **members):
-        made = ModuleType(name)
-        made.__dict__.update(members)
-        monkeypatch.setitem(sys.modules, name, made)
-        return made
+        stub = ModuleType(name)
+        stub.__dict__.update(members)
+        monkeypatch.setitem(sys.modules, name, stub)
+        return stub
 
     def begin(**how):
         replay = Replay(**how)
@@ -99,9 +101,9 @@ def engine(monkeypatch):
     return begin
 
 
-def submit(engine, tokens, stop, most=20, sampling=GREEDY, **how):
+def submit(engine, tokens, stop, limit=20, sampling=GREEDY, **how):
     engine.submit(
-        autoregressive(Prompt(tokens), most, lambda found: found[-1] == stop, **how),
+        autoregressive(Prompt(tokens), limit, lambda answer: answer[-1] == stop, **how),
         tag=stop,
         sampling=sampling,
         seed=7,
@@ -111,63 +113,63 @@ def submit(engine, tokens, stop, most=20, sampling=GREEDY, **how):
 def ended(engine):
     done = {}
     while engine.pending:
-        done |= {one.tag: one for one in engine.step()}
+        done |= {finished.tag: finished for finished in engine.step()}
     return done
 
 
 def test_programs_end_where_they_want_to_and_their_requests_are_aborted(engine):
-    made, replay = engine(cached=2)
-    submit(made, [5, 6, 7, 8, 9], stop=8)
-    submit(made, [1, 2, 3, 4], stop=3)
-    done = ended(made)
+    vllm, replay = engine(cached=2)
+    submit(vllm, [5, 6, 7, 8, 9], stop=8)
+    submit(vllm, [1, 2, 3, 4], stop=3)
+    done = ended(vllm)
     assert [done[8].answer.tokens, done[3].answer.tokens] == [[6, 7, 8], [2, 3]]
     assert done[8].answer.logprobs == [-0.5] * 3
     assert done[8].answer.stopped
     assert replay.aborted == ["1", "0"]
     assert (done[8].counts.prefill_tokens, done[8].counts.shared_tokens, done[8].counts.decode_tokens) == (3, 2, 2)
-    assert made.sequences == []
+    assert vllm.sequences == []
 
 
 def test_an_answer_that_vllm_cuts_is_an_error_and_one_that_the_program_cuts_is_not(engine):
-    made, replay = engine(most=2)
-    submit(made, [5, 6, 7, 8], stop=8)
-    submit(made, [1, 2, 3, 4], stop=4, most=2)
-    done = ended(made)
+    vllm, replay = engine(limit=2)
+    submit(vllm, [5, 6, 7, 8], stop=8)
+    submit(vllm, [1, 2, 3, 4], stop=4, limit=2)
+    done = ended(vllm)
     assert str(done[8].error) == "vLLM ended the answer after 2 tokens (length)"
     assert done[4].answer.tokens == [2, 3]
     assert replay.aborted == []  # both were over
 
 
 def test_what_vllm_refuses_spoils_that_request_alone(engine):
-    made, _ = engine()
+    vllm, _ = engine()
     with pytest.raises(ValueError, match="longer than the context"):
-        submit(made, [1] * 120, stop=2)
-    submit(made, [1, 2, 3], stop=3)
-    assert ended(made)[3].answer.tokens == [2, 3]
+        submit(vllm, [1] * 120, stop=2)
+    submit(vllm, [1, 2, 3], stop=3)
+    assert ended(vllm)[3].answer.tokens == [2, 3]
 
 
 def test_a_program_that_fails_ends_with_its_error(engine):
-    made, replay = engine()
+    vllm, replay = engine()
 
-    def stops(found):
+    def stops(tokens):
         raise KeyError("no such token")
 
-    made.submit(autoregressive(Prompt([1, 2, 3]), 9, stops), tag="a", sampling=GREEDY, seed=0)
-    (done,) = made.step()
+    vllm.submit(autoregressive(Prompt([1, 2, 3]), 9, stops), tag="a", sampling=GREEDY, seed=0)
+    (done,) = vllm.step()
     assert repr(done.error) == "KeyError('no such token')"
     assert replay.aborted == ["0"]
 
 
 def test_sampling_and_patterns_reach_vllm(engine):
-    made, replay = engine()
-    submit(made, [1, 2, 3], stop=3, sampling=Sampling(0.7, 5, 0.9), pattern="[ab]")
-    submit(made, [1, 2, 3], stop=2, pattern=ANY_OBJECT)
+    vllm, replay = engine()
+    submit(vllm, [1, 2, 3], stop=3, sampling=Sampling(0.7, 5, 0.9), pattern="[ab]")
+    submit(vllm, [1, 2, 3], stop=2, pattern=ANY_OBJECT)
     sampled, held = replay.asked.values()
     assert (sampled.temperature, sampled.top_k, sampled.top_p, sampled.seed) == (0.7, 5, 0.9, 7)
     assert (sampled.structured_outputs.regex, sampled.max_tokens) == ("[ab]", 97)
     assert (held.structured_outputs.json_object, held.seed) == (True, None)
     with pytest.raises(ValueError, match="cannot hold this answer"):
-        submit(made, [1, 2, 3], stop=2, allowed_token_ids=lambda found: AllowedTokens([1]))
+        submit(vllm, [1, 2, 3], stop=2, allowed_token_ids=lambda tokens: AllowedTokens([1]))
 
 
 @pytest.mark.parametrize(
@@ -260,15 +262,15 @@ def test_vllm_answers_as_raypd_does(method):
     settings = {"model.dtype": "float32", "decoding.method": method, "decoding.max_new_tokens": 64}
     engine = {"engine.kind": "vllm", "engine.max_num_seqs": 4}
     llm = LLM(settings=settings | engine)
-    ours, theirs = (one.extract(TITLES, ATTRIBUTES_OF_TITLES) for one in (LLM(settings=settings), llm))
+    native, answers = (answer.extract(TITLES, ATTRIBUTES_OF_TITLES) for answer in (LLM(settings=settings), llm))
     (parts,) = llm._parts.values()
     parts.engine.close()
     if method == "autoregressive":
-        assert [one.value for one in theirs] == [one.value for one in ours]
-        assert [one.status for one in theirs] == [one.status for one in ours]
-        for a, b in zip(ours, theirs, strict=True):
+        assert [answer.value for answer in answers] == [answer.value for answer in native]
+        assert [answer.status for answer in answers] == [answer.status for answer in native]
+        for a, b in zip(native, answers, strict=True):
             assert b.confidence == pytest.approx(a.confidence, abs=1e-3)
     else:
-        for one in theirs:
-            assert set(one.status.values()) <= {"ok", "null", "truncated"}, one
-            assert isinstance(one.value["Wireless"], bool)
+        for answer in answers:
+            assert set(answer.status.values()) <= {"ok", "null", "truncated"}, answer
+            assert isinstance(answer.value["Wireless"], bool)

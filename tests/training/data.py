@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from raypd.decoding.engine import Engine
 from raypd.decoding.program import Program
@@ -40,7 +41,7 @@ def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, A
         {"name": "Color", "type": "enum", "values": COLORS},
         {"name": "Size", "type": "number"},
     ]
-    made: dict[str, Any] = {
+    config: dict[str, Any] = {
         "input": {"path": str(corpus), "text_columns": ["title"]},
         "output": {"path": str(output)},
         "task": {"categories": {"shoes": {"attributes": attributes}}, "template": str(output.parent / "template.j2")},
@@ -51,15 +52,37 @@ def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, A
         "{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ products }}"
     )
     for name, keys in sections.items():
-        made[name] = {**made.get(name, {}), **keys}
-    return made
+        config[name] = {**config.get(name, {}), **keys}
+    return config
+
+
+def generation_tree(method: str, training: dict[str, Any] | None = None, **decoding: Any) -> dict[str, Any]:
+    """A configuration's tree for documents with `turns` and `responses`."""
+    return {
+        "input": {"path": "none"},
+        "output": {"path": "none"},
+        "task": {"kind": "generation", "prompt_column": "turns"},
+        "decoding": {"method": method, **decoding},
+        "training": {"labels_column": "responses", **(training or {})},
+    }
+
+
+def dense_logits(model: Any, example: Example) -> torch.Tensor:
+    """The logits at the targets of an unmodified model with a dense mask: [targets, vocabulary]."""
+    n = len(example)
+    visible = np.tril(np.ones((n, n), dtype=bool))
+    visible[example.shared :] = example.visibility()
+    mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~torch.from_numpy(visible), -torch.inf)
+    ids, positions = torch.from_numpy(example.tokens)[None], torch.from_numpy(example.positions)[None]
+    logits = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits[0]
+    return logits[list(example.targets)]
 
 
 def allowed(example: Example) -> dict[Any, Any]:
     """{(position, segment) of a query: those of its keys}."""
     name = list(zip(example.positions.tolist(), example.segments.tolist(), strict=True))
-    seen = example.seen()
-    return {name[q + example.shared]: {name[k] for k in np.flatnonzero(row)} for q, row in enumerate(seen)}
+    visibility = example.visibility()
+    return {name[q + example.shared]: {name[k] for k in np.flatnonzero(row)} for q, row in enumerate(visibility)}
 
 
 def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[Any, Any]:
@@ -68,7 +91,7 @@ def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[A
     model = tiny_model("llama", vocab_size=size)
     engine = Engine(model)
     engine.few = None  # all tokens are answered by the model's logits
-    found: dict[Any, Any] = {}
+    keys_by_query: dict[Any, Any] = {}
     forward = model.forward
 
     def teach(**named: Any) -> Any:
@@ -80,7 +103,7 @@ def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[A
         keys = list(zip(*span.keys[:2].tolist(), strict=True))
         queries = list(zip(*span.queries[:2].tolist(), strict=True))
         for row, query in zip(span.seen, queries, strict=True):
-            found[query] = prefix | {keys[k] for k in np.flatnonzero(row)}
+            keys_by_query[query] = prefix | {keys[k] for k in np.flatnonzero(row)}
         for place, index in enumerate(step.kept.tolist()):
             output.logits[0, place] = -1000.0
             output.logits[0, place, gold[queries[index]]] = 1000.0
@@ -88,4 +111,4 @@ def recorded(program: Program[Any], example: Example, size: int = 256) -> dict[A
 
     model.forward = teach
     engine.run([program])
-    return {query: keys for query, keys in found.items() if query[0] >= example.shared}
+    return {query: keys for query, keys in keys_by_query.items() if query[0] >= example.shared}

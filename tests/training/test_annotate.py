@@ -18,6 +18,7 @@ from raypd.training.data import check, prepare
 from raypd.training.example import Skip
 from raypd.training.structure import Promise, Sync
 from tests.tiny import tiny_tokenizer
+from tests.training.data import generation_tree
 
 ANSWER = "Two fit. Porto is small and very cheap. Vienna has more museums than one week. Both are near."
 MARKS = {"Porto is small and very cheap.": "Porto", "Vienna has more museums than one week.": "Vienna"}
@@ -55,23 +56,17 @@ def test_what_cannot_be_used_is_left_out_with_its_reason(tagged, reason):
 def config_of(tmp_path, **training):
     conversations = [{"id": str(i), "turns": ["Which?"], "responses": [f"{ANSWER} {i}"]} for i in range(4)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, conversations)))
-    tree = {
-        "input": {"path": str(tmp_path / "in.jsonl"), "text_columns": ["turns"], "category_column": None},
-        "output": {"path": str(tmp_path / "out")},
-        "task": {"kind": "generation", "prompt_column": "turns"},
-        "decoding": {"method": "pasta"},
-        "training": {"labels_column": "responses", "validation_share": 0.5, "seed": 1, "max_skipped_share": 0.3}
-        | training,
-    }
+    tree = generation_tree("pasta", {"validation_share": 0.5, "seed": 1, "max_skipped_share": 0.3} | training)
+    tree["input"] = {"path": str(tmp_path / "in.jsonl"), "text_columns": ["turns"], "category_column": None}
     return make_config(tree)
 
 
 def test_a_run_over_what_the_teacher_is_asked_marks_the_responses(tmp_path):
     config = config_of(tmp_path, annotations=str(tmp_path / "marked"))
-    asked = list(annotate.requests(config))
-    assert [request["prompt"].count(f"{ANSWER} {i}\n") for i, request in enumerate(asked)] == [1] * 4
+    requests = list(annotate.requests(config))
+    assert [request["prompt"].count(f"{ANSWER} {i}\n") for i, request in enumerate(requests)] == [1] * 4
     texts = [f"{TAGGED} {i}" for i in range(3)] + ["Something else."]
-    documents = [Document(i, request["id"], {}, source="q.jsonl", place=i) for i, request in enumerate(asked)]
+    documents = [Document(i, request["id"], {}, source="q.jsonl", place=i) for i, request in enumerate(requests)]
     row = {"sample": 0, "turn": 0, "finish_reason": "stop", "tokens": 9, "counters": "{}", "warnings": []}
     records = [Record(i, row | {"text": text, "raw": text}) for i, text in enumerate(texts)]
     table = writer.make_table(documents, records, columns.GENERATION, 1)

@@ -17,7 +17,7 @@ from raypd.training import attention
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.packing import batches, count_tokens, layout, pack
 from tests.tiny import tiny_model, tiny_tokenizer
-from tests.training.data import allowed, recorded, tree, write_corpus
+from tests.training.data import allowed, dense_logits, recorded, tree, write_corpus
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def document(row=0, title="Acme red 7", **target):
 def values(example):
     """The targets of each slot as text: a slot's targets stand at its end and at the K_max - 1 positions behind it."""
     ends = [int(example.positions[i]) for i in sorted(example.targets) if example.steps[i] == 0]
-    at = {int(example.positions[i]): token for i, token in example.targets.items()}
+    tokens = {int(example.positions[i]): token for i, token in example.targets.items()}
     out = []
     for end in ends:
         ids = []
-        while end + len(ids) in at:
-            ids.append(at[end + len(ids)])
+        while end + len(ids) in tokens:
+            ids.append(tokens[end + len(ids)])
         out.append(tiny_tokenizer().decode(ids))
     return out
 
@@ -63,14 +63,14 @@ def test_positions_steps_and_mask_are_the_papers(make):
     (example,) = make()([document(Brand="Acme", Color="red", Size=12)])
     prompt = example.steps == 0
     assert not example.shared or example.tokens[: example.shared].tolist() == list(example.tokens[: example.shared])
-    seen = np.zeros((len(example), len(example)), dtype=bool)
-    seen[example.shared :] = example.seen()
+    visible = np.zeros((len(example), len(example)), dtype=bool)
+    visible[example.shared :] = example.visibility()
     for q in range(example.shared, len(example)):
         for k in range(len(example)):
             later = example.positions[k] > example.positions[q]
             value_key, value_query = not prompt[k], not prompt[q]
             hidden = later or (value_key and (not value_query or example.steps[k] > example.steps[q]))
-            assert seen[q, k] == (not hidden), (q, k)
+            assert visible[q, k] == (not hidden), (q, k)
     gaps = np.diff(example.positions[prompt])
     assert sorted(set(gaps.tolist())) == [1, 1 + 12]
     assert (gaps > 1).sum() == 2  # behind each slot but the last, which nothing follows
@@ -105,29 +105,23 @@ def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate, kernel, mo
     examples = list(make(decoding={"isolate": isolate, "stacked_documents": 2})(documents(tmp_path)))
     (group,) = batches(examples, 100, 100_000, 0)
     assert group[0].shared > 0
-    ours, theirs = tiny_model("llama").double(), tiny_model("llama").double()
+    packed, reference = tiny_model("llama").double(), tiny_model("llama").double()
     AttentionInterface.register(attention.NAME, attention.attention)
-    ours.set_attn_implementation(attention.NAME)
+    packed.set_attn_implementation(attention.NAME)
     batch = pack(group)
     assert batch["input_ids"].shape[1] == count_tokens(group)
-    logits = ours(batch["input_ids"], position_ids=batch["position_ids"], logits_to_keep=batch["label_index"],
+    logits = packed(batch["input_ids"], position_ids=batch["position_ids"], logits_to_keep=batch["label_index"],
                   use_cache=False, layout=layout(batch)).logits[0]  # fmt: skip
     torch.nn.functional.cross_entropy(logits, batch["shift_labels"], reduction="sum").backward()
     begin = 0
     for example in group:
-        n = len(example)
-        seen = np.tril(np.ones((n, n), dtype=bool))
-        seen[example.shared :] = example.seen()
-        mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~torch.from_numpy(seen), -torch.inf)
-        out = theirs(torch.from_numpy(example.tokens)[None], attention_mask=mask,
-                     position_ids=torch.from_numpy(example.positions)[None], use_cache=False).logits[0]  # fmt: skip
-        alone = out[list(example.targets)]
+        alone = dense_logits(reference, example)
         here = slice(begin, begin + len(alone))
         torch.testing.assert_close(logits[here], alone, atol=1e-6, rtol=1e-6)
         torch.nn.functional.cross_entropy(alone, batch["shift_labels"][here], reduction="sum").backward()
         begin += len(alone)
-    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-5, msg=name)
+    for (name, parameter), expected in zip(packed.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, atol=1e-5, rtol=1e-5, msg=name)
 
 
 def test_the_control_writes_the_record_token_by_token(make):
@@ -152,9 +146,9 @@ def test_bad_input_is_counted_with_its_reason(make):
         Document(8, "8", {}, error="in.jsonl, byte 7: not JSON"),
         document(9, Brand=" "),
     ]
-    made = list(examples(bad))
-    assert len(made) == 2
-    assert values(made[1])[0] != ' "A name of m'  # the long value is no target
+    usable = list(examples(bad))
+    assert len(usable) == 2
+    assert values(usable[1])[0] != ' "A name of m'  # the long value is no target
     assert examples.lost == 8
     reasons = "\n".join(sorted(examples.skipped))
     for part in ("'Weight'", "'target': empty", "expected an object", "more than 12 tokens", "'Color'", "'Size'",

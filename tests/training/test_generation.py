@@ -17,9 +17,9 @@ from raypd.tasks.base import Document
 from raypd.training import generation
 from raypd.training.example import trace
 from raypd.training.generation import GenerationExamples, TreeTeacher
-from raypd.training.structure import Paragraph, Promise, Sync, paragraphs
+from raypd.training.structure import AnswerTree, Promise, Sync, answer_tree
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
-from tests.training.data import allowed, recorded
+from tests.training.data import allowed, generation_tree, recorded
 
 LIST = """Sleep well.
 
@@ -34,16 +34,7 @@ def make(method, training=None, **decoding):
     tokenizer = tiny_tokenizer()
     if method in ("apar", "space"):
         add_control_tokens(tiny_model("llama"), tokenizer, method)
-    config = RunConfig.model_validate(
-        {
-            "input": {"path": "none"},
-            "output": {"path": "none"},
-            "task": {"kind": "generation", "prompt_column": "turns"},
-            "decoding": {"method": method, **decoding},
-            "training": {"labels_column": "responses", **(training or {})},
-        }
-    )
-    return GenerationExamples(config, tokenizer, 4096)
+    return GenerationExamples(RunConfig.model_validate(generation_tree(method, training, **decoding)), tokenizer, 4096)
 
 
 def document(*pairs, **fields):
@@ -65,7 +56,7 @@ def test_space_masks_k_tokens_cuts_behind_them_and_keeps_the_label_one_past_the_
     mask = examples.tokenizer.get_vocab()[MASK]
     answer = [*b"abcdefghij", EOS]
     masked = 0
-    seen = set()
+    places = set()
     for example in [e.drawn() for e in 200 * list(examples([document(("x", "abcdefghij"))]))]:
         fed = example.tokens.tolist()
         prompt = min(example.targets) + 1
@@ -74,36 +65,36 @@ def test_space_masks_k_tokens_cuts_behind_them_and_keeps_the_label_one_past_the_
         if mask in fed:
             masked += 1
             m = fed.index(mask) - prompt
-            seen.add(m)
+            places.add(m)
             assert fed[prompt:] == [*answer[:m], mask, mask, mask]
             assert len(targets) == m + 3 + 1
         else:
             assert fed[prompt:] == answer[:-1]
     assert 70 < masked < 130
-    assert seen == set(range(8))  # 0 .. N - k
+    assert places == set(range(8))  # 0 .. N - k
 
 
 def test_masks_at_several_places_see_and_predict_what_each_would_alone():
     examples = make("space", mask_tokens=3, training={"mask_groups": 4})
     mask = examples.tokenizer.get_vocab()[MASK]
-    (whole,) = examples([document(("x", "abcdefghij"))])
-    prompt, n = min(whole.targets) + 1, len(whole)
+    (text,) = examples([document(("x", "abcdefghij"))])
+    prompt, n = min(text.targets) + 1, len(text)
     answer = [*b"abcdefghij", EOS]
     starts = set()
-    for example in [whole.drawn() for _ in range(50)]:
-        assert example.tokens[:n].tolist() == whole.tokens.tolist()
+    for example in [text.drawn() for _ in range(50)]:
+        assert example.tokens[:n].tolist() == text.tokens.tolist()
         assert example.tokens[n:].tolist() == 4 * 3 * [mask]
-        seen = example.seen()
-        assert (seen[:n, :n] == whole.seen()).all()
-        assert not seen[:n, n:].any()
+        visible = example.visibility()
+        assert (visible[:n, :n] == text.visibility()).all()
+        assert not visible[:n, n:].any()
         for group in range(4):
-            at = n + 3 * group
-            m = int(example.positions[at])
+            place = n + 3 * group
+            m = int(example.positions[place])
             starts.add(m - prompt)
             for j in range(3):  # equation 3: masks behind the first m tokens, and nothing else
-                assert np.flatnonzero(seen[at + j]).tolist() == [*range(m), *range(at, at + j + 1)]
-                assert example.positions[at + j] == m + j
-                assert example.targets[at + j] == answer[m - prompt + j + 1]
+                assert np.flatnonzero(visible[place + j]).tolist() == [*range(m), *range(place, place + j + 1)]
+                assert example.positions[place + j] == m + j
+                assert example.targets[place + j] == answer[m - prompt + j + 1]
         assert len(set(example.positions[n::3].tolist())) == 4
     assert starts == set(range(8))
     (short,) = examples([document(("x", "abc"))])  # one place: two groups would be the same
@@ -131,9 +122,9 @@ def test_apar_lays_out_roots_and_details():
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.text("ab", max_size=4), st.text("cd", min_size=1, max_size=5)), max_size=4), st.text("e"))
 def test_apar_training_sees_what_decoding_sees(items, behind):
-    tree = Paragraph(behind)
+    tree = AnswerTree(behind)
     for root, detail in reversed(items):
-        tree = Paragraph(root, Paragraph(detail), tree)
+        tree = AnswerTree(root, AnswerTree(detail), tree)
     examples = make("apar")
     fork, child = examples.control
 
@@ -160,14 +151,14 @@ def test_apar_training_sees_what_decoding_sees(items, behind):
     ],
 )
 def test_structure(answer, details):
-    found, text, node = [], "", paragraphs(answer)
+    behind, text, node = [], "", answer_tree(answer)
     while node is not None:
         text += node.text
         if node.detail is not None:
-            found.append(node.detail.text)
+            behind.append(node.detail.text)
             text += node.detail.text
         node = node.next
-    assert found == details
+    assert behind == details
     assert text == answer
 
 
@@ -191,8 +182,8 @@ def test_bad_input_is_counted_with_its_reason():
 
 def test_apar_takes_as_many_plain_answers_as_structured_ones():
     examples = make("apar")
-    made = list(examples([document(("a", LIST)), *[document(("a", f"plain {i}")) for i in range(5)]]))
-    assert len(made) == 2
+    chosen = list(examples([document(("a", LIST)), *[document(("a", f"plain {i}")) for i in range(5)]]))
+    assert len(chosen) == 2
     assert examples.skipped["unstructured answers beyond the 1:1 of APAR"] == 4
 
 
@@ -201,23 +192,23 @@ def test_pasta_promises_blocks_and_joins_them(monkeypatch):
     examples, answers = make("pasta"), []
 
     def keep(program, teacher):
-        example, made = trace(program, teacher)
-        answers.append(made)
-        return example, made
+        example, joined = trace(program, teacher)
+        answers.append(joined)
+        return example, joined
 
     monkeypatch.setattr(generation, "trace", keep)
     (example,) = examples([document(("How?", LONG))])
-    (made,) = answers
-    assert made.text == LONG
+    (joined,) = answers
+    assert joined.text == LONG
     blocks = [" go to bed at the same time.\n", " keep the whole room very dark.\n", " read a good old book."]
     marked = LONG
     for topic, block, length in zip(("Routine", "Light", "Calm"), blocks, (40, 50, 40), strict=True):
         promise = f'<promise topic="{topic}" tokens="{length}"/>'
         marked = marked.replace(block, f"{promise}<async>{block}</async>" + "<sync/>" * (topic == "Calm"))
-    assert made.raw == marked
-    given = len("<async>") * 3
-    assert len(example.targets) == made.tokens == len(marked) - given + 1
-    assert [thread.promised for thread in made.threads[1:]] == [40, 50, 40]
+    assert joined.raw == marked
+    opening = len("<async>") * 3
+    assert len(example.targets) == joined.tokens == len(marked) - opening + 1
+    assert [thread.promised for thread in joined.threads[1:]] == [40, 50, 40]
 
 
 def test_markup_of_another_kind_is_text_of_an_answer():
@@ -246,17 +237,17 @@ def test_pasta_training_sees_what_decoding_sees(items, behind):
     examples = make("pasta")
     parts = [(root, Promise("topic", block), *[Sync()] * joins) for root, block, joins in items]
     pieces = [*sum(parts, ()), behind]
-    made = []
+    calls = []
     original = generation.pasta
 
-    def keep(*given, **named):
-        made.append((given, named))
-        return original(*given, **named)
+    def keep(*arguments, **named):
+        calls.append((arguments, named))
+        return original(*arguments, **named)
 
     generation.pasta = keep
     try:
         example, _ = examples._pasta([5, 6, 7], pieces)
     finally:
         generation.pasta = original
-    ((given, named),) = made
-    assert recorded(pasta(*given, **named), example) == allowed(example)
+    ((arguments, named),) = calls
+    assert recorded(pasta(*arguments, **named), example) == allowed(example)

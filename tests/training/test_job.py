@@ -73,8 +73,8 @@ def weights(config):
 
 @pytest.mark.slow
 def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
-    whole, cut = short(tmp_path, base, "whole"), short(tmp_path, base, "cut")
-    run_training(whole, say=lambda _: None)
+    uncut, cut = short(tmp_path, base, "whole"), short(tmp_path, base, "cut")
+    run_training(uncut, say=lambda _: None)
     lines = []
 
     def interrupt(line):
@@ -88,10 +88,10 @@ def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
     done = run_training(cut, say=lines.append)
     assert done.best.steps == 24
     assert int(lines[-1].split("step ")[1].split(" ")[0]) == 24
-    one, other = weights(whole), weights(cut)
-    assert one.keys() == other.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
+    expected, resumed = weights(uncut), weights(cut)
+    assert expected.keys() == resumed.keys()
+    for name in expected:
+        torch.testing.assert_close(expected[name], resumed[name], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("key", ["input.path", "training.validation"])
@@ -126,11 +126,11 @@ def test_the_lowest_validation_loss_wins(tmp_path, base):
 def test_two_workers_do_what_one_does(tmp_path, base, sharding):
     """Passes of four in two workers are passes of eight in one, as the loss is over all targets of a step."""
     training = {"weights": "full", "epochs": 2, "learning_rates": [1e-3], "max_grad_norm": 1e9}
-    one = short(tmp_path, base, "one", training={**training, "accumulate": 2, "batch_size": 4})
-    two = short(tmp_path, base, "two", training={**training, "batch_size": 4, "sharding": sharding},
+    single = short(tmp_path, base, "one", training={**training, "accumulate": 2, "batch_size": 4})
+    double = short(tmp_path, base, "two", training={**training, "batch_size": 4, "sharding": sharding},
                 cluster={"max_workers": 2, "min_workers": 2})  # fmt: skip
-    found = [run_training(config, say=lambda _: None).best.validation_loss for config in (one, two)]
-    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    losses = [run_training(config, say=lambda _: None).best.validation_loss for config in (single, double)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.mark.slow
@@ -144,8 +144,8 @@ def test_checkpoints_and_weights_on_s3(tmp_path, base, bucket, s3_server):
     lines = []
 
     def keys():
-        found = s3_server.client().list_objects_v2(Bucket=name, Prefix="trained/").get("Contents", [])
-        return {entry["Key"].removeprefix("trained/") for entry in found}
+        objects = s3_server.client().list_objects_v2(Bucket=name, Prefix="trained/").get("Contents", [])
+        return {entry["Key"].removeprefix("trained/") for entry in objects}
 
     def interrupt(line):
         lines.append(line)

@@ -20,6 +20,7 @@ from raypd.training.packing import batches
 from raypd.training.trainer import load_for_training, make_trainable, make_trainer
 from tests.runs import answer
 from tests.tiny import tiny_model, tiny_tokenizer
+from tests.training.data import generation_tree
 
 LIST = """Do:
 
@@ -33,16 +34,9 @@ ANSWERS = {"How?": LIST, "Who?": "It was me, nobody else.", "Then?": "A. B.\n\nO
 
 def conversation(method, model, training, quantization="none", **decoding):
     """A configuration for the answers above."""
-    return RunConfig.model_validate(
-        {
-            "input": {"path": "none"},
-            "output": {"path": "none"},
-            "task": {"kind": "generation", "prompt_column": "turns"},
-            "model": {"name": model, "dtype": "float32", "device": "cpu", "quantization": quantization},
-            "decoding": {"method": method, "max_new_tokens": 200, **decoding},
-            "training": {"labels_column": "responses", "evaluations": 1, **training},
-        }
-    )
+    tree = generation_tree(method, {"evaluations": 1, **training}, **{"max_new_tokens": 200, **decoding})
+    tree["model"] = {"name": model, "dtype": "float32", "device": "cpu", "quantization": quantization}
+    return RunConfig.model_validate(tree)
 
 
 def documents():
@@ -105,16 +99,16 @@ def test_every_target_of_a_step_counts_alike_in_whichever_pass_it_is(tmp_path):
     loaded, config = ready({"epochs": 1, "accumulate": 3, "warmup": 0, "schedule": "constant"})
     trainer = trainer_of(loaded, config, tmp_path, 1e-30)  # at this rate no weight changes
     passes = list(trainer.train_dataset)
-    alone = [trainer.evaluate([one])["eval_loss"] for one in passes]  # the mean over the targets of a pass
+    alone = [trainer.evaluate([group])["eval_loss"] for group in passes]  # the mean over the targets of a pass
     counts = [len(example.targets) for (example,) in passes]
     want = sum(loss * count for loss, count in zip(alone, counts, strict=True)) / sum(counts)
     together = list(batches([example for (example,) in passes], 100, 9999, 0))  # they share no instruction
     assert len(together) == 1
     assert trainer.evaluate(together)["eval_loss"] == pytest.approx(want, rel=1e-4)
     trainer.train()
-    (found,) = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert found == pytest.approx(want, rel=1e-4)
-    assert found != pytest.approx(sum(alone) / 3, rel=1e-4)
+    (loss_of_step,) = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert loss_of_step == pytest.approx(want, rel=1e-4)
+    assert loss_of_step != pytest.approx(sum(alone) / 3, rel=1e-4)
 
 
 def test_a_training_that_gets_no_better_ends(tmp_path):
@@ -122,8 +116,8 @@ def test_a_training_that_gets_no_better_ends(tmp_path):
     loaded, config = ready({"epochs": 10, "evaluations": 10, "patience": 2, "schedule": "constant", "warmup": 0})
     trainer = trainer_of(loaded, config, tmp_path, 1e-30, 2)  # at this rate no weight changes
     trainer.train()
-    found = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert len(found) == 3
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(losses) == 3
     assert trainer.state.global_step < trainer.state.max_steps / 2
 
 
@@ -168,15 +162,15 @@ def test_heads_guess_what_their_model_writes(tmp_path, method):
     config = conversation(method, "tiny", {"epochs": 12}, heads=str(tmp_path / "untrained"))
     make_trainable(loaded, config)
     trainer_of(loaded, config, tmp_path / "heads", 1e-2, 4).train()
-    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+    assert all(torch.equal(old, parameter) for old, parameter in zip(before, model.parameters(), strict=True))
     save_heads(loaded.model.heads, tmp_path / "trained")
     alone = decoded(conversation(text_method, "tiny", {}), model, tokenizer)
-    found = {}
+    accepted = {}
     for name in ("untrained", "trained"):
         rows = decoded(conversation(method, "tiny", {}, heads=str(tmp_path / name)), model, tokenizer)
         assert [row["text"] for row in rows] == [row["text"] for row in alone]
-        found[name] = json.loads(rows[0]["counters"])["average_accepted_tokens"]
-    assert found["trained"] > max(1.8, 1.3 * found["untrained"]), found  # threads count side by side
+        accepted[name] = json.loads(rows[0]["counters"])["average_accepted_tokens"]
+    assert accepted["trained"] > max(1.8, 1.3 * accepted["untrained"]), accepted  # threads count side by side
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral"])
@@ -207,10 +201,10 @@ def test_an_adapter_is_all_that_was_trained(tmp_path, quantization):
     for module in (*decoded.modules(), *untrained.modules()):
         module.support_avx512bf16_for_cpu = False  # bitsandbytes' packed weights compute in bfloat16
         module.state_dict()  # which unpacks them
-    found, want, before = (one(ids).logits for one in (decoded, loaded.model, untrained))
-    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+    logits, want, before = (network(ids).logits for network in (decoded, loaded.model, untrained))
+    torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
     assert (want - before).abs().max() > 1e-2
-    rows = [one.get_input_embeddings().weight for one in (decoded, untrained)]
+    rows = [network.get_input_embeddings().weight for network in (decoded, untrained)]
     if quantization == "none":
         assert not torch.equal(rows[0][fork], rows[1][fork])
         torch.testing.assert_close(rows[0][:fork], rows[1][:fork], rtol=0, atol=0)

@@ -29,7 +29,7 @@ from tests.decoding.pasta_script import EOS, Script, promise
 from tests.evaluation.test_speedup import committed
 from tests.runs import read_all
 from tests.tiny import _Wide, in_float64, tiny_model, tiny_tokenizer
-from tests.training.data import allowed, recorded
+from tests.training.data import allowed, dense_logits, recorded
 
 PARTS = f"{promise('a')}{promise('b', 10)}, and<sync/> so on"
 SAMPLES = {  # what the main thread and its children write
@@ -45,8 +45,8 @@ class Bytes(Script):
     def say(self, script, written):
         if not any("\ud800" <= char <= "\udfff" for char in script):
             return super().say(script, written)
-        rest = script.encode("utf-8", "surrogateescape")[len(written) :]
-        return rest[0] if rest else EOS
+        remaining = script.encode("utf-8", "surrogateescape")[len(written) :]
+        return remaining[0] if remaining else EOS
 
 
 class Corpus:
@@ -89,15 +89,15 @@ class Corpus:
 
     def judge(self, verdict, name="judged", samples="samples"):
         """A run over the judge's file; verdict(prompt, sample, where it stands) is what the judge says."""
-        asked = [json.loads(line) for line in self.printed(samples).splitlines()]
-        documents = [Document(n, row["id"], source="c.jsonl", place=n) for n, row in enumerate(asked)]
+        rows = [json.loads(line) for line in self.printed(samples).splitlines()]
+        documents = [Document(n, row["id"], source="c.jsonl", place=n) for n, row in enumerate(rows)]
         prompts = {document.place: document.id for document in read_all(self.config())}
         records = []
-        for n, row in enumerate(asked):
+        for n, row in enumerate(rows):
             _, place, sample, _, order = json.loads(row["id"])
             text = verdict(prompts[place], sample, order)
-            said = {"sample": 0, "turn": 0, "text": text, "tokens": 1, "finish_reason": "stop"}
-            records.append(Record(n, said) if text is not None else Record(n, error="failed"))
+            answer = {"sample": 0, "turn": 0, "text": text, "tokens": 1, "finish_reason": "stop"}
+            records.append(Record(n, answer) if text is not None else Record(n, error="failed"))
         return committed(self.folder / name, self.config("autoregressive", 1), documents, records)
 
     def printed(self, samples="samples", baseline="baseline", code=0):
@@ -115,11 +115,11 @@ def other(order):
 @pytest.fixture
 def corpus(tmp_path):
     """Samples that are whole, fast and slow, a baseline of 40 tokens, and a judge of parts."""
-    made = Corpus(tmp_path)
-    made.decoded("samples", "pasta", list(SAMPLES.values()))
-    made.decoded("baseline", "autoregressive", [("x" * 39,)])
-    made.judge(lambda _, sample, order: f"It is better.\n{(order, other(order), 'Tie')[sample]}")
-    return made
+    runs = Corpus(tmp_path)
+    runs.decoded("samples", "pasta", list(SAMPLES.values()))
+    runs.decoded("baseline", "autoregressive", [("x" * 39,)])
+    runs.judge(lambda _, sample, order: f"It is better.\n{(order, other(order), 'Tie')[sample]}")
+    return runs
 
 
 def scored(corpus, **keys):
@@ -136,32 +136,32 @@ def pairs_of(corpus, **keys):
     documents = read_all(config)
     preference.label(documents, config)
     make = PairExamples(config, corpus.tokenizer, 4096)
-    made = list(make(documents))
-    texts = [written(example) for example in made]
+    examples = list(make(documents))
+    texts = [written(example) for example in examples]
     return list(zip(texts[::2], texts[1::2], strict=True)), make
 
 
 def written(example):
     """All targets in the order of threads and positions."""
-    own = sorted(example.targets, key=lambda i: (example.segments[i], example.positions[i]))
-    return bytes(example.targets[i] for i in own if example.targets[i] > 2).decode()
+    places = sorted(example.targets, key=lambda i: (example.segments[i], example.positions[i]))
+    return bytes(example.targets[i] for i in places if example.targets[i] > 2).decode()
 
 
 def test_the_judge_sees_every_sample_on_both_sides(corpus):
-    asked = [json.loads(line) for line in corpus.printed().splitlines()]
-    assert len(asked) == 4 * 3 * 2
-    whole = "first partsecond, and so on"
-    for row, order in zip(asked[:2], ("first", "second"), strict=True):
+    rows = [json.loads(line) for line in corpus.printed().splitlines()]
+    assert len(rows) == 4 * 3 * 2
+    joined = "first partsecond, and so on"
+    for row, order in zip(rows[:2], ("first", "second"), strict=True):
         assert json.loads(row["id"])[2::2] == [0, order]
         assert "<request>\nQ1\n</request>" in row["prompt"]
-        texts = {order: whole, other(order): "x" * 39}
+        texts = {order: joined, other(order): "x" * 39}
         for name, text in texts.items():
             assert f"<{name}>\n{text}\n</{name}>" in row["prompt"]
 
 
 def test_a_score_is_speedup_and_what_the_judge_says(corpus):
     """Speedup by hand: 40 tokens of the baseline over the longest path; the sum of both orders, times lambda."""
-    said = {
+    verdicts = {
         ("Q1", 0): lambda order: f"Because.\n\n**{order.title()}**",  # wins twice
         ("Q1", 1): lambda order: f"I say\n{other(order)}\n",  # loses twice
         ("Q1", 2): lambda order: "first",  # whatever stands there
@@ -170,17 +170,17 @@ def test_a_score_is_speedup_and_what_the_judge_says(corpus):
         ("Q2", 2): lambda order: "second\nHard to say.",
         ("Q3", 1): lambda order: None,
     }
-    corpus.judge(lambda prompt, sample, order: said.get((prompt, sample), lambda _: "tie")(order), "other judge")
-    found, skipped = scored(corpus, judged=str(corpus.folder / "other judge"), quality_weight=2)
+    corpus.judge(lambda prompt, sample, order: verdicts.get((prompt, sample), lambda _: "tie")(order), "other judge")
+    scores, skipped = scored(corpus, judged=str(corpus.folder / "other judge"), quality_weight=2)
     # the main thread waits at its <sync/> for the child of the second promise, or that of the first
     first, second = promise("a"), promise("b", 10)
     child = max(len(first + "first part</async>"), len(first + second + "second</async>"),
                 len(first + second + ", and<sync/>"))  # fmt: skip
     fast, slow, short = 40 / (child + len(" so on") + 1), 40 / (len(SAMPLES["plain"][0]) + 1), 40 / 4
-    assert found["Q1"] == pytest.approx([fast + 4, slow - 4, short])
-    assert found["Q2"] == pytest.approx([fast + 2, slow, short])
-    assert found["Q3"] == pytest.approx([fast, short])
-    assert found["Q4"] == pytest.approx([fast, slow, short])
+    assert scores["Q1"] == pytest.approx([fast + 4, slow - 4, short])
+    assert scores["Q2"] == pytest.approx([fast + 2, slow, short])
+    assert scores["Q3"] == pytest.approx([fast, short])
+    assert scores["Q4"] == pytest.approx([fast, slow, short])
     assert dict(skipped) == {
         "verdicts that say none of first, second and tie: taken as a tie": 4,
         "samples that the judge did not answer in both orders": 1,
@@ -192,13 +192,13 @@ def test_best_and_worst_make_a_pair(corpus):
     ranking = {0: 2, 1: -2, 2: 0}
     corpus.judge(lambda _, sample, order: {2: order, -2: other(order), 0: "tie"}[ranking[sample]], "other judge")
     judged = {"judged": str(corpus.folder / "other judge")}
-    found, make = pairs_of(corpus, quality_weight=0, **judged)
+    pairs, make = pairs_of(corpus, quality_weight=0, **judged)
     parts = PARTS.replace("<sync/>", "") + "<sync/>"
-    assert {best for best, _ in found} == {SAMPLES["short"][0]}
-    assert {worst for _, worst in found} == {SAMPLES["plain"][0]}
-    assert len(found) == 4
-    found, make = pairs_of(corpus, quality_weight=8, **judged)
-    for best, worst in found:
+    assert {best for best, _ in pairs} == {SAMPLES["short"][0]}
+    assert {worst for _, worst in pairs} == {SAMPLES["plain"][0]}
+    assert len(pairs) == 4
+    pairs, make = pairs_of(corpus, quality_weight=8, **judged)
+    for best, worst in pairs:
         assert sorted(best) == sorted(parts + "first part</async>second</async>")
         assert worst == SAMPLES["plain"][0]
     assert not make.skipped
@@ -207,8 +207,8 @@ def test_best_and_worst_make_a_pair(corpus):
 def test_prompts_whose_samples_score_alike_make_none(corpus):
     corpus.decoded("alike", "pasta", [("one",), ("two",), ("six",)])
     corpus.judge(lambda prompt, sample, order: order if (prompt, sample) == ("Q2", 1) else "tie", "other", "alike")
-    found, make = pairs_of(corpus, samples=str(corpus.folder / "alike"), judged=str(corpus.folder / "other"))
-    assert found == [("two", "one")] or found == [("two", "six")]
+    pairs, make = pairs_of(corpus, samples=str(corpus.folder / "alike"), judged=str(corpus.folder / "other"))
+    assert pairs == [("two", "one")] or pairs == [("two", "six")]
     ((reason, count),) = make.skipped.items()
     assert (count, make.lost) == (3, 0)
     assert "score alike" in reason
@@ -244,11 +244,11 @@ def test_a_sample_comes_back_as_it_was_fed(tmp_path, script, tags):
     assert not make.skipped
     (request,) = build_task(corpus.config(samples=1), corpus.tokenizer, 4096).plan([document])
     model = Script(*script, words=corpus.words)
-    said = []
-    _, feeds = drive(request.program, lambda feed: said.append(model.answer(feed)) or said[-1])
+    answers = []
+    _, feeds = drive(request.program, lambda feed: answers.append(model.answer(feed)) or answers[-1])
     for name in ("tokens", "positions", "segments"):
         assert getattr(example, name).tolist() == [value for feed in feeds for value in getattr(feed, name)]
-    assert list(example.targets.values()) == [token for tokens in said for token in tokens]
+    assert list(example.targets.values()) == [token for tokens in answers for token in tokens]
     assert example.shared == worst.shared == len("<s>Q1") - len("<s>") + 1 - 1 == 2
     assert np.array_equal(example.tokens[:2], worst.tokens[:2])
     (request,) = build_task(corpus.config(samples=1), corpus.tokenizer, 4096).plan([document])
@@ -270,8 +270,8 @@ def test_what_does_not_come_back_is_left_out(tmp_path, script):
     corpus.decoded("other", "pasta", [script, *list(SAMPLES.values())[1:]])
     corpus.judge(lambda _, sample, order: order if sample == 0 else "tie", "other judge", "other")
     runs = {name: str(corpus.folder / f"other{end}") for name, end in (("samples", ""), ("judged", " judge"))}
-    found, make = pairs_of(corpus, quality_weight=8, **runs)
-    assert found == [(SAMPLES["short"][0], SAMPLES["plain"][0])] * 4
+    pairs, make = pairs_of(corpus, quality_weight=8, **runs)
+    assert pairs == [(SAMPLES["short"][0], SAMPLES["plain"][0])] * 4
     assert dict(make.skipped) == {"samples whose text does not come back token by token": 4}
 
 
@@ -300,13 +300,7 @@ def trainer_of(corpus, tmp_path, model, rate=1e-3, **keys):
 
 def direct(model, example):
     """log p of an answer by an unmodified model with a dense mask."""
-    n = len(example)
-    seen = np.tril(np.ones((n, n), dtype=bool))
-    seen[example.shared :] = example.seen()
-    mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~torch.from_numpy(seen), -torch.inf)
-    logits = model(torch.from_numpy(example.tokens)[None], attention_mask=mask,
-                   position_ids=torch.from_numpy(example.positions)[None], use_cache=False).logits[0]  # fmt: skip
-    logprobs = logits[list(example.targets)].log_softmax(-1)
+    logprobs = dense_logits(model, example).log_softmax(-1)
     return logprobs.gather(1, torch.tensor(list(example.targets.values()))[:, None]).sum()
 
 
@@ -321,19 +315,19 @@ def test_the_loss_is_bonbons(corpus, tmp_path):
         for example in pair:
             with torch.no_grad():
                 example.initial = float(direct(initial, example).float())
-        theirs = in_float64(tiny_model("llama"))
-        best, worst = (direct(theirs, example) for example in pair)
+        reference = in_float64(tiny_model("llama"))
+        best, worst = (direct(reference, example) for example in pair)
         was = pair[0].initial - pair[1].initial
         want = -0.3 * best + 0.7 * (best - worst - was - 5) ** 2
         want.backward()
         trainer.model.zero_grad()
         with _Wide():
-            found = trainer.compute_loss(trainer.model, pack(pair))
-            found.backward()
-        torch.testing.assert_close(found, want, rtol=1e-5, atol=0)
-        ours = dict(trainer.model.named_parameters())
-        for name, parameter in theirs.named_parameters():
-            torch.testing.assert_close(ours[name].grad, parameter.grad, rtol=1e-5, atol=1e-4, msg=name)
+            loss = trainer.compute_loss(trainer.model, pack(pair))
+            loss.backward()
+        torch.testing.assert_close(loss, want, rtol=1e-5, atol=0)
+        parameters = dict(trainer.model.named_parameters())
+        for name, parameter in reference.named_parameters():
+            torch.testing.assert_close(parameters[name].grad, parameter.grad, rtol=1e-5, atol=1e-4, msg=name)
 
 
 def test_a_round_moves_the_model_from_worst_to_best(corpus, tmp_path):
@@ -368,16 +362,16 @@ def test_the_model_before_computes_as_a_step_does(corpus, tmp_path):
 
 def test_a_round_goes_on_to_the_same_weights(corpus, tmp_path):
     """From a checkpoint, of a model that is loaded anew: the model before the round is still the one compared with."""
-    found = []
+    states = []
     for name in ("whole", "on"):
         training = {"epochs": 4, "evaluations": 4, "schedule": "constant"}
         trainer, _ = trainer_of(corpus, tmp_path / name, tiny_model("llama"), training=training)
         checkpoint = tmp_path / "whole" / "trainer" / "checkpoint-3"
         trainer.train(resume_from_checkpoint=str(checkpoint) if name == "on" else None)
-        found.append((trainer.model.state_dict(), [e.initial for pair in trainer.train_dataset for e in pair]))
-    (whole, initial), (on, same) = found
+        states.append((trainer.model.state_dict(), [e.initial for pair in trainer.train_dataset for e in pair]))
+    (uncut, initial), (on, same) = states
     assert initial == same
-    assert all(torch.equal(whole[name], on[name]) for name in whole)
+    assert all(torch.equal(uncut[name], on[name]) for name in uncut)
 
 
 def test_bad_input_is_one_message(corpus, tmp_path):
@@ -401,9 +395,9 @@ def test_bad_input_is_one_message(corpus, tmp_path):
     with pytest.raises(ConfigError, match=r"model.adapter: a preference round begins from model.name alone"):
         check(config.model_copy(update={"model": config.model.model_copy(update={"adapter": "a"})}))
     (tmp_path / "elsewhere").mkdir()
-    others = Corpus(tmp_path / "elsewhere", ["A longer prompt"])
-    others.path = others.path.rename(others.folder / "others.jsonl")
-    config = corpus.config(preference={}, path=others.path, validation=str(others.path))
+    elsewhere = Corpus(tmp_path / "elsewhere", ["A longer prompt"])
+    elsewhere.path = elsewhere.path.rename(elsewhere.folder / "others.jsonl")
+    config = corpus.config(preference={}, path=elsewhere.path, validation=str(elsewhere.path))
     with pytest.raises(InputError, match=r"no prompt of input.path has a sample of .*give runs over the same input"):
         prepare(config, tiny_tokenizer(), 4096)
     with pytest.raises(ConfigError, match=r"'Q1' is no comparison; give the judge's run over the file of"):
@@ -432,8 +426,12 @@ def test_runs_are_found_from_the_yaml(tmp_path):
     tree = {"input": {"path": "p.jsonl"}, "output": {"path": "o"}, "task": {"kind": "generation"},
             "training": {"preference": runs}}  # fmt: skip
     (tmp_path / "a.yaml").write_text(json.dumps(tree))
-    found = load_config(tmp_path / "a.yaml").training.preference
-    assert found is not None
-    assert [found.samples, found.baseline, found.judged] == [str(tmp_path / "runs/s"), "s3://b/runs", "/x/judged"]
+    preferences = load_config(tmp_path / "a.yaml").training.preference
+    assert preferences is not None
+    assert [preferences.samples, preferences.baseline, preferences.judged] == [
+        str(tmp_path / "runs/s"),
+        "s3://b/runs",
+        "/x/judged",
+    ]
     with pytest.raises(ConfigError, match=r"training.preference.beta"):
         load_config(tmp_path / "a.yaml", ["training.preference.beta=0"])

@@ -34,10 +34,16 @@ def test_whole_answers_of_an_extraction_are_labels(tmp_path):
         teacher.label(documents(1), str(tmp_path), "target")
     records = [answer(0, "ok"), answer(1, "null"), answer(2, "truncated"), Record(3, error="it failed")]
     commit(tmp_path, records, columns.EXTRACTION)
-    found = documents(5)
-    teacher.label(found, str(tmp_path), "target")
-    assert [document.fields.get("target") for document in found] == [{"Brand": "b0"}, {"Brand": "b1"}, None, None, None]
-    assert [(document.error or "").partition(": ")[2] for document in found[2:]] == [
+    labelled = documents(5)
+    teacher.label(labelled, str(tmp_path), "target")
+    assert [document.fields.get("target") for document in labelled] == [
+        {"Brand": "b0"},
+        {"Brand": "b1"},
+        None,
+        None,
+        None,
+    ]
+    assert [(document.error or "").partition(": ")[2] for document in labelled[2:]] == [
         *["an answer that failed, was cut or is not valid in the run that labels"] * 2,
         "no answer in the run that labels",
     ]
@@ -49,6 +55,6 @@ def test_whole_conversations_are_labels(tmp_path):
 
     records = [turn(0, 1), turn(0, 0), turn(0, 0, sample=1), turn(1, 0, "length"), turn(2, 0), turn(3, 0, "length")]
     commit(tmp_path, records, columns.GENERATION)
-    found = documents(4)
-    teacher.label(found, str(tmp_path), "responses")
-    assert [document.fields.get("responses") for document in found] == [["0.0", "0.1"], None, ["2.0"], None]
+    labelled = documents(4)
+    teacher.label(labelled, str(tmp_path), "responses")
+    assert [document.fields.get("responses") for document in labelled] == [["0.0", "0.1"], None, ["2.0"], None]
