@@ -151,7 +151,7 @@ def _tiles(run: RunReport) -> list[Tile]:
 def _warnings(run: RunReport) -> list[str]:
     if run.state in ("estimated", "trained"):
         return []
-    found = [
+    warnings = [
         f"The estimate cannot be read: {text.clean(path, 300)}. `raypd estimate` makes it anew." for path in run.torn
     ]
     committed, planned = run.units.committed, run.units_planned
@@ -160,23 +160,23 @@ def _warnings(run: RunReport) -> list[str]:
         if planned:
             share = text.share(committed, planned)
             done = f"{text.count(committed)} of {text.counted(planned, 'unit')} committed ({share})"
-        found.append(f"This run is not finished: {done}. All figures are as of {text.when(run.read_at)}.")
+        warnings.append(f"This run is not finished: {done}. All figures are as of {text.when(run.read_at)}.")
     if run.unreadable:
         units = text.counted(run.unreadable, "unit")
-        found.append(f"{units} of the input cannot be read: their documents are not in these figures.")
+        warnings.append(f"{units} of the input cannot be read: their documents are not in these figures.")
     if not run.units.whole:
-        found.append(
+        warnings.append(
             f"Of {text.counted(committed, 'unit')}, {text.count(len(run.units.read))} evenly spread ones were "
             "read for this page. Totals of documents and tokens are scaled up from them."
         )
     if run.units.damaged:
-        found.append(
+        warnings.append(
             f"{text.counted(len(run.units.damaged), 'unit')} cannot be read and not counted, for instance "
             f"{text.clean(run.units.damaged[0], 300)}. `raypd verify` says more."
         )
     if run.bill and run.bill.torn:
-        found.append(f"A part of the bill cannot be read and is missing: {text.clean(run.bill.torn[0], 300)}.")
-    return found
+        warnings.append(f"A part of the bill cannot be read and is missing: {text.clean(run.bill.torn[0], 300)}.")
+    return warnings
 
 
 def _thinned(count: int) -> Sequence[int]:

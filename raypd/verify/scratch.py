@@ -83,8 +83,8 @@ class Scratch(ExitStack):
 
     def rows(self, sql: str) -> Iterator[dict[str, Any]]:
         """The rows of a query, streamed. One query at a time."""
-        for found in self.batches(sql, 10_000):
-            yield from found.to_pylist()
+        for batch in self.batches(sql, 10_000):
+            yield from batch.to_pylist()
 
     def batches(self, sql: str, rows: int) -> Iterator[pa.RecordBatch]:
         """The result of a query, streamed. One query at a time.

@@ -92,15 +92,16 @@ class Verification:
         wrong += [] if self.damaged_allowed else [self.damaged_input]
         return not self.delta and not any(finding.documents or finding.units for finding in wrong)
 
-    def add_counts(self, scratch: Scratch, wanted: str, found: str) -> None:
+    def add_counts(self, scratch: Scratch, expected: str, present: str) -> None:
         """Counts the documents of two tables.
 
         Args:
-            scratch, wanted, found: tables and the names of two: what should be there, and what is, with a column ok.
+            scratch: where the tables are.
+            expected, present: their names: what should be there, and what is, with a column ok.
         """
-        self.documents = scratch.number(f"SELECT count(*) FROM {wanted}")
-        self.ok = scratch.number(f"SELECT count(*) FROM {found} WHERE ok")
-        self.found = scratch.number(f"SELECT count(*) FROM {found}")
+        self.documents = scratch.number(f"SELECT count(*) FROM {expected}")
+        self.ok = scratch.number(f"SELECT count(*) FROM {present} WHERE ok")
+        self.found = scratch.number(f"SELECT count(*) FROM {present}")
         self.failed = self.found - self.ok
 
     def to_json(self) -> str:
@@ -171,8 +172,8 @@ def add_documents(scratch: Scratch, documents: Sequence[Document], unit: str, co
         scratch, documents: where the table is, and what to add.
         unit, committed: the id of their unit, and whether it has an object.
     """
-    own = {"object": unit, "committed": committed}
-    scratch.add("input", [{"id": d.id, "source": d.source, "row": d.place, **own} for d in documents])
+    shared = {"object": unit, "committed": committed}
+    scratch.add("input", [{"id": d.id, "source": d.source, "row": d.place, **shared} for d in documents])
 
 
 def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
