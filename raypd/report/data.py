@@ -88,11 +88,7 @@ class RunReport:
 
 
 def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
-    """Reads the run at `root`.
-
-    Args:
-        root: a local folder or s3://bucket/prefix.
-        overrides: `storage.KEY=VALUE` says how S3 is reached.
+    """Reads the run at `root`. overrides: `storage.KEY=VALUE` says how S3 is reached.
 
     Raises:
         ConfigError: there is neither a run nor an estimate, or its run.json cannot be read.
@@ -195,11 +191,7 @@ def read_manifest(root: str) -> Manifest | None:
 
 
 def unreadable(plan: PlanTotals | None, manifest: Manifest | None) -> int:
-    """Units of the input that cannot be read.
-
-    Args:
-        plan, manifest: of the run; the one knows what was found at once, the other what was found later.
-    """
+    """Units of the input that cannot be read: the plan knows those found at once, the manifest those found later."""
     return max(plan.damaged if plan else 0, manifest.units_unreadable if manifest else 0)
 
 

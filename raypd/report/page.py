@@ -58,14 +58,7 @@ class Drawn:
 
 
 def write(run: RunReport, path: str | None = None) -> str:
-    """Writes the page of a run.
-
-    Args:
-        run: what it shows.
-        path: a file or s3:// object; None: report.html in the run's folder.
-
-    Returns:
-        Where it went.
+    """Writes the page of a run; where it went. path: None: report.html in the run's folder.
 
     Raises:
         RunError: it cannot be written there.

@@ -26,9 +26,7 @@ _CHARACTERS = 4000  # of a text
 def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
     """Gives documents of the report's sample their texts.
 
-    Args:
-        run: as `report.data.load` read it.
-        overrides: key=value of what has moved since the run (`input.path`).
+    overrides: key=value of what has moved since the run (`input.path`).
 
     Raises:
         ConfigError: the run has no documents of text, or is not one run; InputError: its input cannot be read.

@@ -128,9 +128,6 @@ def _place(source: str) -> re.Pattern[str]:
 def normalize(source: str, reason: str | None) -> str:
     """A reason without its place, its numbers and the names in it, so that alike reasons are one.
 
-    Args:
-        source, reason: the object of the input that the document is from, and why it has no answer.
-
     >>> normalize("a.jsonl", "a.jsonl:13: not JSON: Expecting ',' delimiter: line 1 column 30 (char 29)")
     "not JSON: Expecting ',' delimiter: line N column N (char N)"
     """

@@ -140,9 +140,6 @@ def _for_spreadsheets(table: pa.Table) -> pa.Table:
 def write_letters(output: str, path: str) -> int:
     """Writes all dead letters of a run into a local file, whole or not at all; how many there are.
 
-    Args:
-        output, path: the run's folder, and the file, whose suffix says the format.
-
     Raises:
         ConfigError: the suffix is not of _FORMATS, or the file cannot be written.
     """
