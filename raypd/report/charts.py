@@ -8,7 +8,7 @@ the one that fits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from raypd.report.sections import Table
 from raypd.report.series import RunningTime
 from raypd.report.svg import ROLES, inline
 from raypd.run import text
@@ -58,10 +59,15 @@ _STYLE: Any = {
 
 @dataclass
 class Chart:
-    """A chart in its two forms."""
+    """A chart in its two forms with the same figures as a table, or none and why there is none."""
 
-    wide: str
-    narrow: str
+    wide: str = ""
+    narrow: str = ""
+    missing: str = ""
+    table: Table | None = None
+    legend: dict[str, str] = field(default_factory=dict)  # role of the colour: what it means
+    note: str = ""
+    unit: str = ""
 
 
 def _draw(name: str, title: str, description: str, width: int, height: int, draw: Callable[[Axes, int], None]) -> Chart:
@@ -73,7 +79,7 @@ def _draw(name: str, title: str, description: str, width: int, height: int, draw
             axes = figure.add_subplot()
             draw(axes, pixels)
             forms.append(inline(figure, f"{name}-{form}", title, description))
-    return Chart(*forms)
+    return Chart(wide=forms[0], narrow=forms[1])
 
 
 def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:

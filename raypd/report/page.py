@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -43,18 +43,6 @@ _STATES = {
     "estimated": "not begun: an estimate",
     "trained": "complete",
 }
-
-
-@dataclass
-class Drawn:
-    """A chart with the same figures as a table, or None and why there is none."""
-
-    chart: Chart | None
-    missing: str = ""
-    table: Table | None = None
-    legend: dict[str, str] = field(default_factory=dict)  # role of the colour: what it means
-    note: str = ""
-    unit: str = ""
 
 
 def write(run: RunReport, path: str | None = None) -> str:
@@ -116,7 +104,7 @@ def _content(run: RunReport) -> dict[str, Any]:
         "warnings": _warnings(run),
         "tiles": _tiles(run),
         "training": training_section.tables(trained) if trained else [],
-        "losses": Drawn(training_section.losses(trained)) if trained else None,
+        "losses": training_section.losses(trained) if trained else None,
         "estimate": estimate_section.section(run),
         "money": _money(run, clock),
         "money_tables": sections.money_tables(bill) if bill and bill.sessions else [],
@@ -177,37 +165,37 @@ def _thinned(count: int) -> Sequence[int]:
     return range(0, count, max(1, count // 12))
 
 
-def _money(run: RunReport, clock: RunningTime) -> Drawn:
+def _money(run: RunReport, clock: RunningTime) -> Chart:
     bill = run.bill
     if bill is None or not bill.sessions:
-        return Drawn(None, "No bill was kept for this run.")
+        return Chart(missing="No bill was kept for this run.")
     if not bill.usd:
-        return Drawn(None, "No machine of this run has a price. cost.prices (USD per hour) gives the next run one.")
+        return Chart(missing="No machine of this run has a price. cost.prices (USD per hour) gives the next run one.")
     if len(bill.series) < 2 or clock.total <= 0:
-        return Drawn(None, f"{text.usd(bill.usd)} in all; how it grew was not kept.")
+        return Chart(missing=f"{text.usd(bill.usd)} in all; how it grew was not kept.")
     times, dollars = series.money(bill.series, clock)
     rows = [[text.duration(times[i]), text.usd(dollars[i])] for i in _thinned(len(times))]
     budget = bill.newest.budget_usd
     chart, fits = charts.money(times, dollars, budget, clock)
     note = f"The budget of {text.usd(budget)} lies far above this scale." if budget and not fits else ""
-    return Drawn(chart, table=Table(["running time", "spent"], rows), note=note)
+    return replace(chart, table=Table(["running time", "spent"], rows), note=note)
 
 
-def _rate(run: RunReport, clock: RunningTime) -> Drawn:
+def _rate(run: RunReport, clock: RunningTime) -> Chart:
     if not run.units.read or clock.total <= 0:
-        return Drawn(None, "No unit is committed yet.")
+        return Chart(missing="No unit is committed yet.")
     edges, values = series.rate(run.units.read, clock, run.units.scale)
     mean = run.units.total("documents") / clock.total
     rows = [[text.duration(edges[i]), text.number(values[i])] for i in _thinned(len(values))]
     unit = f"documents a second; the dashed line is the mean, {text.number(mean)}"
     table = Table(["running time, from", "documents/s"], rows)
-    return Drawn(charts.rate(edges, values, clock, mean), table=table, unit=unit)
+    return replace(charts.rate(edges, values, clock, mean), table=table, unit=unit)
 
 
-def _workers(run: RunReport, clock: RunningTime) -> Drawn:
+def _workers(run: RunReport, clock: RunningTime) -> Chart:
     workers = [w for w in run.bill.workers if w.spans] if run.bill else []
     if not workers or clock.total <= 0:
-        return Drawn(None, "Which worker did what was not kept for this run.")
+        return Chart(missing="Which worker did what was not kept for this run.")
     by_share = sorted(workers, key=lambda w: -w.spent("busy") / w.lived())
     workers = sorted(by_share, key=lambda w: w.began)
     shown = workers[:: -(-len(workers) // _TIMELINE_ROWS)]
@@ -217,13 +205,13 @@ def _workers(run: RunReport, clock: RunningTime) -> Drawn:
     names = [text.clean(w.worker, 12) for w in shown]
     spans = [[(*clock.at([began, ended]).tolist(), kind) for began, ended, kind, _ in w.spans] for w in shown]
     chart = charts.timeline(spans, names, clock, note)
-    return Drawn(chart, table=sections.worker_table(by_share), legend=charts.KINDS, note=note)
+    return replace(chart, table=sections.worker_table(by_share), legend=charts.KINDS, note=note)
 
 
-def _confidence(run: RunReport) -> Drawn:
+def _confidence(run: RunReport) -> Chart:
     values = run.sample.confidences
     if not values:
-        return Drawn(None, "The sampled answers carry no confidence.")
+        return Chart(missing="The sampled answers carry no confidence.")
     tenths = Counter(min(9, int(10 * value)) for value in values)
     rows = [[f"{low / 10:.1f} to {low / 10 + 0.1:.1f}", text.count(tenths[low])] for low in range(10)]
-    return Drawn(charts.confidence(values), table=Table(["confidence", "answers"], rows))
+    return replace(charts.confidence(values), table=Table(["confidence", "answers"], rows))
