@@ -121,7 +121,7 @@ def unreadable(
             if len(unit.parts) == 1:
                 return [(unit, str(error))]
         apart.add(unit.id)
-        return [bad for at, single in placed([unit], config, apart) for bad in attempt((ordinal + at, single))]
+        return [bad for offset, single in placed([unit], config, apart) for bad in attempt((ordinal + offset, single))]
 
     yield from ((unit, str(unit.damaged)) for unit in plan.damaged())
     for bad in in_threads(attempt, placed(plan, config, ()), threads):
@@ -134,18 +134,18 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8
     Fills `planned` with the units, `read` with the documents of those that last night did not have, and `damaged` with
     the names of the objects that cannot be read.
     """
-    known = {row["unit"] for row in scratch.rows("SELECT DISTINCT unit FROM old WHERE live")}
+    known_units = {row["unit"] for row in scratch.rows("SELECT DISTINCT unit FROM old WHERE live")}
     extra = [config.nightly.hash_column] if config.nightly.hash_column is not None else []
     for name, schema in {"planned": _PLANNED, "read": _READ, "damaged": DAMAGED}.items():
         scratch.create(name, schema)
     digest = hashlib.sha256()
     for unit in plan:  # a plan may have millions
         digest.update(unit_key(unit).encode())
-    found = Input(digest.hexdigest()[:16])
+    tonight = Input(digest.hexdigest()[:16])
 
     def take(ordinal: int, unit: Unit) -> None:
         key = unit_key(unit)
-        if key not in known:
+        if key not in known_units:
             rows = [
                 {"id": d.id, "hash": _content_hash(d, config), "position": d.index, "source": d.source, "row": d.place}
                 for d in read_unit(unit, config, extra)
@@ -153,13 +153,13 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8
             scratch.add("read", [{**row, "unit": key} for row in rows])
         scratch.add("planned", [{"unit": key, "ordinal": ordinal}])
 
-    for unit, reason in unreadable(plan, config, take, found.apart, threads):
-        found.damaged.add(unit, reason)
+    for unit, reason in unreadable(plan, config, take, tonight.apart, threads):
+        tonight.damaged.add(unit, reason)
         scratch.add("damaged", [{"source": unit.name}])
-    found.units, found.hidden = scratch.row("""
+    tonight.units, tonight.hidden = scratch.row("""
         SELECT (SELECT count(*) FROM planned) AS units,
             coalesce(left(sha256(string_agg(source, '/' ORDER BY source)), 16), '') AS hidden FROM damaged""").values()
-    return found
+    return tonight
 
 
 def units_are_the_same(scratch: Scratch) -> bool:
@@ -229,10 +229,10 @@ def to_extract(scratch: Scratch, condition: str = "file IS NULL") -> Iterator[tu
 
     condition: SQL over `placed`.
     """
-    found = scratch.rows(
+    pending = scratch.rows(
         f"SELECT ordinal, position FROM placed WHERE winner AND live AND {condition} ORDER BY ordinal, position"
     )
-    for ordinal, rows in groupby(found, itemgetter("ordinal")):
+    for ordinal, rows in groupby(pending, itemgetter("ordinal")):
         yield ordinal, [row["position"] for row in rows]
 
 

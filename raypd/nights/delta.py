@@ -60,19 +60,19 @@ def register(root: str, night: str, objects: Iterable[str]) -> None:
         ) from None
 
 
-def _register(root: str, night: str, wanted: set[str]) -> None:
+def _register(root: str, night: str, listed: set[str]) -> None:
     from deltalake import CommitProperties, Schema
     from deltalake.transaction import RemoveAction, create_table_with_add_actions
 
     table = _open(root)
     present = _shown(table)
-    added, gone = sorted(wanted - present.keys()), sorted(present.keys() - wanted)
+    added, gone = sorted(listed - present.keys()), sorted(present.keys() - listed)
     if not added and not gone:
         return
     now = int(time.time() * 1000)
     footers = list(in_threads(lambda place: _add_action(root, place, now), added, _THREADS))
     actions: list[Any] = [action for action, _ in footers]
-    schemas = [_nullable(found) for found in dict.fromkeys(schema for _, schema in footers)]
+    schemas = [_nullable(schema) for schema in dict.fromkeys(schema for _, schema in footers)]
     if table is not None and (len(gone) < len(present) or not added):  # some stay, with the columns that they have
         schemas.insert(0, pa.schema(table.schema().to_arrow()))
     columns = pa.unify_schemas(schemas)
@@ -97,15 +97,15 @@ def difference(root: str, objects: Iterable[str]) -> str:
     from deltalake.exceptions import DeltaError
 
     try:
-        wanted, present = {_place(path) for path in objects}, _shown(_open(root)).keys()
+        listed, present = {_place(path) for path in objects}, _shown(_open(root)).keys()
     except (DeltaError, OSError) as error:
         return f"the Delta table cannot be read: {_words(error)}"
-    lacks, more = len(wanted - present), len(present - wanted)
-    if not lacks and not more:
+    lacks, extra = len(listed - present), len(present - listed)
+    if not lacks and not extra:
         return ""
     return (
-        f"the Delta table lacks {counted(lacks, 'object')} of {layout.CURRENT} and shows {more} that it does not list; "
-        f"raypd nightly with nightly.delta brings it up to date (without it, delete {_LOG})"
+        f"the Delta table lacks {counted(lacks, 'object')} of {layout.CURRENT} and shows {extra} that it does not list"
+        f"; raypd nightly with nightly.delta brings it up to date (without it, delete {_LOG})"
     )
 
 

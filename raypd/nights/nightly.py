@@ -147,9 +147,9 @@ class NightRun:
                 f"nothing could be read of the input, {objects}:\n{tonight.damaged.shown()}"
                 "The table stays as it is, whatever input.on_damaged says; the same command tries them again"
             )
-        asked = self.full or self.change is not None or (self.retry_errors and state is not None and state.failed)
+        forced = self.full or self.change is not None or (self.retry_errors and state is not None and state.failed)
         same = state is not None and state.hidden == tonight.hidden and changes.units_are_the_same(scratch)
-        if state is not None and same and not asked:
+        if state is not None and same and not forced:
             return Night(state.night, self.root, state.documents, damaged=tonight.damaged, nothing_new=True)
         name = self._name(tonight.digest)
         changes.decide(scratch, name, self._usable(), self.config.nightly.removed == "keep")
@@ -257,14 +257,14 @@ class NightRun:
         documents = 0
         planned = changes.placed(plan, self.config, tonight.apart)
         for ordinal, positions in changes.to_extract(self.scratch, condition):
-            unit = next(unit for at, unit in planned if at == ordinal)  # both come in the order of the plan
+            unit = next(unit for start, unit in planned if start == ordinal)  # both come in the order of the plan
             subset = unit.subset(positions)
             writer.add(subset)
             keys[subset.id] = changes.unit_key(unit)
             documents += len(positions)
         if keys:
-            own = config.model_copy(update={"output": OutputConfig(path=storage.join(self.root, folder))})
-            driver.run_extract(own, verbose=self.verbose, build=self.build, planned=writer.finish(0, "", 0, {}))
+            run_config = config.model_copy(update={"output": OutputConfig(path=storage.join(self.root, folder))})
+            driver.run_extract(run_config, verbose=self.verbose, build=self.build, planned=writer.finish(0, "", 0, {}))
             self._check_lease()
         objects = ((key, f"{folder}/{layout.UNITS}/{unit}.parquet") for unit, key in keys.items())
         table.add_answers(self.scratch, name, self.root, objects)
@@ -304,9 +304,9 @@ class NightRun:
         if self.state is None:
             return
         path = storage.join(self.root, layout.CURRENT)
-        wanted = storage.read(self._at(self.state.night, layout.FILES))
-        if not storage.exists(path) or storage.read(path) != wanted:
-            storage.put(path, wanted)
+        listing = storage.read(self._at(self.state.night, layout.FILES))
+        if not storage.exists(path) or storage.read(path) != listing:
+            storage.put(path, listing)
         if self.config.nightly.delta:
             self._check_lease()
-            delta.register(self.root, self.state.night, wanted.decode().splitlines())
+            delta.register(self.root, self.state.night, listing.decode().splitlines())

@@ -81,11 +81,11 @@ def join(old: dict[str, Any], added: dict[str, Any] | None, config: RunConfig) -
     names = [attribute.name for attribute in category.attributes]
     row = dict(old)
     records = [json.loads(part["record"]) for part in (old, added) if part is not None and part["record"]]
-    found = {
+    present = {
         a.name: value for record in records for a in category.attributes if (value := value_in(record, a)) is not None
     }
     values = {v["name"]: v for part in (old, added) if part is not None for v in part["values"] or []}
-    row["record"] = json.dumps(record_of(category, found), ensure_ascii=False)
+    row["record"] = json.dumps(record_of(category, present), ensure_ascii=False)
     row["values"] = [values[name] for name in names if name in values]
     if added is not None:
         row["truncated"] = bool(old["truncated"]) or bool(added["truncated"])

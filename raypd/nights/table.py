@@ -38,8 +38,8 @@ def add_answers(scratch: Scratch, name: str, root: str, objects: Iterator[tuple[
         unit, file = item
         rows = read_object(storage.join(root, file))
         category = rows["category"] if "category" in rows.column_names else pa.nulls(len(rows), pa.string())
-        own = [rows["source"], rows["row"], pc.equal(rows["status"], "ok"), category]
-        scratch.add(f"{name}_rows", pa.table([[unit] * len(rows), [file] * len(rows), *own], schema=_ROWS))
+        columns = [rows["source"], rows["row"], pc.equal(rows["status"], "ok"), category]
+        scratch.add(f"{name}_rows", pa.table([[unit] * len(rows), [file] * len(rows), *columns], schema=_ROWS))
 
     deque(in_threads(read, objects, _THREADS), maxlen=0)
     scratch.run(f"""
@@ -103,11 +103,11 @@ def files_of(scratch: Scratch) -> Iterator[str]:
 
 def compose(scratch: Scratch, root: str, config: RunConfig, change: Change | None) -> None:
     """Writes the objects of `homes` that cannot stay as they were."""
-    found = scratch.rows("""
+    documents = scratch.rows("""
         SELECT f.unit, h.file AS home, f.source, f.row, f.file, f.from_source, f.from_row, f.category, f.added_file
         FROM final f JOIN homes h USING (unit) WHERE f.winner AND NOT h.stays
         ORDER BY h.live DESC, h.ordinal, f.unit, f.position, f.source, f.row""")
-    units = (list(rows) for _, rows in groupby(found, itemgetter("unit")))
+    units = (list(rows) for _, rows in groupby(documents, itemgetter("unit")))
     deque(in_threads(lambda rows: _write(root, rows, config, change), units, _THREADS), maxlen=0)
 
 
@@ -128,11 +128,11 @@ def _write(root: str, documents: list[dict[str, Any]], config: RunConfig, change
     rows: list[dict[str, Any]] = []
     for document in documents:
         place = {"source": document["source"], "row": document["row"]}
-        found = find(document["file"], document["from_source"], document["from_row"])
+        answers = find(document["file"], document["from_source"], document["from_row"])
         if change is not None:
             added = find(document["added_file"], **place)[0] if document["added_file"] else None
-            found = [schema_change.join(found[0], added, config)]
-        rows += [{**row, **place} for row in found]
+            answers = [schema_change.join(answers[0], added, config)]
+        rows += [{**row, **place} for row in answers]
     # Permissive: a field that `values` has since a later raypd is null in what is of an earlier one.
     schema = pa.unify_schemas([table.schema for table in tables.values()], promote_options="permissive")
     write_object(storage.join(root, documents[0]["home"]), pa.Table.from_pylist(rows, schema))

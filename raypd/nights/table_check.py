@@ -18,10 +18,7 @@ def verify_table(root: str, config: RunConfig, threads: int = 8) -> Verification
     Ids of the table that the input does not have are foreign, unless nightly.removed is keep or they are of an object
     that cannot be read now. Changes nothing.
 
-    Args:
-        root: the folder of nightly runs.
-        config: of the last one; its section `input` says where the input lies now.
-        threads: units or objects that are read at the same time.
+    config: of the last night; its section `input` says where the input lies now.
     """
     result = Verification(root, config.fingerprint(), damaged_allowed=config.input.on_damaged == "skip")
     files = objects(root)

@@ -8,7 +8,7 @@ the one that fits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from raypd.report.sections import Table
 from raypd.report.series import RunningTime
 from raypd.report.svg import ROLES, inline
 from raypd.run import text
@@ -58,10 +59,15 @@ _STYLE: Any = {
 
 @dataclass
 class Chart:
-    """A chart in its two forms."""
+    """A chart in its two forms with the same figures as a table, or none and why there is none."""
 
-    wide: str
-    narrow: str
+    wide: str = ""
+    narrow: str = ""
+    missing: str = ""
+    table: Table | None = None
+    legend: dict[str, str] = field(default_factory=dict)  # role of the colour: what it means
+    note: str = ""
+    unit: str = ""
 
 
 def _draw(name: str, title: str, description: str, width: int, height: int, draw: Callable[[Axes, int], None]) -> Chart:
@@ -73,21 +79,21 @@ def _draw(name: str, title: str, description: str, width: int, height: int, draw
             axes = figure.add_subplot()
             draw(axes, pixels)
             forms.append(inline(figure, f"{name}-{form}", title, description))
-    return Chart(*forms)
+    return Chart(wide=forms[0], narrow=forms[1])
 
 
 def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
     """Puts running time on x, in a unit that fits; seconds of one such unit."""
     total = max(clock.total, 1e-6)
-    size, name = next((s, n) for s, n, most in _UNITS if total <= most)
+    size, name = next((s, n) for s, n, limit in _UNITS if total <= limit)
     axes.set_xlim(0, total / size)
     axes.xaxis.set_major_locator(MaxNLocator(6 if width > NARROW else 4, steps=[1, 2, 3, 5, 10]))
     axes.set_xlabel(f"running time, {name}")
     for border in clock.borders:
         axes.axvline(border / size, color=ROLES["muted"], linewidth=1, linestyle=(0, (2, 3)))
     if clock.borders and len(clock.borders) < 6:
-        at = (clock.borders[0] / size, 1)
-        _write(axes, "resumed", at, (4, 2), "muted", xycoords=("data", "axes fraction"), va="bottom")
+        point = (clock.borders[0] / size, 1)
+        _write(axes, "resumed", point, (4, 2), "muted", xycoords=("data", "axes fraction"), va="bottom")
     return float(size)
 
 
@@ -98,8 +104,8 @@ def _value_axis(axes: Axes, top: float, label: str) -> None:
     axes.set_ylabel(label)
 
 
-def _write(axes: Axes, words: str, at: tuple[float, float], offset: tuple[float, float], role: str, **how: Any) -> None:
-    axes.annotate(words, at, offset, textcoords="offset points", color=ROLES[role], **how)
+def _write(axes: Axes, words: str, xy: tuple[float, float], offset: tuple[float, float], role: str, **how: Any) -> None:
+    axes.annotate(words, xy, offset, textcoords="offset points", color=ROLES[role], **how)
 
 
 def _dollars(ticks: np.ndarray) -> Callable[[float, Any], str]:
@@ -123,8 +129,8 @@ def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: R
         if shown is not None:
             axes.axhline(shown, color=ROLES["budget"], linewidth=1.5, linestyle=(0, (5, 3)))
             _write(axes, f"budget {text.usd(shown)}", (0, shown), (4, -4), "budget", va="top")
-        at = (times[-1] / size, spent)
-        _write(axes, text.usd(spent), at, (-4, 5), "accent", ha="right", fontweight="bold")
+        point = (times[-1] / size, spent)
+        _write(axes, text.usd(spent), point, (-4, 5), "accent", ha="right", fontweight="bold")
 
     summary = f"{text.usd(spent)} spent in {text.duration(clock.total)}"
     summary += f", of a budget of {text.usd(budget)}." if budget is not None else "; no budget was set."
@@ -133,16 +139,16 @@ def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: R
 
 def rate(times: np.ndarray, values: np.ndarray, clock: RunningTime, mean: float) -> Chart:
     """Documents a second over running time, with their mean. times: edges, of which there is one more than values."""
-    most = float(values.max())
+    peak = float(values.max())
 
     def draw(axes: Axes, width: int) -> None:
         edges = times / _time_axis(axes, clock, width)
         axes.stairs(values, edges, fill=True, color=ROLES["wash"], linewidth=0)
         axes.stairs(values, edges, color=ROLES["accent"], linewidth=1.5, baseline=None)
-        _value_axis(axes, max(most, mean) * 1.18, "documents/s")
+        _value_axis(axes, max(peak, mean) * 1.18, "documents/s")
         axes.axhline(mean, color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
 
-    summary = f"{text.number(mean)} documents a second on average, at most {text.number(most)}."
+    summary = f"{text.number(mean)} documents a second on average, at most {text.number(peak)}."
     return _draw("rate", "Documents a second over time", summary, HALF, 250, draw)
 
 
@@ -162,8 +168,8 @@ def timeline(
             bars = [
                 (i, began / size, max((ended - began) / size, least))
                 for i, row in enumerate(rows)
-                for began, ended, what in row
-                if what == kind
+                for began, ended, span_kind in row
+                if span_kind == kind
             ]
             if bars:
                 path = Path.make_compound_path(*(_box(x, x + long, i + gap, i + 1 - gap) for i, x, long in bars))
@@ -210,7 +216,7 @@ def losses(curves: Mapping[str, Curve], best: str) -> Chart:
     best: the learning rate whose weights were kept.
     """
     held_out = {rate: [(step, loss) for step, _, loss in curve if loss is not None] for rate, curve in curves.items()}
-    most = max((loss for found in held_out.values() for _, loss in found), default=1.0)
+    highest = max((loss for points in held_out.values() for _, loss in points), default=1.0)
 
     def draw(axes: Axes, width: int) -> None:
         for rate, curve in sorted(curves.items(), key=lambda item: item[0] == best):  # the best on top
@@ -219,12 +225,12 @@ def losses(curves: Mapping[str, Curve], best: str) -> Chart:
             if trained:
                 axes.plot(*zip(*trained, strict=True), color=color, linewidth=1)
             if held_out[rate]:
-                found = held_out[rate] if len(held_out[rate]) > 1 else [(0, held_out[rate][0][1]), *held_out[rate]]
-                axes.plot(*zip(*found, strict=True), color=color, linewidth=2)
+                points = held_out[rate] if len(held_out[rate]) > 1 else [(0, held_out[rate][0][1]), *held_out[rate]]
+                axes.plot(*zip(*points, strict=True), color=color, linewidth=2)
                 _write(axes, rate, held_out[rate][-1], (-4, 6), "accent" if rate == best else "muted", ha="right")
         axes.set_xlim(left=0)
         axes.set_xlabel("steps")
-        _value_axis(axes, 2 * most, "loss")
+        _value_axis(axes, 2 * highest, "loss")
 
     lowest = min((loss for _, loss in held_out.get(best, [])), default=0.0)
     summary = f"The lowest validation loss is {lowest:.4f}, at learning rate {best}."

@@ -88,11 +88,7 @@ class RunReport:
 
 
 def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
-    """Reads the run at `root`.
-
-    Args:
-        root: a local folder or s3://bucket/prefix.
-        overrides: `storage.KEY=VALUE` says how S3 is reached.
+    """Reads the run at `root`. overrides: `storage.KEY=VALUE` says how S3 is reached.
 
     Raises:
         ConfigError: there is neither a run nor an estimate, or its run.json cannot be read.
@@ -102,8 +98,8 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
         try:
             record = load_record(root, overrides)
         except NoRun:
-            if found := _only_trained(root) or _only_estimated(root):
-                return found
+            if report := _only_trained(root) or _only_estimated(root):
+                return report
             raise
         table, runs, now = read_table(root), runs_of(root), time.time()
         units, bill, plan = read_units(runs), read_bill(runs), read_plan(root)
@@ -135,12 +131,14 @@ def load(root: str, overrides: Sequence[str] = ()) -> RunReport:
 def _only_trained(root: str) -> RunReport | None:
     """The folder of a training; None where it is none. Raises RunError when its record is damaged."""
     try:
-        found = records.read(TrainingRecord, storage.join(root, layout.TRAINING))
+        record = records.read(TrainingRecord, storage.join(root, layout.TRAINING))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except RecordError as error:
         raise RunError(str(error)) from None
-    return RunReport(root, "", redact(found.config), "trained", found.versions, bill=read_bill([root]), training=found)
+    return RunReport(
+        root, "", redact(record.config), "trained", record.versions, bill=read_bill([root]), training=record
+    )
 
 
 def _only_estimated(root: str) -> RunReport | None:
@@ -193,11 +191,7 @@ def read_manifest(root: str) -> Manifest | None:
 
 
 def unreadable(plan: PlanTotals | None, manifest: Manifest | None) -> int:
-    """Units of the input that cannot be read.
-
-    Args:
-        plan, manifest: of the run; the one knows what was found at once, the other what was found later.
-    """
+    """Units of the input that cannot be read: the plan knows those found at once, the manifest those found later."""
     return max(plan.damaged if plan else 0, manifest.units_unreadable if manifest else 0)
 
 
@@ -227,14 +221,14 @@ def _read(kind: type[_R], path: str) -> _R | None:
 def _failures(runs: Sequence[str]) -> list[tuple[str, str]]:
     folders = (storage.join(run, layout.FAILURES) for run in runs)
     files = [(folder, name) for folder in folders for name in storage.names(folder)]
-    found = []
+    failures = []
     for folder, name in files[:_FAILURES]:
         try:
             text = storage.read(storage.join(folder, name)).decode(errors="replace").strip()
         except OSError:
             continue
-        found.append((name.removesuffix(".txt"), clean(text.splitlines()[-1], 400) if text else "no reason left"))
-    return found
+        failures.append((name.removesuffix(".txt"), clean(text.splitlines()[-1], 400) if text else "no reason left"))
+    return failures
 
 
 def read_sessions(
@@ -244,18 +238,18 @@ def read_sessions(
 
     units: as far as they are known, each for `scale` of them. now: unix seconds.
     """
-    found = []
+    stored = []
     for folder in (storage.join(run, layout.SESSIONS) for run in runs):
         for name in storage.names(folder):
             with contextlib.suppress(RecordError, OSError):
-                found.append(records.read(Session, storage.join(folder, name)))
-    bills = {one.session: one for one in (*bill.sessions, *bill.retries)} if bill else {}
-    own: dict[str, list[CommittedUnit]] = {}
+                stored.append(records.read(Session, storage.join(folder, name)))
+    bills = {entry.session: entry for entry in (*bill.sessions, *bill.retries)} if bill else {}
+    by_session: dict[str, list[CommittedUnit]] = {}
     for unit in units:
-        own.setdefault(unit.session, []).append(unit)
+        by_session.setdefault(unit.session, []).append(unit)
     sessions = []
-    for session in sorted(found, key=lambda session: session.began):
-        committed, billed = own.get(session.id, []), bills.get(session.id)
+    for session in sorted(stored, key=lambda session: session.began):
+        committed, billed = by_session.get(session.id, []), bills.get(session.id)
         signs = [session.began, session.heartbeat or 0.0, *(unit.committed_at for unit in committed)]
         heard = max([*signs, billed.until] if billed else signs)
         ended, how = heard, "running" if now - heard < _ALIVE_SECONDS else "killed"

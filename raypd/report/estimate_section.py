@@ -41,41 +41,41 @@ class EstimateSection:
 
 def section(run: RunReport) -> EstimateSection | None:
     """The section of a run, or of a folder that has only the estimate; None where none was made."""
-    found = run.forecast
-    if found is None:
+    estimate = run.forecast
+    if estimate is None:
         return None
-    lines = [f"Made {text.when(found.created_at)} for {_about(found.documents)} documents."]
-    lines += [f"{text.clean(line, 300)}." for line in tables.sentences(found)]
-    shown = [("One worker", _table(tables.speeds(found), _TOKENS))]
-    if found.machines:
-        shown.append(("Price of decoding", _table(tables.prices(found), _DECODING)))
-        shown.append(("Hours and the whole bill", _table(tables.bills(found), _WHOLE)))
-    notes = [text.clean(note, 300) for note in found.notes]
-    if compared := tables.hosted(found):
+    lines = [f"Made {text.when(estimate.created_at)} for {_about(estimate.documents)} documents."]
+    lines += [f"{text.clean(line, 300)}." for line in tables.sentences(estimate)]
+    shown = [("One worker", _table(tables.speeds(estimate), _TOKENS))]
+    if estimate.machines:
+        shown.append(("Price of decoding", _table(tables.prices(estimate), _DECODING)))
+        shown.append(("Hours and the whole bill", _table(tables.bills(estimate), _WHOLE)))
+    notes = [text.clean(note, 300) for note in estimate.notes]
+    if compared := tables.hosted(estimate):
         notes.append(text.clean(compared, 900))
-    if missing := tables.not_measured(found):
+    if missing := tables.not_measured(estimate):
         notes.append(text.clean(missing, 600))
-    return EstimateSection(lines, shown, None if run.state == "estimated" else _compare(run, found), notes)
+    return EstimateSection(lines, shown, None if run.state == "estimated" else _compare(run, estimate), notes)
 
 
 def _table(cells: tables.Cells, note: str) -> Table:
     return Table(cells[0], cells[1:], note)
 
 
-def tiles(found: Estimate) -> list[Tile]:
+def tiles(estimate: Estimate) -> list[Tile]:
     """The headline figures of a page that has nothing but the estimate."""
-    shown = [Tile("Documents", _about(found.documents), "", ["in the corpus, as planned"])]
-    for speed in found.speeds[:1]:
+    shown = [Tile("Documents", _about(estimate.documents), "", ["in the corpus, as planned"])]
+    for speed in estimate.speeds[:1]:
         rate, gain = speed.documents_per_second, speed.times_autoregressive
         notes = [f"one worker, {text.clean(speed.method, 60)}", *_noted(rate, text.number)]
         shown.append(Tile("Speed", text.number(rate.value), "documents/s", notes))
         if gain is not None:
             notes = [f"as fast; 95% interval: {_interval(gain, text.number)}"]
             shown.append(Tile("Against autoregressive", text.number(gain.value), "times", notes))
-    priced = [one for one in found.machines if one.usd_per_hour > 0 and one.bills]
+    priced = [machine for machine in estimate.machines if machine.usd_per_hour > 0 and machine.bills]
     if not priced:
         return [*shown, Tile("Cost", text.NONE, "", ["no machine of the estimate has a price"])]
-    cheapest = min(priced, key=lambda one: one.bills[0].usd.value)
+    cheapest = min(priced, key=lambda machine: machine.bills[0].usd.value)
     bill, name, per_1000 = cheapest.bills[0], text.clean(cheapest.name, 60), cheapest.usd_per_1000
     return [
         *shown,
@@ -89,8 +89,8 @@ def _tile(name: str, figure: Figure, show: text.Show, note: str) -> Tile:
     return Tile(name, show(figure.value), "", [note, *_noted(figure, show)])
 
 
-def _compare(run: RunReport, found: Estimate) -> BillComparison:
-    if found.fingerprint is not None and found.fingerprint != run.fingerprint:
+def _compare(run: RunReport, estimate: Estimate) -> BillComparison:
+    if estimate.fingerprint is not None and estimate.fingerprint != run.fingerprint:
         return BillComparison(
             "It is not compared with the bill: it was made for another configuration than the run has. `raypd "
             "estimate` with the configuration of the run makes a new one."
@@ -98,13 +98,13 @@ def _compare(run: RunReport, found: Estimate) -> BillComparison:
     bill, documents = run.bill, run.units.total("documents")
     if bill is None or not bill.sessions or not documents:
         return BillComparison("There is no bill yet that it could be compared with.")
-    match = _estimated(found, bill)
+    match = _estimated(estimate, bill)
     if match is None:
         return BillComparison("It is not compared with the bill: it has no figure for the machines that the run had.")
     machine, estimated, had = match
     if not bill.usd or not machine.usd_per_hour:
         return BillComparison("It is not compared with the bill: the machine had no price.")
-    planned, usd, price = found.documents, estimated.usd, machine.usd_per_hour
+    planned, usd, price = estimate.documents, estimated.usd, machine.usd_per_hour
     each, billed = usd.times(1000 / planned.value), 1000 * bill.usd / documents
     rows = [["documents", *_row(planned, documents, text.count)]]
     nodes = text.counted(estimated.nodes, "node")
@@ -122,25 +122,27 @@ def _compare(run: RunReport, found: Estimate) -> BillComparison:
         sentence = _sentence("The bill", usd, bill.usd)
     rows.append(["1,000 documents, all costs", *_row(each, billed, text.usd)])
     prices = sorted({node.usd_per_hour for node in bill.nodes if node.instance_type == machine.instance_type})
-    if any(abs(one / price - 1) > _SAME for one in prices):
-        hour = " and ".join(text.usd(one) for one in prices)
+    if any(abs(hourly / price - 1) > _SAME for hourly in prices):
+        hour = " and ".join(text.usd(hourly) for hourly in prices)
         notes.append(f"An hour was taken to cost {text.usd(price)}, and was billed at {hour}.")
     return BillComparison(
         sentence, Table(["", "estimated", "in the run", "difference", "95% interval"], rows, " ".join(notes))
     )
 
 
-def _estimated(found: Estimate, bill: RunBill) -> tuple[MachineEstimate, BillEstimate, int] | None:
+def _estimated(estimate: Estimate, bill: RunBill) -> tuple[MachineEstimate, BillEstimate, int] | None:
     """What was estimated for the machines that the workers had, and how many at a time; None where nothing was."""
     with_workers = {worker.node for worker in bill.workers}
     nodes = [node for node in bill.nodes if node.node in with_workers] or bill.nodes
     kinds = {node.instance_type for node in nodes}
-    machine = next((one for one in found.machines if {one.instance_type} == kinds and one.bills), None)
+    machine = next(
+        (candidate for candidate in estimate.machines if {candidate.instance_type} == kinds and candidate.bills), None
+    )
     if machine is None:
         return None
     there = [(node.began, node.ended or node.began) for node in nodes]
-    count = max(1, *(sum(began <= at < ended for began, ended in there) for at, _ in there))
-    return machine, min(machine.bills, key=lambda one: abs(math.log(one.nodes / count))), count
+    count = max(1, *(sum(began <= moment < ended for began, ended in there) for moment, _ in there))
+    return machine, min(machine.bills, key=lambda candidate: abs(math.log(candidate.nodes / count))), count
 
 
 def _row(figure: Figure, value: float, show: text.Show) -> list[str]:
@@ -148,11 +150,11 @@ def _row(figure: Figure, value: float, show: text.Show) -> list[str]:
     return [show(figure.value), show(value), off, _interval(figure, show)]
 
 
-def _sentence(what: str, figure: Figure, value: float) -> str:
+def _sentence(subject: str, figure: Figure, value: float) -> str:
     off = 100 * (value / figure.value - 1)
     how = f"{abs(off):.1f}% {'above' if off > 0 else 'below'} the estimate of {text.usd(figure.value)}"
     inside = {True: ", inside its 95% interval", False: ", outside its 95% interval", None: ""}[figure.holds(value)]
-    return f"{what} is {text.usd(value)}: {how}{inside}."
+    return f"{subject} is {text.usd(value)}: {how}{inside}."
 
 
 def _interval(figure: Figure, show: text.Show) -> str:

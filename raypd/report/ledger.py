@@ -31,14 +31,14 @@ class RunBill:
     @property
     def nodes(self) -> list[NodeTime]:
         """Each with an end: where it is there, how far the bill of its session goes."""
-        found = [(node, bill.until) for bill in (*self.sessions, *self.retries) for node in bill.nodes]
-        return [replace(node, ended=until if node.ended is None else node.ended) for node, until in found]
+        pairs = [(node, bill.until) for bill in (*self.sessions, *self.retries) for node in bill.nodes]
+        return [replace(node, ended=until if node.ended is None else node.ended) for node, until in pairs]
 
     @property
     def workers(self) -> list[WorkerTime]:
         """Of the sessions, each with an end."""
-        found = [(worker, bill.until) for bill in self.sessions for worker in bill.workers]
-        return [replace(worker, ended=until if worker.ended is None else worker.ended) for worker, until in found]
+        pairs = [(worker, bill.until) for bill in self.sessions for worker in bill.workers]
+        return [replace(worker, ended=until if worker.ended is None else worker.ended) for worker, until in pairs]
 
     @property
     def series(self) -> list[tuple[float, float]]:
@@ -69,11 +69,11 @@ def read_bill(runs: Sequence[str]) -> RunBill | None:
     for run in runs:
         tries = storage.join(run, layout.RETRIES)
         for number in storage.folders(tries):
-            found, damaged = book.read_all(storage.join(tries, number))
-            retries |= {bill.session: bill for bill in found}
+            bills, damaged = book.read_all(storage.join(tries, number))
+            retries |= {bill.session: bill for bill in bills}
             torn += damaged
-        found, damaged = book.read_all(run)
-        sessions += found
+        bills, damaged = book.read_all(run)
+        sessions += bills
         torn += damaged
     # The bills of a retry that has ended are copied into the run's own.
     sessions = sorted((bill for bill in sessions if bill.session not in retries), key=lambda bill: bill.began)

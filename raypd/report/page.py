@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -45,27 +45,8 @@ _STATES = {
 }
 
 
-@dataclass
-class Drawn:
-    """A chart with the same figures as a table, or None and why there is none."""
-
-    chart: Chart | None
-    missing: str = ""
-    table: Table | None = None
-    legend: dict[str, str] = field(default_factory=dict)  # role of the colour: what it means
-    note: str = ""
-    unit: str = ""
-
-
 def write(run: RunReport, path: str | None = None) -> str:
-    """Writes the page of a run.
-
-    Args:
-        run: what it shows.
-        path: a file or s3:// object; None: report.html in the run's folder.
-
-    Returns:
-        Where it went.
+    """Writes the page of a run; where it went. path: None: report.html in the run's folder.
 
     Raises:
         RunError: it cannot be written there.
@@ -123,7 +104,7 @@ def _content(run: RunReport) -> dict[str, Any]:
         "warnings": _warnings(run),
         "tiles": _tiles(run),
         "training": training_section.tables(trained) if trained else [],
-        "losses": Drawn(training_section.losses(trained)) if trained else None,
+        "losses": training_section.losses(trained) if trained else None,
         "estimate": estimate_section.section(run),
         "money": _money(run, clock),
         "money_tables": sections.money_tables(bill) if bill and bill.sessions else [],
@@ -151,7 +132,7 @@ def _tiles(run: RunReport) -> list[Tile]:
 def _warnings(run: RunReport) -> list[str]:
     if run.state in ("estimated", "trained"):
         return []
-    found = [
+    warnings = [
         f"The estimate cannot be read: {text.clean(path, 300)}. `raypd estimate` makes it anew." for path in run.torn
     ]
     committed, planned = run.units.committed, run.units_planned
@@ -160,23 +141,23 @@ def _warnings(run: RunReport) -> list[str]:
         if planned:
             share = text.share(committed, planned)
             done = f"{text.count(committed)} of {text.counted(planned, 'unit')} committed ({share})"
-        found.append(f"This run is not finished: {done}. All figures are as of {text.when(run.read_at)}.")
+        warnings.append(f"This run is not finished: {done}. All figures are as of {text.when(run.read_at)}.")
     if run.unreadable:
         units = text.counted(run.unreadable, "unit")
-        found.append(f"{units} of the input cannot be read: their documents are not in these figures.")
+        warnings.append(f"{units} of the input cannot be read: their documents are not in these figures.")
     if not run.units.whole:
-        found.append(
+        warnings.append(
             f"Of {text.counted(committed, 'unit')}, {text.count(len(run.units.read))} evenly spread ones were "
             "read for this page. Totals of documents and tokens are scaled up from them."
         )
     if run.units.damaged:
-        found.append(
+        warnings.append(
             f"{text.counted(len(run.units.damaged), 'unit')} cannot be read and not counted, for instance "
             f"{text.clean(run.units.damaged[0], 300)}. `raypd verify` says more."
         )
     if run.bill and run.bill.torn:
-        found.append(f"A part of the bill cannot be read and is missing: {text.clean(run.bill.torn[0], 300)}.")
-    return found
+        warnings.append(f"A part of the bill cannot be read and is missing: {text.clean(run.bill.torn[0], 300)}.")
+    return warnings
 
 
 def _thinned(count: int) -> Sequence[int]:
@@ -184,37 +165,37 @@ def _thinned(count: int) -> Sequence[int]:
     return range(0, count, max(1, count // 12))
 
 
-def _money(run: RunReport, clock: RunningTime) -> Drawn:
+def _money(run: RunReport, clock: RunningTime) -> Chart:
     bill = run.bill
     if bill is None or not bill.sessions:
-        return Drawn(None, "No bill was kept for this run.")
+        return Chart(missing="No bill was kept for this run.")
     if not bill.usd:
-        return Drawn(None, "No machine of this run has a price. cost.prices (USD per hour) gives the next run one.")
+        return Chart(missing="No machine of this run has a price. cost.prices (USD per hour) gives the next run one.")
     if len(bill.series) < 2 or clock.total <= 0:
-        return Drawn(None, f"{text.usd(bill.usd)} in all; how it grew was not kept.")
+        return Chart(missing=f"{text.usd(bill.usd)} in all; how it grew was not kept.")
     times, dollars = series.money(bill.series, clock)
     rows = [[text.duration(times[i]), text.usd(dollars[i])] for i in _thinned(len(times))]
     budget = bill.newest.budget_usd
     chart, fits = charts.money(times, dollars, budget, clock)
     note = f"The budget of {text.usd(budget)} lies far above this scale." if budget and not fits else ""
-    return Drawn(chart, table=Table(["running time", "spent"], rows), note=note)
+    return replace(chart, table=Table(["running time", "spent"], rows), note=note)
 
 
-def _rate(run: RunReport, clock: RunningTime) -> Drawn:
+def _rate(run: RunReport, clock: RunningTime) -> Chart:
     if not run.units.read or clock.total <= 0:
-        return Drawn(None, "No unit is committed yet.")
+        return Chart(missing="No unit is committed yet.")
     edges, values = series.rate(run.units.read, clock, run.units.scale)
     mean = run.units.total("documents") / clock.total
     rows = [[text.duration(edges[i]), text.number(values[i])] for i in _thinned(len(values))]
     unit = f"documents a second; the dashed line is the mean, {text.number(mean)}"
     table = Table(["running time, from", "documents/s"], rows)
-    return Drawn(charts.rate(edges, values, clock, mean), table=table, unit=unit)
+    return replace(charts.rate(edges, values, clock, mean), table=table, unit=unit)
 
 
-def _workers(run: RunReport, clock: RunningTime) -> Drawn:
+def _workers(run: RunReport, clock: RunningTime) -> Chart:
     workers = [w for w in run.bill.workers if w.spans] if run.bill else []
     if not workers or clock.total <= 0:
-        return Drawn(None, "Which worker did what was not kept for this run.")
+        return Chart(missing="Which worker did what was not kept for this run.")
     by_share = sorted(workers, key=lambda w: -w.spent("busy") / w.lived())
     workers = sorted(by_share, key=lambda w: w.began)
     shown = workers[:: -(-len(workers) // _TIMELINE_ROWS)]
@@ -224,13 +205,13 @@ def _workers(run: RunReport, clock: RunningTime) -> Drawn:
     names = [text.clean(w.worker, 12) for w in shown]
     spans = [[(*clock.at([began, ended]).tolist(), kind) for began, ended, kind, _ in w.spans] for w in shown]
     chart = charts.timeline(spans, names, clock, note)
-    return Drawn(chart, table=sections.worker_table(by_share), legend=charts.KINDS, note=note)
+    return replace(chart, table=sections.worker_table(by_share), legend=charts.KINDS, note=note)
 
 
-def _confidence(run: RunReport) -> Drawn:
+def _confidence(run: RunReport) -> Chart:
     values = run.sample.confidences
     if not values:
-        return Drawn(None, "The sampled answers carry no confidence.")
+        return Chart(missing="The sampled answers carry no confidence.")
     tenths = Counter(min(9, int(10 * value)) for value in values)
     rows = [[f"{low / 10:.1f} to {low / 10 + 0.1:.1f}", text.count(tenths[low])] for low in range(10)]
-    return Drawn(charts.confidence(values), table=Table(["confidence", "answers"], rows))
+    return replace(charts.confidence(values), table=Table(["confidence", "answers"], rows))

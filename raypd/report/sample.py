@@ -146,13 +146,13 @@ def read_sample(units: Sequence[CommittedUnit], seed: str) -> AnswerSample:
     return sample
 
 
-def _choose(units: Sequence[CommittedUnit], most: int, seed: str) -> Sequence[CommittedUnit]:
+def _choose(units: Sequence[CommittedUnit], limit: int, seed: str) -> Sequence[CommittedUnit]:
     """An even choice over the run with a start that the seed gives."""
-    if len(units) <= most:
+    if len(units) <= limit:
         return units
-    step = len(units) / most
+    step = len(units) / limit
     start = zlib.crc32(seed.encode()) / 2**32 * step
-    return [units[int(start + i * step)] for i in range(most)]
+    return [units[int(start + i * step)] for i in range(limit)]
 
 
 def _rows(unit: CommittedUnit) -> list[Row] | None:
@@ -186,15 +186,15 @@ def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[
     """Some of every unit, until there are enough or the page would grow too large; failures first."""
     failed = [row for rows in failures for row in rows[: max(1, _FAILED_DOCUMENTS // max(len(failures), 1))]]
     failed = failed[:_FAILED_DOCUMENTS]
-    seen = {(row["source"], row["row"]) for row in failed}
-    most = _DOCUMENTS - len(failed)
-    each = -(-most // max(len(units), 1))
-    taken = []
+    failed_places = {(row["source"], row["row"]) for row in failed}
+    limit = _DOCUMENTS - len(failed)
+    each = -(-limit // max(len(units), 1))
+    chosen = []
     for groups in units:
-        taken += spread([rows for rows in groups if (rows[0]["source"], rows[0]["row"]) not in seen], each)
+        chosen += spread([rows for rows in groups if (rows[0]["source"], rows[0]["row"]) not in failed_places], each)
     documents: list[SampleDocument] = []
     size = 0
-    for rows in [*([row] for row in failed), *spread(taken, most)]:
+    for rows in [*([row] for row in failed), *spread(chosen, limit)]:
         document = document_of(rows)
         size += document.size
         if size > _CHARACTERS:
@@ -245,8 +245,8 @@ def _entries(row: Row) -> list[Entry]:
     return [_entry(name, _plain(value), None, "ok") for name, value in row.items() if name not in _HIDDEN]
 
 
-def _entry(name: Any, value: Any, confidence: float | None, status: Any, most: int = _VALUE_CHARACTERS) -> Entry:
-    shown = None if value is None else clean(value, most)
+def _entry(name: Any, value: Any, confidence: float | None, status: Any, limit: int = _VALUE_CHARACTERS) -> Entry:
+    shown = None if value is None else clean(value, limit)
     return Entry(clean(name, 200), shown, confidence, clean(status or ("null" if value is None else "ok"), 40))
 
 

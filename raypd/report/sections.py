@@ -75,17 +75,17 @@ class Bars:
 
 def _bars_of(values: Mapping[str, float], show: Callable[[float], str]) -> list[Bar]:
     """A bar for each value, the longest first; shares are of their sum."""
-    whole, longest = sum(values.values()), max(values.values(), default=0.0)
+    total, longest = sum(values.values()), max(values.values(), default=0.0)
     ordered = sorted(values.items(), key=lambda item: -item[1])
     return [
-        Bar(name, show(value), text.share(value, whole), round(100 * value / longest, 1) if longest else 0)
+        Bar(name, show(value), text.share(value, total), round(100 * value / longest, 1) if longest else 0)
         for name, value in ordered
     ]
 
 
 def _not_shown(rows: Sequence[Any]) -> str:
-    left = len(rows) - _MOST_ROWS
-    return f"{left} more are not shown." if left > 0 else ""
+    hidden = len(rows) - _MOST_ROWS
+    return f"{hidden} more are not shown." if hidden > 0 else ""
 
 
 # --------------------------------------------------------------------------------------------------------------- tiles
@@ -157,12 +157,12 @@ def money_tables(bill: RunBill) -> list[Bars]:
 
 def _category_table(categories: dict[str, Counts]) -> Bars:
     dearest = sorted(categories.items(), key=lambda item: -item[1]["usd"])
-    shown = {name or "none": own for name, own in dearest[:_MOST_ROWS]}
-    bars = _bars_of({name: own["usd"] for name, own in shown.items()}, text.usd)
+    shown = {name or "none": counts for name, counts in dearest[:_MOST_ROWS]}
+    bars = _bars_of({name: counts["usd"] for name, counts in shown.items()}, text.usd)
     for bar in bars:
-        own = shown[bar.name]
-        if own["documents"]:
-            bar.share = text.usd(1000 * own["usd"] / own["documents"])
+        counts = shown[bar.name]
+        if counts["documents"]:
+            bar.share = text.usd(1000 * counts["usd"] / counts["documents"])
     return Bars("Cost by category", bars, _not_shown(dearest), "in all, and for 1,000 documents")
 
 
@@ -201,14 +201,14 @@ def worker_table(workers: list[WorkerTime]) -> Table:
 def token_bars(run: RunReport) -> Bars:
     """Tokens by kind; shared ones were in the cache already."""
     names = {"prefill_tokens": "prompts, computed", "shared_tokens": "prompts, shared", "decode_tokens": "answers"}
-    found = {name: float(run.units.tokens(kind)) for kind, name in names.items()}
+    tokens = {name: float(run.units.tokens(kind)) for kind, name in names.items()}
     note = "Shared tokens were in the cache already: of the instruction that all documents of a category have."
-    return Bars("Tokens by kind", _bars_of(found, text.compact), note)
+    return Bars("Tokens by kind", _bars_of(tokens, text.compact), note)
 
 
 def error_bars(sample: AnswerSample) -> Bars:
     """Documents by the reason why they failed. A reason is the error without names, numbers and quotations."""
-    found = {name: float(n) for name, n in sample.errors.most_common(_REASONS)}
+    documents = {name: float(n) for name, n in sample.errors.most_common(_REASONS)}
     notes = []
     if len(sample.errors) > _REASONS:
         notes.append(f"{text.count(len(sample.errors) - _REASONS)} rarer reasons are not shown.")
@@ -216,7 +216,7 @@ def error_bars(sample: AnswerSample) -> Bars:
         notes.append(
             f"Read from {text.count(sample.error_units)} of {text.counted(sample.failed_units, 'unit')} with failures."
         )
-    return Bars("Errors by reason", _bars_of(found, text.count), " ".join(notes), "failed documents", stacked=True)
+    return Bars("Errors by reason", _bars_of(documents, text.count), " ".join(notes), "failed documents", stacked=True)
 
 
 def answer_tables(sample: AnswerSample) -> list[Table]:
@@ -236,8 +236,8 @@ def answer_tables(sample: AnswerSample) -> list[Table]:
 def session_table(run: RunReport) -> Table:
     """First run and resumptions."""
     rows = []
-    for one in run.sessions:
-        cost = text.NONE if one.usd is None else text.cost(one.usd)
-        done = [text.count(one.units), text.count(one.documents), cost]
-        rows.append([one.id, text.when(one.began), text.duration(one.seconds), one.how, *done])
+    for session in run.sessions:
+        cost = text.NONE if session.usd is None else text.cost(session.usd)
+        done = [text.count(session.units), text.count(session.documents), cost]
+        rows.append([session.id, text.when(session.began), text.duration(session.seconds), session.how, *done])
     return Table(["session", "began", "time", "ended", "units", "documents", "cost"], rows, "", (0, 1, 3))

@@ -53,5 +53,5 @@ def rate(units: Sequence[CommittedUnit], clock: RunningTime, scale: float = 1.0)
 
 def money(points: Sequence[tuple[float, float]], clock: RunningTime) -> tuple[np.ndarray, np.ndarray]:
     """Running time (seconds) and dollars spent by then, from nothing on."""
-    at, usd = np.array(points).T
-    return np.concatenate([[0.0], clock.at(at)]), np.concatenate([[0.0], usd])
+    times, usd = np.array(points).T
+    return np.concatenate([[0.0], clock.at(times)]), np.concatenate([[0.0], usd])

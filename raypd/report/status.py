@@ -88,9 +88,9 @@ class Watch:
         plan, manifest = data.read_plan(self.root), data.read_manifest(self.root)
         objects, bill = unit_objects(runs), read_bill(runs)
         self._read_footers(objects)
-        known = [unit for unit in map(self._held.get, objects) if unit is not None]
-        sessions = data.read_sessions(runs, known, bill, now)
-        documents, failed, exact = _documents(len(objects), known, manifest)
+        footers = [unit for unit in map(self._held.get, objects) if unit is not None]
+        sessions = data.read_sessions(runs, footers, bill, now)
+        documents, failed, exact = _documents(len(objects), footers, manifest)
         planned, planned_exact = _planned(plan, len(objects), documents, exact)
         # Of nights it is the night that ends well or not, and each may have run twice or not at all.
         ended = data.read_sessions([self.root], [], None, now) if table else sessions
@@ -111,7 +111,7 @@ class Watch:
             extracted=documents if table else None,
             unreadable=data.unreadable(plan, manifest),
             heard=max((s.ended for s in sessions), default=None),
-            errors=self._last_errors(known),
+            errors=self._last_errors(footers),
             notes=list(bill.cost.notes) if bill else ["no bill is kept for this run"],
         )
         if table:
@@ -135,24 +135,24 @@ class Watch:
                 self._held[item] = unit
                 self._errors.pop(item.path, None)
 
-    def _last_errors(self, known: Sequence[CommittedUnit]) -> list[str]:
+    def _last_errors(self, footers: Sequence[CommittedUnit]) -> list[str]:
         """Why the documents failed that failed last, of the units whose footers are known."""
-        failed = sorted((u for u in known if u.failed), key=lambda u: -u.committed_at)[:_ERROR_UNITS]
+        failed = sorted((u for u in footers if u.failed), key=lambda u: -u.committed_at)[:_ERROR_UNITS]
         for unit in failed:
             if unit.path not in self._errors:
                 rows = read_errors(unit.path) or []
                 self._errors[unit.path] = [dead_letters.normalize(row["source"], row["error"]) for row in rows]
-        found = dict.fromkeys(error for unit in failed for error in self._errors[unit.path])
-        return [clean(error, 160) for error in list(found)[:_ERRORS]]
+        reasons = dict.fromkeys(error for unit in failed for error in self._errors[unit.path])
+        return [clean(error, 160) for error in list(reasons)[:_ERRORS]]
 
 
-def _documents(units: int, known: Sequence[CommittedUnit], manifest: Manifest | None) -> tuple[int, int, bool]:
+def _documents(units: int, footers: Sequence[CommittedUnit], manifest: Manifest | None) -> tuple[int, int, bool]:
     """(documents, failed, whether they were counted): of the units' own summaries, or of the manifest over them all."""
-    if len(known) < units and manifest is not None and manifest.units == units:
+    if len(footers) < units and manifest is not None and manifest.units == units:
         return manifest.documents, manifest.failed, True
-    scale = units / len(known) if known else 0.0
-    documents, failed = (round(sum(getattr(u, name) for u in known) * scale) for name in ("documents", "failed"))
-    return documents, failed, len(known) == units
+    scale = units / len(footers) if footers else 0.0
+    documents, failed = (round(sum(getattr(u, name) for u in footers) * scale) for name in ("documents", "failed"))
+    return documents, failed, len(footers) == units
 
 
 def _planned(plan: PlanTotals | None, units: int, documents: int, exact: bool) -> tuple[int | None, bool]:
@@ -190,18 +190,22 @@ def _recent(bill: Bill) -> float | None:
     if not bill.series:
         return None
     end, done = bill.series[-1][0], bill.series[-1][2]
-    points = [(at, documents) for at, _, documents, *_ in bill.series if at >= max(end - _RATE_SECONDS, bill.began)]
+    points = [
+        (moment, documents)
+        for moment, _, documents, *_ in bill.series
+        if moment >= max(end - _RATE_SECONDS, bill.began)
+    ]
     if end - bill.began < _RATE_SECONDS:  # it has only begun: the start of its workers is no pace
         points = [p for p in points if p[1] > points[0][1]] or points
-    at, before = points[0] if points else (end, done)
-    return (done - before) / (end - at) if end > at and done > before else None
+    moment, before = points[0] if points else (end, done)
+    return (done - before) / (end - moment) if end > moment and done > before else None
 
 
 def _workers(bill: Bill) -> list[WorkerState]:
     """The workers of a session, those that still run first."""
-    found = []
+    states = []
     for worker in bill.workers:
         state = "ended" if bill.final else worker.state
         busy = round(worker.spent("busy") / worker.lived(bill.until), 4)
-        found.append(WorkerState(clean(worker.worker, 40), clean(worker.node, 40), state, busy))
-    return sorted(found, key=lambda w: (w.state == "ended", w.worker))
+        states.append(WorkerState(clean(worker.worker, 40), clean(worker.node, 40), state, busy))
+    return sorted(states, key=lambda w: (w.state == "ended", w.worker))

@@ -37,11 +37,11 @@ def show(watch: Watch, *, again: float | None = None, as_json: bool = False, con
     """
     console = console or Console(highlight=False, markup=False)
 
-    def show_look(found: Status) -> None:
+    def show_look(look: Status) -> None:
         if as_json:
-            print(json.dumps(asdict(found)), flush=True)
+            print(json.dumps(asdict(look)), flush=True)
         else:
-            console.print(render(found, console.width))
+            console.print(render(look, console.width))
 
     try:
         status = watch.look()
@@ -55,7 +55,7 @@ def show(watch: Watch, *, again: float | None = None, as_json: bool = False, con
             _follow(watch, status, again, show_look)
             return
         with Live(console=console, auto_refresh=False) as live:
-            _follow(watch, status, again, lambda found: live.update(render(found, console.width), refresh=True))
+            _follow(watch, status, again, lambda look: live.update(render(look, console.width), refresh=True))
 
 
 def _follow(watch: Watch, status: Status, again: float, show_look: Callable[[Status], None]) -> None:

@@ -26,9 +26,7 @@ _CHARACTERS = 4000  # of a text
 def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
     """Gives documents of the report's sample their texts.
 
-    Args:
-        run: as `report.data.load` read it.
-        overrides: key=value of what has moved since the run (`input.path`).
+    overrides: key=value of what has moved since the run (`input.path`).
 
     Raises:
         ConfigError: the run has no documents of text, or is not one run; InputError: its input cannot be read.
@@ -36,8 +34,8 @@ def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
     config = load_run(run.root, list(overrides))
     if not isinstance(config.task, ExtractionConfig) or run.table is not None:
         raise ConfigError(f"{run.root}: --texts is for one run of extraction")
-    shown = {(one.source, one.row): one for one in run.sample.documents}
-    ids = list(dict.fromkeys(one.unit for one in run.sample.documents if one.unit))[:_UNITS]
+    shown = {(sampled.source, sampled.row): sampled for sampled in run.sample.documents}
+    ids = list(dict.fromkeys(sampled.unit for sampled in run.sample.documents if sampled.unit))[:_UNITS]
     for unit in planner.plan(config, run.root):
         if unit.id not in ids:
             continue
@@ -46,9 +44,9 @@ def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
         except (InputError, storage.StorageError) as error:
             raise InputError(f"--texts: {error}") from None
         for document in documents:
-            one = shown.get((clean(document.source, 200), document.place))
-            if one is not None and document.error is None:
-                one.text = list(_pieces(_text(document, config), one.entries))
+            sampled = shown.get((clean(document.source, 200), document.place))
+            if sampled is not None and document.error is None:
+                sampled.text = list(_pieces(_text(document, config), sampled.entries))
 
 
 def _text(document: Document, config: RunConfig) -> str:
@@ -63,10 +61,10 @@ def _pieces(text: str, entries: Sequence[Entry]) -> Iterator[TextPiece]:
     for entry in entries:
         if entry.span is not None:
             names.setdefault(entry.span, []).append(entry.name)
-    at = 0
-    for (begin, end), found in sorted(names.items(), key=lambda item: (item[0][0], -item[0][1])):
-        if at <= begin < end <= min(len(text), _CHARACTERS):  # of two that overlap the first is marked
-            yield TextPiece(clean(text[at:begin]), "")
-            yield TextPiece(clean(text[begin:end]), ", ".join(found))
-            at = end
-    yield TextPiece(clean(text[at:], max(1, _CHARACTERS - at)), "")
+    position = 0
+    for (begin, end), marks in sorted(names.items(), key=lambda item: (item[0][0], -item[0][1])):
+        if position <= begin < end <= min(len(text), _CHARACTERS):  # of two that overlap the first is marked
+            yield TextPiece(clean(text[position:begin]), "")
+            yield TextPiece(clean(text[begin:end]), ", ".join(marks))
+            position = end
+    yield TextPiece(clean(text[position:], max(1, _CHARACTERS - position)), "")

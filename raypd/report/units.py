@@ -51,8 +51,8 @@ class Units:
 
 def unit_objects(runs: Sequence[str]) -> list[storage.Object]:
     """The objects of the committed units of some runs, in the order of their names."""
-    found = (o for run in runs for o in storage.walk(storage.join(run, layout.UNITS)))
-    return [o for o in found if o.name.endswith(".parquet")]
+    objects = (o for run in runs for o in storage.walk(storage.join(run, layout.UNITS)))
+    return [o for o in objects if o.name.endswith(".parquet")]
 
 
 def read_units(runs: Sequence[str]) -> Units:
@@ -61,20 +61,20 @@ def read_units(runs: Sequence[str]) -> Units:
     units = Units(committed=len(objects))
     chosen = spread(objects, READ_UNITS)
     with ThreadPoolExecutor(_THREADS) as pool:
-        for found, item in zip(pool.map(read_unit, chosen), chosen, strict=True):
-            if found is None:
+        for unit, item in zip(pool.map(read_unit, chosen), chosen, strict=True):
+            if unit is None:
                 units.damaged.append(item.path)
             else:
-                units.read.append(found)
+                units.read.append(unit)
     units.read.sort(key=lambda u: u.committed_at)
     return units
 
 
-def spread(items: list[Any], most: int) -> list[Any]:
+def spread(items: list[Any], limit: int) -> list[Any]:
     """At most that many of them, evenly spaced."""
-    if len(items) <= most:
+    if len(items) <= limit:
         return items
-    return [items[i * len(items) // most] for i in range(most)]
+    return [items[i * len(items) // limit] for i in range(limit)]
 
 
 def read_unit(item: storage.Object) -> CommittedUnit | None:

@@ -59,9 +59,9 @@ def letters(output: str) -> Iterator[pa.Table]:
     """
     if storage.exists(storage.join(output, layout.STATE)):  # nights: the objects of the table, which have no summaries
         for path in objects(output):
-            found = _error_rows(read_object(path, _COLUMNS), path.rpartition("/")[2].removesuffix(".parquet"))
-            if len(found):
-                yield found
+            failures = _error_rows(read_object(path, _COLUMNS), path.rpartition("/")[2].removesuffix(".parquet"))
+            if len(failures):
+                yield failures
         return
     for unit_id, path in sorted(writer.objects(output)):
         if writer.read_summary(output, unit_id, path).failed:
@@ -79,11 +79,11 @@ def summarize(output: str) -> Summary:
     reasons: dict[str, Reason] = {}
     for table in letters(output):
         for row in table.to_pylist():
-            own = of_input(row["source"], row["reason"])
+            from_input = of_input(row["source"], row["reason"])
             kind = normalize(row["source"], row["reason"])
             if kind not in reasons and len(reasons) >= _MOST_REASONS:
-                kind, own = "(other reasons)", False
-            group = reasons.setdefault(kind, Reason(kind, can_change=not own))
+                kind, from_input = "(other reasons)", False
+            group = reasons.setdefault(kind, Reason(kind, can_change=not from_input))
             group.documents += 1
             if len(group.examples) < _EXAMPLES:
                 group.examples.append(row)
@@ -93,11 +93,11 @@ def summarize(output: str) -> Summary:
 
 def most_frequent(output: str) -> str | None:
     """Why most documents of a run failed, as far as an even choice of its units tells; None where it has none."""
-    found = list(writer.objects(output))
-    chosen = found[:: -(-len(found) // _LOOKED_AT)] if found else []
+    units = list(writer.objects(output))
+    chosen = units[:: -(-len(units) // _LOOKED_AT)] if units else []
     summaries = in_threads(lambda item: (item, writer.read_summary(output, *item)), chosen, 16)
     failed = [item for item, summary in summaries if summary.failed][:_ROWS_READ]
-    tables = [_error_rows(writer.read_table(output, unit, _COLUMNS, path)[1], unit) for unit, path in failed]
+    tables = [_error_rows(writer.read_table(output, unit_id, _COLUMNS, path)[1], unit_id) for unit_id, path in failed]
     reasons = Counter(normalize(row["source"], row["reason"]) for table in tables for row in table.to_pylist())
     return reasons.most_common(1)[0][0] if reasons else None
 
@@ -128,9 +128,6 @@ def _place(source: str) -> re.Pattern[str]:
 def normalize(source: str, reason: str | None) -> str:
     """A reason without its place, its numbers and the names in it, so that alike reasons are one.
 
-    Args:
-        source, reason: the object of the input that the document is from, and why it has no answer.
-
     >>> normalize("a.jsonl", "a.jsonl:13: not JSON: Expecting ',' delimiter: line 1 column 30 (char 29)")
     "not JSON: Expecting ',' delimiter: line N column N (char N)"
     """
@@ -138,4 +135,4 @@ def normalize(source: str, reason: str | None) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     text = lines[-1] if lines and text.startswith("Traceback") else (lines[0] if lines else "no reason")
     text = re.sub(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b", "X", text)
-    return re.sub(r"(UTF-\d+)|\d+(?:[.,]\d+)*", lambda found: found[1] or "N", text)[:300]
+    return re.sub(r"(UTF-\d+)|\d+(?:[.,]\d+)*", lambda match: match[1] or "N", text)[:300]

@@ -58,18 +58,18 @@ def describe(result: Verification) -> str:
     return "\n".join([*out, _verdict(result)])
 
 
-def _finding(name: str, finding: Finding, what: str) -> list[str]:
+def _finding(name: str, finding: Finding, predicate: str) -> list[str]:
     if not finding.documents and not finding.units:
         return []
     units = f", {counted(finding.units, 'whole unit' if name == 'missing' else 'unit')}" if finding.units else ""
     concerned = finding.units or finding.documents  # an example is a unit where whole units are concerned
-    head = f"{name}: {counted(finding.documents, 'document')} {what}{units}"
-    return [head, *_indented(finding.examples, more=concerned > len(finding.examples))]
+    head = f"{name}: {counted(finding.documents, 'document')} {predicate}{units}"
+    return [head, *_indented(finding.examples, unlisted=concerned > len(finding.examples))]
 
 
-def _indented(lines: Sequence[str], limit: int = _EXAMPLES_SHOWN, more: bool | None = None) -> list[str]:
-    """The first lines; with `more`, whether there are others, a line that says so."""
-    dots = ["    ..."] if more is not None and (more or len(lines) > limit) else []
+def _indented(lines: Sequence[str], limit: int = _EXAMPLES_SHOWN, unlisted: bool | None = None) -> list[str]:
+    """The first lines; with `unlisted`, whether there are others, a line that says so."""
+    dots = ["    ..."] if unlisted is not None and (unlisted or len(lines) > limit) else []
     return [f"    {one_line(line)}" for line in lines[:limit]] + dots
 
 
@@ -109,7 +109,7 @@ def describe_errors(summary: Summary) -> str:
         ]
     if summary.units:
         out.append(f"{counted(len(summary.units), 'unit')} not done, with the last line of the worker:")
-        out += _indented([f"{unit.unit}: {unit.reason}" for unit in summary.units], _UNITS_SHOWN, more=False)
+        out += _indented([f"{unit.unit}: {unit.reason}" for unit in summary.units], _UNITS_SHOWN, unlisted=False)
     if retry := sum(group.documents for group in summary.reasons if group.can_change):
         out.append(f"--retry-errors tries {counted(retry, 'document')} again")
     return "\n".join(out)
@@ -139,9 +139,6 @@ def _for_spreadsheets(table: pa.Table) -> pa.Table:
 
 def write_letters(output: str, path: str) -> int:
     """Writes all dead letters of a run into a local file, whole or not at all; how many there are.
-
-    Args:
-        output, path: the run's folder, and the file, whose suffix says the format.
 
     Raises:
         ConfigError: the suffix is not of _FORMATS, or the file cannot be written.

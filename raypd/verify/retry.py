@@ -90,7 +90,7 @@ def retry_errors(
         raise ConfigError(f"output.path {output}: no run here, so nothing to retry; run it without --retry-errors")
     manifest.check(config, output)
     retries = storage.join(output, layout.RETRIES)
-    with held(retries, driver.say) as own:
+    with held(retries, driver.say) as lease:
         number = max((int(name) for name in storage.folders(retries) if name.isdigit()), default=0)
         if not number or storage.exists(storage.join(_folder(output, number), layout.RETRIED)):
             number += 1  # else the one before was cut off
@@ -109,8 +109,8 @@ def retry_errors(
             raise RunError(f"{folder}: its plan is gone; delete this folder and run the same command again")
         inner = config.model_copy(update={"output": OutputConfig(path=folder)})
         driver.run_extract(inner, verbose=verbose, build=build, planned=plan)
-        if own.lost is not None:
-            raise RunError(f"{own.lost}; the same command goes on")
+        if lease.lost is not None:
+            raise RunError(f"{lease.lost}; the same command goes on")
         result = _merge_all(output, folder, plan, result)
         # What the retry took in time and money is the run's: its sessions and bills become those of the run.
         for part in (layout.SESSIONS, layout.LEDGER):
@@ -143,9 +143,9 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
             return unit, [], 0, summary.retries
         _, table = commit.read_table(output, unit.id, ["source", "row", "status", "error"], path)
         rows, left_out = [], 0
-        for number, own in enumerate(_documents(table).values()):  # in the order of the unit's documents
-            errors = [row["error"] for row in own if row["status"] != "ok"]
-            if errors and not everything and all(dead_letters.of_input(own[0]["source"], error) for error in errors):
+        for number, answers in enumerate(_documents(table).values()):  # in the order of the unit's documents
+            errors = [row["error"] for row in answers if row["status"] != "ok"]
+            if errors and not everything and all(dead_letters.of_input(answers[0]["source"], e) for e in errors):
                 left_out += 1
             elif errors:
                 rows.append(number)
@@ -169,10 +169,10 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
 
 def _documents(table: pa.Table) -> dict[tuple[str, int], list[dict[str, Any]]]:
     """(source, row) -> its rows, of every document, in order."""
-    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    documents: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in table.to_pylist():
-        found.setdefault((row["source"], row["row"]), []).append(row)
-    return found
+        documents.setdefault((row["source"], row["row"]), []).append(row)
+    return documents
 
 
 def _merge_all(output: str, folder: str, plan: Plan, before: Retried) -> Retried:
@@ -224,7 +224,7 @@ def merged(old: pa.Table, fresh: pa.Table) -> pa.Table:
     for place, was in _documents(old).items():
         now = again.get(place, [])
         attempts = max(row["attempts"] for row in was) + max((row["attempts"] for row in now), default=0)
-        errors, before = (sum(row["status"] != "ok" for row in own) for own in (now, was))
+        errors, before = (sum(row["status"] != "ok" for row in answers) for answers in (now, was))
         better = now and errors <= before
         rows += [{**row, "attempts": attempts} for row in (now if better else was)]
     return pa.Table.from_pylist(rows, old.schema.remove_metadata())

@@ -39,20 +39,12 @@ class Scratch(ExitStack):
         self._connection.execute("SET enable_progress_bar = false")
 
     def create(self, name: str, schema: pa.Schema) -> None:
-        """Makes an empty table.
-
-        Args:
-            name, schema: of the table.
-        """
+        """Makes an empty table."""
         self._buffers[name] = [schema.empty_table()]
         self._connection.from_arrow(schema.empty_table()).create(name)
 
     def add(self, name: str, rows: pa.Table | list[dict[str, Any]]) -> None:
-        """Appends to a table.
-
-        Args:
-            name, rows: of the table; they have its columns.
-        """
+        """Appends rows, which have the columns of the table."""
         buffer = self._buffers[name]
         table = pa.Table.from_pylist(rows, buffer[0].schema) if isinstance(rows, list) else rows
         with self._lock:
@@ -83,15 +75,11 @@ class Scratch(ExitStack):
 
     def rows(self, sql: str) -> Iterator[dict[str, Any]]:
         """The rows of a query, streamed. One query at a time."""
-        for found in self.batches(sql, 10_000):
-            yield from found.to_pylist()
+        for batch in self.batches(sql, 10_000):
+            yield from batch.to_pylist()
 
     def batches(self, sql: str, rows: int) -> Iterator[pa.RecordBatch]:
-        """The result of a query, streamed. One query at a time.
-
-        Args:
-            sql, rows: the query, and how many rows a batch has; the last one may have fewer.
-        """
+        """The result of a query in batches of so many rows, streamed. One query at a time."""
         self._flush()
         yield from self._connection.sql(sql).to_arrow_reader(rows)
 

@@ -14,10 +14,7 @@ def objects(root: str) -> list[str]:
 
 
 def read_object(path: str, columns: list[str] | None = None) -> pa.Table:
-    """The rows of an object.
-
-    Args:
-        path, columns: of the object, and which of them to read; None: all.
+    """The rows of an object. columns: None: all.
 
     Raises:
         Damaged: the object is damaged or gone.
@@ -33,11 +30,7 @@ def read_object(path: str, columns: list[str] | None = None) -> pa.Table:
 
 
 def write_object(path: str, table: pa.Table) -> None:
-    """Writes an object with checksums, in place of one that a session which was cut off has written.
-
-    Args:
-        path, table: of the object, and its rows.
-    """
+    """Writes an object with checksums, in place of one that a session which was cut off has written."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     storage.put(path, sink.getvalue().to_pybytes())

@@ -92,15 +92,11 @@ class Verification:
         wrong += [] if self.damaged_allowed else [self.damaged_input]
         return not self.delta and not any(finding.documents or finding.units for finding in wrong)
 
-    def add_counts(self, scratch: Scratch, wanted: str, found: str) -> None:
-        """Counts the documents of two tables.
-
-        Args:
-            scratch, wanted, found: tables and the names of two: what should be there, and what is, with a column ok.
-        """
-        self.documents = scratch.number(f"SELECT count(*) FROM {wanted}")
-        self.ok = scratch.number(f"SELECT count(*) FROM {found} WHERE ok")
-        self.found = scratch.number(f"SELECT count(*) FROM {found}")
+    def add_counts(self, scratch: Scratch, expected: str, present: str) -> None:
+        """Counts the documents of two tables: those that should be there, and those that are (with a column ok)."""
+        self.documents = scratch.number(f"SELECT count(*) FROM {expected}")
+        self.ok = scratch.number(f"SELECT count(*) FROM {present} WHERE ok")
+        self.found = scratch.number(f"SELECT count(*) FROM {present}")
         self.failed = self.found - self.ok
 
     def to_json(self) -> str:
@@ -165,23 +161,13 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
 
 
 def add_documents(scratch: Scratch, documents: Sequence[Document], unit: str, committed: bool) -> None:
-    """Adds documents of the input to the table `input`.
-
-    Args:
-        scratch, documents: where the table is, and what to add.
-        unit, committed: the id of their unit, and whether it has an object.
-    """
-    own = {"object": unit, "committed": committed}
-    scratch.add("input", [{"id": d.id, "source": d.source, "row": d.place, **own} for d in documents])
+    """Adds documents of the input to the table `input`. committed: whether their unit has an object."""
+    shared = {"object": unit, "committed": committed}
+    scratch.add("input", [{"id": d.id, "source": d.source, "row": d.place, **shared} for d in documents])
 
 
 def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
-    """Adds the rows of an object to the table `output`.
-
-    Args:
-        scratch, table: where `output` is, and the rows.
-        object: what a finding calls the object: its unit, or its path.
-    """
+    """Adds an object's rows to the table `output`. object: what a finding calls it: its unit, or its path."""
     parts: Sequence[Any] = ["one"] * len(table)
     if "turn" in table.column_names:  # generation: a row a sample and turn
         of_row = [table[name].cast("string") for name in ("sample", "turn")]
