@@ -92,11 +92,11 @@ INSTANCES = {row["instance_type"]: Instance(*row.values()) for row in _csv("inst
 def hosted(cost: CostConfig) -> list[HostedPrice]:
     """The list prices of hosted batch services: those of cost.hosted_prices, and the others that come with raypd."""
     listed = {row["model"]: HostedPrice(*row.values()) for row in _csv("hosted_batch.csv")}  # type: ignore[arg-type]
-    own = {
+    configured = {
         model: HostedPrice(model, sent, written, "", f"cost.hosted_prices.{model}")
         for model, (sent, written) in cost.hosted_prices.items()
     }
-    return [*own.values(), *(price for model, price in listed.items() if model not in own)]
+    return [*configured.values(), *(price for model, price in listed.items() if model not in configured)]
 
 
 @cache
@@ -149,9 +149,9 @@ def write_refreshed(table: Table) -> Path:
 
 def table() -> Table:
     """Shipped and refreshed prices; of two for one key the newer. Raises ConfigError at a damaged refreshed file."""
-    known = shipped()
-    newer = {key: own for key, own in refreshed().items() if key not in known or own.date >= known[key].date}
-    return known | newer
+    prices = shipped()
+    newer = {key: row for key, row in refreshed().items() if key not in prices or row.date >= prices[key].date}
+    return prices | newer
 
 
 def price(
