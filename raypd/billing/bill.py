@@ -41,13 +41,7 @@ def ended(worker: WorkerTime, until: float, final: bool) -> float | None:
 
 
 def settled(worker: WorkerTime, until: float, final: bool) -> Seconds:
-    """A worker's seconds; those of open units are lost when it has ended.
-
-    Args:
-        worker: its last report.
-        until: unix second up to which is asked.
-        final: whether no worker goes on after that.
-    """
+    """A worker's seconds up to the unix second `until`; those of open units are lost when it has ended."""
     seconds = replace(worker.seconds)
     if ended(worker, until, final) is not None:
         for prefill, decode in worker.open.values():

@@ -58,13 +58,7 @@ class Book:
             return True
 
     def see(self, nodes: Iterable[NodeTime], runs: int, now: float) -> None:
-        """Takes down what the cluster is like.
-
-        Args:
-            nodes: all of it, with their prices.
-            runs: of raypd that are on it.
-            now: unix second of the look.
-        """
+        """Notes all nodes of the cluster and how many runs of raypd are on it, at the unix second `now`."""
         with self._lock:
             there = {node.node: node for node in nodes}
             for name, node in there.items():
@@ -176,9 +170,6 @@ def _totals(of: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[M
 def read(output: str, session: str) -> Bill | None:
     """A session's bill as it stands in its file; None where there is none.
 
-    Args:
-        output, session: the run's folder, and the session's id.
-
     Raises:
         OSError, RecordError: the file cannot be read, or is damaged.
     """
@@ -188,12 +179,7 @@ def read(output: str, session: str) -> Bill | None:
 
 
 def write(output: str, bill: Bill) -> None:
-    """Puts a bill's file whole. Raises OSError.
-
-    Args:
-        output: the run's folder.
-        bill: of one of its sessions.
-    """
+    """Writes the file of a session's bill into the run's folder `output`, whole or not at all. Raises OSError."""
     records.write(_path(output, bill.session), bill, indent=None)
 
 
@@ -245,12 +231,7 @@ def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
 
 
 def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
-    """The bills of all sessions, summed; None without any.
-
-    Args:
-        output: the run's folder.
-        units: all that are committed, whose documents and tokens are brought into the bills.
-    """
+    """The bills of all sessions, brought up to all committed `units` and summed; None without any."""
     by_session, documents = defaultdict(list), 0
     for unit in units:
         by_session[unit.session].append(unit)
@@ -263,12 +244,7 @@ def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
 
 
 def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | None:
-    """The run's bill: its sessions' together; None without any.
-
-    Args:
-        bills: of the sessions.
-        documents: that are committed; None: as the bills count them.
-    """
+    """The bills of a run's sessions, summed; None without any. documents: committed; None: as the bills count them."""
     if not bills:
         return None
     usd = round(sum(bill.usd for bill in bills), 6)

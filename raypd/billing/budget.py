@@ -41,10 +41,9 @@ def reached(budget: float, spent: float, done: int, documents: int, exact: bool 
     """The message at the end of the money.
 
     Args:
-        budget: USD.
-        spent: USD of all sessions.
-        done, documents: those that are committed, and all of the run.
-        exact: whether all were counted, not estimated.
+        budget, spent: USD, of all sessions.
+        done, documents: committed ones, and all of the run.
+        exact: whether `documents` was counted, not estimated.
     """
     of = ("" if exact else "about ") + counted(documents, "document")
     now = f"cost.budget_usd {usd(budget)} is reached: {count(done)} of {of} done for {usd(spent)}"

@@ -90,12 +90,7 @@ class Meter:
             self._units[unit] = UnitUsage()
 
     def documents(self, unit: str, categories: Iterable[str]) -> None:
-        """Counts the documents of a unit.
-
-        Args:
-            unit: its id.
-            categories: of each document.
-        """
+        """Counts the documents of a unit, by the category of each."""
         with self._lock:
             for name in categories:
                 self._units[unit].categories.setdefault(name, zero())["documents"] += 1
@@ -123,13 +118,7 @@ class Meter:
         return done
 
     def commit(self, unit: str, done: UnitUsage, ok: int, failed: int) -> None:
-        """The unit is in the output by this attempt.
-
-        Args:
-            unit: its id.
-            done: what `end` returned.
-            ok, failed: documents of it.
-        """
+        """The unit is in the output by this attempt. done: what `end` returned; ok, failed: its documents."""
         with self._lock:
             self._units.pop(unit, None)
             self._ok += ok

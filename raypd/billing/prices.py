@@ -196,15 +196,7 @@ def price(
 def price_or_bound(
     instance_type: str | None, region: str | None, market: Market | None, cost: CostConfig, **where: Any
 ) -> Price | None:
-    """As `price`; for a spot machine without a known spot price the on-demand price, which it cannot pass.
-
-    Args:
-        instance_type, region, market, cost: as `price` takes them.
-        where: its `zone` and `known`.
-
-    Returns:
-        None where neither price is known.
-    """
+    """As `price`; for an unknown spot price its bound, the on-demand price; None: neither. where: `zone`, `known`."""
     with contextlib.suppress(PriceUnknown):
         return price(instance_type, region, market, cost, **where)
     if (market or cost.market) == "spot":

@@ -126,15 +126,7 @@ def _spot(region: str) -> Table:
 
 
 def show(region: str, instance_type: str | None = None) -> None:
-    """Prints what is known of a region.
-
-    Args:
-        region: of AWS.
-        instance_type: that is shown alone; None: all.
-
-    Raises:
-        ConfigError: nothing is known.
-    """
+    """Prints the known prices of an AWS region. Raises ConfigError where none is known."""
     table = pricing.table()
     types = [t for t in INSTANCES if instance_type is None or t == instance_type]
     if not types:

@@ -61,10 +61,7 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
 
 
 def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool = False) -> Estimate:
-    """Makes the estimate.
-
-    Args:
-        config, options, verbose: as those of `run`.
+    """Makes the estimate. The arguments are those of `run`.
 
     Raises:
         ConfigError, InputError, ModelError: before anything is measured.

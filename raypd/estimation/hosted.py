@@ -32,13 +32,7 @@ def counter(config: RunConfig) -> Callable[[str], int]:
 
 
 def count(config: RunConfig, cost: DocumentCost, tokens: Callable[[str], int]) -> None:
-    """Fills in `hosted_input` and `hosted_output` of a document that was answered.
-
-    Args:
-        config: that it was answered with.
-        cost: of the document.
-        tokens: of a text.
-    """
+    """Fills in `hosted_input` and `hosted_output` of an answered document. tokens: counts those of a text."""
     if isinstance(config.task, GenerationConfig):  # what was drafted, and answers that share a prompt, count once
         prompt_tokens = [json.loads(row["counters"])["prompt_tokens"] for row in cost.rows if row["sample"] == 0]
         cost.hosted_input, cost.hosted_output = sum(prompt_tokens), sum(row["tokens"] for row in cost.rows)
@@ -53,13 +47,7 @@ def count(config: RunConfig, cost: DocumentCost, tokens: Callable[[str], int]) -
 
 
 def estimates(cost: CostConfig, documents: Array, sent: Array, written: Array) -> list[HostedEstimate]:
-    """The price at every service, the cheapest first.
-
-    Args:
-        cost: has prices of the user's own.
-        documents: of the corpus.
-        sent, written: tokens of a document.
-    """
+    """The price of a corpus at every service, the cheapest first. sent, written: tokens of one document."""
     services = []
     for price in hosted(cost):
         each = (sent * price.input + written * price.output) / 1e6

@@ -132,11 +132,8 @@ def bill(documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead:
     corpus has few units: no more workers start than have as many as one overlaps.
 
     Args:
-        documents: of the corpus.
         seconds: of one worker, for a document.
         kind: of every node; its head node is billed, too.
-        nodes: that decode.
-        overhead: what comes on top.
     """
     workers, unit = nodes * kind.workers, overhead.unit_documents
     last_unit = unit / 4 if unit >= _CUT_UNIT and documents[0] >= _CUT_UNITS * unit else unit

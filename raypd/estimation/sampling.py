@@ -115,7 +115,7 @@ def scan(config: RunConfig) -> Scan:
     plan = planner.plan(config)
     places = _places(plan.units, max(1.0, plan.documents / max(plan.units, 1)))
     chosen: list[Unit] = []
-    seen: list[ScannedDocument] = []
+    scanned: list[ScannedDocument] = []
     counts: list[int] = []
     problem: InputError | None = None
     for place, unit in enumerate(plan):
@@ -126,19 +126,19 @@ def scan(config: RunConfig) -> Scan:
         except InputError as error:
             problem = error
             continue
-        seen += [
+        scanned += [
             ScannedDocument(len(chosen), row, *kind_of(document, config)) for row, document in enumerate(documents_read)
         ]
         chosen.append(unit)
         counts.append(len(documents_read))
-    if not seen:
+    if not scanned:
         raise problem or InputError("no unit of the input holds a document")
     if len(chosen) == plan.units or plan.exact:
-        documents = estimator.exact(len(seen) if len(chosen) == plan.units else plan.documents)
+        documents = estimator.exact(len(scanned) if len(chosen) == plan.units else plan.documents)
     else:  # a range of lines tells its bytes and not its documents
         rng = np.random.default_rng(SEED)
         documents = estimator.ratio(counts, [unit.bytes for unit in chosen], rng, plan.units) * plan.bytes
-    return Scan(chosen, counts, seen, documents, plan.units)
+    return Scan(chosen, counts, scanned, documents, plan.units)
 
 
 def _places(planned: int, per_unit: float) -> set[int]:

@@ -65,7 +65,7 @@ class Search:
     """floor: what a setting's agreement must reach. types: (dtype, quantization) of weights to try. vllm: whether the
     worker has it.
 
-    wanted: the reference that was asked for. show: is called with each trial, and whether it is the reference.
+    reference_kind: the reference that was asked for. show: is called with each trial, and whether it is the reference.
     reference: the first trial, or the one after it where that was poor.
     """
 
@@ -74,7 +74,7 @@ class Search:
     floor: Floor
     types: Sequence[tuple[str, str]] = ()
     vllm: bool = False
-    wanted: Reference = "auto"
+    reference_kind: Reference = "auto"
     show: Callable[[Trial, bool], None] = lambda trial, reference: None
     reference: Trial = field(init=False)
     trials: list[Trial] = field(default_factory=list)
@@ -148,9 +148,9 @@ class Search:
     def _refer(self) -> None:
         """Measures the reference."""
         extraction = self.config.task.kind == "extraction"
-        if self.wanted != "guided" or not extraction:
+        if self.reference_kind != "guided" or not extraction:
             self._try({"decoding.method": "autoregressive"}, reference=True)
-        if extraction and (self.wanted == "guided" or (self.wanted == "auto" and self._poor())):
+        if extraction and (self.reference_kind == "guided" or (self.reference_kind == "auto" and self._poor())):
             self._try({"decoding.method": "guided"}, reference=True)
 
     def _poor(self) -> bool:

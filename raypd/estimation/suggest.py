@@ -47,7 +47,7 @@ _EXAMPLE = (
 
 
 @dataclass
-class _Found:
+class _NamedAttribute:
     """What was named as one attribute: its spellings, and a value of every document that has it."""
 
     names: Counter[str] = field(default_factory=Counter)
@@ -79,12 +79,12 @@ class _CategoryCounts:
     """Its sampled documents, and what they state by the bare name."""
 
     documents: int = 0
-    found: dict[str, _Found] = field(default_factory=dict)
+    attributes: dict[str, _NamedAttribute] = field(default_factory=dict)
 
-    def proposed(self) -> list[_Found]:
+    def proposed(self) -> list[_NamedAttribute]:
         """The most frequent, and none that one document of several alone has."""
         least = 2 if self.documents >= 4 else 1
-        kept = [item for item in self.found.items() if len(item[1].values) >= least]
+        kept = [item for item in self.attributes.items() if len(item[1].values) >= least]
         return [named for _, named in sorted(kept, key=lambda item: (-len(item[1].values), item[0]))[:MOST]]
 
 
@@ -117,7 +117,7 @@ class Suggestion:
                 self.invented += 1
             elif key not in stated_keys:
                 stated_keys.add(key)
-                named = counts.found.setdefault(key, _Found())
+                named = counts.attributes.setdefault(key, _NamedAttribute())
                 named.names[name] += 1
                 named.values.append(value)
 
