@@ -45,7 +45,7 @@ from raypd.dataset import writer
 from raypd.dataset.reader import read_table
 from raypd.errors import ConfigError, RunError
 from raypd.estimation import estimator, sampling
-from raypd.estimation.estimate import check_model, check_sample, with_changes
+from raypd.estimation.checks import check_model, check_sample, with_changes
 from raypd.estimation.profile import Profiler
 from raypd.run.records import Figure, NodeTime, WorkerTime
 from raypd.tasks import columns

@@ -41,13 +41,7 @@ def ended(worker: WorkerTime, until: float, final: bool) -> float | None:
 
 
 def settled(worker: WorkerTime, until: float, final: bool) -> Seconds:
-    """A worker's seconds; those of open units are lost when it has ended.
-
-    Args:
-        worker: its last report.
-        until: unix second up to which is asked.
-        final: whether no worker goes on after that.
-    """
+    """A worker's seconds up to the unix second `until`; those of open units are lost when it has ended."""
     seconds = replace(worker.seconds)
     if ended(worker, until, final) is not None:
         for prefill, decode in worker.open.values():
@@ -60,15 +54,15 @@ def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
 
     Without any weight there is nothing to share by: all are 0.
     """
-    whole = sum(weights.values())
-    if whole <= 0:
+    weight_sum = sum(weights.values())
+    if weight_sum <= 0:
         return dict.fromkeys(weights, 0)
-    exact = {name: total * (weight / whole) for name, weight in weights.items()}
+    exact = {name: total * (weight / weight_sum) for name, weight in weights.items()}
     shares = {name: int(value) for name, value in exact.items()}
-    left = total - sum(shares.values())
+    remaining = total - sum(shares.values())
     order = sorted((n for n in weights if weights[n] > 0), key=lambda n: (shares[n] - exact[n], n))
-    for i in range(abs(left)):  # at most one each, but for what floats cannot hold of huge totals
-        shares[order[i % len(order)]] += 1 if left > 0 else -1
+    for i in range(abs(remaining)):  # at most one each, but for what floats cannot hold of huge totals
+        shares[order[i % len(order)]] += 1 if remaining > 0 else -1
     return shares
 
 
@@ -112,8 +106,8 @@ def make(
     for node in nodes:
         start, end = interval(node, began, until)
         usd[node.node] = round(shared_seconds(start, end, shares) * node.usd_per_hour / 3600 * MICRO)
-        own = [worker for worker in workers if worker.node == node.node]
-        spent = _node_seconds(node, own, start, end, until, final)
+        node_workers = [worker for worker in workers if worker.node == node.node]
+        spent = _node_seconds(node, node_workers, start, end, until, final)
         for name, value in spent.items():
             seconds[name] += value
         # Time so short that nobody did anything in it is still money.
@@ -156,5 +150,5 @@ def usd(micro: int) -> float:
 
 def shared_out(total: int, counts: Mapping[str, Counts]) -> dict[str, Counts]:
     """`counts` by name with the money of each: the whole bill in proportion to the busy seconds behind it."""
-    money = apportion(total, {name: own["seconds"] for name, own in counts.items()})
-    return {name: {**own, "usd": usd(money[name])} for name, own in counts.items()}
+    money = apportion(total, {name: count["seconds"] for name, count in counts.items()})
+    return {name: {**count, "usd": usd(money[name])} for name, count in counts.items()}

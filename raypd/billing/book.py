@@ -43,26 +43,22 @@ class Book:
         self.last, self._token_usd = last, token_usd
         self._watts_per_gpu, self._co2e_grams_per_kwh = watts_per_gpu, co2e_grams_per_kwh
         self._lock = threading.RLock()
-        self.nodes = {own.node: replace(own, began=own.began if own.came is None else own.came) for own in last.nodes}
-        self.workers = {own.worker: replace(own, ended=None) for own in last.workers}  # the last report of each
+        self.nodes = {
+            entry.node: replace(entry, began=entry.began if entry.came is None else entry.came) for entry in last.nodes
+        }
+        self.workers = {entry.worker: replace(entry, ended=None) for entry in last.workers}  # the last report of each
 
     def take(self, report: WorkerTime) -> bool:
         """A worker's report; False when a later one is here already."""
         with self._lock:
-            known = self.workers.get(report.worker)
-            if self.last.final or (known is not None and known.sequence >= report.sequence):
+            earlier = self.workers.get(report.worker)
+            if self.last.final or (earlier is not None and earlier.sequence >= report.sequence):
                 return False
             self.workers[report.worker] = report
             return True
 
     def see(self, nodes: Iterable[NodeTime], runs: int, now: float) -> None:
-        """Takes down what the cluster is like.
-
-        Args:
-            nodes: all of it, with their prices.
-            runs: of raypd that are on it.
-            now: unix second of the look.
-        """
+        """Notes all nodes of the cluster and how many runs of raypd are on it, at the unix second `now`."""
         with self._lock:
             there = {node.node: node for node in nodes}
             for name, node in there.items():
@@ -87,11 +83,13 @@ class Book:
         """What is to be paid up to a time, in micro-dollars."""
         with self._lock:
             nodes, workers = list(self.nodes.values()), list(self.workers.values())
-            made = billing.make(nodes, workers, self.last.began, until, shares=self.last.shares, final=self.last.final)
+            charges = billing.make(
+                nodes, workers, self.last.began, until, shares=self.last.shares, final=self.last.final
+            )
         totals = self.totals()
         prompt, answer = totals["prefill_tokens"] + totals["shared_tokens"], totals["decode_tokens"]
         tokens = round(prompt * self._token_usd[0] + answer * self._token_usd[1])
-        return replace(made, parts={**made.parts, "endpoint": tokens}, total=made.total + tokens)
+        return replace(charges, parts={**charges.parts, "endpoint": tokens}, total=charges.total + tokens)
 
     def close(self, now: float) -> None:
         """No report counts after this, and open units are lost."""
@@ -101,7 +99,7 @@ class Book:
     def totals(self) -> dict[str, int]:
         with self._lock:
             workers = list(self.workers.values())
-        return _totals(workers, [own for worker in workers for own in worker.categories.values()])
+        return _totals(workers, [count for worker in workers for count in worker.categories.values()])
 
     def bill(self, now: float) -> Bill:
         """The bill as it stands, with all that the book knows."""
@@ -111,7 +109,7 @@ class Book:
             point = [round(until, 3), billing.usd(charges.total), totals["documents"], totals["failed"]]
             workers = list(self.workers.values())
             by_category = [each for worker in workers for each in worker.categories.items()]
-            by_method = [(worker.method, own) for worker in workers for own in worker.categories.values()]
+            by_method = [(worker.method, count) for worker in workers for count in worker.categories.values()]
             self.last = replace(
                 self.last,
                 until=until,
@@ -155,25 +153,22 @@ def _with_point(series: list[list[float]], point: list[float]) -> list[list[floa
 
 def added(counts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Counts]:
     """Counts by name, those of one name together, as a bill has them."""
-    found: dict[str, Counts] = {}
-    for name, own in counts:
-        total = found.setdefault(name, zero())
-        for key, value in own.items():
+    totals: dict[str, Counts] = {}
+    for name, count in counts:
+        total = totals.setdefault(name, zero())
+        for key, value in count.items():
             total[key] = total.get(key, 0) + value
-    return dict(sorted(found.items()))
+    return dict(sorted(totals.items()))
 
 
 def _totals(of: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[Mapping[str, float]]) -> dict[str, int]:
-    ok, failed = (sum(getattr(one, name) for one in of) for name in ("ok", "failed"))
-    found = {name: int(sum(own.get(name, 0) for own in tokens)) for name in COUNTS[1:]}
-    return {"documents": ok + failed, "ok": ok, "failed": failed, **found}
+    ok, failed = (sum(getattr(item, name) for item in of) for name in ("ok", "failed"))
+    tokens_by_name = {name: int(sum(count.get(name, 0) for count in tokens)) for name in COUNTS[1:]}
+    return {"documents": ok + failed, "ok": ok, "failed": failed, **tokens_by_name}
 
 
 def read(output: str, session: str) -> Bill | None:
     """A session's bill as it stands in its file; None where there is none.
-
-    Args:
-        output, session: the run's folder, and the session's id.
 
     Raises:
         OSError, RecordError: the file cannot be read, or is damaged.
@@ -184,26 +179,21 @@ def read(output: str, session: str) -> Bill | None:
 
 
 def write(output: str, bill: Bill) -> None:
-    """Puts a bill's file whole. Raises OSError.
-
-    Args:
-        output: the run's folder.
-        bill: of one of its sessions.
-    """
+    """Writes the file of a session's bill into the run's folder `output`, whole or not at all. Raises OSError."""
     records.write(_path(output, bill.session), bill, indent=None)
 
 
 def read_all(output: str) -> tuple[list[Bill], list[str]]:
     """The bills of all sessions, the oldest first, and the paths of damaged files. Raises OSError."""
-    found, torn = [], []
+    intact, torn = [], []
     for name in storage.names(storage.join(output, layout.LEDGER)):
         if name.endswith(".json"):
             file = storage.join(output, layout.LEDGER, name)
             try:
-                found.append(records.read(Bill, file))
+                intact.append(records.read(Bill, file))
             except RecordError:
                 torn.append(file)
-    return sorted(found, key=lambda bill: bill.began), torn
+    return sorted(intact, key=lambda bill: bill.began), torn
 
 
 def bills(output: str) -> list[Bill]:
@@ -236,35 +226,25 @@ def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
     bill.totals = totals
     bill.categories = billing.shared_out(total, added(counts))
     if len(bill.methods) <= 1:  # a run has one
-        bill.methods = billing.shared_out(total, added((name, own) for name in bill.methods for _, own in counts))
+        bill.methods = billing.shared_out(total, added((name, count) for name in bill.methods for _, count in counts))
     return True
 
 
 def of_run(output: str, units: Iterable[UnitSummary]) -> RunCost | None:
-    """The bills of all sessions, summed; None without any.
-
-    Args:
-        output: the run's folder.
-        units: all that are committed, whose documents and tokens are brought into the bills.
-    """
-    own, documents = defaultdict(list), 0
+    """The bills of all sessions, brought up to all committed `units` and summed; None without any."""
+    by_session, documents = defaultdict(list), 0
     for unit in units:
-        own[unit.session].append(unit)
+        by_session[unit.session].append(unit)
         documents += unit.documents
-    found = [_settled(bill) for bill in bills(output)]  # who asks has ended, and so has every session before it
-    for bill in found:
-        if reconcile(bill, own[bill.session]):
+    settled = [_settled(bill) for bill in bills(output)]  # who asks has ended, and so has every session before it
+    for bill in settled:
+        if reconcile(bill, by_session[bill.session]):
             write(output, bill)
-    return summed(found, documents)
+    return summed(settled, documents)
 
 
 def summed(bills: Sequence[Bill], documents: int | None = None) -> RunCost | None:
-    """The run's bill: its sessions' together; None without any.
-
-    Args:
-        bills: of the sessions.
-        documents: that are committed; None: as the bills count them.
-    """
+    """The bills of a run's sessions, summed; None without any. documents: committed; None: as the bills count them."""
     if not bills:
         return None
     usd = round(sum(bill.usd for bill in bills), 6)

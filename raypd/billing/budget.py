@@ -41,25 +41,24 @@ def reached(budget: float, spent: float, done: int, documents: int, exact: bool 
     """The message at the end of the money.
 
     Args:
-        budget: USD.
-        spent: USD of all sessions.
-        done, documents: those that are committed, and all of the run.
-        exact: whether all were counted, not estimated.
+        budget, spent: USD, of all sessions.
+        done, documents: committed ones, and all of the run.
+        exact: whether `documents` was counted, not estimated.
     """
     of = ("" if exact else "about ") + counted(documents, "document")
     now = f"cost.budget_usd {usd(budget)} is reached: {count(done)} of {of} done for {usd(spent)}"
     if done <= 0:
         return f"{now}; the start of the workers alone may take more than that: raise cost.budget_usd"
-    rest = spent / done * max(0, documents - done)
-    wanted = math.ceil((spent + 1.15 * rest) * 100) / 100
+    remaining = spent / done * max(0, documents - done)
+    budget_needed = math.ceil((spent + 1.15 * remaining) * 100) / 100
     return (
-        f"{now} ({usd(1000 * spent / done)} per 1,000). The rest takes about {usd(rest)}: the same command with "
-        f"cost.budget_usd={wanted:.2f} goes on"
+        f"{now} ({usd(1000 * spent / done)} per 1,000). The rest takes about {usd(remaining)}: the same command with "
+        f"cost.budget_usd={budget_needed:.2f} goes on"
     )
 
 
 def need(
-    documents: int, seconds_left: float, per_worker: float, startup: float, running: int, most: int
+    documents: int, seconds_left: float, per_worker: float, startup: float, running: int, max_workers: int
 ) -> tuple[int, float]:
     """What it takes to be done in time.
 
@@ -69,7 +68,7 @@ def need(
         per_worker: documents a second.
         startup: seconds that a new worker loads, which those that run have behind them.
         running: workers.
-        most: cluster.max_workers.
+        max_workers: cluster.max_workers.
 
     Returns:
         Workers (`NEVER`: no number is enough), and the seconds until all is done by them, or by the most there may be.
@@ -81,13 +80,13 @@ def need(
         alone = documents / (per_worker * running) if running else math.inf
         return min(alone, (documents + per_worker * new * startup) / (per_worker * workers))
 
-    wanted = 1
-    while wanted < NEVER and seconds(wanted) > seconds_left:
-        if seconds_left <= (startup if wanted > running else 0):
-            wanted = NEVER
+    needed = 1
+    while needed < NEVER and seconds(needed) > seconds_left:
+        if seconds_left <= (startup if needed > running else 0):
+            needed = NEVER
             break
-        wanted = max(wanted + 1, math.ceil(wanted * 1.02))
-    return wanted, seconds(min(wanted, most))
+        needed = max(needed + 1, math.ceil(needed * 1.02))
+    return needed, seconds(min(needed, max_workers))
 
 
 def clock(seconds: float) -> str:

@@ -37,12 +37,12 @@ class UnitUsage:
     def share(self) -> None:
         """Gives every category its share of the seconds: those of prefill and decode each by the tokens."""
         for spent, count in ((self.prefill, "prefill_tokens"), (self.decode, "decode_tokens")):
-            weights = {name: own[count] for name, own in self.categories.items()}
+            weights = {name: counts[count] for name, counts in self.categories.items()}
             if not sum(weights.values()):
-                weights = {name: own["documents"] for name, own in self.categories.items()}
-            whole = sum(weights.values()) or 1
-            for name, own in self.categories.items():
-                own["seconds"] += spent * weights[name] / whole
+                weights = {name: counts["documents"] for name, counts in self.categories.items()}
+            weight_sum = sum(weights.values()) or 1
+            for name, counts in self.categories.items():
+                counts["seconds"] += spent * weights[name] / weight_sum
 
 
 class Meter:
@@ -90,12 +90,7 @@ class Meter:
             self._units[unit] = UnitUsage()
 
     def documents(self, unit: str, categories: Iterable[str]) -> None:
-        """Counts the documents of a unit.
-
-        Args:
-            unit: its id.
-            categories: of each document.
-        """
+        """Counts the documents of a unit, by the category of each."""
         with self._lock:
             for name in categories:
                 self._units[unit].categories.setdefault(name, zero())["documents"] += 1
@@ -110,10 +105,10 @@ class Meter:
         """
         with self._lock:
             for i, category in enumerate(categories):
-                own = self._units[unit].categories.setdefault(category, zero())
+                totals = self._units[unit].categories.setdefault(category, zero())
                 for name in COUNTS[1:]:
                     all_of_it = getattr(counts, name, 0)
-                    own[name] += (i + 1) * all_of_it // len(categories) - i * all_of_it // len(categories)
+                    totals[name] += (i + 1) * all_of_it // len(categories) - i * all_of_it // len(categories)
 
     def end(self, unit: str) -> UnitUsage:
         """An attempt's seconds and counts, shared by category; it stays open until `commit` or `lose`."""
@@ -123,13 +118,7 @@ class Meter:
         return done
 
     def commit(self, unit: str, done: UnitUsage, ok: int, failed: int) -> None:
-        """The unit is in the output by this attempt.
-
-        Args:
-            unit: its id.
-            done: what `end` returned.
-            ok, failed: documents of it.
-        """
+        """The unit is in the output by this attempt. done: what `end` returned; ok, failed: its documents."""
         with self._lock:
             self._units.pop(unit, None)
             self._ok += ok
@@ -142,9 +131,9 @@ class Meter:
     def lose(self, unit: str) -> None:
         """An attempt that failed; no-op for one that has ended."""
         with self._lock:
-            own = self._units.pop(unit, None)
-            if own is not None:
-                self._seconds.lose(own.prefill, own.decode)
+            usage = self._units.pop(unit, None)
+            if usage is not None:
+                self._seconds.lose(usage.prefill, usage.decode)
 
     def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
         """Runs one step of the engine and books its time; what it returns.
@@ -175,9 +164,9 @@ class Meter:
 
     def _shares(self, spent: float) -> dict[str, tuple[float, float]]:
         """Seconds of a step, (prefill, decode), by unit: as many as each had programs in it."""
-        whole = sum(self._programs.values()) or 1
+        programs = sum(self._programs.values()) or 1
         return {
-            unit: (spent * self._ratio * count / whole, spent * (1 - self._ratio) * count / whole)
+            unit: (spent * self._ratio * count / programs, spent * (1 - self._ratio) * count / programs)
             for unit, count in self._programs.items()
             if unit in self._units
         }
@@ -241,8 +230,8 @@ class Meter:
 
 
 def _plus(fed: tuple[int, int], programs: Sequence[Any]) -> tuple[int, int]:
-    prefill = sum(own.counts.prefill_tokens for own in programs)
-    return fed[0] + prefill, fed[1] + sum(own.counts.decode_tokens for own in programs)
+    prefill = sum(program.counts.prefill_tokens for program in programs)
+    return fed[0] + prefill, fed[1] + sum(program.counts.decode_tokens for program in programs)
 
 
 def joined(spans: Spans, span: tuple[float, float, str, str | None]) -> Spans:

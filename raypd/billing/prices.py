@@ -92,11 +92,11 @@ INSTANCES = {row["instance_type"]: Instance(*row.values()) for row in _csv("inst
 def hosted(cost: CostConfig) -> list[HostedPrice]:
     """The list prices of hosted batch services: those of cost.hosted_prices, and the others that come with raypd."""
     listed = {row["model"]: HostedPrice(*row.values()) for row in _csv("hosted_batch.csv")}  # type: ignore[arg-type]
-    own = {
+    configured = {
         model: HostedPrice(model, sent, written, "", f"cost.hosted_prices.{model}")
         for model, (sent, written) in cost.hosted_prices.items()
     }
-    return [*own.values(), *(price for model, price in listed.items() if model not in own)]
+    return [*configured.values(), *(price for model, price in listed.items() if model not in configured)]
 
 
 @cache
@@ -149,9 +149,9 @@ def write_refreshed(table: Table) -> Path:
 
 def table() -> Table:
     """Shipped and refreshed prices; of two for one key the newer. Raises ConfigError at a damaged refreshed file."""
-    known = shipped()
-    newer = {key: own for key, own in refreshed().items() if key not in known or own.date >= known[key].date}
-    return known | newer
+    prices = shipped()
+    newer = {key: row for key, row in refreshed().items() if key not in prices or row.date >= prices[key].date}
+    return prices | newer
 
 
 def price(
@@ -196,15 +196,7 @@ def price(
 def price_or_bound(
     instance_type: str | None, region: str | None, market: Market | None, cost: CostConfig, **where: Any
 ) -> Price | None:
-    """As `price`; for a spot machine without a known spot price the on-demand price, which it cannot pass.
-
-    Args:
-        instance_type, region, market, cost: as `price` takes them.
-        where: its `zone` and `known`.
-
-    Returns:
-        None where neither price is known.
-    """
+    """As `price`; for an unknown spot price its bound, the on-demand price; None: neither. where: `zone`, `known`."""
     with contextlib.suppress(PriceUnknown):
         return price(instance_type, region, market, cost, **where)
     if (market or cost.market) == "spot":

@@ -31,14 +31,14 @@ def refresh(regions: Sequence[str] = SHIPPED_REGIONS) -> Path:
 
     Raises ConfigError: no credentials, no right to ask, or no connection.
     """
-    found: Table = {}
+    table: Table = {}
     for region in regions:
         on_demand, spot = _on_demand(region), _spot(region)
         if not on_demand and not spot:
             raise ConfigError(f"--region {region}: AWS lists no price of any instance type there; is it a region?")
         print(f"{region}: {len(on_demand)} on-demand prices, {len({key[0] for key in spot})} types with a spot price")
-        found |= on_demand | spot
-    return pricing.write_refreshed(found)
+        table |= on_demand | spot
+    return pricing.write_refreshed(table)
 
 
 def _client(service: str, region: str) -> Any:
@@ -81,15 +81,15 @@ def _on_demand(region: str) -> Table:
         "capacitystatus": "Used",
         "marketoption": "OnDemand",
     }
-    found: Table = {}
+    table: Table = {}
     for instance_type in INSTANCES:
-        wanted = {**fixed, "instanceType": instance_type}
-        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+        criteria = {**fixed, "instanceType": instance_type}
+        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in criteria.items()]
         answer = _asked("pricing:GetProducts", partial(client.get_products, ServiceCode="AmazonEC2", Filters=filters))
         prices = {usd for text in answer["PriceList"] for usd in _hourly(json.loads(text))}
         if prices:  # an offer of 0 stands for hardware that is paid elsewhere; the filters leave one above it
-            found[instance_type, region, "on-demand"] = Price(max(prices), "AWS price list", _today())
-    return found
+            table[instance_type, region, "on-demand"] = Price(max(prices), "AWS price list", _today())
+    return table
 
 
 def _hourly(product: dict[str, Any]) -> list[float]:
@@ -114,27 +114,19 @@ def _spot(region: str) -> Table:
             for row in page["SpotPriceHistory"]:
                 key, offer = (row["InstanceType"], row["AvailabilityZone"]), (row["Timestamp"], float(row["SpotPrice"]))
                 newest[key] = max(newest.get(key, offer), offer)
-    found: Table = {}
+    table: Table = {}
     zones: dict[str, list[float]] = {}
     for (instance_type, zone), (_, usd) in newest.items():
-        found[instance_type, zone, "spot"] = Price(usd, f"AWS spot price in {zone}", _today())
+        table[instance_type, zone, "spot"] = Price(usd, f"AWS spot price in {zone}", _today())
         zones.setdefault(instance_type, []).append(usd)
     for instance_type, prices in zones.items():
         source = f"AWS spot price, mean of {len(prices)} zones"
-        found[instance_type, region, "spot"] = Price(round(fmean(prices), 6), source, _today())
-    return found
+        table[instance_type, region, "spot"] = Price(round(fmean(prices), 6), source, _today())
+    return table
 
 
 def show(region: str, instance_type: str | None = None) -> None:
-    """Prints what is known of a region.
-
-    Args:
-        region: of AWS.
-        instance_type: that is shown alone; None: all.
-
-    Raises:
-        ConfigError: nothing is known.
-    """
+    """Prints the known prices of an AWS region. Raises ConfigError where none is known."""
     table = pricing.table()
     types = [t for t in INSTANCES if instance_type is None or t == instance_type]
     if not types:
@@ -149,14 +141,17 @@ def show(region: str, instance_type: str | None = None) -> None:
         grid.add_column(head, justify="right" if head.endswith("$/h") else "left", no_wrap=True)
     grid.add_column("from", overflow="fold")
     for name in types:
-        own = INSTANCES[name]
-        found = [table.get((name, region, market)) for market in ("on-demand", "spot")]
-        gpus = f"{own.gpus} x {own.gpu} {own.gpu_memory_gib:g} GiB" if own.gpus else "none"
-        source = next((f"{price.date} {price.source}" for price in found if price is not None), "")
-        grid.add_row(name, gpus, *(f"{p.usd_per_hour:.4f}" if p is not None else "unknown" for p in found), source)
+        instance = INSTANCES[name]
+        prices = [table.get((name, region, market)) for market in ("on-demand", "spot")]
+        gpus = f"{instance.gpus} x {instance.gpu} {instance.gpu_memory_gib:g} GiB" if instance.gpus else "none"
+        source = next((f"{price.date} {price.source}" for price in prices if price is not None), "")
+        grid.add_row(name, gpus, *(f"{p.usd_per_hour:.4f}" if p is not None else "unknown" for p in prices), source)
     console = Console(highlight=False)
     console.print(grid)
     if instance_type is None:
         console.print("\nhosted batch services, list prices in $ per million tokens; check before you rely on them:")
-        for one in pricing.hosted(CostConfig()):
-            console.print(f"{one.model}: {one.input:g} in, {one.output:g} out; {one.date} {one.source}", soft_wrap=True)
+        for service in pricing.hosted(CostConfig()):
+            console.print(
+                f"{service.model}: {service.input:g} in, {service.output:g} out; {service.date} {service.source}",
+                soft_wrap=True,
+            )

@@ -94,25 +94,27 @@ class Floor:
         return self.share <= 0 or reference.of >= self.needed
 
 
-def compare(reference: Answers, other: Answers) -> Agreement:
+def compare(reference: Answers, candidate: Answers) -> Agreement:
     """The values of `other` against those of `reference`, document by document."""
     left_out = 0
     counts: list[tuple[int, int]] = []  # of each document: (values that agree, values)
-    for wanted, found in zip(reference, other, strict=True):
-        whole = {name: value for name, value in (wanted or {}).items() if value.whole}
-        left_out += 1 if wanted is None else len(wanted) - len(whole)
-        counts.append((sum((found or {}).get(name) == value for name, value in whole.items()), len(whole)))
+    for expected, actual in zip(reference, candidate, strict=True):
+        whole_values = {name: value for name, value in (expected or {}).items() if value.whole}
+        left_out += 1 if expected is None else len(expected) - len(whole_values)
+        counts.append(
+            (sum((actual or {}).get(name) == value for name, value in whole_values.items()), len(whole_values))
+        )
     agree, of = (sum(column) for column in zip((0, 0), *counts, strict=True))
     return Agreement(agree, of, left_out, _alike(counts, agree, of))
 
 
 def _alike(counts: Sequence[tuple[int, int]], agree: int, of: int) -> float:
     """How much more the share scatters than that of independent values; 1 at least, and where it does not scatter."""
-    found = np.array([one for one in counts if one[1]], float)
-    if not 0 < agree < of or len(found) < 2:
+    rows = np.array([count for count in counts if count[1]], float)
+    if not 0 < agree < of or len(rows) < 2:
         return 1.0
     share = agree / of
-    scatter = ((found[:, 0] - share * found[:, 1]) ** 2).sum() * len(found) / (len(found) - 1)
+    scatter = ((rows[:, 0] - share * rows[:, 1]) ** 2).sum() * len(rows) / (len(rows) - 1)
     return max(1.0, float(scatter / (share * (1 - share) * of)))
 
 
@@ -120,16 +122,16 @@ def values_of(cost: DocumentCost | None) -> dict[str, NormalValue] | None:
     """What a measured document was answered with; None where it failed or was not done."""
     if cost is None or cost.error is not None or not cost.rows:
         return None
-    found: dict[str, NormalValue] = {}
+    values: dict[str, NormalValue] = {}
     for row in cost.rows:
         if "values" in row:  # extraction
-            found |= {v["name"]: NormalValue(normal(v["value"]), v["status"] in _WHOLE) for v in row["values"]}
+            values |= {v["name"]: NormalValue(normal(v["value"]), v["status"] in _WHOLE) for v in row["values"]}
         elif "question" in row:
-            found[str(row["question_id"])] = NormalValue(normal(row["answer"]), row["answer_status"] in _WHOLE)
+            values[str(row["question_id"])] = NormalValue(normal(row["answer"]), row["answer_status"] in _WHOLE)
         else:
             name = f"sample {row['sample']}, turn {row['turn']}"
-            found[name] = NormalValue(normal(row["text"]), row["finish_reason"] == "stop")
-    return found
+            values[name] = NormalValue(normal(row["text"]), row["finish_reason"] == "stop")
+    return values
 
 
 def normal(value: Any) -> str | None:

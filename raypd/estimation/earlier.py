@@ -30,7 +30,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     assert options.run is not None
     run = storage.absolute(options.run)
     try:
-        theirs = with_new_names(records.read(RunRecord, storage.join(run, layout.RUN)).config)
+        earlier_config = with_new_names(records.read(RunRecord, storage.join(run, layout.RUN)).config)
     except FileNotFoundError:
         raise ConfigError(f"--from {run}: no run of raypd (it has no run.json)") from None
     except (OSError, RecordError) as error:
@@ -44,7 +44,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     rng = np.random.default_rng(sampling.SEED)
     gpu, machine = _machine(run, bills)
     speed = MethodSpeed(
-        str(theirs.get("decoding", {}).get("method", "")),
+        str(earlier_config.get("decoding", {}).get("method", "")),
         estimator.ratio([unit.busy_seconds for unit in units], documents, rng),
         f"{counted(len(units), 'unit')} of {run}, {counted(int(sum(documents)), 'document')}",
         gpu,
@@ -54,9 +54,9 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     notes = [f"it is taken that documents are as those of {run}"]
     changed = [
         f"{section}.{key}"
-        for section, mine in config.model_dump(mode="json", include={"task", "model", "decoding", "engine"}).items()
-        for key, value in mine.items()
-        if theirs.get(section, {}).get(key, value) != value
+        for section, current in config.model_dump(mode="json", include={"task", "model", "decoding", "engine"}).items()
+        for key, value in current.items()
+        if earlier_config.get(section, {}).get(key, value) != value
     ]
     if changed:
         notes.append(f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours")
@@ -68,7 +68,7 @@ def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
     """(the GPU of its workers' nodes as instance types have it, the machine in words)."""
     types = {node.instance_type for bill in bills for node in bill.nodes if node.instance_type}
     with_gpu = [INSTANCES[name] for name in types if name in INSTANCES and INSTANCES[name].gpus]
-    gpus = {gpu_kind(one) for one in with_gpu}
+    gpus = {gpu_kind(instance) for instance in with_gpu}
     if len(gpus) > 1:
         raise ConfigError(f"--from {run}: it ran on several kinds of GPU ({', '.join(sorted(gpus))}): no one speed")
     return (gpus.pop(), ", ".join(sorted(types))) if gpus else (None, "that run's machine")
@@ -81,10 +81,10 @@ def _overhead(bills: list[Bill]) -> Overhead | None:
     for bill in bills:
         nodes = {node.node: node.began for node in bill.nodes}
         unpaid.append(max(0.0, min(nodes.values(), default=bill.began) - bill.began))
-        for one in bill.workers:
-            busy = [began for began, _, kind, _ in one.spans if kind == "busy"]
+        for worker in bill.workers:
+            busy = [began for began, _, kind, _ in worker.spans if kind == "busy"]
             if busy:
-                startup.append(max(0.0, min(busy) - nodes.get(one.node, bill.began)))
+                startup.append(max(0.0, min(busy) - nodes.get(worker.node, bill.began)))
     if not startup:
         return None
     return Overhead(sum(startup) / len(startup), sum(unpaid) / len(unpaid))

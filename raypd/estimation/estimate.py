@@ -9,23 +9,21 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from raypd import storage
 from raypd.billing import prices
-from raypd.cluster.driver import Interrupted, output_folder, say
+from raypd.cluster.driver import Interrupted, output_folder
 from raypd.config import RunConfig
-from raypd.config.load import set_key
 from raypd.errors import ConfigError, RunError
 from raypd.estimation import earlier, estimator, hosted, profile, sampling
+from raypd.estimation.checks import check_model, check_sample, with_changes
 from raypd.estimation.estimator import Array
 from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
 from raypd.estimation.profile import DocumentCost, Profile
 from raypd.estimation.sampling import CorpusSample, ScannedDocument
+from raypd.estimation.views import show_estimate
 from raypd.run import layout, records
 from raypd.run.records import Estimate, RecordError, RunRecord
 from raypd.run.text import counted
@@ -56,8 +54,6 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
     if as_json:
         print(records.encoded(result).decode(), end="")
         return
-    from raypd.estimation.views import show_estimate
-
     show_estimate(result)
     if path is not None:
         print(f"estimate: {path}")
@@ -65,10 +61,7 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
 
 
 def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool = False) -> Estimate:
-    """Makes the estimate.
-
-    Args:
-        config, options, verbose: as those of `run`.
+    """Makes the estimate. The arguments are those of `run`.
 
     Raises:
         ConfigError, InputError, ModelError: before anything is measured.
@@ -116,83 +109,57 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
     notes: list[str] = []
     with profile.RemoteProfiler(config, verbose) as profiler:
         limit = max(1.0, ends - time.monotonic())
-        found = profiler.profile(config, documents, limit, f"measure {config.decoding.method}")
-        check_sample(found)
-        ours = speed_of(sample, found, notes)
+        profiled = profiler.profile(config, documents, limit, f"measure {config.decoding.method}")
+        check_sample(profiled)
+        speed = speed_of(sample, profiled, notes)
         baseline: list[MethodSpeed] = []
         if options.baseline and config.decoding.method != "autoregressive":
-            theirs = with_changes(config, {"decoding.method": "autoregressive"})
+            changed = with_changes(config, {"decoding.method": "autoregressive"})
             limit = ends - time.monotonic()
-            other = (
-                profiler.profile(theirs, documents, max(1.0, limit), "measure autoregressive") if limit >= 0 else None
+            plain = (
+                profiler.profile(changed, documents, max(1.0, limit), "measure autoregressive") if limit >= 0 else None
             )
-            if other is not None and other.documents_per_second:
-                baseline = [speed_of(sample, other, notes)]
+            if plain is not None and plain.documents_per_second:
+                baseline = [speed_of(sample, plain, notes)]
             else:
                 notes.append("there was no time to measure autoregressive decoding: raise --minutes")
     total = sample.scan.documents if options.documents is None else estimator.exact(options.documents)
     overhead = Overhead(
-        profiler.startup_seconds + found.load_seconds + found.warmup_seconds,
+        profiler.startup_seconds + profiled.load_seconds + profiled.warmup_seconds,
         profiler.unpaid_seconds + profiler.closing_seconds,
     )
-    result = assemble(config, options, total, [ours], baseline, overhead, notes + _notes(config, sample, found))
+    result = assemble(config, options, total, [speed], baseline, overhead, notes + _notes(config, sample, profiled))
     result.sample = {
         "documents": len(documents),
         "strata": len(sample.strata),
-        "seconds": round(found.seconds, 3),
-        "warmup_seconds": round(found.warmup_seconds, 3),
-        "load_seconds": round(found.load_seconds, 3),
-        "machine": found.worker.machine,
-        "complete": found.complete,
+        "seconds": round(profiled.seconds, 3),
+        "warmup_seconds": round(profiled.warmup_seconds, 3),
+        "load_seconds": round(profiled.load_seconds, 3),
+        "machine": profiled.worker.machine,
+        "complete": profiled.complete,
     }
-    _compare_hosted(config, result, total, sample, found)
+    _compare_hosted(config, result, total, sample, profiled)
     return result
 
 
-def check_model(config: RunConfig) -> None:
-    """Raises ModelError or ConfigError for what can be known before any weights are loaded."""
-    if config.model.has_weights:
-        say("checking the model")
-        from raypd.models.check_method import check_method
-        from raypd.models.load import check_model_config
-        from raypd.tasks import check_task
-
-        check_model_config(config.model, machine=False)
-        check_method(config)
-        check_task(config)
-
-
-def check_sample(found: Profile) -> None:
-    """Raises RunError where the sample gave nothing to go by."""
-    done = [cost for cost in found.costs if cost is not None]
-    failed = [cost for cost in done if cost.error is not None]
-    if not done or found.seconds <= 0:
-        raise RunError(
-            f"not one of {counted(len(found.costs), 'document')} was done in the time given: raise --minutes or lower "
-            "engine.max_num_seqs"
-        )
-    if len(failed) == len(done):
-        raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")
-
-
-def _compare_hosted(config: RunConfig, result: Estimate, total: Array, sample: CorpusSample, found: Profile) -> None:
+def _compare_hosted(config: RunConfig, result: Estimate, total: Array, sample: CorpusSample, profiled: Profile) -> None:
     """Adds to an estimate what hosted batch services would ask for the same documents."""
     tokens = hosted.counter(config)
-    for cost in found.costs:
+    for cost in profiled.costs:
         if cost is not None and cost.error is None:
             hosted.count(config, cost, tokens)
-    strata = _strata(sample, found)
+    strata = _strata(sample, profiled)
     sent, written = (_corpus_mean(sample, strata, name) for name in ("hosted_input", "hosted_output"))
     result.hosted_tokens = {"input": estimator.figure(sent), "output": estimator.figure(written)}
     result.hosted = hosted.estimates(config.cost, total, sent, written)
 
 
-def _strata(sample: CorpusSample, found: Profile) -> _Strata:
+def _strata(sample: CorpusSample, profiled: Profile) -> _Strata:
     """The strata of which something was done."""
     strata: _Strata = []
     for place, members in enumerate(sample.strata):
-        measured = zip(sample.drawn, found.costs, strict=True)
-        done = [(one, cost) for (at, one), cost in measured if at == place and cost is not None]
+        measured = zip(sample.drawn, profiled.costs, strict=True)
+        done = [(document, cost) for (number, document), cost in measured if number == place and cost is not None]
         if not done:
             continue
         if not strata or (len(strata[-1][1]) > 1 and (len(done) > 1 or len(members) == 1)):
@@ -202,30 +169,35 @@ def _strata(sample: CorpusSample, found: Profile) -> _Strata:
     return strata
 
 
-def speed_of(sample: CorpusSample, found: Profile, notes: list[str]) -> MethodSpeed:
+def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> MethodSpeed:
     """The speed over the corpus: strata by their shares, with the scatter of documents, shares and machine.
 
     For every method the bootstrap draws the same documents again, as these were measured on the same ones. notes: gets
     what the user has to know of documents that failed or were not done.
     """
-    strata = _strata(sample, found)
-    whole = sum(map(len, sample.strata))
-    if missing := whole - sum(len(members) for members, _ in strata):
-        notes.append(f"{found.method}: {missing / whole:.0%} of the corpus is of a kind of which no document was done")
+    strata = _strata(sample, profiled)
+    scanned = sum(map(len, sample.strata))
+    if missing := scanned - sum(len(members) for members, _ in strata):
+        notes.append(
+            f"{profiled.method}: {missing / scanned:.0%} of the corpus is of a kind of which no document was done"
+        )
     costs = [cost for _, done in strata for _, cost in done]
     failed = [cost for cost in costs if cost.error is not None]
     if failed:
         notes.append(
-            f"{found.method}: {len(failed)} of {counted(len(costs), 'document')} failed, the first: {failed[0].error}"
+            f"{profiled.method}: {len(failed)} of {counted(len(costs), 'document')} failed, "
+            f"the first: {failed[0].error}"
         )
-    machine = np.random.default_rng([sampling.SEED, zlib.crc32(found.method.encode())])
-    pace = estimator.ratio([took for _, took in found.samples], [expected for expected, _ in found.samples], machine)
+    machine = np.random.default_rng([sampling.SEED, zlib.crc32(profiled.method.encode())])
+    pace = estimator.ratio(
+        [took for _, took in profiled.samples], [expected for expected, _ in profiled.samples], machine
+    )
     return MethodSpeed(
-        found.method,
+        profiled.method,
         _corpus_mean(sample, strata, "seconds") * (pace / pace[0]),
-        f"measured on {found.worker.machine}, {counted(len(costs), 'document')}, {found.seconds:.0f} s",
-        found.worker.gpu,
-        found.worker.machine,
+        f"measured on {profiled.worker.machine}, {counted(len(costs), 'document')}, {profiled.seconds:.0f} s",
+        profiled.worker.gpu,
+        profiled.worker.machine,
         {name: _corpus_mean(sample, strata, name) for name in TOKENS},
     )
 
@@ -236,10 +208,10 @@ def _corpus_mean(sample: CorpusSample, strata: _Strata, name: str) -> Array:
     populations = np.array([len(members) for members, _ in strata], float)
     mean = estimator.stratified(
         values=np.array([getattr(cost, name) for _, done in strata for _, cost in done]),
-        lengths=np.array([float(one.length) for _, done in strata for one, _ in done]),
+        lengths=np.array([float(document.length) for _, done in strata for document, _ in done]),
         strata=np.repeat(np.arange(len(strata)), [len(done) for _, done in strata]),
         populations=populations * scan.documents[0] / len(scan.seen),
-        mean_lengths=np.array([np.mean([one.length for one in members]) for members, _ in strata]),
+        mean_lengths=np.array([np.mean([document.length for document in members]) for members, _ in strata]),
         rng=rng,
     )
     mean = mean * (1 - sample.unreadable / len(scan.seen))
@@ -249,16 +221,16 @@ def _corpus_mean(sample: CorpusSample, strata: _Strata, name: str) -> Array:
     totals = np.zeros(len(scan.units))
     for members, done in strata:
         each = np.mean([getattr(cost, name) for _, cost in done])
-        np.add.at(totals, [one.unit for one in members], each)
+        np.add.at(totals, [document.unit for document in members], each)
     shares = estimator.ratio(totals.tolist(), scan.counts, rng, scan.units_planned)
     return mean * (shares / shares[0])
 
 
-def _notes(config: RunConfig, sample: CorpusSample, found: Profile) -> list[str]:
+def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[str]:
     scan, notes = sample.scan, []
     if config.model.is_fake:
         notes.append("model: fake. These figures are made up: no model read the documents")
-    if not found.complete:
+    if not profiled.complete:
         notes.append("the time given ended before the sample was done: what is missing is not in the figures")
     if len(sample.documents) < _FEW:
         drawn = counted(len(sample.documents), "document")
@@ -268,55 +240,43 @@ def _notes(config: RunConfig, sample: CorpusSample, found: Profile) -> list[str]
             f"shares of categories and lengths are from {len(scan.units)} of {counted(scan.units_planned, 'unit')}"
         )
     if sample.unreadable:
-        seen = counted(len(scan.seen), "document")
-        notes.append(f"{sample.unreadable} of {seen} cannot be read: error rows in the run")
+        scanned = counted(len(scan.seen), "document")
+        notes.append(f"{sample.unreadable} of {scanned} cannot be read: error rows in the run")
     return notes
-
-
-def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """The configuration with some keys (dotted) changed. Raises ConfigError where they do not fit together."""
-    tree = config.model_dump()
-    for key, value in changes.items():
-        set_key(tree, key, value)
-    try:
-        return RunConfig.model_validate(tree)
-    except ValidationError as error:
-        why = [item["msg"].removeprefix("Value error, ") for item in error.errors()]
-        raise ConfigError("; ".join(why)) from None
 
 
 def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
     """From throughputs that were given; the corpus is planned unless its size was given."""
-    ours = _speeds(options, "--throughput", config.decoding.method if config is not None else "given")
-    theirs = _speeds(options, "--baseline-throughput", "autoregressive")
+    main = _speeds(options, "--throughput", config.decoding.method if config is not None else "given")
+    baseline = _speeds(options, "--baseline-throughput", "autoregressive")
     if options.documents is not None:
         total = estimator.exact(options.documents)
     elif config is not None:
         total = sampling.scan(config).documents
     else:
         raise ConfigError("--throughput without a configuration: give --documents, too")
-    return assemble(config, options, total, ours, theirs, None, [])
+    return assemble(config, options, total, main, baseline, None, [])
 
 
 def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSpeed]:
     """The speeds that an option gives, `[GPU=]RATE` each; without a GPU, of the one of the instance types asked for."""
-    known = {gpu_kind(i) for i in prices.INSTANCES.values() if i.gpu}
+    gpus = {gpu_kind(i) for i in prices.INSTANCES.values() if i.gpu}
     speeds = []
     for text in (options.throughput if option == "--throughput" else options.baseline_throughput) or []:
         gpu, _, rate = text.rpartition("=")
-        if gpu and gpu not in known:
-            raise ConfigError(f"{option} {text}: no instance type has a {gpu}; choose from {', '.join(sorted(known))}")
+        if gpu and gpu not in gpus:
+            raise ConfigError(f"{option} {text}: no instance type has a {gpu}; choose from {', '.join(sorted(gpus))}")
         try:
             per_second = float(rate)
         except ValueError:
             per_second = 0.0
         if not 0 < per_second < float("inf"):
             raise ConfigError(f"{option} {text}: give documents per second of one GPU, as in {option} L40S=6.28")
-        asked = {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
-        if len(asked) != 1:
+        wanted_gpus = {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
+        if len(wanted_gpus) != 1:
             raise ConfigError(
                 f"which GPU does {option} hold for? Give --instance with types of one GPU, or {option} GPU=RATE with "
-                f"one of {', '.join(sorted(known))}"
+                f"one of {', '.join(sorted(gpus))}"
             )
-        speeds.append(MethodSpeed(method, estimator.exact(1 / per_second), GIVEN, asked.pop()))
+        speeds.append(MethodSpeed(method, estimator.exact(1 / per_second), GIVEN, wanted_gpus.pop()))
     return speeds

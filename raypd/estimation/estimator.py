@@ -88,11 +88,11 @@ def _weights(strata: NDArray[np.int64], populations: Array, rng: np.random.Gener
     """Weights of the sample's members, `[1 + _DRAWS, n]`: ones, then those of resampled samples."""
     weights = np.ones((1 + _DRAWS, len(strata)))
     for stratum, population in enumerate(populations):
-        own = np.flatnonzero(strata == stratum)
-        n = len(own)
+        members = np.flatnonzero(strata == stratum)
+        n = len(members)
         if n > 1:
             drawn = rng.multinomial(n - 1, np.full(n, 1 / n), _DRAWS) * (n / (n - 1))
-            weights[1:, own] += math.sqrt(max(0.0, 1 - n / population)) * (drawn - 1)
+            weights[1:, members] += math.sqrt(max(0.0, 1 - n / population)) * (drawn - 1)
     return weights
 
 

@@ -32,16 +32,10 @@ def counter(config: RunConfig) -> Callable[[str], int]:
 
 
 def count(config: RunConfig, cost: DocumentCost, tokens: Callable[[str], int]) -> None:
-    """Fills in `hosted_input` and `hosted_output` of a document that was answered.
-
-    Args:
-        config: that it was answered with.
-        cost: of the document.
-        tokens: of a text.
-    """
+    """Fills in `hosted_input` and `hosted_output` of an answered document. tokens: counts those of a text."""
     if isinstance(config.task, GenerationConfig):  # what was drafted, and answers that share a prompt, count once
-        asked = [json.loads(row["counters"])["prompt_tokens"] for row in cost.rows if row["sample"] == 0]
-        cost.hosted_input, cost.hosted_output = sum(asked), sum(row["tokens"] for row in cost.rows)
+        prompt_tokens = [json.loads(row["counters"])["prompt_tokens"] for row in cost.rows if row["sample"] == 0]
+        cost.hosted_input, cost.hosted_output = sum(prompt_tokens), sum(row["tokens"] for row in cost.rows)
         return
     cost.hosted_input = cost.prefill_tokens + cost.shared_tokens
     cost.hosted_output = cost.decode_tokens
@@ -53,17 +47,11 @@ def count(config: RunConfig, cost: DocumentCost, tokens: Callable[[str], int]) -
 
 
 def estimates(cost: CostConfig, documents: Array, sent: Array, written: Array) -> list[HostedEstimate]:
-    """The price at every service, the cheapest first.
-
-    Args:
-        cost: has prices of the user's own.
-        documents: of the corpus.
-        sent, written: tokens of a document.
-    """
-    found = []
+    """The price of a corpus at every service, the cheapest first. sent, written: tokens of one document."""
+    services = []
     for price in hosted(cost):
         each = (sent * price.input + written * price.output) / 1e6
-        made = HostedEstimate(
+        estimate = HostedEstimate(
             model=price.model,
             input=price.input,
             output=price.output,
@@ -72,5 +60,5 @@ def estimates(cost: CostConfig, documents: Array, sent: Array, written: Array) -
             usd_per_1000=figure(1000 * each),
             usd=figure(documents * each),
         )
-        found.append(made)
-    return sorted(found, key=lambda one: one.usd_per_1000.value)
+        services.append(estimate)
+    return sorted(services, key=lambda service: service.usd_per_1000.value)

@@ -48,9 +48,9 @@ class EstimateOptions:
         for name in [*(self.instances or []), *([self.head] if self.head != "none" else [])]:
             known_type(name)
         if self.baseline and (self.throughput or self.run is not None):
-            given = "--throughput" if self.throughput else "--from"
+            option = "--throughput" if self.throughput else "--from"
             instead = "; --baseline-throughput gives its speed" if self.throughput else ""
-            raise ConfigError(f"--baseline decodes a sample, and {given} decodes nothing: leave it out{instead}")
+            raise ConfigError(f"--baseline decodes a sample, and {option} decodes nothing: leave it out{instead}")
         if self.baseline_throughput and not self.throughput:
             raise ConfigError("--baseline-throughput goes with --throughput; --baseline measures it instead")
 
@@ -132,11 +132,8 @@ def bill(documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead:
     corpus has few units: no more workers start than have as many as one overlaps.
 
     Args:
-        documents: of the corpus.
         seconds: of one worker, for a document.
         kind: of every node; its head node is billed, too.
-        nodes: that decode.
-        overhead: what comes on top.
     """
     workers, unit = nodes * kind.workers, overhead.unit_documents
     last_unit = unit / 4 if unit >= _CUT_UNIT and documents[0] >= _CUT_UNITS * unit else unit
@@ -165,7 +162,7 @@ def assemble(
     config: RunConfig | None,
     options: EstimateOptions,
     documents: Array,
-    ours: Sequence[MethodSpeed],
+    main: Sequence[MethodSpeed],
     baseline: Sequence[MethodSpeed],
     overhead: Overhead | None,
     notes: list[str],
@@ -175,8 +172,8 @@ def assemble(
     on_top = (overhead or Overhead()).in_run(config)
     of_gpu = {speed.gpu: speed for speed in baseline}
     machines: list[MachineEstimate] = []
-    for speed in ours:
-        theirs = of_gpu.get(speed.gpu)
+    for speed in main:
+        baseline_speed = of_gpu.get(speed.gpu)
         kinds = _with_gpu(speed.gpu, options, cost, notes) if speed.gpu is not None else []
         nodes = sorted({1 << i for i in range(options.nodes.bit_length())} | {options.nodes})
         if not kinds and speed.machine is not None and config is not None:
@@ -185,7 +182,7 @@ def assemble(
                 notes.append("this machine has no price: cost.prices.local (USD per hour) gives it one")
         for kind in kinds:
             each = kind.usd_per_1000(speed.seconds)
-            other = kind.usd_per_1000(theirs.seconds) if theirs is not None else None
+            baseline_price = kind.usd_per_1000(baseline_speed.seconds) if baseline_speed is not None else None
             bills = [bill(documents, speed.seconds, kind, n, on_top) for n in nodes]
             machines.append(
                 MachineEstimate(
@@ -197,22 +194,22 @@ def assemble(
                     usd_per_hour=kind.usd_per_hour,
                     price_source=kind.price_source,
                     usd_per_1000=figure(each),
-                    baseline_usd_per_1000=None if other is None else figure(other),
-                    saved_usd=None if other is None else figure(documents / 1000 * (other - each)),
+                    baseline_usd_per_1000=None if baseline_price is None else figure(baseline_price),
+                    saved_usd=None if baseline_price is None else figure(documents / 1000 * (baseline_price - each)),
                     bills=bills,
                 )
             )
-    machines.sort(key=lambda one: (one.usd_per_1000.value, one.workers))
+    machines.sort(key=lambda machine: (machine.usd_per_1000.value, machine.workers))
     if overhead is None:
         notes.append("start-up is not in the bill: it was not measured")
-    elif any(one.gpu for one in machines):
+    elif any(machine.gpu for machine in machines):
         notes.append(f"start-up is as measured here, {overhead.startup:.0f} s; the time to boot a node comes on top")
     return Estimate(
         documents=figure(documents),
-        speeds=[speed.estimate(of_gpu.get(speed.gpu)) for speed in ours],
+        speeds=[speed.estimate(of_gpu.get(speed.gpu)) for speed in main],
         baseline=[speed.estimate(None) for speed in baseline],
         machines=machines,
-        not_measured=_not_measured({speed.gpu for speed in ours}, options),
+        not_measured=_not_measured({speed.gpu for speed in main}, options),
         startup_seconds=overhead.startup if overhead is not None else None,
         notes=list(dict.fromkeys(notes)),
     )
@@ -222,8 +219,8 @@ def _not_measured(measured: set[str | None], options: EstimateOptions) -> dict[s
     """GPU -> instance types that get no figure."""
     missing: dict[str, list[str]] = {}
     for name, instance in prices.INSTANCES.items():
-        wanted = instance.gpu and (not options.instances or name in options.instances)
-        if wanted and not any(has_gpu(name, gpu) for gpu in measured):
+        listed = instance.gpu and (not options.instances or name in options.instances)
+        if listed and not any(has_gpu(name, gpu) for gpu in measured):
             missing.setdefault(instance.gpu, []).append(name)
     return missing
 
@@ -270,18 +267,18 @@ def here(config: RunConfig, machine: str) -> NodeKind:
 
 
 def _with_gpu(gpu: str, options: EstimateOptions, cost: CostConfig, notes: list[str]) -> list[NodeKind]:
-    known, market = prices.table(), cost.market or "on-demand"
-    found: list[NodeKind] = []
+    table, market = prices.table(), cost.market or "on-demand"
+    kinds: list[NodeKind] = []
     head = 0.0
     if options.head != "none" and cost.bill_head:
-        head = prices.price(options.head, None, "on-demand", cost, known=known).usd_per_hour
+        head = prices.price(options.head, None, "on-demand", cost, known=table).usd_per_hour
     for name, instance in prices.INSTANCES.items():
         if not has_gpu(name, gpu) or (options.instances and name not in options.instances):
             continue
-        price = prices.price_or_bound(name, None, None, cost, known=known)
+        price = prices.price_or_bound(name, None, None, cost, known=table)
         if price is None:
             notes.append(f"{name}: no {market} price is known in {cost.region or 'us-east-1'}")
             continue
         source = f"{price.source}, {price.date}" if price.date else price.source
-        found.append(NodeKind(name, instance.gpus, price.usd_per_hour, source, market, head, name))
-    return found
+        kinds.append(NodeKind(name, instance.gpus, price.usd_per_hour, source, market, head, name))
+    return kinds

@@ -102,20 +102,20 @@ class SteppedMeter(Meter):
     """The meter of a run, which also notes after each step how many documents are answered and what it has metered.
 
     Args:
-        most: documents that may be in flight; 0: there is no window.
+        in_flight_limit: documents that may be in flight; 0: there is no window.
         together: documents of one prompt.
     """
 
-    def __init__(self, method: str, most: int, together: int, **more: Any) -> None:
-        super().__init__(method=method, **more)
-        self._most, self._together, self._in_flight = most, together, 0
+    def __init__(self, method: str, in_flight_limit: int, together: int, **options: Any) -> None:
+        super().__init__(method=method, **options)
+        self._in_flight_limit, self._together, self._in_flight = in_flight_limit, together, 0
         self.answered: Callable[[], int] = lambda: 0
         self.readings: list[tuple[float, ...]] = []  # (answered, prefill s, decode s, prefill tokens, decode tokens)
 
     def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
         finished = super().step(engine, programs)
         running = len(engine.sequences) or engine.pending  # all are, in an engine that does not list them
-        self._in_flight = max(self._in_flight, min(self._most, self._together * (running + len(finished))))
+        self._in_flight = max(self._in_flight, min(self._in_flight_limit, self._together * (running + len(finished))))
         self.read()
         return finished
 
@@ -153,9 +153,11 @@ class Profiler:
         from raypd.models.load import has_fp8, resolve_device, resolve_dtype
 
         model, device = config.model, resolve_device(config.model.device)
-        dtype, best = (str(resolve_dtype(one, device)).removeprefix("torch.") for one in (model.dtype, "auto"))
+        dtype, best = (
+            str(resolve_dtype(dtype_name, device)).removeprefix("torch.") for dtype_name in (model.dtype, "auto")
+        )
         plain = dict.fromkeys([best, "float16"] if device.type == "cuda" else ["float32", best])
-        types = [(one, "none") for one in plain if (one, "none") != (dtype, model.quantization)]
+        types = [(dtype_name, "none") for dtype_name in plain if (dtype_name, "none") != (dtype, model.quantization)]
         vllm = importlib.util.find_spec("vllm") is not None
         if device.type != "cuda":  # bitsandbytes runs on a CPU, and slowly
             if best == "bfloat16" and model.quantization != "w8a8" and native.refusal() is None:
@@ -207,7 +209,7 @@ class Profiler:
             config.decoding.method,
             costs,
             float(spent[:2].sum()),
-            [(float(one[2:] @ rates), float(one[:2].sum())) for one in samples],
+            [(float(part[2:] @ rates), float(part[:2].sum())) for part in samples],
             loaded - began,
             max(0.0, warmed - loaded - later),
             facts,
@@ -220,26 +222,28 @@ class Profiler:
         config: RunConfig,
         parts: WorkerComponents,
         documents: Sequence[Document],
-        most: int,
+        in_flight_limit: int,
         limit: float,
     ) -> tuple[SteppedMeter, UnitState, tuple[int, int]]:
         """Answers documents round after round until the window has ended and each was answered once.
 
-        most: that may be in flight; 0: each is answered once, and there is no window.
+        in_flight_limit: documents; 0: each is answered once, and there is no window.
 
         Returns the window as well.
         """
         ends = time.monotonic() + limit
         # Twice what is in flight behind the window keeps the engine full to its end.
-        rounds = itertools.islice(itertools.cycle(documents), 4 * most + (2 if most else 1) * len(documents))
+        rounds = itertools.islice(
+            itertools.cycle(documents), 4 * in_flight_limit + (2 if in_flight_limit else 1) * len(documents)
+        )
         stream = [_copy(config, document, index, index // len(documents)) for index, document in enumerate(rounds)]
-        meter = SteppedMeter(config.decoding.method, most, documents_of_a_prompt(config))
+        meter = SteppedMeter(config.decoding.method, in_flight_limit, documents_of_a_prompt(config))
         meter.ready()
         meter.begin(_UNIT)
         queue = RequestQueue(parts, config.engine.max_num_seqs, meter)
         first = set(range(len(documents)))
         with contextlib.closing(queue), queue.unit(_UNIT) as unit, ThreadPoolExecutor(1) as pool:
-            unit.documents, unit.categories = len(stream), {one.index: str(one.index) for one in stream}
+            unit.documents, unit.categories = len(stream), {copy.index: str(copy.index) for copy in stream}
             meter.answered = lambda: len(unit.answered)
             answering = pool.submit(queue.answer, unit, stream)
             while True:
@@ -291,13 +295,13 @@ def _costs(
     answered = sorted(unit.answered)
     costs: list[DocumentCost | None] = []
     for number in range(count):
-        own = [row for row in answered if row % count == number]
-        if not own:
+        rounds = [row for row in answered if row % count == number]
+        if not rounds:
             costs.append(None)
             continue
-        fed = {name: float(np.mean([tokens.get(str(row), {}).get(name, 0.0) for row in own])) for name in TOKENS}
+        fed = {name: float(np.mean([tokens.get(str(row), {}).get(name, 0.0) for row in rounds])) for name in TOKENS}
         seconds = fed["prefill_tokens"] * float(rates[0]) + fed["decode_tokens"] * float(rates[1])
-        first = [record for record in unit.records if record.index == own[0]]
+        first = [record for record in unit.records if record.index == rounds[0]]
         error = next((record.error for record in first if record.error is not None), None)
         rows = [record.columns for record in first if record.error is None]
         costs.append(DocumentCost(seconds, **fed, rows=rows, error=error))
@@ -333,14 +337,14 @@ class RemoteProfiler(OneWorker):
 
     def facts(self, config: RunConfig) -> WorkerFacts:
         """What its machine is. Raises what `Profiler.facts` raises, RunError."""
-        found: WorkerFacts = self.call("the worker to measure on", "facts", config, progress=lambda _: None)
-        return found
+        facts: WorkerFacts = self.call("the worker to measure on", "facts", config, progress=lambda _: None)
+        return facts
 
     def profile(self, config: RunConfig, documents: Sequence[Document], limit: float, label: str) -> Profile:
         """As `Profiler.profile`, and shows under a label how far it is. RunError, too, where the process dies."""
         with _display(label) as update:
-            found: Profile = self.call(label, "profile", config, list(documents), limit, progress=update)
-            return found
+            profile: Profile = self.call(label, "profile", config, list(documents), limit, progress=update)
+            return profile
 
 
 @contextlib.contextmanager
@@ -351,8 +355,8 @@ def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     row = bar.add_task(label, total=None, done=_LOADING)
 
-    def update(at: tuple[int, int]) -> None:
-        done, total = at
+    def update(counts: tuple[int, int]) -> None:
+        done, total = counts
         text = f"{done / total:.0%} done" if total else _LOADING
         bar.update(row, total=total or None, completed=done, done=text)
         if bar.disable:

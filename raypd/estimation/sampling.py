@@ -83,26 +83,28 @@ def draw(config: RunConfig, size: int, category: str | None = None) -> CorpusSam
     Raises:
         InputError: the corpus cannot be planned, or nothing of what was scanned can be read, or is of the category.
     """
-    found = scan(config)
-    readable = [one for one in found.seen if one.category != _UNREADABLE]
+    scanned = scan(config)
+    readable = [member for member in scanned.seen if member.category != _UNREADABLE]
     if category is not None:
-        there = sorted({one.category for one in readable})
-        readable = [one for one in readable if one.category == category]
+        there = sorted({member.category for member in readable})
+        readable = [member for member in readable if member.category == category]
         if there and not readable:
             raise InputError(f"no document is of the category {category!r}; there are {', '.join(there[:20])}")
     if not readable:
-        raise InputError(f"of {counted(len(found.seen), 'document')} looked at none can be read")
+        raise InputError(f"of {counted(len(scanned.seen), 'document')} looked at none can be read")
     strata = _stratify(readable, size)
-    drawn = [(place, one) for place, (_, chosen) in enumerate(strata) for one in chosen]
+    drawn = [(place, member) for place, (_, chosen) in enumerate(strata) for member in chosen]
     random.Random(SEED).shuffle(drawn)
     # The scan kept no document, so that its memory does not grow with their length: they are read again.
-    wanted = {(one.unit, one.row) for _, one in drawn}
+    places = {(member.unit, member.row) for _, member in drawn}
     read: dict[tuple[int, int], Document] = {}
-    for unit in sorted({unit for unit, _ in wanted}):
-        rows = enumerate(read_unit(found.units[unit], config))
-        read |= {(unit, row): document for row, document in rows if (unit, row) in wanted}
-    documents = [read[one.unit, one.row] for _, one in drawn]
-    return CorpusSample(found, [own for own, _ in strata], drawn, documents, len(found.seen) - len(readable))
+    for unit in sorted({unit for unit, _ in places}):
+        rows = enumerate(read_unit(scanned.units[unit], config))
+        read |= {(unit, row): document for row, document in rows if (unit, row) in places}
+    documents = [read[member.unit, member.row] for _, member in drawn]
+    return CorpusSample(
+        scanned, [members for members, _ in strata], drawn, documents, len(scanned.seen) - len(readable)
+    )
 
 
 def scan(config: RunConfig) -> Scan:
@@ -111,30 +113,32 @@ def scan(config: RunConfig) -> Scan:
     Raises InputError where the corpus cannot be planned, or none of the units can be read.
     """
     plan = planner.plan(config)
-    wanted = _places(plan.units, max(1.0, plan.documents / max(plan.units, 1)))
+    places = _places(plan.units, max(1.0, plan.documents / max(plan.units, 1)))
     chosen: list[Unit] = []
-    seen: list[ScannedDocument] = []
+    scanned: list[ScannedDocument] = []
     counts: list[int] = []
     problem: InputError | None = None
     for place, unit in enumerate(plan):
-        if place not in wanted:
+        if place not in places:
             continue
         try:
-            found = read_unit(unit, config)
+            documents_read = read_unit(unit, config)
         except InputError as error:
             problem = error
             continue
-        seen += [ScannedDocument(len(chosen), row, *kind_of(one, config)) for row, one in enumerate(found)]
+        scanned += [
+            ScannedDocument(len(chosen), row, *kind_of(document, config)) for row, document in enumerate(documents_read)
+        ]
         chosen.append(unit)
-        counts.append(len(found))
-    if not seen:
+        counts.append(len(documents_read))
+    if not scanned:
         raise problem or InputError("no unit of the input holds a document")
     if len(chosen) == plan.units or plan.exact:
-        documents = estimator.exact(len(seen) if len(chosen) == plan.units else plan.documents)
+        documents = estimator.exact(len(scanned) if len(chosen) == plan.units else plan.documents)
     else:  # a range of lines tells its bytes and not its documents
         rng = np.random.default_rng(SEED)
         documents = estimator.ratio(counts, [unit.bytes for unit in chosen], rng, plan.units) * plan.bytes
-    return Scan(chosen, counts, seen, documents, plan.units)
+    return Scan(chosen, counts, scanned, documents, plan.units)
 
 
 def _places(planned: int, per_unit: float) -> set[int]:
@@ -161,20 +165,22 @@ def kind_of(document: Document, config: RunConfig) -> tuple[str, int]:
     return category, sum(len(str(document.fields.get(name) or "")) for name in texts)
 
 
-def _stratify(seen: Sequence[ScannedDocument], size: int) -> list[tuple[list[ScannedDocument], list[ScannedDocument]]]:
+def _stratify(
+    scanned: Sequence[ScannedDocument], size: int
+) -> list[tuple[list[ScannedDocument], list[ScannedDocument]]]:
     """Cuts documents into strata, in which rare categories share one, and draws `size` in proportion: (all, drawn)."""
     draws = random.Random(SEED)
-    size = min(size, len(seen))
+    size = min(size, len(scanned))
     by_category: dict[str, list[ScannedDocument]] = {}
-    for one in seen:
-        by_category.setdefault(one.category, []).append(one)
+    for document in scanned:
+        by_category.setdefault(document.category, []).append(document)
     groups = [by_category[name] for name in sorted(by_category, key=lambda name: (-len(by_category[name]), name))]
     common = max(1, size // 2) - 1
-    if rare := [one for group in groups[common:] for one in group]:
+    if rare := [document for group in groups[common:] for document in group]:
         groups[common:] = [rare]
     strata = []
     for group, share in zip(groups, _allocate([len(group) for group in groups], size), strict=True):
-        group.sort(key=lambda one: (one.length, one.unit, one.row))
+        group.sort(key=lambda document: (document.length, document.unit, document.row))
         bins = max(1, min(_LENGTHS, share // _PER_STRATUM))
         cuts = [round(i * len(group) / bins) for i in range(bins + 1)]
         parts = [group[a:b] for a, b in itertools.pairwise(cuts)]

@@ -65,7 +65,7 @@ class Search:
     """floor: what a setting's agreement must reach. types: (dtype, quantization) of weights to try. vllm: whether the
     worker has it.
 
-    wanted: the reference that was asked for. show: is called with each trial, and whether it is the reference.
+    reference_kind: the reference that was asked for. show: is called with each trial, and whether it is the reference.
     reference: the first trial, or the one after it where that was poor.
     """
 
@@ -74,7 +74,7 @@ class Search:
     floor: Floor
     types: Sequence[tuple[str, str]] = ()
     vllm: bool = False
-    wanted: Reference = "auto"
+    reference_kind: Reference = "auto"
     show: Callable[[Trial, bool], None] = lambda trial, reference: None
     reference: Trial = field(init=False)
     trials: list[Trial] = field(default_factory=list)
@@ -127,8 +127,8 @@ class Search:
             self._try({})
         else:
             parallel = [method for method in METHODS[self.config.task.kind] if REGISTRY[method].parallel]
-            others = [] if self.config.decoding.method in parallel else parallel
-            for base in ({}, *({"decoding.method": method} for method in others)):
+            methods = [] if self.config.decoding.method in parallel else parallel
+            for base in ({}, *({"decoding.method": method} for method in methods)):
                 self._method(base)
         if self.vllm and self.judged:
             method = "guided" if self.config.task.kind == "extraction" else "autoregressive"
@@ -137,10 +137,10 @@ class Search:
                 vllm["engine.max_num_seqs"] = _VLLM_SEQS
             if self._try(vllm).usable:
                 self._climb(vllm, "engine.max_num_seqs", _ENGINE["engine.max_num_seqs"])
-        for key, most in _ENGINE.items():
+        for key, limit in _ENGINE.items():
             best = self._best_changes()
             if self.method_of(best) != "speculative" and self._value(best, key) != "auto":
-                self._climb(best, key, most)
+                self._climb(best, key, limit)
         for dtype, quantization in self.types if self.judged else ():
             self._try({**self._best_changes(), "model.dtype": dtype, "model.quantization": quantization})
         self._repeat()
@@ -148,16 +148,16 @@ class Search:
     def _refer(self) -> None:
         """Measures the reference."""
         extraction = self.config.task.kind == "extraction"
-        if self.wanted != "guided" or not extraction:
+        if self.reference_kind != "guided" or not extraction:
             self._try({"decoding.method": "autoregressive"}, reference=True)
-        if extraction and (self.wanted == "guided" or (self.wanted == "auto" and self._poor())):
+        if extraction and (self.reference_kind == "guided" or (self.reference_kind == "auto" and self._poor())):
             self._try({"decoding.method": "guided"}, reference=True)
 
     def _poor(self) -> bool:
         """Whether values that autoregressive decoding broke keep the floor from being judged, or are most of all."""
-        found = self.reference.agreement
-        enough = Floor(min(self.floor.share, _HIGHEST)).judged(found)
-        return found.of == 0 or (found.left_out > 0 and (found.left_out > found.of or not enough))
+        agreement = self.reference.agreement
+        enough = Floor(min(self.floor.share, _HIGHEST)).judged(agreement)
+        return agreement.of == 0 or (agreement.left_out > 0 and (agreement.left_out > agreement.of or not enough))
 
     def _method(self, base: Changes) -> None:
         """The settings that only one method has, from `base`."""
@@ -177,18 +177,18 @@ class Search:
 
     def _stacks(self, base: Changes) -> list[Trial]:
         """Two documents in a prompt, four, ... as long as that is better, with as many documents at once as before."""
-        found: list[Trial] = []
+        stacks: list[Trial] = []
         batch, stack = self.config.engine.max_num_seqs, 2
         while stack <= (_MOST_STACK if batch == "auto" else min(_MOST_STACK, batch)):
             together: Changes = {"decoding.isolate": "none", "decoding.stacked_documents": stack}
             if batch != "auto":  # it counts prompts
                 together["engine.max_num_seqs"] = batch // stack
             trial = self._try({**base, **together})
-            if not trial.usable or (found and self._rank(trial) <= self._rank(found[-1])):
+            if not trial.usable or (stacks and self._rank(trial) <= self._rank(stacks[-1])):
                 break
-            found.append(trial)
+            stacks.append(trial)
             stack *= 2
-        return found
+        return stacks
 
     def _value(self, changes: Changes, key: str) -> Any:
         return changes.get(key, attrgetter(key)(self.config))
@@ -197,13 +197,13 @@ class Search:
         best = self._best()
         return best.changes if best is not None else {}
 
-    def _climb(self, start: Changes, key: str, most: int, factors: Sequence[float] = (2, 0.5)) -> None:
+    def _climb(self, start: Changes, key: str, limit: int, factors: Sequence[float] = (2, 0.5)) -> None:
         """Doubles a setting while that is better, or else halves it while that is (or other `factors`)."""
         first = best = self._try(start)
         began = int(self._value(start, key))
         for factor in factors:
             value = int(began * factor)
-            while 1 <= value <= max(most, began):
+            while 1 <= value <= max(limit, began):
                 trial = self._try({**start, key: value})
                 if not trial.usable or self._rank(trial) <= self._rank(best):
                     break
@@ -214,16 +214,16 @@ class Search:
     def _try(self, changes: Changes, reference: bool = False) -> Trial:
         """Measures a setting, once: those that come out the same are one. reference: others are compared with it."""
         changes = {key: value for key, value in changes.items() if attrgetter(key)(self.config) != value}
-        known = next((trial for trial in self.trials if trial.changes == changes), None)
-        if known is not None:
-            return known
+        earlier = next((trial for trial in self.trials if trial.changes == changes), None)
+        if earlier is not None:
+            return earlier
         best = self._best()
         trial = self.measure(changes, _CUT / best.speed if best is not None and self.agrees(best) else math.inf)
         if reference and (not self.trials or trial.error is None):
             self.reference = trial
         self.trials.append(trial)
-        for one in self.trials if trial is self.reference else [trial]:
-            self._compare(one)
+        for affected in self.trials if trial is self.reference else [trial]:
+            self._compare(affected)
         self.show(trial, trial is self.reference)
         return trial
 

@@ -23,7 +23,7 @@ from raypd.config.load import make_config
 from raypd.config.tasks import bare
 from raypd.errors import RunError
 from raypd.estimation import sampling
-from raypd.estimation.estimate import check_model, with_changes
+from raypd.estimation.checks import check_model, with_changes
 from raypd.run.text import count, counted, one_line, share
 from raypd.tasks.base import Document, Record
 from raypd.tasks.documents import text_of
@@ -47,7 +47,7 @@ _EXAMPLE = (
 
 
 @dataclass
-class _Found:
+class _NamedAttribute:
     """What was named as one attribute: its spellings, and a value of every document that has it."""
 
     names: Counter[str] = field(default_factory=Counter)
@@ -59,8 +59,8 @@ class _Found:
         spellings: dict[str, Counter[str]] = {}
         for value in self.values:
             spellings.setdefault(bare(value), Counter())[value] += 1
-        common = sorted(spellings.values(), key=lambda one: (-one.total(), min(one)))
-        shown = [one.most_common(1)[0][0] for one in common]
+        common = sorted(spellings.values(), key=lambda spelling: (-spelling.total(), min(spelling)))
+        shown = [spelling.most_common(1)[0][0] for spelling in common]
         if all(bare(value) in _BOOLEAN for value in self.values):
             return Attribute(name=name, type="boolean")
         described = f"such as {', '.join(shown[:3])}"
@@ -79,13 +79,13 @@ class _CategoryCounts:
     """Its sampled documents, and what they state by the bare name."""
 
     documents: int = 0
-    found: dict[str, _Found] = field(default_factory=dict)
+    attributes: dict[str, _NamedAttribute] = field(default_factory=dict)
 
-    def proposed(self) -> list[_Found]:
+    def proposed(self) -> list[_NamedAttribute]:
         """The most frequent, and none that one document of several alone has."""
         least = 2 if self.documents >= 4 else 1
-        kept = [item for item in self.found.items() if len(item[1].values) >= least]
-        return [one for _, one in sorted(kept, key=lambda item: (-len(item[1].values), item[0]))[:MOST]]
+        kept = [item for item in self.attributes.items() if len(item[1].values) >= least]
+        return [named for _, named in sorted(kept, key=lambda item: (-len(item[1].values), item[0]))[:MOST]]
 
 
 @dataclass
@@ -100,9 +100,9 @@ class Suggestion:
 
     def read(self, category: str, document: str, answer: str) -> None:
         """Takes the lines of an answer about a document."""
-        own = self.categories.setdefault(category, _CategoryCounts())
-        own.documents += 1
-        there, seen = bare(document), set()
+        counts = self.categories.setdefault(category, _CategoryCounts())
+        counts.documents += 1
+        there, stated_keys = bare(document), set()
         for line in filter(None, map(str.strip, answer.splitlines())):
             self.lines += 1
             match = _LINE.fullmatch(line)
@@ -115,11 +115,11 @@ class Suggestion:
             stated = bare(value) in there or (bare(value) in _BOOLEAN and key in there)
             if bare(value) in _MISSING or not stated:
                 self.invented += 1
-            elif key not in seen:
-                seen.add(key)
-                found = own.found.setdefault(key, _Found())
-                found.names[name] += 1
-                found.values.append(value)
+            elif key not in stated_keys:
+                stated_keys.add(key)
+                named = counts.attributes.setdefault(key, _NamedAttribute())
+                named.names[name] += 1
+                named.values.append(value)
 
     def told(self) -> str:
         """What was left out."""
@@ -139,10 +139,10 @@ class Suggestion:
                 text.append(f"# {one_line(name)}: nothing that several of its documents state")
                 continue
             text += [f"{json.dumps(name, ensure_ascii=False)}:", "  attributes:"]
-            for found in proposed:
-                attribute = _flow(found.attribute().model_dump(exclude_defaults=True))
-                part = share(len(found.values), category.documents)
-                text.append(f"    - {attribute}  # in {len(found.values)} of {category.documents} documents, {part}")
+            for named in proposed:
+                attribute = _flow(named.attribute().model_dump(exclude_defaults=True))
+                part = share(len(named.values), category.documents)
+                text.append(f"    - {attribute}  # in {len(named.values)} of {category.documents} documents, {part}")
         return "\n".join(text) + "\n"
 
 
@@ -162,17 +162,17 @@ def suggest(source: str, category: str | None, size: int, overrides: list[str]) 
         ConfigError, InputError, ModelError: before the model is asked; RunError: nothing came of it.
     """
     name = category or _UNNAMED
-    made = {
+    tree = {
         "input": {"path": source, "id_column": None, "category": name},
         "output": {"path": "runs/unused"},
         "task": {"categories": {name: {"attributes": [{"name": "any"}]}}},  # documents are read as for an extraction
         "decoding": {"method": "autoregressive", "max_new_tokens": 128},
     }
-    config = make_config(made, overrides)
+    config = make_config(tree, overrides)
     asking = with_changes(config, {"task": {"kind": "generation", "prompt_column": "prompt"}})
     check_model(asking)
     sample = sampling.draw(config, size, category)
-    shown = [text_of(one, config.text_columns())[:_CHARACTERS] for one in sample.documents]
+    shown = [text_of(shown_document, config.text_columns())[:_CHARACTERS] for shown_document in sample.documents]
     result = Suggestion()
     say(f"asking {config.model.name} about {counted(len(shown), 'document')}")
     for text, document, answer in zip(shown, sample.documents, _answers(asking, shown), strict=True):
@@ -180,9 +180,9 @@ def suggest(source: str, category: str | None, size: int, overrides: list[str]) 
             result.failed += 1
         else:
             result.read(sampling.kind_of(document, config)[0], text, answer)
-    if not any(one.proposed() for one in result.categories.values()):
-        more = "try a larger --sample or another model.name"
-        raise RunError(f"{config.model.name} named nothing that several documents state: {result.told()}; {more}")
+    if not any(shown_document.proposed() for shown_document in result.categories.values()):
+        advice = "try a larger --sample or another model.name"
+        raise RunError(f"{config.model.name} named nothing that several documents state: {result.told()}; {advice}")
     of = f"{counted(len(shown), 'document')} of {source}, by {config.model.name}"
     return result, of
 
@@ -204,7 +204,7 @@ def _answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
     while parts.engine.pending:
         for done in parts.engine.step():
             ended = done.tag.fail(str(done.error)) if done.error is not None else done.tag.finish(done.answer)
-            records += [one for one in ended if isinstance(one, Record)]
+            records += [ended_item for ended_item in ended if isinstance(ended_item, Record)]
     answers: list[str | None] = [None] * len(documents)
     for record in records:
         answers[record.index] = record.columns.get("text")

@@ -23,7 +23,7 @@ from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError, UserError
 from raypd.estimation import sampling
 from raypd.estimation.agreement import Floor, Judge, values_of
-from raypd.estimation.estimate import check_model, check_sample, with_changes
+from raypd.estimation.checks import check_model, check_sample, with_changes
 from raypd.estimation.estimator import exact
 from raypd.estimation.machines import NodeKind, has_gpu, here, known_type
 from raypd.estimation.profile import RemoteProfiler, WorkerFacts, most_in_flight
@@ -100,7 +100,7 @@ def tune(
         kind = _kind(config, facts, options.instance)
         if options.fresh:
             measurements.unlink(missing_ok=True)
-        about = f"{_hash([[one.id, one.fields] for one in documents])} {facts.machine}"
+        about = f"{_hash([[document.id, document.fields] for document in documents])} {facts.machine}"
         ends = time.monotonic() + _seconds(options, kind)
         trials = _Trials(config, documents, profiler, measurements, about, ends, say)
         floor = Floor(options.agreement, options.judge)
@@ -109,7 +109,7 @@ def tune(
     if best is None:
         suffices, errors = (
             _suffices(trials, options, kind),
-            [one.error for one in search.trials if one.error is not None],
+            [document.error for document in search.trials if document.error is not None],
         )
         if any(trial.usable for trial in search.trials):
             raise RunError(
@@ -146,12 +146,12 @@ def _suffices(trials: _Trials, options: TuneOptions, kind: NodeKind) -> str:
     if not trials.needed:
         return "raise --minutes or --budget-usd"
     seconds = trials.needed * max(1, _LEAST_TRIALS - trials.measured)
-    given = [] if options.minutes is None else [f"--minutes {math.ceil(seconds / 60)}"]
+    options_needed = [] if options.minutes is None else [f"--minutes {math.ceil(seconds / 60)}"]
     if options.budget_usd is not None:
-        given.append(f"--budget-usd {math.ceil(100 * kind.usd_per_hour * seconds / 3600) / 100:g}")
+        options_needed.append(f"--budget-usd {math.ceil(100 * kind.usd_per_hour * seconds / 3600) / 100:g}")
     return (
-        f"one measurement takes about {duration(trials.needed)} here, and {' with '.join(given)} suffices for the "
-        "reference and the configuration as it is (a smaller --sample takes less)"
+        f"one measurement takes about {duration(trials.needed)} here, and {' with '.join(options_needed)} suffices for "
+        "the reference and the configuration as it is (a smaller --sample takes less)"
     )
 
 
@@ -210,30 +210,30 @@ class _Trials:
         began = time.monotonic()
         try:
             label = f"{self.count}. {describe(trial.changes)}"
-            found = self.profiler.profile(config, self.documents, limit, label)
+            profiled = self.profiler.profile(config, self.documents, limit, label)
             # While none is answered, all that is known is that those in flight take longer.
-            share = found.share or together / (len(self.documents) + 2 * together)
-            answering = 0.0 if found.complete else limit
+            share = profiled.share or together / (len(self.documents) + 2 * together)
+            answering = 0.0 if profiled.complete else limit
             self.needed = max(self.needed, time.monotonic() - began + answering * (1 / share - 1))
-            if not found.complete:
+            if not profiled.complete:
                 self._left()  # cut short by the end of the time, not for being slow
                 trial.cut = True
-                if not any(found.costs):
+                if not any(profiled.costs):
                     return
-            check_sample(found)
+            check_sample(profiled)
         except UserError as error:
             if not self.measured and isinstance(error, RunError):
                 raise
             trial.error = str(error)
         else:
-            trial.speeds, trial.answers = [found.documents_per_second], [values_of(cost) for cost in found.costs]
+            trial.speeds, trial.answers = [profiled.documents_per_second], [values_of(cost) for cost in profiled.costs]
 
     def _left(self) -> float:
         """Seconds that are left. Raises OutOfTime at the end."""
-        left = self.ends - time.monotonic()
-        if left <= 0:
+        remaining = self.ends - time.monotonic()
+        if remaining <= 0:
             raise OutOfTime("the time or money given was used up")
-        return left
+        return remaining
 
     def _keep(self, key: str, trial: Trial) -> None:
         tree = records.to_json(trial)
@@ -248,18 +248,18 @@ class _Trials:
 
     def show(self, trial: Trial, reference: bool) -> None:
         """Shows the user what the last measurement found."""
-        found, same = f"{trial.speed:.3g} documents/s", trial.agreement
+        outcome, same = f"{trial.speed:.3g} documents/s", trial.agreement
         if trial.error is not None:
-            found = trial.error.splitlines()[0]
+            outcome = trial.error.splitlines()[0]
         elif trial.cut:
-            found = "stopped: far slower than the best so far"
+            outcome = "stopped: far slower than the best so far"
         elif reference:
-            found += f", {counted(same.of, 'value')} to compare others with"
-            found += f", {same.left_out} are not whole" if same.left_out else ""
+            outcome += f", {counted(same.of, 'value')} to compare others with"
+            outcome += f", {same.left_out} are not whole" if same.left_out else ""
         else:
             agree = f"{same.share:.1%} of {counted(same.of, 'value')} agree"
-            found += f", {agree}" if same.of else ", no whole value to compare"
-        self.say(f"{self.count}. {describe(trial.changes)}: {found}")
+            outcome += f", {agree}" if same.of else ", no whole value to compare"
+        self.say(f"{self.count}. {describe(trial.changes)}: {outcome}")
 
 
 def describe(changes: Changes) -> str:

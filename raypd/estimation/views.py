@@ -131,7 +131,7 @@ def _notes(result: TuneResult) -> list[str]:
         notes.append(f"unsure: it may agree in less than {search.floor.share:.0%} of values; a larger --sample tells")
     if result.taken:
         notes.append(f"{result.taken} measurements are from the file; --fresh makes them again")
-    found = search.reference.agreement
+    agreement = search.reference.agreement
     if search.by_guided:
         note = (
             "the reference is guided decoding: the keys are given, each value is decoded token by token behind all of "
@@ -139,16 +139,16 @@ def _notes(result: TuneResult) -> list[str]:
         )
         free = search.trials[0]
         if free is not search.reference and free.answers is not None:  # why it is not autoregressive decoding
-            own = compare(free.answers, free.answers)
-            note += f": autoregressive decoding gave {own.of} whole values and nothing whole for {own.left_out}"
+            agreed = compare(free.answers, free.answers)
+            note += f": autoregressive decoding gave {agreed.of} whole values and nothing whole for {agreed.left_out}"
         notes.append(note)
-    elif found.left_out > found.of:
+    elif agreement.left_out > agreement.of:
         notes.append(
-            f"autoregressive decoding gave nothing whole for {found.left_out} values and a value for {found.of} only: "
-            "with this model it is a poor reference"
+            f"autoregressive decoding gave nothing whole for {agreement.left_out} values and a value for "
+            f"{agreement.of} only: with this model it is a poor reference"
         )
-    if found.left_out and (search.by_guided or found.left_out <= found.of):
-        notes.append(f"{found.left_out} values are left out: the reference gave nothing whole there")
+    if agreement.left_out and (search.by_guided or agreement.left_out <= agreement.of):
+        notes.append(f"{agreement.left_out} values are left out: the reference gave nothing whole there")
     if not result.kind.usd_per_hour:
         notes.append("this machine has no price: cost.prices.local (USD per hour) or --instance gives it one")
     speeds = result.best.speeds

@@ -9,7 +9,7 @@ import pytest
 from raypd.cluster import driver, progress, ray_session, summary
 from raypd.config import ClusterConfig
 from raypd.errors import ModelError
-from raypd.estimation.estimate import check_model, with_changes
+from raypd.estimation.checks import check_model, with_changes
 from raypd.run.records import RunCost
 from tests.runs import write_jsonl
 

@@ -24,7 +24,7 @@ from raypd.cluster.request_queue import UnitState
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.errors import ConfigError, InputError
-from raypd.estimation import earlier, estimator, machines, profile, sampling
+from raypd.estimation import checks, earlier, estimator, machines, profile, sampling
 from raypd.estimation import estimate as estimates
 from raypd.estimation.estimate import estimate
 from raypd.estimation.estimator import Array, exact, figure
@@ -179,7 +179,7 @@ def corpus(tmp_path: Path, count: int = 1000, **keys: object) -> RunConfig:
 
 def test_changes_that_do_not_fit_together_are_said_in_one_line(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"^engine\.kind vllm does not decode hyper_parallel: set [^\n]*$"):
-        estimates.with_changes(corpus(tmp_path), {"engine.kind": "vllm"})
+        checks.with_changes(corpus(tmp_path), {"engine.kind": "vllm"})
 
 
 def test_a_sample_has_every_category_in_proportion_and_all_lengths(tmp_path) -> None:

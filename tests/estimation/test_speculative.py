@@ -12,7 +12,8 @@ from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.assisted import AssistedEngine
 from raypd.errors import ModelError
 from raypd.estimation import profile, sampling
-from raypd.estimation.estimate import estimate, with_changes
+from raypd.estimation.checks import with_changes
+from raypd.estimation.estimate import estimate
 from raypd.estimation.machines import EstimateOptions
 from raypd.estimation.profile import Profiler, most_in_flight
 from raypd.estimation.tune import TuneOptions, tune

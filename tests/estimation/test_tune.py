@@ -160,7 +160,7 @@ def agreeing(share: float) -> Rule:
     return lambda s: (physics(s)[0], 1.0 if s["method"] in REFERENCES else share)
 
 
-BY_SHARE = {"floor": Floor(0.9, "share"), "wanted": "document"}
+BY_SHARE = {"floor": Floor(0.9, "share"), "reference_kind": "document"}
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ BY_SHARE = {"floor": Floor(0.9, "share"), "wanted": "document"}
         ({"rule": agreeing(1.0), "documents": 10}, "autoregressive", False, "hyper_parallel"),
         # The user has decided that 12 values will do.
         ({"rule": agreeing(1.0), "documents": 40, "whole": 12, **BY_SHARE}, "autoregressive", True, "hyper_parallel"),
-        ({"rule": agreeing(1.0), "documents": 40, "wanted": "guided"}, "guided", True, "hyper_parallel"),
+        ({"rule": agreeing(1.0), "documents": 40, "reference_kind": "guided"}, "guided", True, "hyper_parallel"),
         # Text has no keys to give.
-        ({"task": {"kind": "generation"}, "wanted": "guided"}, "autoregressive", True, "autoregressive"),
+        ({"task": {"kind": "generation"}, "reference_kind": "guided"}, "autoregressive", True, "autoregressive"),
     ],
 )
 def test_the_reference_and_what_is_held_to_it(how, references, judged, method) -> None:

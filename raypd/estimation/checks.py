@@ -1,0 +1,53 @@
+"""What `estimate`, `tune` and `suggest` share: a changed configuration, and checks before and after a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from raypd.cluster.driver import say
+from raypd.config import RunConfig
+from raypd.config.load import set_key
+from raypd.errors import ConfigError, RunError
+from raypd.estimation.profile import Profile
+from raypd.run.text import counted
+
+
+def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """The configuration with some keys (dotted) changed. Raises ConfigError where they do not fit together."""
+    tree = config.model_dump()
+    for key, value in changes.items():
+        set_key(tree, key, value)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        why = [item["msg"].removeprefix("Value error, ") for item in error.errors()]
+        raise ConfigError("; ".join(why)) from None
+
+
+def check_model(config: RunConfig) -> None:
+    """Raises ModelError or ConfigError for what can be known before any weights are loaded."""
+    if config.model.has_weights:
+        say("checking the model")
+        from raypd.models.check_method import check_method
+        from raypd.models.load import check_model_config
+        from raypd.tasks import check_task
+
+        check_model_config(config.model, machine=False)
+        check_method(config)
+        check_task(config)
+
+
+def check_sample(profiled: Profile) -> None:
+    """Raises RunError where the sample gave nothing to go by."""
+    done = [cost for cost in profiled.costs if cost is not None]
+    failed = [cost for cost in done if cost.error is not None]
+    if not done or profiled.seconds <= 0:
+        raise RunError(
+            f"not one of {counted(len(profiled.costs), 'document')} was done in the time given: raise --minutes or "
+            "lower engine.max_num_seqs"
+        )
+    if len(failed) == len(done):
+        raise RunError(f"every document of the sample failed, the first because: {failed[0].error}")
