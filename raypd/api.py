@@ -6,7 +6,6 @@ cut off. `LLM` needs no Ray and writes no file.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -30,7 +29,7 @@ from raypd.run.records import Estimate, Manifest, RunCost
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raypd.cluster.components import WorkerComponents
+    from raypd.answering.components import WorkerComponents
     from raypd.estimation.tune import TuneResult
     from raypd.models.load import LoadedModel
     from raypd.nights.nightly import Night
@@ -157,9 +156,9 @@ class LLM:
 
     def _rows(self, kind: str, tree: dict[str, Any], fields: Sequence[dict[str, Any]]) -> list[list[Record]]:
         """The records of each document, in their order."""
+        from raypd.answering.answer import answer
+        from raypd.answering.components import build
         from raypd.billing.meter import Meter
-        from raypd.cluster.components import build
-        from raypd.cluster.request_queue import RequestQueue
         from raypd.config import METHODS
         from raypd.tasks.base import Document
 
@@ -171,17 +170,8 @@ class LLM:
         key = config.model_dump_json()
         if key not in self._parts:
             self._parts = {key: build(config, None, self._load)}
-        meter = Meter("", config.decoding.method)
-        queue = RequestQueue(self._parts[key], config.engine.max_num_seqs, meter)
-        documents = [Document(i, str(one.get("id") or i), one) for i, one in enumerate(fields)]
-        with contextlib.closing(queue), queue.unit("call") as unit:
-            meter.ready()
-            meter.begin("call")
-            queue.answer(unit, documents)
-        rows: list[list[Record]] = [[] for _ in documents]
-        for record in unit.records:
-            rows[record.index].append(record)
-        return rows
+        documents = [Document(i, str(row.get("id") or i), row) for i, row in enumerate(fields)]
+        return answer(self._parts[key], documents, config.engine.max_num_seqs, Meter("", config.decoding.method))
 
     def _load(self, model: ModelConfig) -> LoadedModel:
         from raypd.models.load import load_model

@@ -29,14 +29,14 @@ import pyarrow as pa
 import ray
 
 from raypd import storage
+from raypd.answering.components import build
+from raypd.answering.request_queue import EngineBroken, RequestQueue, UnitState
 from raypd.billing import bill as billing
 from raypd.billing import energy, prices
 from raypd.billing.book import added
 from raypd.billing.meter import Meter
 from raypd.cluster import machines, ray_session
-from raypd.cluster.components import build
 from raypd.cluster.reporter import Reporter
-from raypd.cluster.request_queue import EngineBroken, RequestQueue, UnitState
 from raypd.config import ExtractionConfig, RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of

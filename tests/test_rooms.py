@@ -23,6 +23,7 @@ ROOMS = (  # from the bottom: each may import those before it
     "dataset",
     "billing",
     "testing",
+    "answering",
     "cluster",
     "estimation",
     "data",

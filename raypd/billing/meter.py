@@ -139,7 +139,7 @@ class Meter:
         """Runs one step of the engine and books its time; what it returns.
 
         Args:
-            engine: as `raypd.cluster.components.Engine`.
+            engine: as `raypd.answering.components.Engine`.
             programs: how many are in it, by the id of their unit.
         """
         with self._lock:

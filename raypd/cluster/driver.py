@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypd import storage
+from raypd.answering import progress
 from raypd.billing import book
 from raypd.billing.budget import BudgetReached
-from raypd.cluster import progress, ray_session
+from raypd.cluster import ray_session
 from raypd.config import RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.plan import Plan, take_apart
@@ -30,8 +31,8 @@ from raypd.tasks.columns import columns_of
 from raypd.tasks.prompting import check_template
 
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
+    from raypd.answering.components import Build
     from raypd.cluster.accounts import Accounts
-    from raypd.cluster.components import Build
     from raypd.cluster.scheduler import Scheduler
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"

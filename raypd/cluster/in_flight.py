@@ -6,20 +6,12 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+from raypd.answering.request_queue import Progress
 from raypd.run.retry_policy import Attempt
 
 _CANCEL_AGAIN_SECONDS = 2.0
-
-
-class Progress(NamedTuple):
-    """How far a worker is with a unit."""
-
-    answered: int = 0  # documents
-    failed: int = 0  # of these
-    begun: bool = False  # whether its first document was planned
-    seconds_left: float | None = None  # until all of it is answered, at its pace so far, where there is one
 
 
 @dataclass(eq=False)

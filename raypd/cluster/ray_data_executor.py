@@ -27,7 +27,8 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from raypd.cluster.in_flight import Assignment, Progress, WorkerHandle
+from raypd.answering.request_queue import Progress
+from raypd.cluster.in_flight import Assignment, WorkerHandle
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.scheduler import STARTS_WITHOUT_SUCCESS, Ended, Scheduler, Tick
 from raypd.cluster.worker import DecodeWorker, WorkerSpec

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raypd import storage
+from raypd.answering.components import WorkerComponents, build
+from raypd.answering.request_queue import Cancelled, EngineBroken, Progress, RequestQueue, UnitState, reason
 from raypd.billing import energy
 from raypd.billing.meter import Meter
-from raypd.cluster.components import WorkerComponents, build
-from raypd.cluster.in_flight import Progress
-from raypd.cluster.request_queue import Cancelled, EngineBroken, RequestQueue, UnitState, reason
 from raypd.config import RunConfig
 from raypd.config.secrets import redact
 from raypd.dataset import writer

@@ -23,11 +23,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from raypd.answering.components import WorkerComponents, build
+from raypd.answering.progress import ProgressLines
+from raypd.answering.request_queue import Cancelled, RequestQueue, UnitState
 from raypd.billing.meter import Meter
-from raypd.cluster.components import WorkerComponents, build
 from raypd.cluster.one_worker import OneWorker
-from raypd.cluster.progress import ProgressLines
-from raypd.cluster.request_queue import Cancelled, RequestQueue, UnitState
 from raypd.config import RunConfig
 from raypd.estimation import sampling
 from raypd.estimation.estimator import Array

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from raypd.cluster.components import build
+from raypd.answering.answer import answer
+from raypd.answering.components import build
+from raypd.billing.meter import Meter
 from raypd.cluster.driver import say
 from raypd.config import Attribute, RunConfig
 from raypd.config.load import make_config
@@ -25,7 +27,7 @@ from raypd.errors import RunError
 from raypd.estimation import sampling
 from raypd.estimation.checks import check_model, with_changes
 from raypd.run.text import count, counted, one_line, share
-from raypd.tasks.base import Document, Record
+from raypd.tasks.base import Document
 from raypd.tasks.documents import text_of
 from raypd.tasks.numbers import read_number
 
@@ -175,11 +177,11 @@ def suggest(source: str, category: str | None, size: int, overrides: list[str]) 
     shown = [text_of(shown_document, config.text_columns())[:_CHARACTERS] for shown_document in sample.documents]
     result = Suggestion()
     say(f"asking {config.model.name} about {counted(len(shown), 'document')}")
-    for text, document, answer in zip(shown, sample.documents, _answers(asking, shown), strict=True):
-        if answer is None:
+    for text, document, answer_text in zip(shown, sample.documents, _answers(asking, shown), strict=True):
+        if answer_text is None:
             result.failed += 1
         else:
-            result.read(sampling.kind_of(document, config)[0], text, answer)
+            result.read(sampling.kind_of(document, config)[0], text, answer_text)
     if not any(shown_document.proposed() for shown_document in result.categories.values()):
         advice = "try a larger --sample or another model.name"
         raise RunError(f"{config.model.name} named nothing that several documents state: {result.told()}; {advice}")
@@ -193,22 +195,9 @@ def _answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
     example, listed = _EXAMPLE
     turns = [{"role": "user", "content": _asked(example)}, {"role": "assistant", "content": listed}]
     prompts = [[*turns, {"role": "user", "content": _asked(text)}] for text in documents]
-    plan = parts.task.plan([Document(n, str(n), {"prompt": prompt}) for n, prompt in enumerate(prompts)])
-    records: list[Record] = []
-    for item in plan:
-        if isinstance(item, Record):
-            records.append(item)
-        else:
-            sampling_of = item.sampling or parts.sampling
-            parts.engine.submit(item.program, tag=item, sampling=sampling_of, seed=item.seed)
-    while parts.engine.pending:
-        for done in parts.engine.step():
-            ended = done.tag.fail(str(done.error)) if done.error is not None else done.tag.finish(done.answer)
-            records += [ended_item for ended_item in ended if isinstance(ended_item, Record)]
-    answers: list[str | None] = [None] * len(documents)
-    for record in records:
-        answers[record.index] = record.columns.get("text")
-    return answers
+    questions = [Document(n, str(n), {"prompt": prompt}) for n, prompt in enumerate(prompts)]
+    records = answer(parts, questions, config.engine.max_num_seqs, Meter("", config.decoding.method))
+    return [turns[-1].columns.get("text") for turns in records]
 
 
 def _asked(document: str) -> str:

@@ -55,7 +55,7 @@ class _Sequence:
 
 
 class VLLMEngine:
-    """vLLM with prefix caching, as `raypd.cluster.components.Engine`; an adapter is merged into the weights first.
+    """vLLM with prefix caching, as `raypd.answering.components.Engine`; an adapter is merged into the weights first.
 
     Args:
         threads: CPU threads; None: torch's default.

@@ -28,7 +28,7 @@ from raypd.run.unreadable import Unreadable
 from raypd.verify.scratch import Scratch, quoted
 
 if TYPE_CHECKING:
-    from raypd.cluster.components import Build
+    from raypd.answering.components import Build
 
 
 @dataclass

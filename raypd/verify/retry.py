@@ -32,7 +32,7 @@ from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters
 
 if TYPE_CHECKING:
-    from raypd.cluster.components import Build
+    from raypd.answering.components import Build
 
 _THREADS = 8
 _ATTEMPTS = 10  # at replacing an object that others change, too

@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from raypd.answering import progress
 from raypd.cli.main import app, report_errors
-from raypd.cluster import driver, progress
+from raypd.cluster import driver
 from raypd.cluster.summary import print_summary
 from raypd.config import RunConfig
 from raypd.dataset import planner

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from raypd.cluster import driver, progress, ray_session, summary
+from raypd.answering import progress
+from raypd.cluster import driver, ray_session, summary
 from raypd.config import ClusterConfig
 from raypd.errors import ModelError
 from raypd.estimation.checks import check_model, with_changes

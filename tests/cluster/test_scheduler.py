@@ -13,8 +13,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from raypd.answering.request_queue import Progress
 from raypd.cluster import driver, scheduler
-from raypd.cluster.in_flight import Assignment, Progress, WorkerHandle
+from raypd.cluster.in_flight import Assignment, WorkerHandle
 from raypd.config import ClusterConfig
 from raypd.run.records import UnitResult
 from raypd.run.retry_policy import Attempt

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raypd.cluster.request_queue import UnitState
+from raypd.answering.request_queue import UnitState
 from raypd.cluster.worker import DecodeWorker, EngineBroken, WorkerSpec
 from raypd.dataset import writer
 from raypd.dataset.planner import plan

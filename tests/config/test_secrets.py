@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from raypd import storage
+from raypd.answering import progress
 from raypd.cli.main import report_errors
-from raypd.cluster import driver, progress
+from raypd.cluster import driver
 from raypd.config.load import load_config, make_config
 from raypd.config.secrets import HIDDEN, redact
 from raypd.errors import ConfigError, RunError

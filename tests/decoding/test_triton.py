@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raypd.cluster.components import build
+from raypd.answering.components import build
 from raypd.decoding.attention import sdpa
 from raypd.decoding.engine import Engine
 from raypd.errors import ModelError

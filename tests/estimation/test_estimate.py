@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raypd.answering.request_queue import UnitState
 from raypd.billing import meter, prices
 from raypd.cluster import one_worker
-from raypd.cluster.request_queue import UnitState
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.errors import ConfigError, InputError

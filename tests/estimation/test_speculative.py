@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raypd.cluster.components import build
+from raypd.answering.components import build
 from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.assisted import AssistedEngine
 from raypd.errors import ModelError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from raypd.cluster.components import WorkerComponents
-from raypd.cluster.components import build as real
+from raypd.answering.components import WorkerComponents
+from raypd.answering.components import build as real
 from raypd.config import RunConfig
 from tests.cluster import fakes
 from tests.faults.run import set_clock

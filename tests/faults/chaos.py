@@ -90,7 +90,7 @@ def run_round(draw: random.Random, folder: Path) -> Round:
         storage.configure(trial.config.storage)
         stack.callback(storage.configure, StorageConfig())
         made = Round(f"{'real' if real else 'fake'} on {'S3' if on_s3 else 'disk'}", len(titles))
-        build = "raypd.cluster.components:build" if real else "tests.cluster.fakes:build"
+        build = "raypd.answering.components:build" if real else "tests.cluster.fakes:build"
         while _start(trial, build, draw, made, proxy) != 0:
             if made.starts > 2 * _STARTS:
                 made.problems.append("it does not end")

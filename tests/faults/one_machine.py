@@ -70,7 +70,7 @@ def out_of_memory(folder: Path) -> Outcome:
         (folder / part).mkdir()
     roomy = Trial(folder / "roomy", titles, 20, model=made, decoding=decoding)
     tight = Trial(folder / "tight", titles, 20, model=made, decoding=decoding)
-    roomy.finish("raypd.cluster.components:build")
+    roomy.finish("raypd.answering.components:build")
     tight.finish("tests.faults.builds:little_memory")
     failed = [int(n) for mark in Path(tight.output).glob("out-of-memory-*") for n in mark.read_text().split()]
     assert failed

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from raypd.cluster.components import WorkerComponents, build
+from raypd.answering.components import WorkerComponents, build
 from raypd.config import METHODS, ModelConfig, RunConfig
 from raypd.config.load import make_config
 from raypd.dataset import planner

@@ -14,11 +14,10 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from raypd.answering.components import WorkerComponents
 from raypd.billing.meter import Meter
-from raypd.cluster.components import WorkerComponents
-from raypd.cluster.in_flight import Progress
 from raypd.config.model import MOST_SEQS
 from raypd.dataset import writer
 from raypd.tasks.base import Document, Record, Request
@@ -32,6 +31,15 @@ class EngineBroken(Exception):
 
 class Cancelled(Exception):
     """The scheduler wants the unit back."""
+
+
+class Progress(NamedTuple):
+    """How far a worker is with a unit."""
+
+    answered: int = 0  # documents
+    failed: int = 0  # of these
+    begun: bool = False  # whether its first document was planned
+    seconds_left: float | None = None  # until all of it is answered, at its pace so far, where there is one
 
 
 @dataclass(eq=False)
