@@ -193,20 +193,22 @@ def _check_pair(
 ) -> None:
     if model is draft_model:
         raise ValueError("the draft model is the model itself: load it a second time")
-    sizes = [one.config.get_text_config().vocab_size for one in (model, draft_model)]
+    sizes = [member.config.get_text_config().vocab_size for member in (model, draft_model)]
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"the draft model has a vocabulary of {sizes[1]} tokens and the model one of {sizes[0]}: a draft model "
             "must share the model's tokenizer; choose a smaller model of the same family"
         )
     if tokenizer is not None and draft_tokenizer is not None:
-        ours, theirs = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
-        if ours != theirs:
-            token = min(t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t))
-            raise ValueError(
-                f"the draft model's tokenizer is another one: {token!r} is {theirs.get(token)} there and "
-                f"{ours.get(token)} in the model's; choose a smaller model of the same family"
+        vocabulary, draft_vocabulary = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+        if vocabulary != draft_vocabulary:
+            token = min(
+                t for t in vocabulary.keys() | draft_vocabulary.keys() if vocabulary.get(t) != draft_vocabulary.get(t)
             )
-    for one in (model, draft_model):
-        if one.config._attn_implementation.startswith(sdpa.NAME):
+            raise ValueError(
+                f"the draft model's tokenizer is another one: {token!r} is {draft_vocabulary.get(token)} there and "
+                f"{vocabulary.get(token)} in the model's; choose a smaller model of the same family"
+            )
+    for member in (model, draft_model):
+        if member.config._attn_implementation.startswith(sdpa.NAME):
             raise ValueError("this model belongs to a raypd engine: load another for assisted generation")

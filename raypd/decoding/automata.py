@@ -88,8 +88,8 @@ class ListOf(Automaton):
         most: most values; None: any number.
     """
 
-    def __init__(self, item: TransitionTable, most: int | None = None) -> None:
-        self.item, self.most = item, most
+    def __init__(self, item: TransitionTable, limit: int | None = None) -> None:
+        self.item, self.most = item, limit
         self._places = [(_OPEN, 0, 0)]  # of every state: the place, values so far (where `most` counts), their state
         self._states = {self._places[0]: 0}
 
@@ -117,8 +117,8 @@ class ListOf(Automaton):
             return self._state(_ITEM, count, after)
         if inner in self.item.finals and char == "]":
             return self._state(_END, 0, 0)
-        more = inner in self.item.finals and char == "," and (self.most is None or count < self.most)
-        return self._state(_NEXT, count, 0) if more else DEAD
+        goes_on = inner in self.item.finals and char == "," and (self.most is None or count < self.most)
+        return self._state(_NEXT, count, 0) if goes_on else DEAD
 
     def accepting(self, state: int) -> bool:
         return self.ended(state) or not self.limited(state)
@@ -139,19 +139,19 @@ class JsonObject(Automaton):
         others: those of numbers, true, false and null.
     """
 
-    def __init__(self, text: TransitionTable, others: Sequence[TransitionTable]) -> None:
-        self._scalars = [text, *others]
+    def __init__(self, text: TransitionTable, scalars: Sequence[TransitionTable]) -> None:
+        self._scalars = [text, *scalars]
         self._places = [("", _OBJECT, 0, 0)]  # of every state: what is open, the place, which scalar, its state
         self._states = {self._places[0]: 0}
 
     def next(self, state: int, char: str) -> int:
-        found = self._after(*self._places[state], char)
-        if found is None:
+        key = self._after(*self._places[state], char)
+        if key is None:
             return DEAD
-        if found not in self._states:
-            self._states[found] = len(self._places)
-            self._places.append(found)
-        return self._states[found]
+        if key not in self._states:
+            self._states[key] = len(self._places)
+            self._places.append(key)
+        return self._states[key]
 
     def _after(self, opened: str, place: int, kind: int, inner: int, char: str) -> tuple[str, int, int, int] | None:
         if place == _OBJECT:

@@ -179,7 +179,7 @@ class Engine:
                 allowed = None if feed.allowed_token_ids is None else feed.allowed_token_ids[number]
                 few = self.few is not None and not feed.want_logits and self.few.takes(allowed)
                 samples.append(_Sample(seq, number, chunk.at + place, SampleRequest(seq.sampling, draw, allowed), few))
-        return sorted(samples, key=lambda one: one.few)
+        return sorted(samples, key=lambda drawn: drawn.few)
 
     def _forward(self, chunks: list[Chunk], samples: list[_Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One pass.
@@ -194,19 +194,19 @@ class Engine:
             if not groups or shared[1] == 0 or (groups[-1].start, groups[-1].length) != shared:
                 groups.append(PrefixGroup([], *shared))
             groups[-1].spans.append(_span(chunk))
-        keep = [one.at for one in samples]
+        keep = [drawn.at for drawn in samples]
         tables = np.concatenate([chunk.seq.table[:, chunk.tokens] for chunk in chunks], axis=1)  # [4, tokens]
         slots = np.concatenate([chunk.slots for chunk in chunks])
         packed = np.concatenate([tables[TOKEN], tables[POSITION], slots, np.array(keep, dtype=np.int64)])
         ids, positions, to, kept = to_device(packed, self.device).split([*[len(slots)] * 3, len(keep)])
         step = Step(self.cache, groups, to, kept)
-        whole = sum(not one.few for one in samples)
-        if whole < len(samples) or any(one.seq.feed.want_hidden for one in samples):
+        full = sum(not drawn.few for drawn in samples)
+        if full < len(samples) or any(drawn.seq.feed.want_hidden for drawn in samples):
             hidden: list[torch.Tensor] = []
 
             def read(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
                 hidden.append(inputs[0][0])
-                return inputs[0][:, :whole]
+                return inputs[0][:, :full]
 
             with self.model.get_output_embeddings().register_forward_pre_hook(read):
                 return self._logits(ids, positions, step), hidden[0]
@@ -226,17 +226,17 @@ class Engine:
 
     def _sample(self, samples: list[_Sample], logits: torch.Tensor, hidden: torch.Tensor | None) -> None:
         """Picks the next tokens of a pass, each by its sequence's rule."""
-        requests = [one.request for one in samples]
+        requests = [wanted_token.request for wanted_token in samples]
         tokens, logprobs = sample(logits, requests[: len(logits)])
         if len(logits) < len(samples):
             assert self.few is not None
             assert hidden is not None
             found = self.few.sample(hidden[len(logits) :], requests[len(logits) :])
             tokens, logprobs = tokens + found[0], logprobs + found[1]
-        for i, one in enumerate(samples):
-            row = logits[i] if one.seq.feed.want_logits else None
-            state = hidden[i] if hidden is not None and one.seq.feed.want_hidden else None
-            one.seq.sampled[one.number] = tokens[i], logprobs[i], row, state
+        for i, wanted_token in enumerate(samples):
+            row = logits[i] if wanted_token.seq.feed.want_logits else None
+            state = hidden[i] if hidden is not None and wanted_token.seq.feed.want_hidden else None
+            wanted_token.seq.sampled[wanted_token.number] = tokens[i], logprobs[i], row, state
 
     def _advance(self, chunks: list[Chunk]) -> Iterator[Finished]:
         """Sends the programs whose feed is complete their predictions, and takes their next feeds."""
@@ -286,8 +286,13 @@ def _draft(drafting: list[tuple[Sequence, DraftRequest]]) -> list[tuple[Sequence
     answered: list[tuple[Sequence, Predictions]] = []
     for members in together.values():
         first = members[0][1]
-        drafts = iter(first.heads.draft([state for _, asked in members for state in asked.hidden], first.tree))
-        answered += [(seq, Predictions([], [], drafts=[next(drafts) for _ in asked.hidden])) for seq, asked in members]
+        drafts = iter(
+            first.heads.draft([state for _, draft_request in members for state in draft_request.hidden], first.tree)
+        )
+        answered += [
+            (seq, Predictions([], [], drafts=[next(drafts) for _ in draft_request.hidden]))
+            for seq, draft_request in members
+        ]
     return answered
 
 

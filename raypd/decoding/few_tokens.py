@@ -53,15 +53,20 @@ class FewTokens:
         Raises:
             ValueError: a request allows no token.
         """
-        distinct = {id(one): one for one in (request.allowed_token_ids for request in requests) if one is not None}
+        distinct = {
+            id(allowed): allowed
+            for allowed in (request.allowed_token_ids for request in requests)
+            if allowed is not None
+        }
         if not distinct:
             return [], []
-        self._widen(np.unique(np.concatenate([one.ids for one in distinct.values()])))
+        self._widen(np.unique(np.concatenate([allowed.ids for allowed in distinct.values()])))
         assert self._rows is not None
         columns = {
-            key: AllowedTokens(np.searchsorted(self._ids, one.ids), one.outcomes) for key, one in distinct.items()
+            key: AllowedTokens(np.searchsorted(self._ids, allowed.ids), allowed.outcomes)
+            for key, allowed in distinct.items()
         }
-        inside = [replace(one, allowed_token_ids=columns[id(one.allowed_token_ids)]) for one in requests]
+        inside = [replace(request, allowed_token_ids=columns[id(request.allowed_token_ids)]) for request in requests]
         tokens, logprobs = sample(self._rows(hidden), inside)
         return self._ids[tokens].tolist(), logprobs
 

@@ -45,8 +45,10 @@ class Vocabulary:
         self._chars = np.fromiter(map(ord, chain.from_iterable(self._sorted)), np.int64, self._starts[-1])
         heads = self._chars[self._starts[:-1]]
         first = np.flatnonzero(np.diff(heads, prepend=-1)).tolist()
-        self._heads = [(chr(heads[at]), at, end) for at, end in zip(first, [*first[1:], len(heads)], strict=True)]
-        self._heads_by = {one[0]: one for one in self._heads}
+        self._heads = [
+            (chr(heads[begin]), begin, end) for begin, end in zip(first, [*first[1:], len(heads)], strict=True)
+        ]
+        self._heads_by = {entry[0]: entry for entry in self._heads}
 
     def accepted(self, automaton: Automaton, state: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens that an automaton can read in a state, in rising order, and the states after them: [n] each."""
@@ -55,7 +57,7 @@ class Vocabulary:
         ranges = [(low, high) for head, low, high in begin if automaton.next(state, head) != DEAD]
         few = heads is not None and len(heads) <= _FEW  # then the descent looks at little, too
         if not few and sum(high - low for low, high in ranges) > _MANY:
-            read = self._by_column(automaton, state, np.concatenate([np.arange(*one) for one in ranges]))
+            read = self._by_column(automaton, state, np.concatenate([np.arange(*bounds) for bounds in ranges]))
         else:
             read = np.array(self._by_descent(automaton, state), dtype=np.int64).reshape(-1, 2)
         read = read[read[:, 0].argsort()]
@@ -63,7 +65,7 @@ class Vocabulary:
 
     def _by_column(self, automaton: Automaton, state: int, places: np.ndarray) -> np.ndarray:
         """[n, 2] of tokens at these places, character by character of all of them: where most can be read."""
-        found = []
+        rows = []
         states, depth = np.full(len(places), state), 0
         while len(places):
             steps, which = np.unique(states << 21 | self._chars[self._starts[places] + depth], return_inverse=True)
@@ -73,31 +75,31 @@ class Vocabulary:
             depth += 1
             places, states = places[after != DEAD], after[after != DEAD]
             over = self._starts[places] + depth == self._starts[places + 1]
-            found.append(np.column_stack([self._ids[places[over]], states[over]]))
+            rows.append(np.column_stack([self._ids[places[over]], states[over]]))
             places, states = places[~over], states[~over]
-        return np.concatenate(found)
+        return np.concatenate(rows)
 
     def _by_descent(self, automaton: Automaton, state: int) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        edges: list[tuple[int, int]] = []
         stack = [(0, len(self._sorted), 0, state)]  # tokens [low, high) agree in their first `depth` characters
         while stack:
-            low, high, depth, at = stack.pop()
+            low, high, depth, reached = stack.pop()
             while low < high and len(self._sorted[low]) == depth:
-                found.append((self._order[low], at))
+                edges.append((self._order[low], reached))
                 low += 1
-            for char in automaton.heads(at) or () if low < high else ():  # few: each is looked up
+            for char in automaton.heads(reached) or () if low < high else ():  # few: each is looked up
                 begin = bisect_left(self._sorted, self._sorted[low][:depth] + char, low, high)
                 end = bisect_left(self._sorted, self._sorted[low][:depth] + chr(ord(char) + 1), begin, high)
                 if begin < end:
-                    stack.append((begin, end, depth + 1, automaton.next(at, char)))
-            while low < high and automaton.heads(at) is None:
+                    stack.append((begin, end, depth + 1, automaton.next(reached, char)))
+            while low < high and automaton.heads(reached) is None:
                 head = self._sorted[low][: depth + 1]
                 end = bisect_left(self._sorted, head[:-1] + chr(ord(head[-1]) + 1), low, high)
-                after = automaton.next(at, head[-1])
+                after = automaton.next(reached, head[-1])
                 if after != DEAD:
                     stack.append((low, end, depth + 1, after))
                 low = end
-        return found
+        return edges
 
 
 class Automaton(Protocol):
@@ -143,14 +145,14 @@ class Grammar:
         """The state after a token; a token that cannot be read (where nothing is limited) leaves DEAD."""
         key = (state, token)
         if key not in self._after:
-            at = state
+            after = state
             for char in self.vocabulary.texts[token] or "\n":  # an end token ends a value as its line would
-                if at != DEAD:
-                    at = self.automaton.next(at, char)
-            self._after[key] = at
+                if after != DEAD:
+                    after = self.automaton.next(after, char)
+            self._after[key] = after
         return self._after[key]
 
-    def allowed(self, state: int, left: int | None) -> AllowedTokens | None:
+    def allowed(self, state: int, remaining: int | None) -> AllowedTokens | None:
         """What may come next, of which the last must leave a value that can stand.
 
         Args:
@@ -162,13 +164,13 @@ class Grammar:
         """
         if not self.automaton.limited(state):
             return None
-        if left is None:
+        if remaining is None:
             return AllowedTokens(self._edges(state)[0])
         tokens, distances = self._read(state)
-        near = distances < left
+        near = distances < remaining
         return tokens if near.all() else tokens.where(near)
 
-    def forced(self, state: int, left: int | None) -> list[int]:
+    def forced(self, state: int, remaining: int | None) -> list[int]:
         """The tokens that come next whatever the model says: of a text that the automaton leaves no choice in, as the
         tokenizer writes it; nothing where there is one.
 
@@ -182,22 +184,26 @@ class Grammar:
         if state not in self._forced:
             self._forced[state] = self._write(state, self._only_text(state))
         tokens = self._forced[state]
-        if tokens and left is not None and len(tokens) + self.distance(reduce(self.advance, tokens, state)) > left:
+        if (
+            tokens
+            and remaining is not None
+            and len(tokens) + self.distance(reduce(self.advance, tokens, state)) > remaining
+        ):
             return []
         return tokens
 
     def _only_text(self, state: int) -> str:
         """What must follow on a state, up to where the value may end or go on in two ways."""
-        text, seen = "", {state}
+        text, passed = "", {state}
         while self.automaton.limited(state) and not self.automaton.accepting(state):
             heads = self.automaton.heads(state)
             if heads is None or len(heads) != 1:
                 break
             (char,) = heads
             state = self.automaton.next(state, char)
-            if state in seen or (self.done(state) and not self.automaton.ended(state)):
+            if state in passed or (self.done(state) and not self.automaton.ended(state)):
                 break
-            seen.add(state)
+            passed.add(state)
             text += char
         return text
 
@@ -211,9 +217,9 @@ class Grammar:
         while tokens:
             before = reduce(self.advance, tokens[:-1], state)
             last = texts[tokens[-1]]
-            longer = (texts[other] for other in self._edges(before)[0].tolist())
+            longer = (texts[candidate] for candidate in self._edges(before)[0].tolist())
             ended = self.automaton.ended(self.advance(before, tokens[-1]))
-            if ended or not any(len(other) > len(last) and other.startswith(last) for other in longer):
+            if ended or not any(len(candidate) > len(last) and candidate.startswith(last) for candidate in longer):
                 break
             tokens.pop()
         return tokens
@@ -229,26 +235,26 @@ class Grammar:
         sources: dict[int, list[int]] = {}  # state -> those from which one token leads to it
         unknown, new, front = {state}, [state], set()
         while new:
-            at = new.pop()
-            if self.automaton.accepting(at):
-                self._distances[at] = 0
-            if at in self._distances:
-                front.add(at)
+            current = new.pop()
+            if self.automaton.accepting(current):
+                self._distances[current] = 0
+            if current in self._distances:
+                front.add(current)
                 continue
-            for after in np.unique(self._edges(at)[1]).tolist():
-                sources.setdefault(after, []).append(at)
+            for after in np.unique(self._edges(current)[1]).tolist():
+                sources.setdefault(after, []).append(current)
                 if after not in unknown:
                     unknown.add(after)
                     new.append(after)
         while front:  # the nearest first, as all that lies behind a known state is known, too
             near = min(map(self._distances.__getitem__, front))
-            for at in [at for at in front if self._distances[at] == near]:
-                front.remove(at)
-                for source in sources.get(at, ()):
+            for current in [current for current in front if self._distances[current] == near]:
+                front.remove(current)
+                for source in sources.get(current, ()):
                     if source not in self._distances:
                         self._distances[source] = near + 1
                         front.add(source)
-        self._distances.update({at: UNREACHABLE for at in unknown if at not in self._distances})
+        self._distances.update({current: UNREACHABLE for current in unknown if current not in self._distances})
 
     def needed(self) -> int:
         """Tokens that every value can be written in: what K_max must at least be to leave no choice out.
@@ -257,11 +263,13 @@ class Grammar:
         passed through.
         """
         depths: dict[str, int] = {}
-        seen, front, depth = {0}, [0], 0
+        reached, front, depth = {0}, [0], 0
         while front:
             depth += 1
-            front = sorted({after for at in front for after in np.unique(self._edges(at)[1]).tolist()} - seen)
-            seen.update(front)
+            front = sorted(
+                {after for source in front for after in np.unique(self._edges(source)[1]).tolist()} - reached
+            )
+            reached.update(front)
             for state in front:
                 if (value := self.automaton.completion(state)) is not None:
                     depths.setdefault(value, depth)
@@ -271,7 +279,7 @@ class Grammar:
                     depths.setdefault("open", depth + 1)  # what ends it
                 elif not self.automaton.open_values(state) and 0 < self.distance(state) < UNREACHABLE:
                     depths["part"] = max(depths.get("part", 0), depth + self.distance(state))
-            front = [at for at in front if self.automaton.limited(at) and not self.done(at)]
+            front = [source for source in front if self.automaton.limited(source) and not self.done(source)]
         return max(self.distance(), *depths.values())
 
     def rest(self, tokens: Sequence[int]) -> str:
@@ -289,15 +297,15 @@ class Grammar:
     def _split(self, tokens: Sequence[int]) -> tuple[int, str]:
         """(tokens but the last that are of the value, its text behind them)"""
         texts = [self.vocabulary.texts[token] for token in tokens]
-        state, whole = reduce(self.advance, tokens, 0), "".join(texts)
+        state, joined = reduce(self.advance, tokens, 0), "".join(texts)
         if (value := self.completion(state)) is not None:
-            value = " " + value if whole.startswith(" ") else value
-        elif whole.lstrip(" ").startswith("["):
-            value = self._whole_list(whole)
-        elif string := _STRING.match(whole):
-            value = string.group() + ('\\\\"' if whole[string.end() :] == "\\" else '"')  # cut within an escape
+            value = " " + value if joined.startswith(" ") else value
+        elif joined.lstrip(" ").startswith("["):
+            value = self._whole_list(joined)
+        elif string := _STRING.match(joined):
+            value = string.group() + ('\\\\"' if joined[string.end() :] == "\\" else '"')  # cut within an escape
         else:
-            value = _BARE.match(whole).group()  # type: ignore[union-attr]
+            value = _BARE.match(joined).group()  # type: ignore[union-attr]
         kept = len(tokens) - 1
         while kept and len("".join(texts[:kept])) > len(value):
             kept -= 1
@@ -325,7 +333,7 @@ class Grammar:
         if state not in self._reads:
             ids, after = self._edges(state)
             states, which = np.unique(after, return_inverse=True)
-            far = np.array([self.distance(at) for at in states.tolist()], dtype=np.int64)
+            far = np.array([self.distance(reached) for reached in states.tolist()], dtype=np.int64)
             self._reads[state] = AllowedTokens(ids, self._outcomes(after.tolist())), far[which]
         return self._reads[state]
 
@@ -342,8 +350,10 @@ class Grammar:
         """
         values = [self.automaton.open_values(state) for state in states]
         place = {value: i for i, value in enumerate(sorted({value for some in values for value in some}))}
-        own = range(len(place), len(place) + len(states))
-        spans = [(place[min(some)], place[max(some)]) if some else (i, i) for some, i in zip(values, own, strict=True)]
+        numbers = range(len(place), len(place) + len(states))
+        spans = [
+            (place[min(some)], place[max(some)]) if some else (i, i) for some, i in zip(values, numbers, strict=True)
+        ]
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def done(self, state: int) -> bool:
@@ -359,8 +369,8 @@ class Bounded:
     """A grammar's rules, as functions of the tokens decoded so far: for a value that is whole after `most` of them,
     or one that may be cut (None)."""
 
-    def __init__(self, grammar: Grammar, most: int | None) -> None:
-        self.grammar, self.most = grammar, most
+    def __init__(self, grammar: Grammar, limit: int | None) -> None:
+        self.grammar, self.most = grammar, limit
 
     def allowed_token_ids(self, tokens: Sequence[int]) -> AllowedTokens | None:
         """What may come next; None: all."""

@@ -116,8 +116,8 @@ class _Graph:
         self.items[len(items) :] = 0  # blocks of no queries
         mine = (self.ids, self.positions, self.step.slots, self.step.kept, self.items, self.queries, self.keys)
         new = (ids, positions, step.slots, step.kept, items, plan.queries, plan.keys)
-        for to, given in zip(mine, new, strict=True):
-            to[: len(given)] = given
+        for target, source in zip(mine, new, strict=True):
+            target[: len(source)] = source
 
     def capture(self, forward: Callable[[torch.Tensor, torch.Tensor, Step], torch.Tensor]) -> None:
         """Makes the graph.

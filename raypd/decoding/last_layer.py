@@ -22,7 +22,7 @@ def shorten(model: PreTrainedModel) -> bool:
     Returns:
         Whether the model, called with a `Step`, now gives logits for `Step.kept` alone.
     """
-    layers: list[Any] = [one for one in model.modules() if type(one).__name__.endswith("DecoderLayer")]
+    layers: list[Any] = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
     if not layers or type(layers[-1]).__module__ not in PLAIN:
         return False
     layers[-1].forward = MethodType(_forward, layers[-1])

@@ -24,10 +24,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def has_main_memory(wanted: int) -> bool:
+def has_main_memory(size: int) -> bool:
     """Whether so many bytes are free, beside a spare part of the machine's, or its container's, memory: an operating
     system hands out more than it has, and ends the process when that is used, where a GPU's driver would refuse."""
-    return all(wanted <= free - _SPARE * total for total, free in (_of_machine(), _of_container()))
+    return all(size <= free - _SPARE * total for total, free in (_of_machine(), _of_container()))
 
 
 def _of_machine() -> tuple[int, int]:
@@ -42,9 +42,9 @@ def _of_machine() -> tuple[int, int]:
 def _of_container() -> tuple[int, int]:
     """The same of the control group (version 2) that the process is in, where that has a limit."""
     try:
-        most = int((_CONTAINER / "memory.max").read_text())  # "max": none
+        limit = int((_CONTAINER / "memory.max").read_text())  # "max": none
         held = dict(line.split() for line in (_CONTAINER / "memory.stat").read_text().splitlines())
-        return most, most - int((_CONTAINER / "memory.current").read_text()) + int(held["inactive_file"])
+        return limit, limit - int((_CONTAINER / "memory.current").read_text()) + int(held["inactive_file"])
     except (OSError, KeyError, ValueError):
         return 0, 2**63
 
@@ -52,8 +52,8 @@ def _of_container() -> tuple[int, int]:
 class TokenBudget:
     """Tokens of one pass, at most `most`: halved when a pass does not fit the memory, doubled after many that did."""
 
-    def __init__(self, most: int) -> None:
-        self.most = self.tokens = most
+    def __init__(self, limit: int) -> None:
+        self.most = self.tokens = limit
         self._calm, self._patience = 0, _CALM_PASSES
         self._at_floor = 0
 

@@ -158,7 +158,7 @@ def scaled(sums: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> tor
 
 
 def _call(function: str, tensors: list[torch.Tensor | None], sizes: tuple[int, ...], *numbers: float) -> None:
-    pointers = [None if one is None else one.data_ptr() for one in tensors]
+    pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     getattr(library(), f"raypd_{function}")(*pointers, *sizes, torch.get_num_threads(), *numbers)
 
 
@@ -178,8 +178,8 @@ def library() -> ctypes.CDLL:
         if compiler is None:
             raise OSError("there is no C compiler: cc, gcc or one that the variable CC names")
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            into = Path(made) / compiled.name
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            into = Path(scratch) / compiled.name
             command = [*compiler.split(), *_FLAGS, str(_SOURCE), *_LINK, "-o", str(into)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:

@@ -37,8 +37,8 @@ class PanelLinear(torch.nn.Module):
         self.outputs, self.gated = linear.out_features, gated
         rows = [linear.weight.detach(), *([] if linear.bias is None else [linear.bias.detach()[:, None].float()])]
         if gated:  # half a panel of gates, half a panel of what they gate
-            rows = [one.view(2, -1, PANEL // 2, one.shape[1]).transpose(0, 1).reshape(one.shape) for one in rows]
-        rows = [torch.nn.functional.pad(one, (0, 0, 0, -len(one) % PANEL)) for one in rows]
+            rows = [part.view(2, -1, PANEL // 2, part.shape[1]).transpose(0, 1).reshape(part.shape) for part in rows]
+        rows = [torch.nn.functional.pad(part, (0, 0, 0, -len(part) % PANEL)) for part in rows]
         self.panels = rows[0].view(-1, PANEL, linear.in_features // 2, 2).transpose(1, 2).contiguous()
         self.bias = rows[1][:, 0].contiguous() if len(rows) > 1 else None
 

@@ -82,9 +82,9 @@ def quantize(model: PreTrainedModel, kind: str) -> None:
         model: in bfloat16.
         kind: "w8a8" or "fp8".
     """
-    head, made = model.get_output_embeddings(), {"w8a8": Int8Linear.of, "fp8": Fp8Linear}[kind]
+    head, convert = model.get_output_embeddings(), {"w8a8": Int8Linear.of, "fp8": Fp8Linear}[kind]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             plain = type(child) is torch.nn.Linear and child is not head
             if plain and child.in_features % 16 == child.out_features % 16 == 0:
-                setattr(parent, name, made(child))
+                setattr(parent, name, convert(child))

@@ -47,8 +47,8 @@ class AllowedTokens:
 
     def table(self) -> np.ndarray:
         """[n, 3] id, first and last outcome."""
-        own = np.arange(len(self.ids))
-        return np.column_stack([self.ids, *((own, own) if self.outcomes is None else self.outcomes.T)])
+        numbers = np.arange(len(self.ids))
+        return np.column_stack([self.ids, *((numbers, numbers) if self.outcomes is None else self.outcomes.T)])
 
 
 @dataclass
@@ -126,7 +126,9 @@ def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[in
     if not requests:
         return [], []
     rows = _CPU_ROWS if logits.device.type == "cpu" else _DEVICE_ROWS
-    parts = [_sample(logits[at : at + rows], requests[at : at + rows]) for at in range(0, len(requests), rows)]
+    parts = [
+        _sample(logits[begin : begin + rows], requests[begin : begin + rows]) for begin in range(0, len(requests), rows)
+    ]
     tokens, logprobs = torch.cat(parts, dim=1).tolist()  # the one time that the host waits for the device
     return [int(token) for token in tokens], logprobs
 
@@ -136,14 +138,16 @@ def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> torch.Tensor
     groups: dict[tuple[Sampling, bool], list[int]] = {}
     for i, request in enumerate(requests):
         groups.setdefault((request.sampling, request.allowed_token_ids is not None), []).append(i)
-    found = torch.empty(2, len(requests), dtype=torch.float64, device=logits.device)
+    picked = torch.empty(2, len(requests), dtype=torch.float64, device=logits.device)
     for (sampling, limited), members in groups.items():
         draws = np.array([requests[i].draw for i in members], dtype=np.float32)
         if limited:  # of whose rows the allowed tokens alone are read
             allowed = [requests[i].allowed_token_ids for i in members]
-            distinct = list({id(one): one for one in allowed}.values())  # many ask in the same state of a grammar
-            place = {id(one): n for n, one in enumerate(distinct)}
-            index, which = to_device(np.array([members, [place[id(one)] for one in allowed]]), logits.device)
+            distinct = list(
+                {id(choices): choices for choices in allowed}.values()
+            )  # many ask in the same state of a grammar
+            place = {id(choices): n for n, choices in enumerate(distinct)}
+            index, which = to_device(np.array([members, [place[id(choices)] for choices in allowed]]), logits.device)
             # [members, most allowed, 3], -1 pads
             table = to_device(_padded(distinct), logits.device)[which]
             ids = table[..., 0]
@@ -160,8 +164,8 @@ def _sample(logits: torch.Tensor, requests: list[SampleRequest]) -> torch.Tensor
                 scores = _wide(rows)
                 tokens = _choose(scores, sampling, draws)
                 logprobs = -torch.nn.functional.cross_entropy(scores, tokens, reduction="none")
-        found[:, index] = torch.stack([tokens.double(), logprobs.double()])
-    return found
+        picked[:, index] = torch.stack([tokens.double(), logprobs.double()])
+    return picked
 
 
 def _outcome_logprobs(
@@ -183,8 +187,8 @@ def _outcome_logprobs(
     begin, end = first.gather(1, chosen), last.gather(1, chosen)
     within = (first >= begin) & (last <= end)
     wider = (first <= begin) & (last >= end) & ~within
-    own, whole = (scores.masked_fill(out, -torch.inf).logsumexp(-1) for out in (~within, wider))
-    return own - whole
+    inside, total = (scores.masked_fill(out, -torch.inf).logsumexp(-1) for out in (~within, wider))
+    return inside - total
 
 
 def _is_native(logits: torch.Tensor) -> bool:

@@ -124,9 +124,9 @@ class Scheduler:
             return self._pack(finished)
         # Sequences with a prefix in common stand side by side.
         chunks.sort(key=lambda chunk: 0 if chunk.seq.prefix is None else id(chunk.seq.prefix))
-        at = 0
+        begin = 0
         for chunk in chunks:
-            chunk.at, at = at, at + len(chunk.tokens)
+            chunk.at, begin = begin, begin + len(chunk.tokens)
         return chunks
 
     def _evict_prefix(self) -> bool:
@@ -139,9 +139,9 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence, full: OutOfSlots, finished: list[Finished]) -> None:
         """No sequence has room to go on: the youngest other one is released, to be fed again later; one alone fails."""
-        others = [other for other in self.sequences if other is not seq and len(other.owner)]
-        if others:
-            others[-1].release(self.cache)
+        candidates = [candidate for candidate in self.sequences if candidate is not seq and len(candidate.owner)]
+        if candidates:
+            candidates[-1].release(self.cache)
             return
         finished.append(self.end(seq, error=ProgramError(f"does not fit the cache: {full}")))
 

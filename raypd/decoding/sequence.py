@@ -126,10 +126,10 @@ class Sequence:
 
     def _reserve(self, size: int) -> None:
         if size > self.table.shape[1]:
-            more = max(size - self.table.shape[1], self.table.shape[1])
-            self.table = np.pad(self.table, ((0, 0), (0, more)))
-            self.place = np.pad(self.place, (0, more), constant_values=_NO_SLOT)
-            self.dropped = np.pad(self.dropped, (0, more))
+            extra = max(size - self.table.shape[1], self.table.shape[1])
+            self.table = np.pad(self.table, ((0, 0), (0, extra)))
+            self.place = np.pad(self.place, (0, extra), constant_values=_NO_SLOT)
+            self.dropped = np.pad(self.dropped, (0, extra))
 
     def unplace(self, tokens: list[int]) -> None:
         """Frees the slots of own tokens."""
@@ -143,17 +143,17 @@ class Sequence:
     def samples_in(self, chunk: np.ndarray) -> list[tuple[int, int]]:
         """(index into the feed's `sample_at`, place in the chunk) of the samples behind tokens of a chunk."""
         first = self.size - len(self.feed.tokens)  # negative in the first feed, by the shared tokens
-        at = {int(own): i for i, own in enumerate(chunk)}
-        return [(n, at[first + index]) for n, index in enumerate(self.feed.sample_at) if first + index in at]
+        places = {int(token): i for i, token in enumerate(chunk)}
+        return [(n, places[first + index]) for n, index in enumerate(self.feed.sample_at) if first + index in places]
 
     def predictions(self) -> Predictions:
         """What was sampled for the current feed, in the order of its `sample_at`."""
-        found = [self.sampled[n] for n in range(len(self.feed.sample_at))]
+        samples = [self.sampled[n] for n in range(len(self.feed.sample_at))]
         return Predictions(
-            [token for token, *_ in found],
-            [logprob for _, logprob, *_ in found],
-            [logits for *_, logits, _ in found] if self.feed.want_logits else None,
-            [hidden for *_, hidden in found] if self.feed.want_hidden else None,
+            [token for token, *_ in samples],
+            [logprob for _, logprob, *_ in samples],
+            [logits for *_, logits, _ in samples] if self.feed.want_logits else None,
+            [hidden for *_, hidden in samples] if self.feed.want_hidden else None,
         )
 
     def draw(self, number: int) -> float:
@@ -211,9 +211,9 @@ class Sequence:
                 cache.free(self.start + size, len(self.owner) - size)
                 self.owner = self.owner[:size].copy()
 
-    def _enlarge(self, wanted: int, cache: KVCache) -> None:
+    def _enlarge(self, needed: int, cache: KVCache) -> None:
         size = max(LEAST_REGION, len(self.owner))
-        while size < wanted:
+        while size < needed:
             size *= 2
         start = cache.alloc(size)
         if len(self.owner):

@@ -48,16 +48,18 @@ def visible(
         Who sees whom: bool [queries, keys].
     """
     rows = reach[query_segments][:, np.maximum(key_segments, 0)]  # [queries, keys]
-    seen = rows == Reach.ALL
+    visibility = rows == Reach.ALL
     causal = key_positions[None, :] <= query_positions[:, None]
-    seen |= (rows == Reach.CAUSAL) & causal
-    seen &= (key_segments != NO_TOKEN)[None, :]
+    visibility |= (rows == Reach.CAUSAL) & causal
+    visibility &= (key_segments != NO_TOKEN)[None, :]
     if query_steps is not None and key_steps is not None:
-        seen &= key_steps[None, :] <= query_steps[:, None]
-    return seen
+        visibility &= key_steps[None, :] <= query_steps[:, None]
+    return visibility
 
 
-def in_window(seen: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int) -> np.ndarray:
+def in_window(
+    visibility: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int
+) -> np.ndarray:
     """What a sliding-window layer keeps of what is seen.
 
     The window is `window` tokens long, the query's own included, and counts the tokens that the query sees from a key's
@@ -75,12 +77,14 @@ def in_window(seen: np.ndarray, query_positions: np.ndarray, key_positions: np.n
     order = np.argsort(key_positions, kind="stable")
     ordered = key_positions[order]
     upto = np.zeros((len(query_positions), len(ordered) + 1), dtype=np.int32)  # seen tokens among the first keys
-    np.cumsum(seen[:, order] & (ordered <= query_positions[:, None]), axis=1, out=upto[:, 1:])
+    np.cumsum(visibility[:, order] & (ordered <= query_positions[:, None]), axis=1, out=upto[:, 1:])
     behind = np.searchsorted(ordered, key_positions, side="right")  # [keys] the first in `ordered` at a later position
     return upto[:, -1:] - upto[:, behind] < window
 
 
-def window_starts(seen: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int) -> np.ndarray:
+def window_starts(
+    visibility: np.ndarray, query_positions: np.ndarray, key_positions: np.ndarray, window: int
+) -> np.ndarray:
     """`in_window` as one number a query: it keeps the keys whose position is this or a later one.
 
     Args:
@@ -92,7 +96,7 @@ def window_starts(seen: np.ndarray, query_positions: np.ndarray, key_positions: 
     lowest = np.iinfo(np.int64).min
     if len(key_positions) < window:
         return np.full(len(query_positions), lowest)
-    counted = seen & (key_positions[None, :] <= query_positions[:, None])
+    counted = visibility & (key_positions[None, :] <= query_positions[:, None])
     positions = np.where(counted, key_positions[None, :], lowest)
     return np.partition(positions, -window, axis=1)[:, -window]
 

@@ -53,7 +53,7 @@ def test_the_kernel_compiles(capability, dtype, dim, rows, flags, monkeypatch, t
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     constants = {"HEADS": 16, "KV_HEADS": 8, "DIM": dim, "VALUE_DIM": dim, "WORDS": 1, "WINDOW": False}
     constants |= {"SOFTCAP": False, **triton_kernel.sizes(rows, dim, dim, 4 if dtype == "fp32" else 2), **flags}
-    signature = dict.fromkeys(["asked", "stored_keys", "stored_values", "out"], f"*{dtype}")
+    signature = dict.fromkeys(["query_rows", "stored_keys", "stored_values", "out"], f"*{dtype}")
     signature |= dict.fromkeys(["items", "queries", "keys", "starts"], "*i32")
     signature |= {"scale": "fp32", "softcap": "fp32"}
     strides = ["token_stride", "head_stride", "key_slot", "key_head", "value_slot", "value_head"]

@@ -51,14 +51,16 @@ def attention(
     if not _takes(query, key, value):
         return sdpa.attention(module, query, key, value, None, scaling, 0.0, sliding_window, softcap, step=step)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    asked, new_keys, new_values = (one[0].transpose(0, 1) for one in (query, key, value))  # [tokens, heads, head_dim]
+    new_queries, new_keys, new_values = (
+        tensor[0].transpose(0, 1) for tensor in (query, key, value)
+    )  # [tokens, heads, head_dim]
     keys, values = step.cache.layer(layer, new_keys, new_values)  # [slots, kv_heads, head_dim]
     for new, stored in ((new_keys, keys), (new_values, values)):
         native.store(step.slots, new if new.stride(-1) == 1 else new.contiguous(), stored)
-    tokens, heads, head_dim = asked.shape
+    tokens, heads, head_dim = new_queries.shape
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
-    asked = asked if asked.stride(-1) == 1 else asked.contiguous()
-    out = asked.new_empty(tokens, heads, values.shape[2])
+    new_queries = new_queries if new_queries.stride(-1) == 1 else new_queries.contiguous()
+    out = new_queries.new_empty(tokens, heads, values.shape[2])
 
     plan = step.plans.get(repeat)
     if plan is None:
@@ -69,12 +71,13 @@ def attention(
     first = window not in plan.seen  # layer of the pass with that window
     if first:
         plan.seen[window] = torch.empty(tokens, -(-plan.most_own // _KEYS), dtype=torch.int64)
-    seen = plan.seen[window]
+    visibility = plan.seen[window]
     call = _Call(
-        asked.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), items.data_ptr(), plan.queries.data_ptr(),
-        plan.keys.data_ptr(), 0 if starts is None else starts.data_ptr(), seen.data_ptr(),
-        len(items), *asked.stride()[:2], *keys.stride()[:2], *values.stride()[:2], heads, kv_heads, head_dim,
-        values.shape[2], plan.words, seen.shape[1], torch.get_num_threads(),
+        new_queries.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), items.data_ptr(),
+        plan.queries.data_ptr(), plan.keys.data_ptr(), 0 if starts is None else starts.data_ptr(),
+        visibility.data_ptr(), len(items), *new_queries.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
+        heads, kv_heads, head_dim,
+        values.shape[2], plan.words, visibility.shape[1], torch.get_num_threads(),
         head_dim**-0.5 if scaling is None else scaling, softcap or 0.0,
     )  # fmt: skip
     if first:

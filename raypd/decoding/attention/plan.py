@@ -49,27 +49,29 @@ class Plan:
         grouped = [(span, group) for group in step.groups for span in group.spans]
         self.spans = spans = [span for span, _ in grouped]
         sets = [segment_sets(span.reach, span.queries[1], span.keys[1]) for span in spans]
-        self.words = power_of_two(max(seen.shape[2] for seen, _ in sets))
+        self.words = power_of_two(max(query_sets.shape[2] for query_sets, _ in sets))
         items: dict[int, list[_Item]] = {}
-        at = 0
+        first_key = 0
         for span, group in grouped:
-            size = max(next((one for one in rows if one >= span.size * repeat), rows[-1]), power_of_two(repeat))
+            size = max(
+                next((fitting for fitting in rows if fitting >= span.size * repeat), rows[-1]), power_of_two(repeat)
+            )
             block = size // repeat
             causal = span.size > block and span.causal
             for first in range(0, span.size, block):
                 count = min(block, span.size - first)
-                own, clear = span.length, 0
+                own_keys, clear = span.length, 0
                 if causal:
-                    own = span.length - span.size + first + count
-                    clear = own - count
-                item = _Item(span.a + first, count, group.start, group.length, span.start, own, clear, at)
+                    own_keys = span.length - span.size + first + count
+                    clear = own_keys - count
+                item = _Item(span.a + first, count, group.start, group.length, span.start, own_keys, clear, first_key)
                 items.setdefault(size, []).append(item)
-            at += span.length
+            first_key += span.length
         queries = np.concatenate([span.queries for span in spans], axis=1)
         keys = np.concatenate([span.keys for span in spans], axis=1)
         words = np.zeros((queries.shape[1], 2, self.words), dtype=np.int32)
-        for span, (seen, _) in zip(spans, sets, strict=True):
-            words[span.a : span.b, :, : seen.shape[2]] = seen
+        for span, (query_sets, _) in zip(spans, sets, strict=True):
+            words[span.a : span.b, :, : query_sets.shape[2]] = query_sets
         parts = [
             np.column_stack([queries[0], queries[2], words.reshape(len(words), -1)]),
             np.column_stack([keys[0], keys[2], np.concatenate([labels for _, labels in sets])]),

@@ -49,28 +49,32 @@ def attention(
     """
     step = entered(step, s_aux)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    asked, new_keys, new_values = (one[0].transpose(0, 1) for one in (query, key, value))  # [tokens, heads, head_dim]
+    new_queries, new_keys, new_values = (
+        tensor[0].transpose(0, 1) for tensor in (query, key, value)
+    )  # [tokens, heads, head_dim]
     step.cache.write(layer, step.slots, new_keys, new_values)
     keys, values = step.cache.keys[layer], step.cache.values[layer]  # [slots, kv_heads, head_dim]
-    tokens, heads, head_dim = asked.shape
+    tokens, heads, head_dim = new_queries.shape
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
     scale = head_dim**-0.5 if scaling is None else scaling
-    out = asked.new_empty(tokens, heads, values.shape[2])
-    lse = asked.new_empty(tokens, heads, dtype=torch.promote_types(query.dtype, torch.float32))
+    out = new_queries.new_empty(tokens, heads, values.shape[2])
+    lse = new_queries.new_empty(tokens, heads, dtype=torch.promote_types(query.dtype, torch.float32))
 
     causal, batches = step.calls(sliding_window, _has_kernel(query, keys, values, softcap))
     for span in causal:  # the kernel needs no mask for them
         here, past = slice(span.a, span.b), slice(span.start, span.start + span.length - span.size)
-        own = slice(past.stop, span.start + span.length)
-        found = _causal(asked[here], keys[own], values[own], scale)
+        current = slice(past.stop, span.start + span.length)
+        attended = _causal(new_queries[here], keys[current], values[current], scale)
         if past.start < past.stop:
-            found = _merge(*found, *_over(asked[here], keys[past], values[past], None, scale, softcap))
-        out[here], lse[here] = found
+            attended = _merge(*attended, *_over(new_queries[here], keys[past], values[past], None, scale, softcap))
+        out[here], lse[here] = attended
     for batch in batches:
         rows, queries = batch.shape[:2]
         mask = step.own_mask(batch, sliding_window, repeat, query)
         folded = (
-            asked.index_select(0, batch.asked).view(rows, queries, kv_heads, repeat, head_dim).permute(0, 2, 3, 1, 4)
+            new_queries.index_select(0, batch.asked)
+            .view(rows, queries, kv_heads, repeat, head_dim)
+            .permute(0, 2, 3, 1, 4)
         )
         own_out, own_lse = _attend(
             folded.flatten(2, 3), _rows_of(keys, batch), _rows_of(values, batch), mask, scale, softcap
@@ -83,7 +87,7 @@ def attention(
         if group.length:
             here, prefix = slice(group.spans[0].a, group.spans[-1].b), slice(group.start, group.start + group.length)
             mask = step.prefix_mask(group, sliding_window, repeat, query)
-            shared = _over(asked[here], keys[prefix], values[prefix], mask, scale, softcap)
+            shared = _over(new_queries[here], keys[prefix], values[prefix], mask, scale, softcap)
             out[here] = _merge(out[here], lse[here], *shared)[0]
     return out[None], None
 
@@ -108,8 +112,8 @@ def _rows_of(stored: torch.Tensor, batch: Batch) -> torch.Tensor:
     rows, _, length = batch.shape
     first, stride = batch.spans[0].start, batch.stride
     if stride is not None and batch.spans[-1].start + length <= len(stored):
-        slot, head, one = stored.stride()
-        shape, strides = (rows, stored.shape[1], length, stored.shape[2]), (stride * slot, head, slot, one)
+        slot, head, element = stored.stride()
+        shape, strides = (rows, stored.shape[1], length, stored.shape[2]), (stride * slot, head, slot, element)
         return stored.as_strided(shape, strides, stored.storage_offset() + first * slot)
     return stored.index_select(0, batch.slots).unflatten(0, (rows, length)).transpose(1, 2)
 
@@ -141,7 +145,7 @@ def _causal(
     kv_heads = key.shape[1]
     # The query heads of a key head stand where a batch would: folded into the length they would need a mask.
     folded = query.unflatten(1, (kv_heads, -1)).permute(2, 1, 0, 3)  # [repeat, kv_heads, n, d]
-    keys, values = (one.transpose(0, 1).expand(len(folded), -1, -1, -1) for one in (key, value))
+    keys, values = (tensor.transpose(0, 1).expand(len(folded), -1, -1, -1) for tensor in (key, value))
     out, lse = _flash(folded, keys, values, 0.0, True, scale=scale)
     return out.permute(2, 1, 0, 3).flatten(1, 2), lse.permute(2, 1, 0).flatten(1, 2)
 

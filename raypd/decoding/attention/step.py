@@ -69,8 +69,8 @@ class Span:
     def all_seen(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`seen` with the prefix, which all queries see, before the own keys [queries, prefix keys + own keys]; the
         positions of the queries, and of all these keys."""
-        seen = np.concatenate([np.ones((self.size, self.prefix), dtype=bool), self.seen], axis=1)
-        return seen, self.queries[0], np.concatenate([np.arange(self.prefix), self.keys[0]])
+        visibility = np.concatenate([np.ones((self.size, self.prefix), dtype=bool), self.seen], axis=1)
+        return visibility, self.queries[0], np.concatenate([np.arange(self.prefix), self.keys[0]])
 
     def in_window(self, window: int) -> np.ndarray:
         """`in_window` over the prefix and the own keys: [queries, prefix keys + own keys]."""
@@ -113,8 +113,8 @@ class Batch:
     def asked(self) -> torch.Tensor:
         """[spans * queries] their places in the pass; padding stands for the last one of its span."""
         places = np.arange(self.shape[1])
-        asked = np.concatenate([span.a + np.minimum(places, span.size - 1) for span in self.spans])
-        return torch.from_numpy(asked).to(self.device)
+        queries = np.concatenate([span.a + np.minimum(places, span.size - 1) for span in self.spans])
+        return torch.from_numpy(queries).to(self.device)
 
     @cached_property
     def slots(self) -> torch.Tensor:
@@ -126,14 +126,14 @@ class Batch:
     def seen(self, window: int | None) -> np.ndarray:
         """bool [spans, queries, keys]; padded queries see what the last of their span does."""
         spans, queries, keys = self.shape
-        seen = np.zeros((spans, queries, keys), dtype=bool)
-        for row, span in zip(seen, self.spans, strict=True):
-            own = span.seen
+        visibility = np.zeros((spans, queries, keys), dtype=bool)
+        for row, span in zip(visibility, self.spans, strict=True):
+            span_visibility = span.seen
             if (felt := span.felt(window)) is not None:
-                own = own & span.in_window(felt)[:, span.prefix :]
-            row[: span.size, : span.length] = own
-            row[span.size :, : span.length] = own[-1]
-        return seen
+                span_visibility = span_visibility & span.in_window(felt)[:, span.prefix :]
+            row[: span.size, : span.length] = span_visibility
+            row[span.size :, : span.length] = span_visibility[-1]
+        return visibility
 
 
 @dataclass
@@ -168,8 +168,8 @@ class Step:
                 self._calls[window, causal] = self.calls(None, causal)
                 return self._calls[window, causal]
             alone = [span for span in spans if causal and span.size > 1 and not span.felt(window) and span.causal]
-            own = set(map(id, alone))
-            batches = _batches([span for span in spans if id(span) not in own])
+            alone_ids = set(map(id, alone))
+            batches = _batches([span for span in spans if id(span) not in alone_ids])
             self._calls[window, causal] = alone, [Batch(some, self.slots.device) for some in batches]
         return self._calls[window, causal]
 
@@ -208,8 +208,8 @@ class Step:
             return None
         key = (id(group), repeat, window)
         if key not in self._masks:
-            seen = np.concatenate([span.in_window(window)[:, : group.length] for span in group.spans])
-            self._masks[key] = _additive(seen[None], repeat, like)
+            visibility = np.concatenate([span.in_window(window)[:, : group.length] for span in group.spans])
+            self._masks[key] = _additive(visibility[None], repeat, like)
         return self._masks[key]
 
 
@@ -234,21 +234,21 @@ def _batches(spans: list[Span]) -> Iterator[list[Span]]:
     together: list[Span] = []
     scores = 0
     for span in sorted(spans, key=lambda span: (span.size > _FEW, span.size, span.length)):
-        own = span.size * span.length
+        span_scores = span.size * span.length
         padded = (len(together) + 1) * span.size * max(span.length, *(s.length for s in together), 0)
-        if together and (span.size > _FEW or padded > _PADDING * (scores + own)):
+        if together and (span.size > _FEW or padded > _PADDING * (scores + span_scores)):
             yield sorted(together, key=lambda s: s.start)
             together, scores = [], 0
         together.append(span)
-        scores += own
+        scores += span_scores
     if together:
         yield sorted(together, key=lambda s: s.start)
 
 
-def _additive(seen: np.ndarray, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
+def _additive(visibility: np.ndarray, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
     """[rows, queries, keys] -> [rows, 1, repeat * queries, keys]; None where all is seen."""
-    if seen.all():
+    if visibility.all():
         return None
-    mask = torch.zeros(seen.shape, dtype=like.dtype)
-    mask.masked_fill_(torch.from_numpy(~seen), -torch.inf)
+    mask = torch.zeros(visibility.shape, dtype=like.dtype)
+    mask.masked_fill_(torch.from_numpy(~visibility), -torch.inf)
     return mask.repeat(1, repeat, 1)[:, None].to(like.device)

@@ -50,29 +50,31 @@ def attention(
     """
     step = entered(step, s_aux)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    asked, new_keys, new_values = (one[0].transpose(0, 1) for one in (query, key, value))  # [tokens, heads, head_dim]
+    queries, new_keys, new_values = (
+        tensor[0].transpose(0, 1) for tensor in (query, key, value)
+    )  # [tokens, heads, head_dim]
     step.cache.write(layer, step.slots, new_keys, new_values)
     keys, values = step.cache.keys[layer], step.cache.values[layer]  # [slots, kv_heads, head_dim]
-    tokens, heads, head_dim = asked.shape
+    tokens, heads, head_dim = queries.shape
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
     scale = head_dim**-0.5 if scaling is None else scaling
-    if asked.dtype == torch.float64:  # the kernel takes numbers in float32
-        asked, scale = asked * scale, 1.0
-    asked = asked if asked.stride(-1) == 1 else asked.contiguous()
-    out = asked.new_empty(tokens, heads, values.shape[2])
+    if queries.dtype == torch.float64:  # the kernel takes numbers in float32
+        queries, scale = queries * scale, 1.0
+    queries = queries if queries.stride(-1) == 1 else queries.contiguous()
+    out = queries.new_empty(tokens, heads, values.shape[2])
 
     plan = step.plans.get(repeat)
     if plan is None:
         plan = step.plans[repeat] = Plan(step, repeat, _ROWS)
     starts = plan.starts(sliding_window)
-    with torch.cuda.device_of(asked):  # triton launches on the current device
+    with torch.cuda.device_of(queries):  # triton launches on the current device
         for rows, items in plan.blocks:
             _attend[len(items), kv_heads](
-                asked, keys, values, out, items, plan.queries, plan.keys, plan.queries if starts is None else starts,
-                scale, softcap or 0.0, *asked.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
+                queries, keys, values, out, items, plan.queries, plan.keys, plan.queries if starts is None else starts,
+                scale, softcap or 0.0, *queries.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
                 HEADS=heads, KV_HEADS=kv_heads, DIM=head_dim, VALUE_DIM=values.shape[2],
                 WORDS=plan.words, WINDOW=starts is not None, SOFTCAP=softcap is not None,
-                **sizes(rows, head_dim, values.shape[2], asked.element_size()),
+                **sizes(rows, head_dim, values.shape[2], queries.element_size()),
                 num_warps=4, num_stages=2,
             )  # fmt: skip
     return out[None], None
@@ -93,14 +95,14 @@ def sizes(rows: int, head_dim: int, value_dim: int, itemsize: int) -> dict[str, 
         head_dim, value_dim: of keys and of values.
         itemsize: bytes of a number.
     """
-    dim, wide = (max(16, power_of_two(one)) for one in (head_dim, value_dim))
+    dim, wide = (max(16, power_of_two(size)) for size in (head_dim, value_dim))
     block = min(64, max(16, _KEY_BYTES // (max(dim, wide) * itemsize)))
     return {"ROWS": rows, "BLOCK": block, "DIM_BLOCK": dim, "VALUE_BLOCK": wide}
 
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
-    asked, stored_keys, stored_values, out, items, queries, keys, starts,
+    query_rows, stored_keys, stored_values, out, items, queries, keys, starts,
     scale, softcap, token_stride, head_stride, key_slot, key_head, value_slot, value_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     WORDS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -109,13 +111,13 @@ def _attend(  # type: ignore[no-untyped-def]
     # asked, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; the others as in `Plan`.
     REPEAT: tl.constexpr = HEADS // KV_HEADS
     FIELDS: tl.constexpr = 2 + 2 * WORDS
-    WIDE: tl.constexpr = tl.float64 if asked.dtype.element_ty == tl.float64 else tl.float32
+    WIDE: tl.constexpr = tl.float64 if query_rows.dtype.element_ty == tl.float64 else tl.float32
     item = items + tl.program_id(0) * 8
     kv_head = tl.program_id(1)
     first, count = tl.load(item), tl.load(item + 1)
     prefix_slot, prefix = tl.load(item + 2).to(tl.int64), tl.load(item + 3)
-    own_slot, own = tl.load(item + 4).to(tl.int64), tl.load(item + 5)
-    clear, keys_at = tl.load(item + 6), tl.load(item + 7)
+    own_slot, own_length = tl.load(item + 4).to(tl.int64), tl.load(item + 5)
+    clear, first_key = tl.load(item + 6), tl.load(item + 7)
 
     row = tl.arange(0, ROWS)
     is_row = row < count * REPEAT
@@ -124,7 +126,7 @@ def _attend(  # type: ignore[no-untyped-def]
     dim, value_dim = tl.arange(0, DIM_BLOCK), tl.arange(0, VALUE_BLOCK)
     is_dim, is_value_dim = dim < DIM, value_dim < VALUE_DIM
     place = token[:, None] * token_stride + head[:, None] * head_stride + dim[None, :]
-    query = tl.load(asked + place, mask=is_row[:, None] & is_dim[None, :], other=0.0)  # [ROWS, DIM_BLOCK]
+    query = tl.load(query_rows + place, mask=is_row[:, None] & is_dim[None, :], other=0.0)  # [ROWS, DIM_BLOCK]
     position = tl.load(queries + token * FIELDS, mask=is_row, other=0)
     step = tl.load(queries + token * FIELDS + 1, mask=is_row, other=0)
     start = position
@@ -137,49 +139,49 @@ def _attend(  # type: ignore[no-untyped-def]
     key_base = stored_keys + kv_head.to(tl.int64) * key_head + dim[None, :]
     value_base = stored_values + kv_head.to(tl.int64) * value_head + value_dim[None, :]
 
-    for at in range(0, prefix, BLOCK):  # all queries see the prefix, whose positions are 0, 1, 2, ...
-        one = at + tl.arange(0, BLOCK)
-        is_key = one < prefix
-        seen = is_row[:, None] & is_key[None, :]
+    for begin in range(0, prefix, BLOCK):  # all queries see the prefix, whose positions are 0, 1, 2, ...
+        offset = begin + tl.arange(0, BLOCK)
+        is_key = offset < prefix
+        is_seen = is_row[:, None] & is_key[None, :]
         if WINDOW:
-            seen = seen & (one[None, :] >= start[:, None])
-        slot = (prefix_slot + one)[:, None]
+            is_seen = is_seen & (offset[None, :] >= start[:, None])
+        slot = (prefix_slot + offset)[:, None]
         key = tl.load(key_base + slot * key_slot, mask=is_key[:, None] & is_dim[None, :], other=0.0)
         value = tl.load(value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0)
-        high, total, mixed = _take(query, key, value, seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
+        high, total, mixed = _take(query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
 
     done = 0
     if not WINDOW:  # the leading own keys that all queries see, too
         done = clear // BLOCK * BLOCK
-        for at in range(0, done, BLOCK):
-            one = at + tl.arange(0, BLOCK)
-            slot = (own_slot + one)[:, None]
-            seen = is_row[:, None] & (one >= 0)[None, :]
+        for begin in range(0, done, BLOCK):
+            offset = begin + tl.arange(0, BLOCK)
+            slot = (own_slot + offset)[:, None]
+            is_seen = is_row[:, None] & (offset >= 0)[None, :]
             key = tl.load(key_base + slot * key_slot, mask=is_dim[None, :], other=0.0)
             value = tl.load(value_base + slot * value_slot, mask=is_value_dim[None, :], other=0.0)
-            high, total, mixed = _take(query, key, value, seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
+            high, total, mixed = _take(query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
 
-    for at in range(done, own, BLOCK):
-        one = at + tl.arange(0, BLOCK)
-        is_key = one < own
-        key_position = tl.load(keys + (keys_at + one) * 3, mask=is_key, other=0)
-        key_step = tl.load(keys + (keys_at + one) * 3 + 1, mask=is_key, other=0)
-        segment = tl.load(keys + (keys_at + one) * 3 + 2, mask=is_key, other=0)
+    for begin in range(done, own_length, BLOCK):
+        offset = begin + tl.arange(0, BLOCK)
+        is_key = offset < own_length
+        key_position = tl.load(keys + (first_key + offset) * 3, mask=is_key, other=0)
+        key_step = tl.load(keys + (first_key + offset) * 3 + 1, mask=is_key, other=0)
+        segment = tl.load(keys + (first_key + offset) * 3 + 2, mask=is_key, other=0)
         upto = key_position[None, :] <= position[:, None]
-        seen = tl.zeros([ROWS, BLOCK], tl.int1)
+        is_seen = tl.zeros([ROWS, BLOCK], tl.int1)
         for word in tl.static_range(WORDS):
-            whole = tl.load(queries + token * FIELDS + 2 + word, mask=is_row, other=0)
-            causal = tl.load(queries + token * FIELDS + 2 + WORDS + word, mask=is_row, other=0)
-            in_whole = ((whole[:, None] >> (segment % 32)[None, :]) & 1) == 1
-            in_causal = ((causal[:, None] >> (segment % 32)[None, :]) & 1) == 1
-            seen = seen | ((in_whole | (in_causal & upto)) & (segment // 32 == word)[None, :])
-        seen = seen & is_key[None, :] & is_row[:, None] & (key_step[None, :] <= step[:, None])
+            all_set = tl.load(queries + token * FIELDS + 2 + word, mask=is_row, other=0)
+            causal_set = tl.load(queries + token * FIELDS + 2 + WORDS + word, mask=is_row, other=0)
+            in_all = ((all_set[:, None] >> (segment % 32)[None, :]) & 1) == 1
+            in_causal = ((causal_set[:, None] >> (segment % 32)[None, :]) & 1) == 1
+            is_seen = is_seen | ((in_all | (in_causal & upto)) & (segment // 32 == word)[None, :])
+        is_seen = is_seen & is_key[None, :] & is_row[:, None] & (key_step[None, :] <= step[:, None])
         if WINDOW:
-            seen = seen & (key_position[None, :] >= start[:, None])
-        slot = (own_slot + one)[:, None]
+            is_seen = is_seen & (key_position[None, :] >= start[:, None])
+        slot = (own_slot + offset)[:, None]
         key = tl.load(key_base + slot * key_slot, mask=is_key[:, None] & is_dim[None, :], other=0.0)
         value = tl.load(value_base + slot * value_slot, mask=is_key[:, None] & is_value_dim[None, :], other=0.0)
-        high, total, mixed = _take(query, key, value, seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
+        high, total, mixed = _take(query, key, value, is_seen, high, total, mixed, scale, softcap, SOFTCAP, WIDE)
 
     mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
     place = (token * HEADS + head)[:, None] * VALUE_DIM + value_dim[None, :]
@@ -188,7 +190,7 @@ def _attend(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _take(  # type: ignore[no-untyped-def]
-    query, key, value, seen, high, total, mixed, scale, softcap,
+    query, key, value, is_seen, high, total, mixed, scale, softcap,
     SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The running sums of `_attend` with a block of keys more."""
@@ -196,7 +198,7 @@ def _take(  # type: ignore[no-untyped-def]
     if SOFTCAP:
         small = tl.exp(-2 * tl.abs(scores / softcap))  # tanh, which triton has not
         scores = softcap * tl.where(scores < 0, -1.0, 1.0) * (1 - small) / (1 + small)
-    scores = tl.where(seen, scores, float("-inf"))
+    scores = tl.where(is_seen, scores, float("-inf"))
     higher = tl.maximum(high, tl.max(scores, 1))
     finite = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
     weights = tl.exp(scores - finite[:, None])

@@ -50,8 +50,8 @@ class _Drafts:
     def follow(self, s: AparSequence) -> dict[tuple[int, int], Reach]:
         """The pairs that make the segments reach the path of `s`, and nothing but it and each other."""
         path = {node.segment for node in s.current_node.path()}
-        pairs = {(own, gone): Reach.HIDDEN for own in self.segments for gone in self.path - path}
-        pairs |= {(own, new): Reach.ALL for own in self.segments for new in path - self.path}
+        pairs = {(segment, gone): Reach.HIDDEN for segment in self.segments for gone in self.path - path}
+        pairs |= {(segment, new): Reach.ALL for segment in self.segments for new in path - self.path}
         self.path = path
         return pairs
 
@@ -113,7 +113,7 @@ class _Decode:
                 runs = range(self.group.segments, self.group.segments + len(self.tree.above))
                 self.group.segments += len(runs)
                 above = enumerate(self.tree.above)
-                reach |= {(runs[a], runs[b]): Reach.CAUSAL for a, others in above for b in others}
+                reach |= {(runs[a], runs[b]): Reach.CAUSAL for a, runs_above in above for b in runs_above}
                 self.free.append(_Drafts(runs))
             self.drafts[s] = self.free.pop()
         return self.drafts[s]

@@ -61,21 +61,21 @@ def autoregressive(
     """
     answer = Continuation(list(forced([])))
     answer.logprobs += [0.0] * len(answer.tokens)
-    tokens, at = [*prompt.tokens, *answer.tokens], 0  # to be fed, and the position of the first
+    tokens, position = [*prompt.tokens, *answer.tokens], 0  # to be fed, and the position of the first
     while True:
         predictions = yield Feed(
             tokens,
-            range(at, at + len(tokens)),
+            range(position, position + len(tokens)),
             sample_at=[len(tokens) - 1],
             allowed_token_ids=None if allowed_token_ids is None else [allowed_token_ids(answer.tokens)],
-            shared=0 if at else prompt.shared,
-            pattern=None if at else pattern,
+            shared=0 if position else prompt.shared,
+            pattern=None if position else pattern,
         )
-        at += len(tokens)
-        more = forced([*answer.tokens, *predictions.tokens])[: max_new_tokens - len(answer.tokens) - 1]
-        tokens = [*predictions.tokens, *more]
+        position += len(tokens)
+        unchosen = forced([*answer.tokens, *predictions.tokens])[: max_new_tokens - len(answer.tokens) - 1]
+        tokens = [*predictions.tokens, *unchosen]
         answer.tokens += tokens
-        answer.logprobs += [*predictions.logprobs, *[0.0] * len(more)]
+        answer.logprobs += [*predictions.logprobs, *[0.0] * len(unchosen)]
         answer.stopped = stops(answer.tokens)
         if answer.stopped or len(answer.tokens) == max_new_tokens:
             return answer

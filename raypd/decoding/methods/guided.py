@@ -17,7 +17,7 @@ from raypd.decoding.program import Feed, Program
 def guided(
     prompt: SlottedPrompt,
     max_value_tokens: int,
-    rest: Callable[[Slot, Value], Sequence[int]],
+    closing: Callable[[Slot, Value], Sequence[int]],
     behind: Callable[[Slot, Value], int] = lambda slot, value: 0,
 ) -> Program[list[Value]]:
     """Decodes one value a slot, each complete before the next begins.
@@ -30,7 +30,11 @@ def guided(
         behind: how many of the tokens before the last are not of the value: they leave the cache.
     """
     values: list[Value] = []
-    fed, at, begin = 0, 0, 0  # tokens that were fed; those that stay; where the prompt goes on behind the last value
+    fed, position, begin = (
+        0,
+        0,
+        0,
+    )  # tokens that were fed; those that stay; where the prompt goes on behind the last value
     drop: Sequence[int] = ()
     tail: Sequence[int] = ()  # of the last value
     for slot in prompt.slots:
@@ -39,13 +43,13 @@ def guided(
         while True:
             predictions = yield Feed(
                 tokens,
-                range(at, at + len(tokens)),
+                range(position, position + len(tokens)),
                 sample_at=[len(tokens) - 1],
                 allowed_token_ids=[slot.grammar.allowed(state, max_value_tokens - len(value.tokens))],
-                shared=0 if at else prompt.shared,
+                shared=0 if position else prompt.shared,
                 drop=drop,
             )
-            fed, at, drop = fed + len(tokens), at + len(tokens), ()
+            fed, position, drop = fed + len(tokens), position + len(tokens), ()
             state = slot.grammar.advance(state, predictions.tokens[0])
             forced = slot.grammar.forced(state, max_value_tokens - len(value.tokens) - 1)
             state = reduce(slot.grammar.advance, forced, state)
@@ -56,7 +60,7 @@ def guided(
                 break
         value.closed, value.completion = slot.grammar.done(state), slot.grammar.completion(state)
         values.append(value)
-        tail, begin = [*tokens[:-1], *rest(slot, value)], slot.end + 1
+        tail, begin = [*tokens[:-1], *closing(slot, value)], slot.end + 1
         drop = range(fed - behind(slot, value), fed)
-        at -= len(drop)
+        position -= len(drop)
     return values

@@ -66,8 +66,8 @@ class Tree:
         """
         nodes: list[int] = []
         while True:
-            at = nodes[-1] if nodes else -1
-            hit = [n for n in range(len(guesses)) if self.parents[n] == at and guesses[n] == sampled[at + 1]]
+            node = nodes[-1] if nodes else -1
+            hit = [n for n in range(len(guesses)) if self.parents[n] == node and guesses[n] == sampled[node + 1]]
             if not hit:
                 return nodes
             nodes.append(hit[0])
@@ -132,12 +132,12 @@ class MedusaHeads(torch.nn.Module):
             layers: residual blocks of each head.
             base_model, tree: as those of the class.
         """
-        own = model.get_output_embeddings().weight
-        heads = cls(count, layers, own.shape[1], own.shape[0], base_model, tree).to(own.device, own.dtype)
+        weight = model.get_output_embeddings().weight
+        heads = cls(count, layers, weight.shape[1], weight.shape[0], base_model, tree).to(weight.device, weight.dtype)
         with torch.no_grad():
             for head in heads.heads:
                 assert isinstance(head, MedusaHead)
-                head.out.weight.copy_(own)
+                head.out.weight.copy_(weight)
         return heads
 
     def suited(self, tree: Tree | None) -> Tree:
@@ -184,18 +184,18 @@ def medusa(
     """
     tree = heads.suited(tree)
     answer = DraftedContinuation()
-    reach = {(1 + run, 1 + seen): Reach.CAUSAL for run, above in enumerate(tree.above) for seen in above}
+    reach = {(1 + run, 1 + run_above): Reach.CAUSAL for run, above in enumerate(tree.above) for run_above in above}
     reach |= {(1 + run, 0): Reach.CAUSAL for run in range(len(tree.above))}
-    text, at = list(prompt.tokens), 0  # what is fed of the text in this step, and its first position
+    text, position = list(prompt.tokens), 0  # what is fed of the text in this step, and its first position
     guesses: list[int] = []
     drop: list[int] = []
     move: dict[int, int] = {}
     first = 0  # the row index of the feed's first token
     while True:
-        end, count = at + len(text), len(guesses)
+        end, count = position + len(text), len(guesses)
         predictions = yield Feed(
             [*text, *guesses],
-            [*range(at, end), *(end - 1 + depth for depth in tree.depths[:count])],
+            [*range(position, end), *(end - 1 + depth for depth in tree.depths[:count])],
             segments=[*(0 for _ in text), *(1 + run for run in tree.runs[:count])],
             reach=reach if answer.steps == 0 else {},
             sample_at=range(len(text) - 1, len(text) + count),
@@ -219,12 +219,12 @@ def medusa(
         move = {under + n: 0 for n in nodes}
         drop = [under + n for n in range(count) if n not in nodes]
         first = under + count
-        text, at = answer.tokens[-1:], end + len(nodes)
-        wanted = tree.size(max_new_tokens - len(answer.tokens) - 1)  # deeper guesses could not be taken any more
+        text, position = answer.tokens[-1:], end + len(nodes)
+        size = tree.size(max_new_tokens - len(answer.tokens) - 1)  # deeper guesses could not be taken any more
         guesses = []
-        if wanted:
+        if size:
             drafted = yield Feed((), (), draft=DraftRequest(heads, [predictions.hidden[asks[-1]]], tree))
-            guesses = drafted.drafts[0][:wanted]
+            guesses = drafted.drafts[0][:size]
 
 
 class MedusaText(TextMethod):

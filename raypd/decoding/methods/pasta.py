@@ -119,8 +119,8 @@ class _Interpreter:
         self.reach: dict[tuple[int, int], Reach] = {}
         self.main = _RunningThread(PastaThread(), 0, 0, [], Lexer(self._warner("main thread")))
         self.main.place(self.prompt.tokens)
-        most = self.max_async_tokens + len(self.open)
-        self.lengths = Lengths(self.promised, self.fixed_length, most, self.main.lexer.warn)
+        limit = self.max_async_tokens + len(self.open)
+        self.lengths = Lengths(self.promised, self.fixed_length, limit, self.main.lexer.warn)
         self.children: list[_RunningThread] = []
         self.unjoined: list[_RunningThread] = []  # children that the main thread does not see yet
         self.closing: list[tuple[int, int, int]] = []  # the last tokens of joined children, to be fed before the main's
@@ -266,9 +266,9 @@ class _Interpreter:
         for number, piece in enumerate(pieces):
             child.written.pieces.append(piece)
             if piece.tag is not None and piece.tag.kind == "close":
-                rest = "".join(p.text for p in pieces[number + 1 :]) + child.lexer.begun
-                if rest.strip():
-                    child.lexer.warn(f"{readable(rest)!r} behind {CLOSE} in the same token is left out")
+                trailing = "".join(p.text for p in pieces[number + 1 :]) + child.lexer.begun
+                if trailing.strip():
+                    child.lexer.warn(f"{readable(trailing)!r} behind {CLOSE} in the same token is left out")
                 child.lexer.begun = ""
                 child.record.stopped = True
                 self._end_child(child)
@@ -293,7 +293,7 @@ class _Interpreter:
     def _segment(self, path: Sequence[int]) -> int:
         """A segment that sees all of the segments `path`, which are closed."""
         new, self.segments = self.segments, self.segments + 1
-        self.reach.update({(new, seen): Reach.ALL for seen in path})
+        self.reach.update({(new, closed): Reach.ALL for closed in path})
         self.reach[new, new] = Reach.CAUSAL
         return new
 

@@ -91,11 +91,11 @@ class Written:
             texts: the bytes that every id adds to a text.
             ends: ids that end a thread, and add none.
         """
-        own = [piece for piece in self.pieces if isinstance(piece, Piece)]
-        is_text = [piece.tag is None for piece in own for _ in piece.text]
-        count, at = 0, self.given
+        pieces = [piece for piece in self.pieces if isinstance(piece, Piece)]
+        is_text = [piece.tag is None for piece in pieces for _ in piece.text]
+        count, offset = 0, self.given
         for token in tokens:
             size = 0 if token in ends or token >= len(texts) else len(texts[token])
-            count += any(is_text[at : at + size])
-            at += size
+            count += any(is_text[offset : offset + size])
+            offset += size
         return count

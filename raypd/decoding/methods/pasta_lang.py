@@ -83,8 +83,8 @@ class Lengths:
         value = tag.attributes.get("tokens")
         digits = (value or "").strip(" \t\r").removeprefix("+").lstrip("0")
         if not (digits.isascii() and digits.isdigit()):
-            what = "has no tokens attribute" if value is None else f"promises {readable(value)!r} tokens"
-            self.warn(f"promise {number} {what}: it is {self.fixed}")
+            problem = "has no tokens attribute" if value is None else f"promises {readable(value)!r} tokens"
+            self.warn(f"promise {number} {problem}: it is {self.fixed}")
             return self.fixed
         if int(digits) > self.most:
             self.warn(f"promise {number} promises {digits} tokens: it is {self.most}, as much as it may have")
@@ -132,10 +132,10 @@ class Lexer:
         """The text has ended: what is left of it."""
         pieces: list[Piece] = []
         while self.begun:
-            rest, self.begun = self.begun, ""
-            if _KNOWN.match(rest) or rest.startswith(("<pro", "<asy", "</asy", "<sy")):
-                self.warn(f"the tag {readable(rest)!r} is not closed, so it is text")
-            for piece in (Piece("<"), *self.feed(rest[1:])):
+            unread, self.begun = self.begun, ""
+            if _KNOWN.match(unread) or unread.startswith(("<pro", "<asy", "</asy", "<sy")):
+                self.warn(f"the tag {readable(unread)!r} is not closed, so it is text")
+            for piece in (Piece("<"), *self.feed(unread[1:])):
                 _add(pieces, piece)
         return pieces
 
@@ -146,28 +146,28 @@ class Lexer:
         assert begin is not None
         if begin["name"] is None:
             return self.begun in ("<", "</")
-        known = _KNOWN.match(self.begun)
-        if char == ">" and not known and begin.end() < len(self.begun):
+        known_tag = _KNOWN.match(self.begun)
+        if char == ">" and not known_tag and begin.end() < len(self.begun):
             self.warn(f"{readable(self.begun)} is no tag of PASTA-LANG, so it is text")
             return False
-        if char == ">" and (found := _read(self.begun)).ended:
-            return self._tag(begin["slash"] == "/", begin["name"], found)
-        if char == "\n" or (char == "<" and not (known and _read(before).quoted)) or len(self.begun) > LONGEST_TAG:
-            if known:
+        if char == ">" and (parsed := _read(self.begun)).ended:
+            return self._tag(begin["slash"] == "/", begin["name"], parsed)
+        if char == "\n" or (char == "<" and not (known_tag and _read(before).quoted)) or len(self.begun) > LONGEST_TAG:
+            if known_tag:
                 self.warn(f"the tag {readable(before)!r} is not closed, so it is text")
             return False
         return True
 
-    def _tag(self, closing: bool, name: str, found: _ParsedTag) -> Tag:
+    def _tag(self, closing: bool, name: str, parsed: _ParsedTag) -> Tag:
         kind = _KINDS.get((closing, name), "stray")
         text = readable(self.begun)
         if kind == "stray":
             self.warn(f"{text} means nothing and is left out")
-        elif kind in ("promise", "sync") and not found.slash:
+        elif kind in ("promise", "sync") and not parsed.slash:
             self.warn(f"{text} is taken as <{name}/>")
-        elif found.junk or (kind in ("open", "close") and found.slash):
+        elif parsed.junk or (kind in ("open", "close") and parsed.slash):
             self.warn(f"{text} is malformed and taken as well as can be")
-        return Tag(kind, found.attributes)
+        return Tag(kind, parsed.attributes)
 
 
 @dataclass
@@ -183,39 +183,39 @@ class _ParsedTag:
 
 def _read(text: str) -> _ParsedTag:
     """Reads the attributes of a tag that has begun, from its name to the end of `text`."""
-    found, at = _ParsedTag({}), _BEGIN.match(text).end()  # type: ignore[union-attr]
+    parsed, position = _ParsedTag({}), _BEGIN.match(text).end()  # type: ignore[union-attr]
     while True:
-        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
-        if at == len(text):
-            return found
-        if (end := _END.match(text, at)) is not None and end.end() == len(text):
-            found.ended, found.slash = True, end[1] == "/"
-            return found
-        attribute = _ATTRIBUTE.match(text, at)
+        position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+        if position == len(text):
+            return parsed
+        if (end := _END.match(text, position)) is not None and end.end() == len(text):
+            parsed.ended, parsed.slash = True, end[1] == "/"
+            return parsed
+        attribute = _ATTRIBUTE.match(text, position)
         if attribute is None:
-            at, found.junk = at + 1, True
+            position, parsed.junk = position + 1, True
             continue
-        at = attribute.end()
-        quote = text[at : at + 1]
+        position = attribute.end()
+        quote = text[position : position + 1]
         if quote in ('"', "'"):
-            close = _closing_quote(text, at + 1, quote)
+            close = _closing_quote(text, position + 1, quote)
             if close is None:
-                value = text[at + 1 :].rstrip(" \t\r")
-                found.quoted = not value.endswith(quote)  # a quote that comes last may be the closing one
-                return found
-            value, at = text[at + 1 : close], close + 1
+                value = text[position + 1 :].rstrip(" \t\r")
+                parsed.quoted = not value.endswith(quote)  # a quote that comes last may be the closing one
+                return parsed
+            value, position = text[position + 1 : close], close + 1
         else:
-            value = _BARE.match(text, at)[0]  # type: ignore[index]
-            at += len(value)
-        found.attributes.setdefault(attribute[1], value)
+            value = _BARE.match(text, position)[0]  # type: ignore[index]
+            position += len(value)
+        parsed.attributes.setdefault(attribute[1], value)
 
 
-def _closing_quote(text: str, at: int, quote: str) -> int | None:
-    first = at
-    while (at := text.find(quote, at)) >= 0:
-        if _BEHIND_VALUE.match(text, at + 1):
-            return at
-        at += 1
+def _closing_quote(text: str, position: int, quote: str) -> int | None:
+    first = position
+    while (position := text.find(quote, position)) >= 0:
+        if _BEHIND_VALUE.match(text, position + 1):
+            return position
+        position += 1
     last = text.rfind(quote, first)  # with words of no use behind it
     return last if last >= 0 and text.endswith("/>") else None
 

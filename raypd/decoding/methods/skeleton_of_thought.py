@@ -98,26 +98,26 @@ def skeleton_of_thought(
     Raises:
         ValueError: `expand` gives no tokens.
     """
-    most = min(max_new_tokens, max_outline_tokens)
-    outline = yield from autoregressive(prompt, most, lambda tokens: tokens[-1] in ends)
+    limit = min(max_new_tokens, max_outline_tokens)
+    outline = yield from autoregressive(prompt, limit, lambda tokens: tokens[-1] in ends)
     written = outline.tokens[:-1] if outline.stopped else outline.tokens
     text = decode(written)
-    left = max_new_tokens - len(outline.tokens)
-    found = points_of(text if outline.stopped else text.rpartition("\n")[0]) if outline.stopped or left else []
-    points = found[:max_points]
+    remaining = max_new_tokens - len(outline.tokens)
+    listed = points_of(text if outline.stopped else text.rpartition("\n")[0]) if outline.stopped or remaining else []
+    points = listed[:max_points]
     requests = [list(expand(point)) for point in points]
     if not all(requests):
         raise ValueError("expand gives no tokens to begin a point with")
     # The outline's last token is in the cache where an end token came from it.
     unfed = [] if outline.stopped else written[-1:]
-    at = len(prompt.tokens) + len(written)
-    steps = yield from _expand(points, requests, unfed, at, left, max_point_tokens, ends)
+    position = len(prompt.tokens) + len(written)
+    steps = yield from _expand(points, requests, unfed, position, remaining, max_point_tokens, ends)
 
     lines = [
         f"{p.number}. {p.heading} {decode([t for t in p.tokens if t not in ends]).strip()}".strip() for p in points
     ]
     text = "\n".join(lines) if points else text
-    cut = None if outline.stopped and len(points) == len(found) else len(text)
+    cut = None if outline.stopped and len(points) == len(listed) else len(text)
     unfinished = [n for n, point in enumerate(points) if not point.stopped]
     if unfinished:
         cut = len("\n".join(lines[: unfinished[0] + 1]))

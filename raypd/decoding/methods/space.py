@@ -51,8 +51,8 @@ def segments_seen(k: int) -> dict[tuple[int, int], Reach]:
     """Equation 5 as segments: the text is 0, candidate i is i, mask group g (behind candidate g) is k + 1 + g."""
     reach: dict[tuple[int, int], Reach] = {}
     for i in range(k + 1):
-        for seen in range(i + 1):
-            reach[i, seen] = reach[k + 1 + i, seen] = Reach.CAUSAL
+        for source in range(i + 1):
+            reach[i, source] = reach[k + 1 + i, source] = Reach.CAUSAL
         reach[k + 1 + i, k + 1 + i] = Reach.CAUSAL
     return reach
 
@@ -83,16 +83,16 @@ def space(
         raise ValueError(f"k is {k}: the number of mask tokens cannot be negative")
     answer = SpaceAnswer()
     random = np.random.Generator(np.random.Philox(key=seed))
-    text, at = list(prompt.tokens), 0  # what is fed of the text in this step, and its first position
+    text, position = list(prompt.tokens), 0  # what is fed of the text in this step, and its first position
     drafted = Candidates()
     drop: list[int] = []
     move: dict[int, int] = {}
     first = 0  # the row index of a feed's first token, and what becomes of the feed before
     while True:
-        left = max_new_tokens - len(answer.tokens)
-        masks = [max(0, min(k, left - g - 2)) for g in range(len(drafted.tokens) + 1)]  # of each group
-        end = at + len(text)
-        tokens, positions, segments = [*text], [*range(at, end)], [0] * len(text)
+        remaining = max_new_tokens - len(answer.tokens)
+        masks = [max(0, min(k, remaining - g - 2)) for g in range(len(drafted.tokens) + 1)]  # of each group
+        end = position + len(text)
+        tokens, positions, segments = [*text], [*range(position, end)], [0] * len(text)
         ends = [len(text) - 1]  # what each group stands behind: the text, then the candidates
         for g, count in enumerate(masks):
             if g > 0:
@@ -133,7 +133,7 @@ def space(
         move = {first + place: 0 for place in ends[1 : accepted + 1]}
         drop = [first + index for index in range(ends[0] + 1, len(tokens)) if first + index not in move]
         first += len(tokens)
-        text, at = verified[-1:], end + accepted
+        text, position = verified[-1:], end + accepted
 
 
 def _verify(
@@ -147,17 +147,17 @@ def _verify(
             accepted += 1
         return verified[: accepted + 1]
     q = probabilities(torch.stack(predictions.logits[: count + 1]), sampling)  # [candidates + 1, vocabulary]
-    accepted, rest = 0, q[0]
+    accepted, extra = 0, q[0]
     if drafted.chance is not None:
         ids = torch.tensor(drafted.tokens, device=q.device)[:, None]
         draws = torch.from_numpy(random.random((count, 1))).to(q)
         passed = (draws * drafted.chance.gather(1, ids) < q[:count].gather(1, ids))[:, 0].tolist()
         accepted = [*passed, False].index(False)
-        rest = q[accepted]
+        extra = q[accepted]
         if accepted < count:
-            residual = (rest - drafted.chance[accepted]).clamp_min(0)
-            rest = torch.where(residual.sum() > 0, residual, rest)  # nothing is left where both are one by rounding
-    return [*drafted.tokens[:accepted], *pick(rest[None], _draws(random, rest[None])).tolist()]
+            residual = (extra - drafted.chance[accepted]).clamp_min(0)
+            extra = torch.where(residual.sum() > 0, residual, extra)  # nothing is left where both are one by rounding
+    return [*drafted.tokens[:accepted], *pick(extra[None], _draws(random, extra[None])).tolist()]
 
 
 def _draft(predictions: Predictions, asks: range, sampling: Sampling, random: np.random.Generator) -> Candidates:
