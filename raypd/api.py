@@ -56,8 +56,7 @@ class Run:
             raise ConfigError(f"{self.path}: this run has not ended; what began it goes on with it") from None
 
     def __repr__(self) -> str:
-        made = self.manifest
-        return f"Run({self.path!r}: {made.documents:,} documents, {made.failed:,} failed)"
+        return f"Run({self.path!r}: {self.manifest.documents:,} documents, {self.manifest.failed:,} failed)"
 
     @cached_property
     def _table(self) -> pa.Table:
@@ -128,11 +127,11 @@ class LLM:
             documents: texts, or records with title, description and, of several categories, category.
             schema: as that of `raypd.extract`.
         """
-        plain = all(isinstance(one, str) for one in documents)
-        fields = [{"text": one} if isinstance(one, str) else dict(one) for one in documents]
+        plain = all(isinstance(document, str) for document in documents)
+        fields = [{"text": document} if isinstance(document, str) else dict(document) for document in documents]
         columns = {"text_columns": ["text"], "category_column": None} if plain else {}
         rows = self._rows("extraction", {"input": {"path": "-", **columns}, "task": task_of(schema)}, fields)
-        return [_extracted(*own) for own in rows]
+        return [_extracted(*records) for records in rows]
 
     def answer(self, context: str, questions: Sequence[str | Mapping[str, Any]]) -> list[Answer]:
         """Answers questions on one context, in their order.
@@ -144,15 +143,18 @@ class LLM:
         rows = self._rows("question_answering", {}, [{"context": context, "questions": list(questions)}])[0]
         return [
             Answer(
-                one.columns.get("answer"), one.columns.get("confidence"), one.columns.get("answer_status"), one.error
+                record.columns.get("answer"),
+                record.columns.get("confidence"),
+                record.columns.get("answer_status"),
+                record.error,
             )
-            for one in rows
+            for record in rows
         ]
 
     def generate(self, prompts: Sequence[str | list[Any]]) -> list[Answer]:
         """Writes an answer to each prompt: texts, or conversations as lists of turns; of these the last answer."""
         rows = self._rows("generation", {}, [{"prompt": prompt} for prompt in prompts])
-        return [_answered(own[-1], "text", "finish_reason") for own in rows]
+        return [_answered(turns[-1], "text", "finish_reason") for turns in rows]
 
     def _rows(self, kind: str, tree: dict[str, Any], fields: Sequence[dict[str, Any]]) -> list[list[Record]]:
         """The records of each document, in their order."""
@@ -300,7 +302,7 @@ def _config(
 ) -> RunConfig:
     """The configuration of a call. A source that is no path is written into the run's folder."""
     settings = dict(settings or {})
-    settings |= {key: given for key, given in (("model.name", model), ("output.path", output)) if given is not None}
+    settings |= {key: value for key, value in (("model.name", model), ("output.path", output)) if value is not None}
     if isinstance(source, (str, Path)) and str(source).endswith((".yaml", ".yml")):
         if schema is not None or text is not None:
             raise ConfigError(
@@ -333,17 +335,17 @@ class _Documents:
     batches: Callable[[], Iterable[pa.Table]] = tuple
 
     @classmethod
-    def of(cls, given: Any) -> _Documents:
-        if isinstance(given, (str, Path)):
-            return cls(str(given), str(given))
-        if isinstance(given, (list, tuple)) and all(isinstance(one, (str, Path)) for one in given):
-            return cls(json.dumps([str(one) for one in given]), [str(one) for one in given])
-        if hasattr(given, "iter_batches"):
-            schema = given.schema()
+    def of(cls, source: Any) -> _Documents:
+        if isinstance(source, (str, Path)):
+            return cls(str(source), str(source))
+        if isinstance(source, (list, tuple)) and all(isinstance(path, (str, Path)) for path in source):
+            return cls(json.dumps([str(path) for path in source]), [str(path) for path in source])
+        if hasattr(source, "iter_batches"):
+            schema = source.schema()
             if schema is None:
                 raise InputError("the dataset has no rows")
-            return cls("dataset", None, schema.base_schema, lambda: given.iter_batches(batch_format="pyarrow"))
-        table = given if isinstance(given, pa.Table) else _table_of(given)
+            return cls("dataset", None, schema.base_schema, lambda: source.iter_batches(batch_format="pyarrow"))
+        table = source if isinstance(source, pa.Table) else _table_of(source)
         if not len(table):
             raise InputError("the table has no rows")
         return cls(hashlib.sha256(_parquet(table)).hexdigest(), None, table.schema, lambda: [table])

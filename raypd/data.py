@@ -187,9 +187,9 @@ class Processor:
         schema = dataset.schema(fetch_if_missing=False)
         if schema is not None:
             _check_columns(schema.names, self.run, self.config.prefix)
-        least = most = self.config.concurrency
+        min_workers = max_workers = self.config.concurrency
         if isinstance(self.config.concurrency, tuple):
-            least, most = self.config.concurrency
+            min_workers, max_workers = self.config.concurrency
         with warnings.catch_warnings():  # Ray 2.60 has no other place for the two retries, and says that it will
             warnings.filterwarnings("ignore", message=".*ray_remote_args")
             dataset = dataset.map_batches(
@@ -197,8 +197,8 @@ class Processor:
                 batch_size=self.config.batch_size,
                 batch_format="pyarrow",
                 compute=ray_data.ActorPoolStrategy(
-                    min_size=least,
-                    max_size=most,
+                    min_size=min_workers,
+                    max_size=max_workers,
                     max_concurrent_calls_per_actor=_OVERLAP,
                     max_tasks_in_flight_per_actor=2 * _OVERLAP,  # below 1.75 times as many the pool does not grow
                     enable_true_multi_threading=True,
@@ -269,13 +269,13 @@ class Processor:
         now, nodes = time.time(), self._nodes(self._share())
         spent = [billing.settled(report, now, final=False) for report in reports]
         rates = {node: _usd_per_second(nodes, node) for node in {report.node for report in reports}}
-        usd = [own.total() * (rates[report.node] or 0.0) for own, report in zip(spent, reports, strict=True)]
+        usd = [seconds.total() * (rates[report.node] or 0.0) for seconds, report in zip(spent, reports, strict=True)]
         tokens = [counts for report in reports for counts in report.categories.values()]
         return ProcessorBill(
             documents=sum(report.ok + report.failed for report in reports),
             failed=sum(report.failed for report in reports),
-            prompt_tokens=int(sum(own["prefill_tokens"] + own["shared_tokens"] for own in tokens)),
-            decoded_tokens=int(sum(own["decode_tokens"] for own in tokens)),
+            prompt_tokens=int(sum(counts["prefill_tokens"] + counts["shared_tokens"] for counts in tokens)),
+            decoded_tokens=int(sum(counts["decode_tokens"] for counts in tokens)),
             seconds={n: sum(vars(own)[n] for own in spent) for n in ("startup", "prefill", "decode", "idle", "lost")},
             usd=None if None in rates.values() else sum(usd),
         )
@@ -365,24 +365,24 @@ class AnswerStage:
 
     def _rows(self, batch: pa.Table, documents: Sequence[Document], state: UnitState) -> pa.Table:
         """Rows of the batch with the columns of their answers."""
-        wanted = {document.index for document in documents}
-        records = [record for record in state.records if record.index in wanted]
+        indices = {document.index for document in documents}
+        records = [record for record in state.records if record.index in indices]
         table = writer.make_table(documents, columns.rows_of(records, self.config), self.schema, 1)
         prefill, decode, prefilled, decoded = self.meter.totals()
         rates = prefill / max(1, prefilled), decode / max(1, decoded)
         counts, costs, rows = self.meter.end(state.unit).categories, [], table["row"].to_pylist()
         for place in rows:
-            own = counts.pop(str(place), {})  # the first row of a document has them
-            fed, shared, answer = (own.get(f"{kind}_tokens", 0) for kind in ("prefill", "shared", "decode"))
+            tokens = counts.pop(str(place), {})  # the first row of a document has them
+            fed, shared, answer = (tokens.get(f"{kind}_tokens", 0) for kind in ("prefill", "shared", "decode"))
             seconds = fed * rates[0] + answer * rates[1]
             usd = None if self.usd_per_second is None else seconds * self.usd_per_second
             costs.append(dict(zip(_COSTS.names, (fed + shared, answer, seconds, usd), strict=True)))
         answers = table.select(_answer_columns(self.config))
-        made = batch.take(rows)
+        result = batch.take(rows)
         for part in (answers, pa.Table.from_pylist(costs, _COSTS)):
             for name in part.column_names:
-                made = made.append_column(self.prefix + name, part[name])
-        return made
+                result = result.append_column(self.prefix + name, part[name])
+        return result
 
 
 class _Reports:
@@ -409,23 +409,23 @@ class _Measurer(Profiler):
 
 def _usd_per_second(nodes: Nodes, node: str) -> float | None:
     """What a worker's place on a node costs; None where the node has no price."""
-    found = next((own for own in nodes({node}) if own.node == node), None)
-    return found.usd_per_hour / 3600 / max(1, found.slots) if found and found.usd_per_hour else None
+    node_time = next((candidate for candidate in nodes({node}) if candidate.node == node), None)
+    return node_time.usd_per_hour / 3600 / max(1, node_time.slots) if node_time and node_time.usd_per_hour else None
 
 
 def _configuration(config: ProcessorConfig) -> RunConfig:
     """The run's configuration of a processor, whose input and output are Ray Data's matter."""
-    given = {"model.name": config.model, "decoding.method": config.method, "input.text_columns": config.text_columns}
-    keys = {key: value for key, value in given.items() if value is not None}
+    settings = {"model.name": config.model, "decoding.method": config.method, "input.text_columns": config.text_columns}
+    keys = {key: value for key, value in settings.items() if value is not None}
     if "input.text_columns" in keys:
         keys["input.text_columns"] = list(keys["input.text_columns"])
     if (config.schema is None) == (config.config is None):
         raise ConfigError("ProcessorConfig: give either schema or config")
     if config.config is None:
-        made = _of_schema(config.schema)
+        run = _of_schema(config.schema)
     else:
-        made = config.config if isinstance(config.config, RunConfig) else load_config(config.config)
-    return with_changes(made, {**keys, **config.settings})
+        run = config.config if isinstance(config.config, RunConfig) else load_config(config.config)
+    return with_changes(run, {**keys, **config.settings})
 
 
 def _of_schema(schema: Any) -> RunConfig:
@@ -441,7 +441,7 @@ def _answer_columns(config: RunConfig) -> list[str]:
 
 def _check_columns(names: Sequence[str], config: RunConfig, prefix: str, missing: bool = True) -> None:
     """Raises ConfigError where columns that are added are there already, or where columns to be read are missing."""
-    both = [name for name in (prefix + own for own in [*_answer_columns(config), *_COSTS.names]) if name in names]
+    both = [name for name in (prefix + column for column in [*_answer_columns(config), *_COSTS.names]) if name in names]
     if both:
         raise ConfigError(f"the input has columns {', '.join(both)}, as the answers do: give ProcessorConfig a prefix")
     gone = {key: name for key, name in config.wanted_columns().items() if name not in names}

@@ -99,8 +99,8 @@ def _with_weights(
     sizes, sampling = config.engine, config.decoding.sampling
     engine: Engine
     if config.decoding.method == "speculative":
-        other = {"name": config.decoding.draft_model, "revision": None, "adapter": None}
-        draft = load(config.model.model_copy(update=other))
+        draft_keys = {"name": config.decoding.draft_model, "revision": None, "adapter": None}
+        draft = load(config.model.model_copy(update=draft_keys))
         try:
             engine = AssistedEngine(
                 loaded.model,

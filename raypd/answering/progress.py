@@ -79,8 +79,8 @@ class RunDisplay:
             rate = number(self._rate())
             self._bar.update(self._row, total=self.total, completed=self._done, failed=failed, rate=rate)
         elif self._begun:
-            left = (self.total - self._done) / self._rate() if self._rate() > 0 else None
-            ends = f", {duration(left)} left" if left is not None else ""
+            remaining = (self.total - self._done) / self._rate() if self._rate() > 0 else None
+            ends = f", {duration(remaining)} left" if remaining is not None else ""
             self._lines.show(f"{self._done}/{self.total} documents, {number(self._rate())}/s{ends}, {failed} failed")
 
     def say(self, line: str) -> None:

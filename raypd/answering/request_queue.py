@@ -180,7 +180,7 @@ class RequestQueue:
     def _may_plan(self, state: UnitState) -> bool:
         if not state.more or len(self._queue) + self._in_engine >= 2 * self.batch:
             return False
-        return not any(other.more for other in self._units.values() if other.number < state.number)
+        return not any(unit.more for unit in self._units.values() if unit.number < state.number)
 
     def _add(self, state: UnitState, items: Sequence[Request | Record]) -> None:
         """Queues requests and keeps records. Under the lock."""
@@ -194,15 +194,15 @@ class RequestQueue:
 
     def _plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         """The task's plan; from where it raises on, document by document, so that only the bad one is lost."""
-        left = {document.index: document for document in documents}
+        unplanned = {document.index: document for document in documents}
         try:
             for item in self.parts.task.plan(documents):
                 for row in item.documents if isinstance(item, Request) else [item.index]:
-                    left.pop(row, None)
+                    unplanned.pop(row, None)
                 yield item
         except Exception:
             traceback.print_exc()
-            for document in left.values():
+            for document in unplanned.values():
                 try:
                     yield from self.parts.task.plan([document])
                 except Exception as error:
@@ -236,9 +236,9 @@ class RequestQueue:
                     if self._grows:
                         self.batch = min(MOST_SEQS, max(self.batch, 2 * len(engine.sequences)))
                     room = min(len(self._queue), self.batch - self._in_engine)
-                    taken = [self._queue.popleft() for _ in range(room)]
-                    self._in_engine += len(taken)
-                for state, request in taken:
+                    admitted = [self._queue.popleft() for _ in range(room)]
+                    self._in_engine += len(admitted)
+                for state, request in admitted:
                     try:
                         sampling = request.sampling or self.parts.sampling
                         engine.submit(request.program, tag=(state, request), sampling=sampling, seed=request.seed)

@@ -41,8 +41,8 @@ _prices_app = typer.Typer(help="What machines cost an hour.", no_args_is_help=Tr
 app.add_typer(_prices_app, name="prices")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         print(f"raypd {raypd.__version__}")
         raise typer.Exit()
 
@@ -313,11 +313,11 @@ def schema_suggest(
     from raypd import storage
     from raypd.estimation import suggest
 
-    taken = f"{output}: is there already; give another name, or --force"
+    refusal = f"{output}: is there already; give another name, or --force"
     if output is not None and not force and storage.exists(output):
-        raise ConfigError(taken)
-    found, about = suggest.suggest(data, category, sample, overrides or [])
-    text = found.as_yaml(about)
+        raise ConfigError(refusal)
+    suggestion, about = suggest.suggest(data, category, sample, overrides or [])
+    text = suggestion.as_yaml(about)
     if output is None:
         print(clean(text), end="")
         return
@@ -325,7 +325,7 @@ def schema_suggest(
         if force:
             storage.put(output, text.encode())
         elif not storage.put_new(output, text.encode()):
-            raise ConfigError(taken)
+            raise ConfigError(refusal)
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written: {error}") from None
 
@@ -345,9 +345,9 @@ def add_heads(model: o.BaseModel, output: o.NewHeads, heads: o.Heads = 2, layers
     """Write untrained Medusa heads for a model: 2 heads of 2 layers, as APAR's (table 6), unless told otherwise."""
     from raypd.models import prepare
 
-    made = prepare.add_heads(model, output, heads, layers)
-    shape = f"{made.count} Medusa heads x {made.layers} layers"
-    print(f"{output}: {shape} for {model}, which draft a tree of {len(made.tree.paths)} tokens")
+    heads_config = prepare.add_heads(model, output, heads, layers)
+    shape = f"{heads_config.count} Medusa heads x {heads_config.layers} layers"
+    print(f"{output}: {shape} for {model}, which draft a tree of {len(heads_config.tree.paths)} tokens")
     print("Train them before you decode with them: the text is right with any heads, and faster with trained ones.")
 
 

@@ -77,16 +77,16 @@ class Accounts:
         now = time.time()
         if not self._standing.kept and not self._waited_enough():
             return False
-        own = (now, unit.expected)
+        candidate = (now, unit.expected)
         if self.config.cost.budget_usd is not None:
-            others = [other for name, other in self._in_flight.items() if name != unit.id]
-            if not self._paces and beside and others:
+            in_flight = [started for name, started in self._in_flight.items() if name != unit.id]
+            if not self._paces and beside and in_flight:
                 return False  # nobody knows yet how long one takes: a second one can wait
-            seconds = budget.ends(now, [*others, own], self._paces) - now + self.config.cost.reserve_seconds
+            seconds = budget.ends(now, [*in_flight, candidate], self._paces) - now + self.config.cost.reserve_seconds
             if not self._holds(seconds):
                 self.held = True
                 return False
-        self._in_flight[unit.id] = own
+        self._in_flight[unit.id] = candidate
         return True
 
     def _waited_enough(self) -> bool:
@@ -98,11 +98,11 @@ class Accounts:
 
     def ended(self, unit: Unit, documents: int | None) -> None:
         """A unit is not in flight any more. documents: of one that was committed; None: it failed."""
-        own = self._in_flight.pop(unit.id, None)
+        started = self._in_flight.pop(unit.id, None)
         if documents is not None:
             self.done += documents
-            if own is not None and documents:
-                self._paces.append((time.time() - own[0]) / documents)
+            if started is not None and documents:
+                self._paces.append((time.time() - started[0]) / documents)
 
     def _spent(self) -> float:
         """USD of this session until now."""
@@ -111,8 +111,8 @@ class Accounts:
 
     def _holds(self, seconds: float) -> bool:
         """Whether so many seconds more can be paid."""
-        left = (self.config.cost.budget_usd or 0.0) - self.earlier
-        return self._spent() + self._standing.usd_per_second * seconds < left
+        remaining = (self.config.cost.budget_usd or 0.0) - self.earlier
+        return self._spent() + self._standing.usd_per_second * seconds < remaining
 
     def look(self, running: int) -> int | None:
         """To be called often. How many workers are wanted from now on; None: as before.
@@ -128,9 +128,9 @@ class Accounts:
             raise self.reached()
         return self._towards_deadline(running)
 
-    def _say_once(self, what: str, line: str) -> None:
-        if what not in self._shown:
-            self._shown.add(what)
+    def _say_once(self, subject: str, line: str) -> None:
+        if subject not in self._shown:
+            self._shown.add(subject)
             self._say(line)
 
     def _ask(self) -> None:
@@ -144,26 +144,28 @@ class Accounts:
             self._answer = self.ledger.standing.remote()
 
     def _towards_deadline(self, running: int) -> int | None:
-        own, now = self._standing, time.time()
-        most = self.config.cluster.max_workers
-        if self.deadline is None or not self._paces or not own.documents or not own.busy_seconds:
+        standing, now = self._standing, time.time()
+        max_workers = self.config.cluster.max_workers
+        if self.deadline is None or not self._paces or not standing.documents or not standing.busy_seconds:
             return None
         if self._thought and now - self._thought < _RETHINK_SECONDS:
             return None
         self._thought = now
-        left = max(0, self.documents - self.done)
-        seconds, per_worker = _SLACK * (self.deadline - now), own.documents / own.busy_seconds
-        workers, takes = budget.need(left, seconds, per_worker, own.startup_seconds, running, most)
-        late = now + takes - self.deadline
-        if workers > most and late > 0:
-            would = counted(workers, "worker") if workers < budget.NEVER else "no number of workers"
+        remaining = max(0, self.documents - self.done)
+        seconds, per_worker = _SLACK * (self.deadline - now), standing.documents / standing.busy_seconds
+        workers, seconds_needed = budget.need(
+            remaining, seconds, per_worker, standing.startup_seconds, running, max_workers
+        )
+        late = now + seconds_needed - self.deadline
+        if workers > max_workers and late > 0:
+            enough = counted(workers, "worker") if workers < budget.NEVER else "no number of workers"
             self._say_once(
                 "late",
-                f"the deadline, {budget.clock(self.deadline)}, cannot be met: {counted(left, 'document')} left, "
-                f"{counted(most, 'worker')} (cluster.max_workers), {number(per_worker * most)} documents/s: done at "
-                f"about {budget.clock(now + takes)}, {duration(late)} late; {would} would do",
+                f"the deadline, {budget.clock(self.deadline)}, cannot be met: {counted(remaining, 'document')} left, "
+                f"{counted(max_workers, 'worker')} (cluster.max_workers), {number(per_worker * max_workers)} documents"
+                f"/s: done at about {budget.clock(now + seconds_needed)}, {duration(late)} late; {enough} would do",
             )
-        return min(max(workers, self.config.cluster.min_workers, 1), most)
+        return min(max(workers, self.config.cluster.min_workers, 1), max_workers)
 
     def reached(self) -> BudgetReached:
         cap = self.config.cost.budget_usd or 0.0

@@ -271,17 +271,17 @@ class DriverSession:
 
         config, planned, own, say = self.config, self.planned, self.own, self._display.say
         ray_session.silence_ray_logs(say, self.verbose)
-        takes = ray_session.worker_resources(config)
+        worker = ray_session.worker_resources(config)
         accounts = self._accounts = Accounts(
-            config, self.output, own.id, own.began, takes, planned.documents, self.done_documents, say, planned.exact
+            config, self.output, own.id, own.began, worker, planned.documents, self.done_documents, say, planned.exact
         )
-        spec = WorkerSpec(config, self.output, own.id, takes.threads, self.build, accounts.ledger, takes.gpus)
+        spec = WorkerSpec(config, self.output, own.id, worker.threads, self.build, accounts.ledger, worker.gpus)
         executor: type[Scheduler] = Scheduler
         if config.cluster.executor == "ray_data":
             from raypd.cluster.ray_data_executor import RayDataExecutor
 
             executor = RayDataExecutor
-        scheduler = self._scheduler = executor(spec, takes, config.cluster, say)
+        scheduler = self._scheduler = executor(spec, worker, config.cluster, say)
         scheduler.admit = accounts.admit
         if accounts.deadline is not None:  # how many it takes is known after the first unit
             scheduler.wanted = max(1, config.cluster.min_workers)
@@ -294,15 +294,15 @@ class DriverSession:
         if accounts.held:
             raise accounts.reached()
 
-    def _run(self, scheduler: Scheduler, accounts: Accounts, left: Iterator[Unit], count: int) -> None:
+    def _run(self, scheduler: Scheduler, accounts: Accounts, remaining: Iterator[Unit], count: int) -> None:
         from raypd.cluster.scheduler import Tick
 
-        given = 0
+        streamed = 0
 
         def units() -> Iterator[Unit]:
-            nonlocal given
-            for unit in left:
-                given += 1
+            nonlocal streamed
+            for unit in remaining:
+                streamed += 1
                 yield unit
 
         ended, stream = 0, units()
@@ -319,7 +319,7 @@ class DriverSession:
                 ended += 1
                 accounts.ended(event.unit, event.result.ok + event.result.failed if event.result.done else None)
                 self._take(event.unit, event.result)
-        if not accounts.held and (ended < given or next(stream, None) is not None):
+        if not accounts.held and (ended < streamed or next(stream, None) is not None):
             raise self._error("not all units have ended, and none is at work; this is a fault of raypd")
 
     def _update(self, answered: int = 0, failed: int = 0) -> None:
@@ -328,19 +328,20 @@ class DriverSession:
             self._display.total = round(self.done_documents * self.units / self.done_units)
         self._display.update(self.done_documents + answered, self.failed_documents + failed)
 
-    def _error(self, what: str) -> RunError:
-        return RunError(f"{what}\n{self.state()}; the same command resumes")
+    def _error(self, reason: str) -> RunError:
+        return RunError(f"{reason}\n{self.state()}; the same command resumes")
 
     def _check_failed(self, unit: Unit) -> None:
         """Raises RunError when too many documents have failed for the run to be worth its money."""
-        failed, documents, most = self.failed_documents, self.answered_documents, self.config.cluster.max_failed_share
-        if documents < _JUDGED_AFTER or failed <= min(most * documents, documents - 1):
+        failed, documents = self.failed_documents, self.answered_documents
+        limit = self.config.cluster.max_failed_share
+        if documents < _JUDGED_AFTER or failed <= min(limit * documents, documents - 1):
             return
         errors = writer.read_table(self.output, unit.id, ["error"])[1]["error"].drop_null()
         raise RunError(
             f"{failed:,} of {documents:,} documents have failed ({share(failed, documents)}; cluster.max_failed_share "
-            f"is {most:g}), one because: {errors[0]}\nThey are committed as failed: `raypd errors {self.output}` lists "
-            "them, and once the cause is gone --retry-errors tries them again"
+            f"is {limit:g}), one because: {errors[0]}\nThey are committed as failed: `raypd errors {self.output}` lists"
+            " them, and once the cause is gone --retry-errors tries them again"
         )
 
     def _take(self, unit: Unit, result: UnitResult) -> None:

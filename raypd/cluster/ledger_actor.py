@@ -113,14 +113,14 @@ class Ledger:
             print("raypd: the ledger goes on", file=sys.stderr, flush=True)
 
     def _look(self) -> None:
-        found = self._nodes({worker.node for worker in list(self.book.workers.values())})
+        nodes = self._nodes({worker.node for worker in list(self.book.workers.values())})
         runs = machines.runs()
         if runs > 1:
             self.book.note("other runs used the cluster at the same time; each pays its share of that time")
-        for node in found:
+        for node in nodes:
             if node.price_source.startswith(machines.UNKNOWN):
                 self.book.note(f"price {node.price_source}: it stands on the bill with $0")
-        self.book.see(found, runs, time.time())
+        self.book.see(nodes, runs, time.time())
 
     def _flush(self) -> None:
         with self._writing:

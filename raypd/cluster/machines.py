@@ -21,7 +21,7 @@ UNKNOWN = "unknown"  # how the source of a price that nobody knows begins
 _MARKETS = {"spot": "spot", "on-demand": "on-demand", "ondemand": "on-demand", "on_demand": "on-demand"}
 
 
-def look(cost: CostConfig, known: prices.Table, cpus: float, gpus: float, worked: set[str]) -> list[NodeTime]:
+def look(cost: CostConfig, table: prices.Table, cpus: float, gpus: float, worked: set[str]) -> list[NodeTime]:
     """The nodes of the connected cluster, the dead ones too, with their prices.
 
     cpus, gpus: of one worker. worked: nodes where a worker was. The head stays out where it is not to be billed.
@@ -29,17 +29,17 @@ def look(cost: CostConfig, known: prices.Table, cpus: float, gpus: float, worked
     return [
         node
         for info in ray_private.node_infos()
-        if (node := _node(info, cost, known, cpus, gpus)) and (cost.bill_head or not node.head or node.node in worked)
+        if (node := _node(info, cost, table, cpus, gpus)) and (cost.bill_head or not node.head or node.node in worked)
     ]
 
 
-def _node(info: dict[str, Any], cost: CostConfig, known: prices.Table, cpus: float, gpus: float) -> NodeTime:
+def _node(info: dict[str, Any], cost: CostConfig, table: prices.Table, cpus: float, gpus: float) -> NodeTime:
     labels, resources = info["labels"], info["resources"]
     instance_type = info["type"] or labels.get("node.kubernetes.io/instance-type") or cost.instance_type
     region = labels.get("ray.io/availability-region") or cost.region
     zone = labels.get("ray.io/availability-zone")
     market = _MARKETS.get(labels.get("ray.io/market-type", "").lower()) or cost.market or "on-demand"
-    price = prices.price_or_bound(instance_type, region, market, cost, zone=zone, known=known)  # type: ignore[arg-type]
+    price = prices.price_or_bound(instance_type, region, market, cost, zone=zone, known=table)  # type: ignore[arg-type]
     fits = [resources.get(name, 0.0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0]
     source = price.source if price else f"{UNKNOWN}: no {market} price of {instance_type} in {region or 'its region'}"
     return NodeTime(
@@ -61,5 +61,5 @@ def runs() -> int:
     """How many runs of raypd are on the cluster now, this one among them."""
     from ray.util import list_named_actors
 
-    names = [own["name"] for own in list_named_actors(all_namespaces=True) if own["namespace"] == NAMESPACE]
+    names = [actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE]
     return max(1, sum(name.startswith(LEDGER) for name in names))

@@ -39,10 +39,10 @@ def is_alive(node: str) -> bool:
     """Whether a node is there at this moment: Ray itself takes up to half a minute to believe that one is gone."""
     import ray
 
-    for known in ray.nodes():
-        if known["NodeID"] == node and known["Alive"]:
+    for info in ray.nodes():
+        if info["NodeID"] == node and info["Alive"]:
             with contextlib.suppress(OSError):
-                at = known["NodeManagerAddress"], int(known["NodeManagerPort"])
-                socket.create_connection(at, timeout=_ANSWER_SECONDS).close()
+                address = info["NodeManagerAddress"], int(info["NodeManagerPort"])
+                socket.create_connection(address, timeout=_ANSWER_SECONDS).close()
                 return True
     return False

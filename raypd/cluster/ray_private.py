@@ -86,15 +86,15 @@ def node_infos() -> list[dict[str, Any]]:
     except (AttributeError, TypeError, ValueError):  # another Ray: its public list says less
         return [
             {
-                "node": own["NodeID"],
-                "labels": own.get("Labels") or {},
+                "node": node["NodeID"],
+                "labels": node.get("Labels") or {},
                 "type": None,
-                "head": "node:__internal_head__" in own["Resources"],
-                "resources": own["Resources"],
+                "head": "node:__internal_head__" in node["Resources"],
+                "resources": node["Resources"],
                 "began": time.time(),
-                "ended": None if own["Alive"] else time.time(),
+                "ended": None if node["Alive"] else time.time(),
             }
-            for own in ray.nodes()
+            for node in ray.nodes()
         ]
 
 

@@ -90,7 +90,10 @@ class Scheduler:
                 return
             yield from self._wait()
             progress = [own.progress for worker in self.workers for own in worker.assignments.values()]
-            answered, failed = sum(own.answered for own in progress), sum(own.failed for own in progress)
+            answered, failed = (
+                sum(unit_progress.answered for unit_progress in progress),
+                sum(unit_progress.failed for unit_progress in progress),
+            )
             yield Tick(answered, failed, sum(worker.ready for worker in self.workers))
 
     def close(self) -> None:
@@ -137,7 +140,7 @@ class Scheduler:
     def _spread(self) -> None:
         """Takes units that have not begun back for workers that are idle."""
         idle = sum(worker.ready and not worker.leaving and not worker.assignments for worker in self.workers)
-        idle -= sum(own.is_cancelled for worker in self.workers for own in worker.assignments.values())
+        idle -= sum(assignment.is_cancelled for worker in self.workers for assignment in worker.assignments.values())
         for worker in sorted(self.workers, key=lambda worker: -len(worker.assignments)):
             if idle <= 0 or len(worker.assignments) < 2:
                 return
@@ -149,10 +152,10 @@ class Scheduler:
     def _resize(self) -> None:
         """Starts workers where units wait, lets those go that nothing is left for."""
         leaving = [worker for worker in self.workers if worker.leaving]
-        left = max(0, self._left - sum(len(worker.assignments) for worker in leaving))
-        useful = max(math.ceil(left / self.cluster.units_in_flight), 1 if self._left else 0)
-        wanted = 0 if self.closing else min(self.wanted, useful)
-        for _ in range(wanted - (len(self.workers) - len(leaving))):
+        remaining = max(0, self._left - sum(len(worker.assignments) for worker in leaving))
+        useful = max(math.ceil(remaining / self.cluster.units_in_flight), 1 if self._left else 0)
+        workers = 0 if self.closing else min(self.wanted, useful)
+        for _ in range(workers - (len(self.workers) - len(leaving))):
             actor = self._actor_class.remote(self.spec)
             self.workers.append(WorkerHandle(actor, actor.hello.remote()))
         for worker in list(self.workers):
@@ -177,7 +180,7 @@ class Scheduler:
         if not self._all_assigned() or len(self.workers) <= self.cluster.min_workers:
             return False
         if not worker.ready:  # nobody has a unit that it could take over
-            return all(len(other.assignments) < 2 for other in self.workers)
+            return all(len(peer.assignments) < 2 for peer in self.workers)
         return time.monotonic() - worker.idle_since > _IDLE_SECONDS
 
     def _watch_nodes(self) -> None:
@@ -261,9 +264,12 @@ class Scheduler:
             memory = " because the machine ran out of memory" if "low on memory" in str(error) else ""
             self.say(f"a worker process died{memory}; its units are tried again")
         if self._deaths >= _DEATHS_WITHOUT_COMMIT + len(self.workers):
-            found = ((own.unit.id, retry_policy.failure_reason(self.spec.output, own.unit.id)) for own in attempts)
-            known = next((f"\nthe last error of a worker ({unit}): {why.strip()}" for unit, why in found if why), "")
-            raise RunError(f"worker processes die, and nothing gets done: {_cause(error)}{known}")
+            reasons = (
+                (attempt.unit.id, retry_policy.failure_reason(self.spec.output, attempt.unit.id))
+                for attempt in attempts
+            )
+            cause = next((f"\nthe last error of a worker ({unit}): {why.strip()}" for unit, why in reasons if why), "")
+            raise RunError(f"worker processes die, and nothing gets done: {_cause(error)}{cause}")
         for attempt in attempts:
             unit = attempt.unit
             rows = retry_policy.checkpointed(self.spec.output, unit.id) if attempt.bisecting else None
