@@ -20,8 +20,9 @@ from openai.types.shared import ErrorObject
 from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from raypd.answering import components
 from raypd.cli.run import config_over, run_task
-from raypd.cluster import components, driver
+from raypd.cluster import driver
 from raypd.dataset import batch_files
 from raypd.errors import ConfigError, InputError, RunError
 from tests.runs import run_here

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raypd import storage
-from raypd.cluster import components
+from raypd.answering import components
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import InputError

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from raypd.answering import components
 from raypd.cli.main import app
-from raypd.cluster import components
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
