@@ -157,7 +157,7 @@ class Grammar:
 
         Args:
             state: after the tokens so far.
-            left: tokens that may still come, this one counted; None: they may end before the value does.
+            remaining: tokens that may still come, this one counted; None: they may end before the value does.
 
         Returns:
             Tokens, and of each the values that it leaves open as its outcomes; None: all tokens.
@@ -177,7 +177,7 @@ class Grammar:
         The last of them is left to the model where a longer token may stand in its place.
 
         Args:
-            state, left: as `allowed` takes them.
+            state, remaining: as `allowed` takes them.
         """
         if self.vocabulary.encode is None or self.done(state):
             return []

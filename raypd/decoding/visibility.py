@@ -67,12 +67,12 @@ def in_window(
     alone, however many gaps lie before it. Without gaps this is the models' own rule, q - k < window.
 
     Args:
-        seen: [queries, keys] by `visible`.
+        visibility: [queries, keys] by `visible`.
         query_positions: [queries]; key_positions: [keys].
         window: tokens.
 
     Returns:
-        bool [queries, keys], to be taken together with `seen`.
+        bool [queries, keys], to be taken together with `visibility`.
     """
     order = np.argsort(key_positions, kind="stable")
     ordered = key_positions[order]
@@ -88,7 +88,7 @@ def window_starts(
     """`in_window` as one number a query: it keeps the keys whose position is this or a later one.
 
     Args:
-        seen, query_positions, key_positions, window: as those of `in_window`.
+        visibility, query_positions, key_positions, window: as those of `in_window`.
 
     Returns:
         [queries] positions; far below all of them where the window is not filled.

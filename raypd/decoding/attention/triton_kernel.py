@@ -108,7 +108,7 @@ def _attend(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # asked, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; the others as in `Plan`.
+    # query_rows, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; the others as in `Plan`.
     REPEAT: tl.constexpr = HEADS // KV_HEADS
     FIELDS: tl.constexpr = 2 + 2 * WORDS
     WIDE: tl.constexpr = tl.float64 if query_rows.dtype.element_ty == tl.float64 else tl.float32

@@ -25,7 +25,7 @@ def guided(
     Args:
         prompt: instruction, document and the answer's keys; each slot stands behind its key.
         max_value_tokens: most tokens of a value.
-        rest: the ids that follow on a value's tokens but the last, so that the value stands whole in the text:
+        closing: the ids that follow on a value's tokens but the last, so that the value stands whole in the text:
             the last token itself where it ends with the value, else what of the value it leaves to be written.
         behind: how many of the tokens before the last are not of the value: they leave the cache.
     """
