@@ -90,10 +90,7 @@ class Scheduler:
                 return
             yield from self._wait()
             progress = [own.progress for worker in self.workers for own in worker.assignments.values()]
-            answered, failed = (
-                sum(unit_progress.answered for unit_progress in progress),
-                sum(unit_progress.failed for unit_progress in progress),
-            )
+            answered, failed = sum(unit.answered for unit in progress), sum(unit.failed for unit in progress)
             yield Tick(answered, failed, sum(worker.ready for worker in self.workers))
 
     def close(self) -> None:

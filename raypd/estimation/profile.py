@@ -153,11 +153,9 @@ class Profiler:
         from raypd.models.load import has_fp8, resolve_device, resolve_dtype
 
         model, device = config.model, resolve_device(config.model.device)
-        dtype, best = (
-            str(resolve_dtype(dtype_name, device)).removeprefix("torch.") for dtype_name in (model.dtype, "auto")
-        )
+        dtype, best = (str(resolve_dtype(name, device)).removeprefix("torch.") for name in (model.dtype, "auto"))
         plain = dict.fromkeys([best, "float16"] if device.type == "cuda" else ["float32", best])
-        types = [(dtype_name, "none") for dtype_name in plain if (dtype_name, "none") != (dtype, model.quantization)]
+        types = [(name, "none") for name in plain if (name, "none") != (dtype, model.quantization)]
         vllm = importlib.util.find_spec("vllm") is not None
         if device.type != "cuda":  # bitsandbytes runs on a CPU, and slowly
             if best == "bfloat16" and model.quantization != "w8a8" and native.refusal() is None:

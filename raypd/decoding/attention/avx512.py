@@ -51,9 +51,8 @@ def attention(
     if not _takes(query, key, value):
         return sdpa.attention(module, query, key, value, None, scaling, 0.0, sliding_window, softcap, step=step)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    new_queries, new_keys, new_values = (
-        tensor[0].transpose(0, 1) for tensor in (query, key, value)
-    )  # [tokens, heads, head_dim]
+    # [tokens, heads, head_dim]
+    new_queries, new_keys, new_values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     keys, values = step.cache.layer(layer, new_keys, new_values)  # [slots, kv_heads, head_dim]
     for new, stored in ((new_keys, keys), (new_values, values)):
         native.store(step.slots, new if new.stride(-1) == 1 else new.contiguous(), stored)

@@ -49,9 +49,8 @@ def attention(
     """
     step = entered(step, s_aux)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    new_queries, new_keys, new_values = (
-        tensor[0].transpose(0, 1) for tensor in (query, key, value)
-    )  # [tokens, heads, head_dim]
+    # [tokens, heads, head_dim]
+    new_queries, new_keys, new_values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     step.cache.write(layer, step.slots, new_keys, new_values)
     keys, values = step.cache.keys[layer], step.cache.values[layer]  # [slots, kv_heads, head_dim]
     tokens, heads, head_dim = new_queries.shape

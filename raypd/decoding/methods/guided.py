@@ -30,11 +30,8 @@ def guided(
         behind: how many of the tokens before the last are not of the value: they leave the cache.
     """
     values: list[Value] = []
-    fed, position, begin = (
-        0,
-        0,
-        0,
-    )  # tokens that were fed; those that stay; where the prompt goes on behind the last value
+    # Tokens that were fed; those that stay; where the prompt goes on behind the last value.
+    fed, position, begin = 0, 0, 0
     drop: Sequence[int] = ()
     tail: Sequence[int] = ()  # of the last value
     for slot in prompt.slots:
