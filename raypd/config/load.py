@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig
-from raypd.config.benchmark import WORKS, BenchmarkRun
 from raypd.config.schema import categories_of, is_file
 from raypd.config.secrets import redact
 from raypd.errors import ConfigError, did_you_mean, in_words
 
-RENAMED = {  # keys with another name now, dotted -> the name: refused here, understood in the record of an older run
-    "engine.batch": "max_num_seqs",
-    "engine.token_budget": "max_num_batched_tokens",
-}
 _MOST_ALIASED = 1_000_000  # values that aliases may stand for; ten times the rest of a file, if that is more
 _PATHS = (
     "input.path", "task.categories_file", "task.schema", "task.template", "task.few_shot",
@@ -43,51 +39,23 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     Raises:
         ConfigError: with file, line and key of every mistake found.
     """
-    source = _read_yaml(Path(path))
-    if isinstance(source.tree.get("model"), str):
-        source.tree["model"] = {"name": source.tree["model"]}
-    anchor_paths(source.tree, Path(path).parent)
+    source = _read_file(Path(path))
     return _checked(source, overrides, Path(path).parent)
 
 
-def load_benchmark(path: str | Path, overrides: list[str] | None = None) -> BenchmarkRun:
-    """Reads and checks the YAML file of a benchmark, as `load_config` that of a run.
+def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a YAML file says, unchecked, with paths relative to it and `key=value` over it. Raises ConfigError."""
+    tree = _read_file(path).tree
+    _override(tree, overrides)
+    return tree
 
-    Args:
-        path, overrides: the file, and `key=value` with dotted keys to go over it, later ones over earlier ones.
 
-    Raises:
-        ConfigError: with file, line and key of every mistake found.
-    """
-    source, folder = _read_yaml(Path(path)), Path(path).parent
+def _read_file(path: Path) -> _Yaml:
+    source = _read_yaml(path)
     if isinstance(source.tree.get("model"), str):
         source.tree["model"] = {"name": source.tree["model"]}
-    anchor_paths(source.tree, folder)
-    benchmark = source.tree.get("benchmark")
-    if isinstance(benchmark, dict):
-        works = benchmark.get("works")
-        tasks = [work for work in works.values() if isinstance(work, dict)] if isinstance(works, dict) else []
-        for part, key in [(benchmark, "data"), (benchmark, "vllm_python"), *((work, "task") for work in tasks)]:
-            if part.get(key) is not None:
-                part[key] = _anchored(part[key], folder)
-    _override(source.tree, overrides)
-    try:
-        return BenchmarkRun.model_validate(source.tree)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, source, BenchmarkRun)) from None
-
-
-def load_any(path: str | Path, overrides: list[str] | None = None) -> RunConfig | BenchmarkRun:
-    """Reads and checks the file of a run or of a benchmark, as it has a section `benchmark` or not.
-
-    Args:
-        path, overrides: as `load_config`.
-
-    Raises:
-        ConfigError: with file, line and key of every mistake found.
-    """
-    load = load_benchmark if "benchmark" in _read_yaml(Path(path)).tree else load_config
-    return load(path, overrides)
+    anchor_paths(source.tree, path.parent)
+    return source
 
 
 def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
@@ -102,7 +70,7 @@ def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> Run
     return _checked(_Yaml(None, yaml.safe_dump(tree)), overrides)
 
 
-def _override(tree: dict[str, Any], overrides: list[str] | None) -> None:
+def _override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:
     """Sets the keys of `key=value`. Raises ConfigError."""
     for override in overrides or []:
         key, equals, value = override.partition("=")
@@ -135,16 +103,6 @@ def _checked(source: _Yaml, overrides: list[str] | None, folder: Path | None = N
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_explain(error, source)) from None
-
-
-def with_new_names(tree: dict[str, Any]) -> dict[str, Any]:
-    """A recorded configuration with the names of now; the record itself stays as it is."""
-    out = dict(tree)
-    for key, name in RENAMED.items():
-        section, _, old = key.partition(".")
-        if isinstance(out.get(section), dict) and old in out[section]:
-            out[section] = {name if k == old else k: v for k, v in out[section].items()}
-    return out
 
 
 def value_of(text: str) -> Any:
@@ -282,13 +240,12 @@ def _anchored(path: Any, folder: Path) -> Any:
     return path if not isinstance(path, str) or "://" in path else str(folder / Path(path).expanduser())
 
 
-def _keys_of(location: tuple[str | int, ...], root: type[BaseModel]) -> list[str]:
+def _keys_of(location: tuple[str | int, ...]) -> list[str]:
     """The keys that the model knows at a place of the tree, for a hint at a misspelt one."""
-    model: Any = root
-    kinds = {**KINDS, **WORKS} if root is BenchmarkRun else KINDS
+    model: Any = RunConfig
     for part in location:
-        if part in kinds:
-            model = kinds[str(part)]
+        if part in KINDS:
+            model = KINDS[str(part)]
         elif part == "categories":
             return [*Category.model_fields, *Attribute.model_fields]
         elif part != "task" and part in getattr(model, "model_fields", {}):
@@ -302,26 +259,17 @@ def _as_yaml(value: bool | float | date) -> str:
     return f"the {kind} {str(value).lower()}"
 
 
-def _explain(error: ValidationError, source: _Yaml, root: type[BaseModel] = RunConfig) -> str:
+def _explain(error: ValidationError, source: _Yaml) -> str:
     lines = []
     for item in error.errors():
-        at = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
-        # Pydantic names the kind, which does not stand there, of a task and of a benchmark's work.
-        keys, at = (
-            at,
-            tuple(
-                part
-                for i, part in enumerate(at)
-                if not (i == 1 and at[0] == "task" and part in KINDS)
-                and not (i == 3 and at[:2] == ("benchmark", "works") and part in WORKS)
-            ),
-        )
-        key = ".".join(map(str, at))
-        if key in RENAMED:
-            what = f"is called {RENAMED[key]} now"
-        elif item["type"] == "extra_forbidden":
-            near = did_you_mean(str(at[-1]), _keys_of(keys[:-1], root))
-            there = [f"there is {name}.{at[-1]}" for name in root.model_fields if at[-1] in _keys_of((name,), root)]
+        keys = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
+        # Pydantic names the kind of a task, which does not stand there.
+        place = tuple(part for i, part in enumerate(keys) if not (i == 1 and keys[0] == "task" and part in KINDS))
+        if item["type"] == "extra_forbidden":
+            near = did_you_mean(str(place[-1]), _keys_of(keys[:-1]))
+            there = [
+                f"there is {name}.{place[-1]}" for name in RunConfig.model_fields if place[-1] in _keys_of((name,))
+            ]
             hint = " ".join(filter(None, [near, *there]))
             what = f"unknown key; {hint or '`raypd config show` lists all keys'}"
         elif item["type"] == "missing":
@@ -335,5 +283,5 @@ def _explain(error: ValidationError, source: _Yaml, root: type[BaseModel] = RunC
                 what = f"YAML reads it as {_as_yaml(item['input'])}, not as text: quote it"
             elif item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
                 what += f" (it is {redact(item['input'])!r})"
-        lines.append(": ".join(part for part in (source.where(at), key, what) if part))
+        lines.append(": ".join(part for part in (source.where(place), ".".join(map(str, place)), what) if part))
     return "\n".join(lines)

@@ -10,15 +10,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from raypd.config import KINDS, RunConfig
-from raypd.config.benchmark import BenchmarkRun
 
 _WIDTH = 48  # column of the comments
 _DOCUMENT_END = "...\n"
 
 
-def render(config: RunConfig | BenchmarkRun | None = None) -> str:
-    """YAML of a configuration, or of a run's defaults; a key that must be given stands as `null  # required`."""
-    return "\n".join(_section(RunConfig if config is None else type(config), config, 0)) + "\n"
+def render(config: RunConfig | None = None) -> str:
+    """YAML of a configuration, or of the defaults; a key that must be given stands as `null  # required`."""
+    return "\n".join(_section(RunConfig, config, 0)) + "\n"
 
 
 def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> list[str]:

@@ -1,6 +1,6 @@
 """Run configurations for the public attribute extraction benchmarks, made from their own attribute lists.
 
-    python -m raypd.evaluation.ave DATA_FOLDER oamine > oamine.yaml
+    python -m benchmarks.ave DATA_FOLDER oamine > oamine.yaml
     raypd extract oamine.yaml output.path=runs/oamine
 
 DATA_FOLDER holds attributes.json and NAME.test.dev.jsonl, as records {id, category, title, description, target}.
