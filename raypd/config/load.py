@@ -6,22 +6,22 @@ folder.
 
 from __future__ import annotations
 
-import math
+import copy
 import re
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
+from ruamel.yaml.error import YAMLError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig
 from raypd.config.schema import categories_of, is_file
 from raypd.config.secrets import redact
-from raypd.errors import ConfigError, did_you_mean, in_words
+from raypd.config.yaml_file import YamlFile, parse
+from raypd.errors import ConfigError, did_you_mean
 
-_MOST_ALIASED = 1_000_000  # values that aliases may stand for; ten times the rest of a file, if that is more
 _PATHS = (
     "input.path", "task.categories_file", "task.schema", "task.template", "task.few_shot",
     "model.name", "model.adapter",
@@ -50,8 +50,8 @@ def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return tree
 
 
-def _read_file(path: Path) -> _Yaml:
-    source = _read_yaml(path)
+def _read_file(path: Path) -> YamlFile:
+    source = YamlFile.read(path)
     if isinstance(source.tree.get("model"), str):
         source.tree["model"] = {"name": source.tree["model"]}
     anchor_paths(source.tree, path.parent)
@@ -67,7 +67,7 @@ def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> Run
     Raises:
         ConfigError: with the key of every mistake found.
     """
-    return _checked(_Yaml(None, yaml.safe_dump(tree)), overrides)
+    return _checked(YamlFile(None, copy.deepcopy(tree)), overrides)
 
 
 def _override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:
@@ -84,14 +84,14 @@ def _override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:
             raise ConfigError(f"{redact(override)!r}: {error}") from None
 
 
-def _checked(source: _Yaml, overrides: list[str] | None, folder: Path | None = None) -> RunConfig:
+def _checked(source: YamlFile, overrides: list[str] | None, folder: Path | None = None) -> RunConfig:
     tree: dict[str, Any] = source.tree
     _override(tree, overrides)
     task = tree.get("task")
     if isinstance(task, dict) and task.get("categories_file"):
         if task.get("categories"):
             raise ConfigError("task.categories and task.categories_file are both set: keep one")
-        task["categories"] = _read_yaml(Path(task["categories_file"])).tree
+        task["categories"] = YamlFile.read(Path(task["categories_file"])).tree
     if isinstance(task, dict) and task.get("schema"):
         if task.get("categories"):
             other = "categories_file" if task.get("categories_file") else "categories"
@@ -108,8 +108,8 @@ def _checked(source: _Yaml, overrides: list[str] | None, folder: Path | None = N
 def value_of(text: str) -> Any:
     """The value that stands behind `key=`, as YAML reads it, or as text where that is no YAML."""
     try:
-        return _parsed(text)[1] if text else None
-    except yaml.YAMLError:
+        return parse(text) if text else None
+    except YAMLError:
         return text
 
 
@@ -129,92 +129,6 @@ def set_key(tree: Any, key: str, value: Any) -> None:
         if not isinstance(tree, dict):
             raise TypeError(f"{part!r} holds no keys")
     tree[last] = value
-
-
-class _Loader(yaml.SafeLoader):
-    """Tells the line of a value that looks like a date or a number and is none."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except ValueError as error:
-            raise yaml.constructor.ConstructorError(None, None, in_words(error), node.start_mark) from None
-
-
-def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
-    """(nodes, values) of YAML. Raises yaml.YAMLError, also where aliases of aliases make more than anybody wrote."""
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
-    # node -> how many nodes it stands for; infinite while it is looked at: it holds itself
-    sizes: dict[int, float] = {}
-
-    def size(of: yaml.Node) -> float:
-        if id(of) not in sizes:
-            sizes[id(of)] = math.inf
-            parts = of.value if isinstance(of, yaml.CollectionNode) else []
-            inner = (part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,)))
-            sizes[id(of)] = 1 + sum(map(size, inner))
-        return sizes[id(of)]
-
-    if node is not None and size(node) > _MOST_ALIASED + 10 * len(sizes):
-        raise yaml.MarkedYAMLError(
-            problem="its aliases (*name) stand for more than they may", problem_mark=node.start_mark
-        )
-    return node, yaml.load(text, Loader=_Loader)
-
-
-class _Yaml:
-    """A parsed file that remembers the line of each key."""
-
-    def __init__(self, path: Path | None, text: str) -> None:
-        self.path = path
-        self.lines: dict[tuple[str | int, ...], int] = {}
-        try:
-            node, tree = _parsed(text)
-            self.tree = tree or {}
-        except RecursionError:
-            raise ConfigError(f"{path}: is nested too deeply") from None
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f"{path}:{mark.line + 1}" if mark else str(path)
-            raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
-        if not isinstance(self.tree, dict):
-            raise ConfigError(f"{path}: expected a mapping of keys at the top, found {type(self.tree).__name__}")
-        self._number(node, ())
-
-    def _number(self, node: yaml.Node | None, at: tuple[str | int, ...]) -> None:
-        if isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for key, value in node.value:
-                if key.value in seen:
-                    raise ConfigError(f"{self.path}:{key.start_mark.line + 1}: the key {key.value!r} stands twice")
-                seen.add(key.value)
-                self.lines[(*at, key.value)] = key.start_mark.line + 1
-                self._number(value, (*at, key.value))
-        elif isinstance(node, yaml.SequenceNode):
-            for i, value in enumerate(node.value):
-                self.lines[(*at, i)] = value.start_mark.line + 1
-                self._number(value, (*at, i))
-
-    def where(self, key: tuple[str | int, ...]) -> str:
-        """`file:line` of a key, or of the nearest key above it that stands in the file; "" without a file."""
-        if self.path is None:
-            return ""
-        while key and key not in self.lines:
-            key = key[:-1]
-        return f"{self.path}:{self.lines[key]}" if key else str(self.path)
-
-
-def _read_yaml(path: Path) -> _Yaml:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        hint = did_you_mean(path.name, [p.name for p in path.parent.glob("*.y*ml")], lambda name: path.parent / name)
-        raise ConfigError("; ".join(filter(None, [f"{path}: no such configuration file", hint]))) from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder; give the YAML file in it") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return _Yaml(path, text)
 
 
 def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -259,7 +173,7 @@ def _as_yaml(value: bool | float | date) -> str:
     return f"the {kind} {str(value).lower()}"
 
 
-def _explain(error: ValidationError, source: _Yaml) -> str:
+def _explain(error: ValidationError, source: YamlFile) -> str:
     lines = []
     for item in error.errors():
         keys = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
