@@ -133,14 +133,15 @@ def evaluate(
     labels: o.Labels,
     against: o.Against = None,
     tolerance: o.Tolerance = 0.0,
+    labels_column: o.LabelsColumn = "target",
     as_json: o.AsJson = False,
 ) -> None:
     """Score a run's answers against labels: F1 of values, exact match, F1 and accuracy of answers to questions."""
     from raypd.evaluation.score import describe
     from raypd.evaluation.score import evaluate as score
 
-    made = score(run, labels, against, tolerance)
-    print(json.dumps(asdict(made), indent=1) if as_json else clean(describe(made)))
+    evaluation = score(run, labels, against, tolerance, labels_column)
+    print(json.dumps(asdict(evaluation), indent=1) if as_json else clean(describe(evaluation)))
 
 
 @app.command()

@@ -38,6 +38,7 @@ Labels = Annotated[str, typer.Argument(help="JSON lines of {id, target | questio
 Against = Annotated[
     str | None, typer.Option(metavar="RUN", help="Also the difference to this run, document by document")
 ]
+LabelsColumn = Annotated[str, typer.Option(help="What holds the labelled values, as training.labels_column")]
 Tolerance = Annotated[float, typer.Option(min=0, help="Share by which a number may differ from a label that is one")]
 
 # ------------------------------------------------------------------------------------------------------ verify, errors
