@@ -35,9 +35,19 @@ def test_a_frame_becomes_a_run_that_the_same_call_finds_again(tmp_path: Path, mo
     assert other.manifest.documents == 2
 
 
+@pytest.mark.parametrize("documents", [["a red shoe", "a hat/cap"], [{"id": "x", "title": "hat", "n": 1}]])
+def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = raypd.extract(documents, ["Brand"], model="fake")
+    assert (run.manifest.documents, run.manifest.failed) == (len(documents), 0)
+
+
 @pytest.mark.parametrize(
     ("source", "error", "said"),
     [
+        (["a.jsonl", "runs/b"], InputError, "a.jsonl: no such file"),
+        (["a text", {"title": "x"}], ConfigError, r"source\[1\]: a list is of texts or dicts, all alike"),
+        (["a text", None], ConfigError, r"source\[1\]: a list is of paths, texts or dicts, not NoneType"),
         (FRAME.head(0), InputError, "no rows"),
         (pd.DataFrame([["x", "y"]], columns=["title", "title"]), InputError, "two columns 'title'"),
         (pd.DataFrame({"title": ["x", 3]}), InputError, "column title"),
@@ -63,11 +73,16 @@ import sys
 sys.modules["ray"] = None
 import raypd
 
+fake = raypd.LLM("fake")
+assert len(fake.extract("one text", ["Brand"])) == len(fake.generate("Hello")) == len(fake.answer("x", "Who?")) == 1
+errors = [result.error for result in fake.extract([None, "a\\0b", "\\ud800 shoe", " "], ["Brand"])]
+assert errors == ["no text in text", "column 'text' holds NUL characters", "column 'text' holds half a surrogate pair",
+                  "no text in text"], errors
 llm = raypd.LLM(settings={"decoding.max_new_tokens": 12, "decoding.method": "guided"})
 record, bad = llm.extract(["Acme shoe, red", " "], [{"name": "Brand"}, {"name": "Red", "type": "boolean"}])
 assert set(record.value) == set(record.confidence) == set(record.status) == {"Brand", "Red"}, record
 assert record.value["Red"] in (True, False, None) and 0 < record.confidence["Red"] <= 1, record
-assert bad.value is None and bad.error.startswith("empty"), bad
+assert bad.value is None and bad.error == "no text in text", bad
 choices = {"question": "Where?", "choices": ["A", "Oslo"]}
 free, choice = llm.answer("Bob lives in Oslo.", ["Where does Bob live?", choices])
 assert choice.value in ("A", "Oslo"), choice

@@ -29,6 +29,7 @@ FORMATS = {  # RFC 3339, years 1000 to 2999; a time of day alone has no offset
     "time": rf"{_HOUR}:[0-5][0-9]",
     "date-time": rf"{_DATE}T{_HOUR}:[0-5][0-9](Z|[+-]{_HOUR})",
 }
+_MOST_CHARACTERS = 400_000  # of an enum's values together: each is a state of its automaton
 _HINTS = {
     "integer": "a whole number",
     "date": "a date, as 2026-01-31",
@@ -127,6 +128,10 @@ class Attribute(Section):
             raise ValueError(f"attribute {self.name!r}: `values` is for type enum, and an enum needs it")
         if len(set(self.values)) != len(self.values):
             raise ValueError(f"attribute {self.name!r}: a value stands twice")
+        if (characters := sum(map(len, self.values))) > _MOST_CHARACTERS:
+            raise ValueError(
+                f"attribute {self.name!r}: values of {characters:,} characters; limit {_MOST_CHARACTERS:,}"
+            )
         if not all(value and _fits_json(value) for value in self.values):
             raise ValueError(
                 f"attribute {self.name!r}: enum values are printable text without quotes and backslashes, and without "

@@ -67,7 +67,7 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
             document = Document(number, f"{part.name}:{place}", source=part.name, place=place)
             documents.append(document)
             try:
-                _fill(document, {**of_path, **fields()}, config)
+                fill(document, {**of_path, **fields()}, config)
             except ValueError as error:
                 document.error = f"{part.name}, {where}: {error}"
     except storage.Changed as error:
@@ -173,7 +173,7 @@ def _decoded(value: bytes) -> str | UnicodeDecodeError:
         return error
 
 
-def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None:
+def fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None:
     """Gives a document its id and its fields. Raises ValueError with what is wrong with them."""
     bad = [name for name, value in fields.items() if isinstance(value, UnicodeDecodeError)]
     if bad:
@@ -219,7 +219,7 @@ def read_table(table: pa.Table, config: RunConfig) -> list[Document]:
         document = Document(number, str(number), place=number)
         documents.append(document)
         try:
-            _fill(document, {name: values[number] for name, values in columns.items()}, config)
+            fill(document, {name: values[number] for name, values in columns.items()}, config)
         except ValueError as error:
             document.error = str(error)
     return documents

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,9 @@ def raypd(folder: Path, *words: str, script: Path | None = None) -> subprocess.C
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["in/a.jsonl"], "in/a.jsonl: give the YAML of a run, or say what to extract from this data: --schema"),
+        (["run.yaml", "--schema", "s.json"], "run.yaml: has its own task"),
+        (["run.yaml", "output.partition={_x: y}"], "a key is of a-z, 0-9 and _, as Athena wants it, and begins with"),
         (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
         (
             ["run.yaml", "engine.unit_documents=8"],
@@ -73,6 +77,27 @@ def test_what_cannot_run_is_refused_in_plain_words(folder: Path, words: list[str
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (folder / "out").exists()
+
+
+def test_data_and_a_schema_need_no_yaml(folder: Path) -> None:
+    (folder / "book.json").write_text('{"title": "book", "properties": {"author": {"type": "string"}}}')
+    words = ["in/a.jsonl", "--schema", "book.json", "-o", "out", "--model", "fake", "input.text_columns=[title]"]
+    done = raypd(folder, "extract", *words)
+    assert done.returncode == 0, done.stderr
+    assert "1 document" in done.stdout
+
+
+def test_an_interruption_while_python_imports_is_one_line(folder: Path) -> None:
+    slow = folder / "typer.py"  # in place of the library, which takes long to import
+    slow.write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
+    env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "raypd", "--version"]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=LONG)[1] == "interrupted\n"
+    assert process.returncode == 130
 
 
 def test_version_help_and_mistyped_commands(folder: Path) -> None:
@@ -111,4 +136,4 @@ def test_the_job_is_the_same_command_and_needs_no_installation(folder: Path) -> 
     done = raypd(folder, "run.yaml", "input.path=in/*.parquet", script=ROOT / "jobs/extract.py")
     assert done.returncode == 2, done.stderr
     assert "in/*.parquet: no file matches" in done.stderr
-    assert "Usage: extract.py" in raypd(folder, "--help", script=ROOT / "jobs/extract.py").stdout
+    assert "Usage: raypd extract" in raypd(folder, "--help", script=ROOT / "jobs/extract.py").stdout
