@@ -48,7 +48,10 @@ class FakeConfig(Section):
 class EndpointConfig(Section):
     """A server with an OpenAI-compatible API that answers in place of weights here."""
 
-    url: Uri = Field(pattern=r"^https?://[^/]", description="Its base, such as https://api.openai.com/v1; model.name is the name of a model there")
+    url: Uri = Field(
+        pattern=r"^https?://[^/]",
+        description="Its base, such as https://api.openai.com/v1; model.name is the name of a model there",
+    )
     key_variable: str | None = Field(
         "OPENAI_API_KEY", description="Environment variable that holds the key; null: the server needs none"
     )
