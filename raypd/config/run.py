@@ -21,7 +21,7 @@ OWN_COLUMNS = ("id", "status", "error", "source", "row", "attempts", "category",
 _COLUMN_TYPES = dict.fromkeys(("text", "enum", "time", "date-time", "pattern"), "text")  # others are of their own
 VLLM_METHODS = ("autoregressive", "guided")
 _VLLM_ONLY = {"model.device": "auto", "model.quantization": "none", "model.endpoint": None, "engine.cache_tokens": None}
-_ANSWERS = 2  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
+_ANSWERS = 3  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
 
 
 class RunConfig(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from typing import Annotated, Any, Literal
@@ -9,6 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from raypd.config.section import Section
+
+_PLAIN = "printable text without quotes and backslashes, and without blanks at"
 
 
 def _fits_json(text: str) -> bool:
@@ -31,10 +34,23 @@ FORMATS = {  # RFC 3339, years 1000 to 2999; a time of day alone has no offset
 }
 _HINTS = {
     "integer": "a whole number",
-    "date": "a date, as 2026-01-31",
-    "time": "a time of day, as 18:30:00",
-    "date-time": "a date and time with its offset, as 2026-01-31T18:30:00Z",
+    "date": "a date, as YYYY-MM-DD",
+    "time": "a time of day, as hh:mm:ss",
+    "date-time": "a date and time with its offset, as YYYY-MM-DDThh:mm:ssZ",
 }
+
+
+def ascii_digits(pattern: str) -> str:
+    r"""A regular expression whose \d is 0 to 9, as in JSON Schema; one that begins with (?u) stays as it is."""
+    inside = False  # a class of characters
+
+    def replaced(match: re.Match[str]) -> str:
+        nonlocal inside
+        if match[0] in "[]":
+            inside = match[0] == "["
+        return ("0-9" if inside else "[0-9]") if match[0] == r"\d" else match[0]
+
+    return pattern if pattern.startswith("(?u)") else re.sub(r"\\.|[\[\]]", replaced, pattern)
 
 
 class Attribute(Section):
@@ -68,32 +84,32 @@ class Attribute(Section):
     @property
     def regex(self) -> str | None:
         """What the whole text of a value matches; None where its type is none of texts with a form."""
-        return self.pattern if self.type == "pattern" else FORMATS.get(self.type)
+        return ascii_digits(self.pattern or "") if self.type == "pattern" else FORMATS.get(self.type)
 
     @property
     def hint(self) -> str:
-        """What a model is told of the type, beside what the prompt's template says of numbers, booleans and enums."""
-        one = f"it matches {self.pattern}" if self.type == "pattern" else _HINTS.get(self.type, "")
-        most = f" of {self.max_items} at most" if self.max_items is not None else ""
-        return "; ".join(filter(None, [one, f'a JSON list{most}, as ["a", "b"]' if self.many else ""]))
+        """What a model is told of the type, beside what the prompt's template says of numbers, booleans and enums.
+
+        It holds nothing that could be an answer: a small model would copy it.
+        """
+        form = f"it matches {self.pattern}" if self.type == "pattern" else _HINTS.get(self.type, "")
+        limit = f" of {self.max_items} at most" if self.max_items is not None else ""
+        return "; ".join(filter(None, [form, f"a JSON list{limit}, in brackets" if self.many else ""]))
 
     def fits(self, value: Any) -> bool:
         """Whether a JSON value is of the type; null is none."""
         if self.many:
-            return (
-                isinstance(value, list)
-                and len(value) <= (self.max_items or len(value))
-                and all(map(self.item.fits, value))
-            )
-        if self.type in ("number", "integer"):
-            whole = isinstance(value, int) and -(2**63) <= value < 2**63
-            typed = not isinstance(value, bool) and (
-                whole if self.type == "integer" else isinstance(value, (int, float))
-            )
-            low, high = (bound if bound is not None else value for bound in (self.minimum, self.maximum))
-            return typed and low <= value <= high
-        if self.type == "boolean" or not isinstance(value, str):
+            limit = math.inf if self.max_items is None else self.max_items
+            return isinstance(value, list) and len(value) <= limit and all(map(self.item.fits, value))
+        if self.type == "boolean" or isinstance(value, bool):
             return self.type == "boolean" and isinstance(value, bool)
+        if self.type in ("number", "integer"):
+            if not isinstance(value, (int, float) if self.type == "number" else int):
+                return False
+            low, high = (bound if bound is not None else value for bound in (self.minimum, self.maximum))
+            return low <= value <= high and (self.type == "number" or -(2**63) <= value < 2**63)
+        if not isinstance(value, str):
+            return False
         if self.type == "enum":
             return value in self.values
         if self.regex is not None and not re.fullmatch(self.regex, value):
@@ -102,45 +118,41 @@ class Attribute(Section):
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Attribute:
-        for key, types in (
-            ("pattern", ["pattern"]),
-            ("minimum", ["number", "integer"]),
-            ("max_length", ["text", "pattern"]),
-        ):
-            pair = [getattr(self, key), getattr(self, key.replace("max_", "min_").replace("minimum", "maximum"))]
-            if any(value is not None for value in pair) and self.type not in types:
-                raise ValueError(f"attribute {self.name!r}: `{key}` is for type {' and '.join(types)}")
-        if self.max_items is not None and not self.many:
-            raise ValueError(f"attribute {self.name!r}: `max_items` is for a list (`many`)")
-        if self.type == "pattern":
-            try:
-                re.compile(self.pattern or "")
-            except re.error as error:
-                raise ValueError(f"attribute {self.name!r}: the pattern is no regular expression: {error}") from None
-            if not self.pattern:
-                raise ValueError(f"attribute {self.name!r}: type pattern needs `pattern`")
+        if reason := self._misfit():
+            raise ValueError(f"attribute {self.name!r}: {reason}")
         return self
 
-    @model_validator(mode="after")
-    def _enum_has_values(self) -> Attribute:
+    def _misfit(self) -> str | None:
+        """What is wrong with keys that do not fit the type."""
+        for key, bounds, types in (
+            ("pattern", [self.pattern], ["pattern"]),
+            ("minimum", [self.minimum, self.maximum], ["number", "integer"]),
+            ("max_length", [self.min_length, self.max_length], ["text", "pattern"]),
+        ):
+            if any(bound is not None for bound in bounds) and self.type not in types:
+                return f"`{key}` is for type {' and '.join(types)}"
+        if self.max_items is not None and not self.many:
+            return "`max_items` is for a list (`many`)"
+        if self.type == "pattern":
+            if not self.pattern:
+                return "type pattern needs `pattern`"
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                return f"the pattern is no regular expression: {error}"
         if (self.type == "enum") != bool(self.values):
-            raise ValueError(f"attribute {self.name!r}: `values` is for type enum, and an enum needs it")
+            return "`values` is for type enum, and an enum needs it"
         if len(set(self.values)) != len(self.values):
-            raise ValueError(f"attribute {self.name!r}: a value stands twice")
+            return "a value stands twice"
         if not all(value and _fits_json(value) for value in self.values):
-            raise ValueError(
-                f"attribute {self.name!r}: enum values are printable text without quotes and backslashes, and without "
-                "blanks at their ends"
-            )
-        return self
+            return f"enum values are {_PLAIN} at their ends"
+        return None
 
     @field_validator("name")
     @classmethod
     def _plain_name(cls, name: str) -> str:
         if not _fits_json(name):
-            raise ValueError(
-                f"{name!r}: a name is printable text without quotes and backslashes, and without blanks at its ends"
-            )
+            raise ValueError(f"{name!r}: a name is {_PLAIN} at its ends")
         return name
 
 
@@ -158,8 +170,8 @@ class Category(Section):
     def _names_differ(cls, attributes: list[Attribute]) -> list[Attribute]:
         names: dict[str, str] = {}
         for name in (attribute.name for attribute in attributes):
-            if (other := names.setdefault(bare(name), name)) is not name:
-                alike = f": {other!r} and {name!r} differ in case or punctuation alone" if other != name else ""
+            if (first := names.setdefault(bare(name), name)) is not name:
+                alike = f": {first!r} and {name!r} differ in case or punctuation alone" if first != name else ""
                 raise ValueError(f"two attributes are named {name!r}{alike}")
         return attributes
 
@@ -240,8 +252,6 @@ TaskConfig = Annotated[
     ExtractionConfig | QuestionAnsweringConfig | GenerationConfig,
     Field(discriminator="kind", description="What to ask"),
 ]
-
-
 KINDS: dict[str, type[Section]] = {
     "extraction": ExtractionConfig,
     "question_answering": QuestionAnsweringConfig,

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raypd.config import GenerationConfig, RunConfig
 from raypd.config.schema import referred
+from raypd.config.tasks import ascii_digits
 from raypd.tasks.base import Document
 from raypd.tasks.documents import conversation
 
@@ -199,7 +200,7 @@ def _held_to(asked: _ResponseFormat | None, config: RunConfig) -> tuple[bool, st
         if schema.get("type") != "object":
             raise ValueError("its type must be object")
         _check_held(schema, schema, ())
-        return True, build_regex_from_schema(json.dumps(schema), "[ ]?")
+        return True, ascii_digits(build_regex_from_schema(json.dumps(schema), "[ ]?"))
     except ValueError as error:
         raise BadRequest(f"{SCHEMA}: {error}", RESPONSE_FORMAT, "invalid_value") from None
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
-from raypd.config import RunConfig
+from raypd.config import Attribute, ExtractionConfig, RunConfig
 from raypd.errors import ConfigError
-from raypd.tasks.prompting import PRODUCTS, check_template, messages
+from raypd.tasks.prompting import PRODUCTS, check_template, messages, template_text
 from tests.processes import ended, start
 
 SHELL = "{{ category.attributes[0].__class__.__mro__[-1].__subclasses__() }}"
@@ -43,6 +45,21 @@ def test_what_a_template_may_not_do(tmp_path: Path, text: str, words: str) -> No
     with pytest.raises(ConfigError, match=words):
         check_template(config(file))
     assert not mark.exists()
+
+
+def test_nothing_in_a_prompt_could_be_an_answer() -> None:
+    """Whatever the type: a small model copies a date that stands in its prompt."""
+    types = get_args(Attribute.model_fields["type"].annotation)
+    keys: dict[str, dict[str, Any]] = {"enum": {"values": ["red", "blue"]}, "pattern": {"pattern": "[A-Z]+"}}
+    attributes = [
+        {"name": f"{kind} {'many' if many else 'one'}", "type": kind, "many": many, **keys.get(kind, {})}
+        for kind in types
+        for many in (False, True)
+    ]
+    task = ExtractionConfig.model_validate({"categories": {"things": {"attributes": attributes}}})
+    questions = template_text(None, "question_answering.j2")
+    for message in [*messages(task).values(), re.sub("{[{%].*?[%}]}", "", questions)]:
+        assert not re.search(r"[0-9\"']", message), message
 
 
 def test_what_a_template_has(tmp_path: Path) -> None:

@@ -176,6 +176,9 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
         ({"type": "date"}, '"2024-02-30"', "invalid", None),
         ({"type": "date"}, '"2024-02-29"', "ok", "2024-02-29"),
         ({"type": "pattern", "pattern": "[a-z]+"}, '"ab1"', "invalid", None),
+        ({"type": "pattern", "pattern": r"\d[\d-]"}, '"12"', "ok", "12"),
+        ({"type": "pattern", "pattern": r"\d[\d-]"}, '"1२"', "invalid", None),
+        ({"type": "pattern", "pattern": r"(?u)\d[\d-]"}, '"1२"', "ok", "1२"),
         ({"many": True}, ' ["a", "b,\\" c"]', "ok", ["a", 'b," c']),
         ({"many": True}, ' ["a", "b', "truncated", ["a"]),
         ({"many": True, "type": "number"}, " [1, 23", "truncated", [1]),
@@ -222,6 +225,16 @@ def test_enums_of_one_and_of_ten_thousand_values() -> None:
     text, _, closed = drawn(rules, 30, random.Random(1))
     assert closed
     assert json.loads(text) in [*values, None]
+
+
+@pytest.mark.parametrize(("pattern", "ends"), [(r"\d", "0123456789"), (r"[\d]", "0123456789"), (r"(?u)\d", None)])
+def test_digits_of_a_pattern_are_ascii_unless_it_says_otherwise(pattern: str, ends: str | None) -> None:
+    rules = Grammar(automaton_of(Attribute(name="a", type="pattern", pattern=pattern)), Vocabulary(BYTES))
+    tokens = [BYTES.index(char) for char in '"१'.encode().decode("latin-1")]
+    allowed = Bounded(rules, 8).allowed_token_ids(tokens[:1])
+    assert allowed is not None
+    assert ends is None or set(allowed.ids) == {BYTES.index(char) for char in ends}
+    assert (tokens[1] in allowed.ids) == (ends is None)
 
 
 def test_patterns_that_cannot_be_decoded_say_why() -> None:
