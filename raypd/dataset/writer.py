@@ -41,13 +41,13 @@ def units_folder(output: str) -> str:
 
 
 def unit_path(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> str:
-    """Where a unit's object stands: units/<id>.parquet, or units/key=value/<id>.parquet."""
+    """units/<id>.parquet, or units/key=value/<id>.parquet."""
     folders = [f"{key}={value}" for key, value in (partition or {}).items()]
     return storage.join(units_folder(output), *folders, f"{unit_id}.parquet")
 
 
 def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.Schema:
-    """The columns of every committed object, whatever is in it: a unit of nothing but nulls or errors has them too.
+    """The columns of every committed object, also of one that holds nothing but errors.
 
     Raises:
         ConfigError: a key of the partition is one of them.
@@ -65,12 +65,7 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
 def make_table(
     documents: Sequence[Document], records: Sequence[Record], task_columns: pa.Schema, attempts: int
 ) -> pa.Table:
-    """The rows of a unit in the order of its documents, one for each record; a document without any gets an error row.
-
-    Args:
-        records: in any order.
-        attempts: how many it took, for the column of that name.
-    """
+    """The rows of a unit in the order of its documents, one for each record; a document without any gets an error row."""
     from raypd.tasks.base import Record
 
     schema = output_schema(task_columns)
@@ -119,12 +114,7 @@ def _places(table: pa.Table) -> set[tuple[str, int]]:
 
 
 def commit(output: str, table: pa.Table, summary: UnitSummary, partition: Mapping[str, str] | None = None) -> bool:
-    """Writes a unit's object; False when the unit was committed before, and what is there stays.
-
-    Args:
-        summary: goes into the object's metadata; gets its time of commit here.
-        partition: output.partition of the configuration.
-    """
+    """Writes a unit's object, with the summary in its metadata; False where there is one already, which stays."""
     summary.committed_at = time.time()
     return storage.put_new(unit_path(output, summary.unit, partition), _encoded(table, summary))
 
@@ -156,7 +146,6 @@ def summaries(output: str) -> list[UnitSummary]:
 
 
 def committed(output: str) -> set[str]:
-    """The ids of the units that are done."""
     return {unit for unit, _ in objects(output)}
 
 
@@ -166,10 +155,7 @@ def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None 
 
 
 def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSummary:
-    """What a committed unit holds.
-
-    Args:
-        path: of the unit's object, where `objects` has listed it; None: partitions are searched for it.
+    """What a committed unit holds. Without its object's path, as `objects` lists it, partitions are searched for it.
 
     Raises:
         Damaged: its object is damaged, or not from raypd.
@@ -220,7 +206,6 @@ def _locate(output: str, unit_id: str) -> str:
 
 
 def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
-    """The first rows of a committed unit."""
     return as_records(read_table(output, unit_id)[1].slice(0, limit))
 
 
