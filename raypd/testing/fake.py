@@ -216,7 +216,7 @@ class FakeTask:
     def _generate(self, document: Document) -> Iterator[Request]:
         assert isinstance(self.task, GenerationConfig)
         request = read_request(document, self.config)
-        turns, longest = request.left, request.parameters.max_new_tokens
+        turns, longest = request.unanswered, request.parameters.max_new_tokens
         before = sum(self._tokens(turn["content"]) for turn in request.turns)
         for sample in range(request.parameters.samples):
             lengths = self._lengths(f"{document.id}/{sample}", len(turns), self.costs.answer_tokens, longest)
