@@ -5,11 +5,23 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from typing import Annotated, Any, Literal
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from raypd.config.data import InputConfig
 from raypd.config.section import Section
+from raypd.decoding.methods.registry import REGISTRY
+
+OWN_COLUMNS = {  # of every row, whatever the task: name -> Arrow's type
+    "id": "string",
+    "status": "string",  # ok | error
+    "error": "string",  # null where it is ok
+    "source": "string",
+    "row": "int64",
+    "attempts": "int32",
+}
 
 _PLAIN = "printable text without quotes and backslashes, and without blanks at"
 
@@ -145,14 +157,14 @@ class Attribute(Section):
         if len(set(self.values)) != len(self.values):
             return "a value stands twice"
         if not all(value and _fits_json(value) for value in self.values):
-            return f"enum values are {_PLAIN} at their ends"
+            return f"enum values are {_PLAIN} their ends"
         return None
 
     @field_validator("name")
     @classmethod
     def _plain_name(cls, name: str) -> str:
         if not _fits_json(name):
-            raise ValueError(f"{name!r}: a name is {_PLAIN} at its ends")
+            raise ValueError(f"{name!r}: a name is {_PLAIN} its ends")
         return name
 
 
@@ -179,9 +191,27 @@ class Category(Section):
 warnings.filterwarnings("ignore", 'Field name "schema" in "ExtractionConfig"')  # it hides what pydantic 1 had
 
 
-class ExtractionConfig(Section):
+class TaskSection(Section):
+    """What every kind of task says of itself, beside its keys."""
+
+    command: ClassVar[str] = "extract"  # that runs it
+    methods: ClassVar[tuple[str, ...]] = ()  # of decoding, where the registry of methods does not know the kind
+    idle_keys: ClassVar[frozenset[str]] = frozenset({"input.category", "output.columns"})  # that change no answer of it
+    kind: str
+
+    def text_columns(self, source: InputConfig) -> list[str]:
+        """Columns that must hold text, and together at least some."""
+        return list(source.text_columns)
+
+    def wanted_columns(self, source: InputConfig) -> dict[str, str]:
+        """Configuration key -> the column of the input that it names, for every column that must be there."""
+        return {f"input.text_columns {name!r}": name for name in source.text_columns}
+
+
+class ExtractionConfig(TaskSection):
     """Attribute value extraction: a record of typed values for every document."""
 
+    idle_keys = frozenset[str]()
     kind: Literal["extraction"] = "extraction"
     categories: dict[str, Category] = Field(
         {},
@@ -206,10 +236,19 @@ class ExtractionConfig(Section):
         None, ge=1, description="Cut, divide or refuse above this; null: the context"
     )
 
+    def wanted_columns(self, source: InputConfig) -> dict[str, str]:
+        columns = super().wanted_columns(source)
+        # With a category for all, the column may be missing.
+        if source.category_column is not None and source.category is None:
+            columns["input.category_column"] = source.category_column
+        return columns
 
-class QuestionAnsweringConfig(Section):
+
+class QuestionAnsweringConfig(TaskSection):
     """Many questions on one context (IPPD); one output row a question."""
 
+    command = "answer"
+    idle_keys = TaskSection.idle_keys | {"input.text_columns"}
     kind: Literal["question_answering"] = "question_answering"
     context_column: str = Field("context", description="Column with the context: text, or a list of texts")
     questions_column: str = Field(
@@ -225,10 +264,18 @@ class QuestionAnsweringConfig(Section):
         "truncate", description="A context that does not fit the model's: cut, or error rows"
     )
 
+    def text_columns(self, source: InputConfig) -> list[str]:
+        return [self.context_column]
 
-class GenerationConfig(Section):
+    def wanted_columns(self, source: InputConfig) -> dict[str, str]:
+        return {"task.context_column": self.context_column, "task.questions_column": self.questions_column}
+
+
+class GenerationConfig(TaskSection):
     """Prompts or conversations in, text out."""
 
+    command = "generate"
+    idle_keys = TaskSection.idle_keys | {"input.text_columns"}
     kind: Literal["generation"] = "generation"
     prompt_column: str = Field(
         "prompt", description="Column with the prompt: text, or a list of chat turns (strings or role/content records)"
@@ -247,13 +294,32 @@ class GenerationConfig(Section):
         "refuse", description="A prompt that leaves no room for max_new_tokens: its beginning cut, or an error row"
     )
 
+    def text_columns(self, source: InputConfig) -> list[str]:
+        return []
+
+    def wanted_columns(self, source: InputConfig) -> dict[str, str]:
+        return {"task.prompt_column": self.prompt_column}
+
 
 TaskConfig = Annotated[
     ExtractionConfig | QuestionAnsweringConfig | GenerationConfig,
     Field(discriminator="kind", description="What to ask"),
 ]
-KINDS: dict[str, type[Section]] = {
-    "extraction": ExtractionConfig,
-    "question_answering": QuestionAnsweringConfig,
-    "generation": GenerationConfig,
+KINDS: dict[str, type[TaskSection]] = {
+    section.model_fields["kind"].default: section for section in get_args(get_args(TaskConfig)[0])
 }
+
+
+def _answer_keys(kind: str, section: type[TaskSection]) -> dict[str, tuple[str, ...]]:
+    """Of a kind that the registry does not know every key of a method counts."""
+    return {
+        name: spec.answer_keys.get(kind, tuple(dict.fromkeys(chain(*spec.answer_keys.values()))))
+        for name, spec in REGISTRY.items()
+        if kind in spec.answer_keys or name in section.methods
+    }
+
+
+# What each kind of task can be decoded with, the default first, and for each method the keys of `decoding` that count
+# in a run's fingerprint, beside the method and SAMPLING_KEYS. A key that no method lists is in all of them.
+ANSWER_KEYS = {kind: _answer_keys(kind, section) for kind, section in KINDS.items()}
+METHODS = {kind: tuple(methods) for kind, methods in ANSWER_KEYS.items()}

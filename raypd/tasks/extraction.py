@@ -59,7 +59,9 @@ class _Body:
 
 
 class ExtractionTask:
-    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+    def __init__(
+        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: object = None
+    ) -> None:
         assert isinstance(config.task, ExtractionConfig)
         self.input, self.task, self.decoding = config.input, config.task, config.decoding
         self._writes_keys = REGISTRY[self.decoding.method].whole_record  # the model does

@@ -67,7 +67,9 @@ class _Page:
 
 
 class QuestionAnsweringTask:
-    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+    def __init__(
+        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: object = None
+    ) -> None:
         assert isinstance(config.task, QuestionAnsweringConfig)
         self.task, self.decoding = config.task, config.decoding
         self.tokenizer, self.context_length = tokenizer, context_length
