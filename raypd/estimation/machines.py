@@ -1,7 +1,7 @@
 """What the corpus takes and costs on each kind of machine.
 
 A speed holds for the GPU that it was measured on and for no other: an instance type with another GPU gets no figure.
-Quantities are arrays as in `estimator`: seconds of one worker (one GPU, or one worker's cores), USD.
+Quantities are arrays as in `bootstrap`: seconds of one worker (one GPU, or one worker's cores), USD.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from raypd.billing import prices
 from raypd.config import CostConfig, RunConfig
 from raypd.errors import ConfigError, did_you_mean
-from raypd.estimation.estimator import Array, figure
+from raypd.estimation.bootstrap import Array, figure
 from raypd.run.records import BillEstimate, Estimate, MachineEstimate, SpeedEstimate
 
 # of a document, as the meter counts them -> as tables call them

@@ -30,7 +30,7 @@ from raypd.billing.meter import Meter
 from raypd.cluster.one_worker import OneWorker
 from raypd.config import RunConfig
 from raypd.estimation import sampling
-from raypd.estimation.estimator import Array
+from raypd.estimation.bootstrap import Array
 from raypd.estimation.machines import TOKENS, instance_gpu
 from raypd.tasks.base import Document
 
@@ -42,10 +42,7 @@ _LOADING = "loading the model, warming up"
 
 @dataclass
 class DocumentCost:
-    """What one document took. seconds: of one worker. rows: columns of its output rows; error: why it has none.
-
-    hosted_input, hosted_output: tokens that a hosted service would count (`estimate.hosted`).
-    """
+    """What one document took. seconds: of one worker. rows: columns of its output rows; error: why it has none."""
 
     seconds: float
     prefill_tokens: float
@@ -53,8 +50,6 @@ class DocumentCost:
     decode_tokens: float
     rows: list[dict[str, Any]] = field(default_factory=list)
     error: str | None = None
-    hosted_input: float = 0.0
-    hosted_output: float = 0.0
 
 
 @dataclass

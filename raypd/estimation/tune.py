@@ -23,8 +23,8 @@ from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError, UserError
 from raypd.estimation import sampling
 from raypd.estimation.agreement import Floor, Judge, values_of
+from raypd.estimation.bootstrap import exact
 from raypd.estimation.checks import check_model, check_sample, with_changes
-from raypd.estimation.estimator import exact
 from raypd.estimation.machines import NodeKind, has_gpu, here, known_type
 from raypd.estimation.profile import RemoteProfiler, WorkerFacts, most_in_flight
 from raypd.estimation.search import Changes, OutOfTime, Reference, Search, Trial
