@@ -29,6 +29,7 @@ import pyarrow as pa
 import ray
 
 from raypd import storage
+from raypd.answering.check import check_model
 from raypd.answering.components import build
 from raypd.answering.request_queue import EngineBroken, RequestQueue, UnitState
 from raypd.billing import bill as billing
@@ -45,7 +46,7 @@ from raypd.dataset import writer
 from raypd.dataset.reader import read_table
 from raypd.errors import ConfigError, RunError
 from raypd.estimation import bootstrap, sampling
-from raypd.estimation.checks import check_model, check_sample, with_changes
+from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.profile import Profiler
 from raypd.run.records import Figure, NodeTime, WorkerTime
 from raypd.tasks import columns

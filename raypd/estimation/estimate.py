@@ -14,13 +14,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from raypd import storage
+from raypd.answering.check import check_model
 from raypd.billing import prices
 from raypd.cluster.driver import Interrupted, output_folder
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 from raypd.estimation import bootstrap, earlier, hosted, profile, sampling
 from raypd.estimation.bootstrap import Array
-from raypd.estimation.checks import check_model, check_sample, with_changes
+from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
 from raypd.estimation.profile import DocumentCost, Profile
 from raypd.estimation.sampling import CorpusSample
