@@ -151,6 +151,18 @@ class DecodingConfig(Section):
     )
     sampling: SamplingConfig = SamplingConfig()
 
+    @property
+    def stacked(self) -> bool:
+        """Whether documents of one prompt see each other (HPD)."""
+        return self.method == "hyper_parallel" and self.isolate == "none"
+
+    @property
+    def documents_per_prompt(self) -> int:
+        """Most documents of one prompt."""
+        if self.stacked:
+            return self.stacked_documents
+        return self.contexts_per_prompt if self.method == "intra_prompt" else 1
+
     def idle_keys(self, kind: str) -> set[str]:
         """Keys, dotted, that cannot change an answer in a task of this kind, by ANSWER_KEYS."""
         listed = {key for methods in ANSWER_KEYS.values() for keys in methods.values() for key in keys}

@@ -169,6 +169,12 @@ class _Planning:
         return result
 
 
+def documents_of_last_unit(documents: float, unit_documents: int) -> float:
+    """How many a unit at the end of a plan has."""
+    smaller = unit_documents >= _TAIL_DOCUMENTS and documents >= _TAIL * unit_documents
+    return unit_documents / _TAIL_PIECES if smaller else unit_documents
+
+
 def _cut(part: Part, source: InputConfig) -> list[Part]:
     """Pieces of a range, of which every document is in one, with the same totals."""
     starts, documents, size = (

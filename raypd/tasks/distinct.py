@@ -12,9 +12,8 @@ from raypd.tasks.base import Document, Record, Request, Task
 
 def gives_the_same(config: RunConfig) -> bool:
     """Whether documents that say the same get the same answer: none is drawn at random, or depends on its stack."""
-    stacked = config.decoding.method == "hyper_parallel" and config.decoding.isolate == "none"
     own_parameters = isinstance(config.task, GenerationConfig) and config.task.openai  # each request has its sampling
-    return config.decoding.sampling.temperature == 0 and not stacked and not own_parameters
+    return config.decoding.sampling.temperature == 0 and not config.decoding.stacked and not own_parameters
 
 
 class Distinct:

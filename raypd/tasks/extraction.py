@@ -78,7 +78,6 @@ class ExtractionTask:
         self._categories = {name: self._ready(name, message) for name, message in messages(self.task).items()}
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
-        stacked = self.decoding.method == "hyper_parallel" and self.decoding.isolate == "none"
         stacks: dict[str, list[_Body]] = {}
         for document in documents:
             try:
@@ -92,7 +91,7 @@ class ExtractionTask:
             if len(bodies) > 1:
                 yield from self._of_windows(category, bodies)
                 continue
-            if not stacked:
+            if not self.decoding.stacked:
                 yield self._request(category, bodies)
                 continue
             (body,) = bodies

@@ -171,13 +171,11 @@ class FakeTask:
     def _extract(self, stacks: dict[str, list[tuple[Document, int]]], document: Document) -> Iterator[Request]:
         """The request of a stack that the document fills; `stacks`: by category, with the lengths of documents."""
         assert isinstance(self.task, ExtractionConfig)
-        decoding = self.config.decoding
-        capacity = decoding.stacked_documents if decoding.isolate == "none" and self._method == "hyper_parallel" else 1
         name = category_of(document, self.config.input, self.task.categories)
         length = self._tokens(text_of(document, list(self.config.input.text_columns)))
         stack = stacks.setdefault(name, [])
         stack.append((document, min(length, self.task.max_document_tokens or length)))
-        if len(stack) == capacity:
+        if len(stack) == self.config.decoding.documents_per_prompt:
             yield self._extraction(name, stacks.pop(name))
 
     def _extraction(self, name: str, stack: list[tuple[Document, int]]) -> Request:
