@@ -101,12 +101,13 @@ class RowShape:
             return []
         if self.many:
             return [
-                RowValue(v["name"], v["name"], v["value"], v["status"], v["confidence"], v.get("raw"), _ends(v))
+                RowValue(v["name"], v["name"], v["value"], v["status"], v.get("confidence"), v.get("raw"), _ends(v))
                 for v in row[self.answer] or []
             ]
         value = row[self.answer]
         status = row[self.status] if self.status else "null" if value is None else "ok"
-        key = ", ".join(f"{part} {row[part]}" for part in self.parts)
+        several = len(self.parts) > 1
+        key = ", ".join(f"{part} {row[part]}" if several else str(row[part]) for part in self.parts)
         name = str(row[self.name]) if self.name else ""
         return [RowValue(key, name, value, _STATUSES.get(status, status), row.get("confidence"))]
 
