@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import raypd
+from raypd.tasks.columns import OWN, SHAPES, RowValue, row_values, shape_of
 
 ROOT = Path(raypd.__file__).parent
 SECTION = '''
@@ -117,3 +118,15 @@ def test_a_toy_task_touches_tasks_and_its_section_alone(tmp_path: Path) -> None:
     assert faked == [["a", ["fake", "fake", "ok"]], ["b", ["fake", "fake", "ok"]]]
     assert [(id, value[0], value[2]) for id, value in decoded] == [("a", "tea?", "ok"), ("b", "oak?", "ok")]
     assert all(value[1] for _, value in decoded)
+
+
+def test_rows_are_known_by_their_columns() -> None:
+    for shape in SHAPES.values():
+        assert shape_of([*OWN.names, *shape.schema.names]) is shape
+    typed = ["category", *(f"{name}{end}" for name in ("turn", "question", "text") for end in ("", "__status"))]
+    assert shape_of([*OWN.names, *typed, "truncated"]) is None
+    row = {"status": "ok", "sample": 1, "turn": 0, "text": "Ice", "finish_reason": "length", "confidence": 0.5}
+    assert row_values(row) == [RowValue("turn 0, sample 1", "", "Ice", "truncated", 0.5)]
+    assert row_values({**row, "status": "error"}) == []
+    twice = {"question_id": "7", "question": "Who?", "answer": None, "answer_status": "null"}
+    assert row_values(twice) == [RowValue("7", "Who?", None, "null")]
