@@ -144,21 +144,13 @@ class LLM:
         """
         questions = [questions] if isinstance(questions, (str, Mapping)) else questions
         rows = self._rows("question_answering", {}, [{"context": context, "questions": list(questions)}])[0]
-        return [
-            Answer(
-                record.columns.get("answer"),
-                record.columns.get("confidence"),
-                record.columns.get("answer_status"),
-                record.error,
-            )
-            for record in rows
-        ]
+        return [_answered(record, "question_answering") for record in rows]
 
     def generate(self, prompts: str | Sequence[str | list[Any]]) -> list[Answer]:
         """Writes an answer to each prompt: texts, or conversations as lists of turns; of these the last answer."""
         prompts = [prompts] if isinstance(prompts, str) else prompts
         rows = self._rows("generation", {}, [{"prompt": prompt} for prompt in prompts])
-        return [_answered(turns[-1], "text", "finish_reason") for turns in rows]
+        return [_answered(turns[-1], "generation") for turns in rows]
 
     def _rows(self, kind: str, tree: dict[str, Any], fields: Sequence[dict[str, Any]]) -> list[list[Record]]:
         """The records of each document, in their order."""
@@ -199,9 +191,11 @@ class LLM:
         return self._models[key]
 
 
-def _answered(row: Record, value: str, status: str) -> Answer:
-    columns = row.columns
-    return Answer(columns.get(value), columns.get("confidence"), columns.get(status), row.error)
+def _answered(row: Record, kind: str) -> Answer:
+    from raypd.tasks.columns import SHAPES
+
+    shape, columns = SHAPES[kind], row.columns
+    return Answer(columns.get(shape.answer), columns.get("confidence"), columns.get(str(shape.status)), row.error)
 
 
 def _extracted(row: Record) -> Answer:

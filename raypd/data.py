@@ -29,6 +29,7 @@ import pyarrow as pa
 import ray
 
 from raypd import storage
+from raypd.answering.check import check_model
 from raypd.answering.components import build
 from raypd.answering.request_queue import EngineBroken, RequestQueue, UnitState
 from raypd.billing import bill as billing
@@ -44,8 +45,8 @@ from raypd.config.secrets import redact
 from raypd.dataset import writer
 from raypd.dataset.reader import read_table
 from raypd.errors import ConfigError, RunError
-from raypd.estimation import estimator, sampling
-from raypd.estimation.checks import check_model, check_sample, with_changes
+from raypd.estimation import bootstrap, sampling
+from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.profile import Profiler
 from raypd.run.records import Figure, NodeTime, WorkerTime
 from raypd.tasks import columns
@@ -244,7 +245,7 @@ class Processor:
         ones = [1.0] * len(costs)
 
         def whole(values: list[float], times: float = 1.0) -> Figure:
-            return estimator.figure(times * count * estimator.ratio(values, ones, rng, count))
+            return bootstrap.figure(times * count * bootstrap.ratio(values, ones, rng, count))
 
         price = _usd_per_second(self._nodes(share), node)
         seconds = [cost.seconds for cost in costs]

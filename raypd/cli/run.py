@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from raypd import storage
-from raypd.config import GenerationConfig, RunConfig
+from raypd.config import KINDS, GenerationConfig, RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
 from raypd.errors import ConfigError, RunError
@@ -14,7 +14,7 @@ from raypd.run import layout
 from raypd.run.records import Manifest
 from raypd.run.text import clean, count, counted, share
 
-COMMANDS = {"extraction": "extract", "question_answering": "answer", "generation": "generate"}  # task.kind -> command
+COMMANDS = {kind: section.command for kind, section in KINDS.items()}
 
 
 def config_over(
@@ -58,7 +58,7 @@ def config_over(
 
 def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool, verbose: bool) -> None:
     """Runs a task of a kind, and prints a few documents, the totals and where the files lie; or retries its errors."""
-    if config.task.kind != kind:
+    if COMMANDS[config.task.kind] != COMMANDS[kind]:
         raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {COMMANDS[config.task.kind]}`")
     batch = isinstance(config.task, GenerationConfig) and config.task.openai
     if batch:

@@ -13,7 +13,7 @@ from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError
-from raypd.estimation import estimator, sampling
+from raypd.estimation import bootstrap, sampling
 from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
 from raypd.run import layout, records
 from raypd.run.records import Bill, Estimate, RecordError, RunRecord
@@ -44,11 +44,11 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     gpu, machine = _machine(run, bills)
     speed = MethodSpeed(
         str(earlier_config.get("decoding", {}).get("method", "")),
-        estimator.ratio([unit.busy_seconds for unit in units], documents, rng),
+        bootstrap.ratio([unit.busy_seconds for unit in units], documents, rng),
         f"{counted(len(units), 'unit')} of {run}, {counted(int(sum(documents)), 'document')}",
         gpu,
         machine,
-        {name: estimator.ratio([unit.counts.get(name, 0) for unit in units], documents, rng) for name in TOKENS},
+        {name: bootstrap.ratio([unit.counts.get(name, 0) for unit in units], documents, rng) for name in TOKENS},
     )
     notes = [f"it is taken that documents are as those of {run}"]
     changed = [
@@ -59,7 +59,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     ]
     if changed:
         notes.append(f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours")
-    total = estimator.exact(options.documents) if options.documents else sampling.scan(config).documents
+    total = bootstrap.exact(options.documents) if options.documents else sampling.scan(config).documents
     return assemble(config, options, total, [speed], [], _overhead(bills), notes)
 
 

@@ -1,7 +1,7 @@
 """What the corpus takes and costs on each kind of machine.
 
 A speed holds for the GPU that it was measured on and for no other: an instance type with another GPU gets no figure.
-Quantities are arrays as in `estimator`: seconds of one worker (one GPU, or one worker's cores), USD.
+Quantities are arrays as in `bootstrap`: seconds of one worker (one GPU, or one worker's cores), USD.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 
 from raypd.billing import prices
 from raypd.config import CostConfig, RunConfig
+from raypd.dataset.planner import documents_of_last_unit
 from raypd.errors import ConfigError, did_you_mean
-from raypd.estimation.estimator import Array, figure
+from raypd.estimation.bootstrap import Array, figure
 from raypd.run.records import BillEstimate, Estimate, MachineEstimate, SpeedEstimate
 
 # of a document, as the meter counts them -> as tables call them
 TOKENS = {"prefill_tokens": "prefilled", "shared_tokens": "shared", "decode_tokens": "decoded"}
 GIVEN = "as given"  # the source of a speed that the user states
-_CUT_UNIT, _CUT_UNITS = 64, 8  # documents of a unit, and units, from which on the last ones are cut (`dataset.planner`)
 
 
 @dataclass
@@ -128,15 +128,14 @@ def bill(documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead:
     """What the whole corpus takes on `nodes` nodes: paid from the first node's start to the last worker's end.
 
     The tail: workers that end at chance times within one of the last units leave the others idle for half of it on
-    average. Units of 64 documents or more are cut in four there, where there are eight (`dataset.planner`). A small
-    corpus has few units: no more workers start than have as many as one overlaps.
+    average. A small corpus has few units: no more workers start than have as many as one overlaps.
 
     Args:
         seconds: of one worker, for a document.
         kind: of every node; its head node is billed, too.
     """
     workers, unit = nodes * kind.workers, overhead.unit_documents
-    last_unit = unit / 4 if unit >= _CUT_UNIT and documents[0] >= _CUT_UNITS * unit else unit
+    last_unit = documents_of_last_unit(documents[0], unit)
     work = documents * seconds
     share = work / workers  # of each worker, if they all ended together
     tail = 0.5 * np.minimum(documents, last_unit) * seconds * (1 - 1 / workers)

@@ -30,7 +30,7 @@ from raypd.billing.meter import Meter
 from raypd.cluster.one_worker import OneWorker
 from raypd.config import RunConfig
 from raypd.estimation import sampling
-from raypd.estimation.estimator import Array
+from raypd.estimation.bootstrap import Array
 from raypd.estimation.machines import TOKENS, instance_gpu
 from raypd.tasks.base import Document
 
@@ -42,10 +42,7 @@ _LOADING = "loading the model, warming up"
 
 @dataclass
 class DocumentCost:
-    """What one document took. seconds: of one worker. rows: columns of its output rows; error: why it has none.
-
-    hosted_input, hosted_output: tokens that a hosted service would count (`estimate.hosted`).
-    """
+    """What one document took. seconds: of one worker. rows: columns of its output rows; error: why it has none."""
 
     seconds: float
     prefill_tokens: float
@@ -53,8 +50,6 @@ class DocumentCost:
     decode_tokens: float
     rows: list[dict[str, Any]] = field(default_factory=list)
     error: str | None = None
-    hosted_input: float = 0.0
-    hosted_output: float = 0.0
 
 
 @dataclass
@@ -235,7 +230,7 @@ class Profiler:
             itertools.cycle(documents), 4 * in_flight_limit + (2 if in_flight_limit else 1) * len(documents)
         )
         stream = [_copy(config, document, index, index // len(documents)) for index, document in enumerate(rounds)]
-        meter = SteppedMeter(config.decoding.method, in_flight_limit, documents_of_a_prompt(config))
+        meter = SteppedMeter(config.decoding.method, in_flight_limit, config.decoding.documents_per_prompt)
         meter.ready()
         meter.begin(_UNIT)
         queue = RequestQueue(parts, config.engine.max_num_seqs, meter)
@@ -306,17 +301,11 @@ def _costs(
     return costs
 
 
-def documents_of_a_prompt(config: RunConfig) -> int:
-    """Most documents that are decoded in one prompt."""
-    decoding = config.decoding
-    if decoding.method == "hyper_parallel" and decoding.isolate == "none":
-        return decoding.stacked_documents
-    return decoding.contexts_per_prompt if decoding.method == "intra_prompt" else 1
-
-
 def most_in_flight(config: RunConfig) -> int:
     """Most documents that an engine decodes at the same time."""
-    return 1 if config.decoding.method == "speculative" else config.engine.most_seqs * documents_of_a_prompt(config)
+    return (
+        1 if config.decoding.method == "speculative" else config.engine.most_seqs * config.decoding.documents_per_prompt
+    )
 
 
 def _processor() -> str:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raypd.answering.answer import answer
+from raypd.answering.check import check_model
 from raypd.answering.components import build
 from raypd.billing.meter import Meter
 from raypd.cluster.driver import say
@@ -24,7 +25,7 @@ from raypd.config.tasks import bare
 from raypd.config.yaml_file import dump
 from raypd.errors import RunError
 from raypd.estimation import sampling
-from raypd.estimation.checks import check_model, with_changes
+from raypd.estimation.checks import with_changes
 from raypd.run.text import count, counted, one_line, share
 from raypd.tasks.base import Document
 from raypd.tasks.documents import text_of

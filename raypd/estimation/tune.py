@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from raypd import storage
+from raypd.answering.check import check_model
 from raypd.billing import prices
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError, UserError
 from raypd.estimation import sampling
 from raypd.estimation.agreement import Floor, Judge, values_of
-from raypd.estimation.checks import check_model, check_sample, with_changes
-from raypd.estimation.estimator import exact
+from raypd.estimation.bootstrap import exact
+from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.machines import NodeKind, has_gpu, here, known_type
 from raypd.estimation.profile import RemoteProfiler, WorkerFacts, most_in_flight
 from raypd.estimation.search import Changes, OutOfTime, Reference, Search, Trial

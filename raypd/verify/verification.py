@@ -21,6 +21,7 @@ from raypd.errors import Damaged, InputError
 from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
 from raypd.tasks.base import Document
+from raypd.tasks.columns import shape_of
 from raypd.verify.scratch import Scratch
 
 _EXAMPLES = 20
@@ -169,11 +170,12 @@ def add_documents(scratch: Scratch, documents: Sequence[Document], unit: str, co
 def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
     """Adds an object's rows to the table `output`. object: what a finding calls it: its unit, or its path."""
     parts: Sequence[Any] = ["one"] * len(table)
-    if "turn" in table.column_names:  # generation: a row a sample and turn
-        of_row = [table[name].cast("string") for name in ("sample", "turn")]
-        parts = pc.binary_join_element_wise(*of_row, "/", null_handling="replace")
-    elif "question" in table.column_names:  # a row a question, and a question may stand there twice
+    shape = shape_of(table.column_names)
+    if shape is not None and shape.repeats:
         parts = [str(i) for i in range(len(table))]
+    elif shape is not None and shape.parts:
+        of_row = [table[name].cast("string") for name in shape.parts]
+        parts = pc.binary_join_element_wise(*of_row, "/", null_handling="replace")
     columns = [table[name] for name in ("id", "source", "row")]
     ok = pc.equal(table["status"], "ok")
     scratch.add("output", pa.table([*columns, [object] * len(table), ok, parts], schema=OUTPUT))

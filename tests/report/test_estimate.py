@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raypd.errors import ConfigError, RunError
-from raypd.estimation.estimator import Array, exact
+from raypd.estimation.bootstrap import Array, exact
 from raypd.estimation.machines import EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.report import data, estimate_section, page
 from raypd.report.status import Watch
