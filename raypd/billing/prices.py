@@ -1,13 +1,9 @@
 """What a machine costs an hour, and what is in it: AWS instance types with GPUs, in USD.
 
-Three places are asked, in this order:
-1. `cost.prices` of the configuration: `g6e.48xlarge: 20.5`, or for one market `g6e.48xlarge/spot: 9.1`.
-2. The file that `raypd prices refresh` writes (AWS's own price list and spot prices of the day).
-3. The tables that come with raypd, `price_lists/*.csv`: on-demand, Linux, shared tenancy. They hold no spot prices,
-   which change by the hour. A newer row of these wins over an older one of the file.
-A price that stands in none of them is an error and never a guess.
-
-To compare with, `price_lists/hosted_batch.csv` has list prices of a few hosted batch services (`hosted`).
+`cost.prices` of the configuration comes first (`g6e.48xlarge: 20.5`, or for one market `g6e.48xlarge/spot: 9.1`), then
+the newer of two: the file that `raypd prices refresh` writes, and `price_lists/*.csv`, which come with raypd
+(on-demand, Linux, shared tenancy; no spot prices, which change by the hour). A price that stands nowhere is an error,
+never a guess.
 """
 
 import contextlib
@@ -59,10 +55,7 @@ class Price:
 
 @checked_dataclass(frozen=True)
 class HostedPrice:
-    """What a service asks for a million tokens of its batch API: its list price of a date, in USD.
-
-    source: an address, or the key of the configuration, which has no date.
-    """
+    """What a service asks for a million tokens of its batch API, in USD. source: an address or `cost`'s key."""
 
     model: str
     input: float
@@ -163,18 +156,13 @@ def price(
     zone: str | None = None,
     known: Table | None = None,
 ) -> Price:
-    """The price of one machine for one hour.
+    """The price of one machine for one hour. Raises PriceUnknown, which says what to do.
 
     Args:
         instance_type: None: a machine of your own, whose price is cost.prices.local or 0.
-        region: None: cost.region, else us-east-1.
-        market: None: cost.market, else on-demand.
-        cost: of the configuration; its prices come first.
+        region, market: None: those of `cost`, else us-east-1 and on-demand.
         zone: its spot price counts before the region's.
         known: in place of `table()`.
-
-    Raises:
-        PriceUnknown: with what to do.
     """
     market = market or cost.market or "on-demand"
     for key in (f"{instance_type}/{market}", instance_type) if instance_type is not None else (LOCAL,):

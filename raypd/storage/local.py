@@ -73,16 +73,15 @@ def _object(file: Path, root: Path) -> Object:
         if not file.is_symlink():
             raise
         status = file.lstat()  # of a link to nothing: `version` tells
-    return Object(
-        str(file), file.relative_to(root).as_posix(), status.st_size, f"{status.st_size}-{status.st_mtime_ns}"
-    )
+    return Object(str(file), file.relative_to(root).as_posix(), status.st_size, _stamp(status))
+
+
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_size}-{status.st_mtime_ns}"
 
 
 def _files(folder: Path, every: bool) -> Iterator[Path]:
-    """The files below a folder in the order of their parts; links to folders are not followed.
-
-    every: also what is neither a file nor a folder (pipes, links to nothing or to folders).
-    """
+    """The files below a folder in the order of their parts; every: also pipes, links to nothing and to folders."""
     try:
         with os.scandir(folder) as scan:
             entries = sorted(scan, key=lambda e: e.name)
@@ -109,10 +108,9 @@ def _missing(folder: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    if not path.parent.is_dir():
-        return _missing(path.parent)
-    hint = did_you_mean(path.name, os.listdir(path.parent), path.parent.joinpath)
-    return f"; {hint}" if hint else ""
+    siblings = os.listdir(path.parent) if path.parent.is_dir() else []
+    hint = did_you_mean(path.name, siblings, path.parent.joinpath)
+    return f"; {hint}" if hint else _missing(path.parent)
 
 
 def names(folder: str, kind: Callable[[os.DirEntry[str]], bool]) -> list[str]:
@@ -147,7 +145,7 @@ def version(path: str) -> str:
     if not stat.S_ISREG(status.st_mode):  # to open a pipe is to wait for its writer
         raise StorageError(_no_file(place))
     if status.st_size > _HASHED_BYTES:
-        return f"{status.st_size}-{status.st_mtime_ns}"
+        return _stamp(status)
     return _hash(str(place), status.st_ino, status.st_size, status.st_mtime_ns)
 
 

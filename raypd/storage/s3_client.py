@@ -150,10 +150,7 @@ class S3Client:
 
     @contextlib.contextmanager
     def translated(self, path: str, action: str) -> Iterator[None]:
-        """Raises botocore's errors as FileNotFoundError, StorageError or Unavailable with `path` and what to do.
-
-        action: the permission that the call needs, for instance s3:GetObject.
-        """
+        """Raises botocore's errors as FileNotFoundError, StorageError or Unavailable. action: the permission needed."""
         try:
             try:
                 yield
