@@ -23,8 +23,7 @@ from raypd.run.text import counted
 def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     """The corpus of the configuration at the speed of the run `options.run`.
 
-    Raises:
-        ConfigError: that is no run, has no committed units, does not tell what they took, or had several kinds of GPU.
+    Raises ConfigError where that is no run, has no committed units, or had several kinds of GPU.
     """
     assert options.run is not None
     run = storage.absolute(options.run)
@@ -37,8 +36,6 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     units, bills = writer.summaries(run), book.bills(run)
     if not units:
         raise ConfigError(f"--from {run}: no unit is committed there yet")
-    if not any(unit.busy_seconds for unit in units):
-        raise ConfigError(f"--from {run}: its units do not tell how long a worker was busy with them (an older raypd)")
     documents = [float(unit.documents) for unit in units]
     rng = np.random.default_rng(sampling.SEED)
     gpu, machine = _machine(run, bills)

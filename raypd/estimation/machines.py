@@ -26,23 +26,18 @@ GIVEN = "as given"  # the source of a speed that the user states
 
 @dataclass
 class EstimateOptions:
-    """Options of `raypd estimate`. sample: documents that are decoded; minutes: most time for that.
+    """Options of `raypd estimate`. Raises ConfigError at an unknown instance type, or if they do not go together."""
 
-    baseline: decode them autoregressively, too. throughput, baseline_throughput: `[GPU=]RATE`, documents a second of
-    one GPU. instances: the only types of the table. nodes: its last column. head: instance type of the head node,
-    "none" for no head. Raises ConfigError at an unknown instance type, and at options that do not go together.
-    """
-
-    sample: int = 64
-    minutes: float | None = None
-    baseline: bool = False
+    sample: int = 64  # documents that are decoded
+    minutes: float | None = None  # most time for that
+    baseline: bool = False  # decode them autoregressively, too
     run: str | None = None
-    throughput: list[str] | None = None
+    throughput: list[str] | None = None  # `[GPU=]RATE`, documents a second of one GPU
     baseline_throughput: list[str] | None = None
     documents: float | None = None
-    instances: list[str] | None = None
-    nodes: int = 8
-    head: str = "m7i.2xlarge"  # as infra/cluster.yaml has it
+    instances: list[str] | None = None  # the only types of the table
+    nodes: int = 8  # its last column
+    head: str = "m7i.2xlarge"  # of the head node, as infra/cluster.yaml has it; "none" for no head
 
     def __post_init__(self) -> None:
         for name in [*(self.instances or []), *([self.head] if self.head != "none" else [])]:
@@ -57,39 +52,23 @@ class EstimateOptions:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What a run takes beside the seconds of its documents.
+    """What a run takes beside the seconds of its documents."""
 
-    startup: seconds from when its nodes are paid until a worker decodes as fast as it will. unpaid: seconds of the run
-    before and after its nodes are paid. unit_documents: of a unit; 0: the corpus is not cut into units.
-    units_in_flight: of a worker.
-    """
-
-    startup: float = 0.0
-    unpaid: float = 0.0
-    unit_documents: int = 0
-    units_in_flight: int = 1
-
-    def in_run(self, config: RunConfig | None) -> Overhead:
-        """With what a configuration says of units and engines."""
-        if config is None:
-            return self
-        cluster = config.cluster
-        return replace(self, unit_documents=cluster.unit_documents, units_in_flight=cluster.units_in_flight)
+    startup: float = 0.0  # seconds from when its nodes are paid until a worker decodes as fast as it will
+    unpaid: float = 0.0  # seconds of the run before and after its nodes are paid
+    unit_documents: int = 0  # of a unit; 0: the corpus is not cut into units
+    units_in_flight: int = 1  # of a worker
 
 
 @dataclass
 class MethodSpeed:
-    """What a document takes on one worker. seconds: of the worker; tokens: of one document, by kind.
-
-    gpu: that it holds for, as instance types have it; None for others and for a CPU. machine: that measured it, None
-    where the speed was given. source: where it is from, in words.
-    """
+    """What a document takes on one worker."""
 
     method: str
     seconds: Array
-    source: str
-    gpu: str | None = None
-    machine: str | None = None
+    source: str  # where it is from, in words
+    gpu: str | None = None  # that it holds for, as instance types have it; None for others and for a CPU
+    machine: str | None = None  # that measured it; None where the speed was given
     tokens: dict[str, Array] = field(default_factory=dict)
 
     def estimate(self, baseline: MethodSpeed | None) -> SpeedEstimate:
@@ -106,18 +85,15 @@ class MethodSpeed:
 
 @dataclass(frozen=True)
 class NodeKind:
-    """One kind of node. workers: of one node. head_usd_per_hour: of a node beside them on which no worker runs.
-
-    instance_type: None for a machine that is not known to be of one.
-    """
+    """One kind of node."""
 
     name: str
-    workers: int
+    workers: int  # of one node
     usd_per_hour: float
     price_source: str
     market: str = "on-demand"
-    head_usd_per_hour: float = 0.0
-    instance_type: str | None = None
+    head_usd_per_hour: float = 0.0  # of a node beside them on which no worker runs
+    instance_type: str | None = None  # None for a machine that is not known to be of one
 
     def usd_per_1000(self, seconds: Array) -> Array:
         """Price of the seconds that 1,000 documents are decoded, as papers count: without start-up, tail and head."""
@@ -130,9 +106,7 @@ def bill(documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead:
     The tail: workers that end at chance times within one of the last units leave the others idle for half of it on
     average. A small corpus has few units: no more workers start than have as many as one overlaps.
 
-    Args:
-        seconds: of one worker, for a document.
-        kind: of every node; its head node is billed, too.
+    seconds: of one worker, for a document.
     """
     workers, unit = nodes * kind.workers, overhead.unit_documents
     last_unit = documents_of_last_unit(documents[0], unit)
@@ -168,7 +142,11 @@ def assemble(
 ) -> Estimate:
     """The speeds on every machine that they hold for. overhead: its seconds; None where they are not known."""
     cost = config.cost if config is not None else CostConfig()
-    on_top = (overhead or Overhead()).in_run(config)
+    on_top = overhead or Overhead()
+    if config is not None:
+        on_top = replace(
+            on_top, unit_documents=config.cluster.unit_documents, units_in_flight=config.cluster.units_in_flight
+        )
     of_gpu = {speed.gpu: speed for speed in baseline}
     machines: list[MachineEstimate] = []
     for speed in main:

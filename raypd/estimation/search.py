@@ -35,17 +35,14 @@ class OutOfTime(Exception):
 
 @dataclass
 class Trial:
-    """One setting that was measured. error: why it has no speed. cut: it was stopped, being far slower than the best.
-
-    speeds: documents a second of one worker, of each measurement. answers: of the first; None: the agreement stands.
-    """
+    """One setting that was measured."""
 
     changes: Changes
-    speeds: list[float] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)  # documents a second of one worker, of each measurement
     agreement: Agreement = field(default_factory=lambda: Agreement(0, 0))
-    error: str | None = None
-    cut: bool = False
-    answers: Answers | None = None
+    error: str | None = None  # why it has no speed
+    cut: bool = False  # it was stopped, being far slower than the best
+    answers: Answers | None = None  # of the first measurement; None: the agreement stands
 
     @property
     def speed(self) -> float:
@@ -56,27 +53,18 @@ class Trial:
         return self.error is None and not self.cut and self.speed > 0
 
 
-# Measures the configuration with changes; the number: seconds a document after which it may be cut short.
-_Measure = Callable[[Changes, float], Trial]
-
-
 @dataclass
 class Search:
-    """floor: what a setting's agreement must reach. types: (dtype, quantization) of weights to try. vllm: whether the
-    worker has it.
-
-    reference_kind: the reference that was asked for. show: is called with each trial, and whether it is the reference.
-    reference: the first trial, or the one after it where that was poor.
-    """
+    """The search, what it has tried, and why it ended."""
 
     config: RunConfig
-    measure: _Measure
-    floor: Floor
-    types: Sequence[tuple[str, str]] = ()
-    vllm: bool = False
+    measure: Callable[[Changes, float], Trial]  # of a setting; seconds a document after which it may be cut short
+    floor: Floor  # what a setting's agreement must reach
+    types: Sequence[tuple[str, str]] = ()  # (dtype, quantization) of weights to try
+    vllm: bool = False  # whether the worker has it
     reference_kind: Reference = "auto"
-    show: Callable[[Trial, bool], None] = lambda trial, reference: None
-    reference: Trial = field(init=False)
+    show: Callable[[Trial, bool], None] = lambda trial, reference: None  # of each trial; whether it is the reference
+    reference: Trial = field(init=False)  # the first trial, or the one after it where that was poor
     trials: list[Trial] = field(default_factory=list)
     ended: str = "all settings were tried"
 
@@ -99,11 +87,9 @@ class Search:
 
     @property
     def by_guided(self) -> bool:
-        """Whether the reference is guided decoding."""
         return self.method_of(self.reference.changes) == "guided"
 
     def method_of(self, changes: Changes) -> str:
-        """The decoding method of a setting."""
         return str(changes.get("decoding.method", self.config.decoding.method))
 
     def agrees(self, trial: Trial) -> bool:
@@ -146,7 +132,6 @@ class Search:
         self._repeat()
 
     def _refer(self) -> None:
-        """Measures the reference."""
         extraction = self.config.task.kind == "extraction"
         if self.reference_kind != "guided" or not extraction:
             self._try({"decoding.method": "autoregressive"}, reference=True)

@@ -1,4 +1,4 @@
-"""Local folders, and file systems that all machines of a cluster share."""
+"""Local folders, and file systems that all machines of a cluster share. See `Storage` for each function."""
 
 import contextlib
 import fcntl
@@ -32,7 +32,6 @@ def local_path(path: str) -> Path:
 
 
 def find(path: str) -> Iterator[Object]:
-    """The files that a path, folder or glob stands for; see Storage.find."""
     place = local_path(path)
     if place.is_file():
         yield _object(place, place.parent)
@@ -55,7 +54,6 @@ def find(path: str) -> Iterator[Object]:
 
 
 def walk(folder: str) -> Iterator[Object]:
-    """Every file below a folder, hidden ones too except what is being written; none where there is no folder."""
     files = _objects(local_path(folder))
     return (item for item in files if not os.path.basename(item.name).startswith(_TEMPORARY))
 
@@ -134,7 +132,7 @@ def open_read(path: str, offset: int, expected: str | None) -> BinaryIO:
 
 
 def version(path: str) -> str:
-    """See Storage.version. A hash survives a copy of the file, as `ray job submit --working-dir` makes one."""
+    """A hash survives a copy of the file, as `ray job submit --working-dir` makes one."""
     place = local_path(path)
     try:
         status = os.stat(place)
@@ -156,14 +154,12 @@ def _hash(path: str, inode: int, size: int, changed: int) -> str:
 
 
 def make_folder(path: str) -> None:
-    """See Storage.make_folder."""
     folder = local_path(path)
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def put_new(path: str, data: bytes, private: bool) -> bool:
-    """Writes a file whole and durably unless it exists; False when it does (what is there stays as it is)."""
     path = str(local_path(path))
     with _written(path, data, 0o600 if private else 0o666) as temporary:
         try:
@@ -179,7 +175,7 @@ def put_new(path: str, data: bytes, private: bool) -> bool:
 
 
 def put_if(path: str, data: bytes, expected: str) -> bool:
-    """See Storage.put_if. Safe against other calls of it alone: they take a lock on a hidden file beside the file."""
+    """Safe against other calls of it alone: they take a lock on a hidden file beside the file."""
     path = str(local_path(path))
     folder, name = os.path.split(path)
     try:
@@ -194,7 +190,6 @@ def put_if(path: str, data: bytes, expected: str) -> bool:
 
 
 def put(path: str, data: bytes) -> None:
-    """Writes a file whole and durably in place of what is there."""
     path = str(local_path(path))
     with _written(path, data) as temporary:
         os.replace(temporary, path)
@@ -226,7 +221,6 @@ def _written(path: str, data: bytes, mode: int = 0o666) -> Iterator[str]:
 
 
 def temporary(folder: str) -> list[str]:
-    """Paths of half-written files below a folder, sorted."""
     paths = (os.path.join(parent, name) for parent, _, names in os.walk(local_path(folder)) for name in names)
     return sorted(path for path in paths if os.path.basename(path).startswith(_TEMPORARY))
 

@@ -58,7 +58,6 @@ def split(path: str) -> tuple[str, str]:
 
 
 def target(path: str) -> dict[str, str]:
-    """The parameters that name an object in a request."""
     bucket, key = split(path)
     return {"Bucket": bucket, "Key": key}
 
