@@ -34,23 +34,23 @@ class PriceUnknown(ConfigError):
 
 @checked_dataclass(frozen=True)  # which makes numbers of a table's texts
 class Instance:
-    """An EC2 instance type. gpu_memory_gib: of one GPU; gpu is "" where there is none."""
+    """An EC2 instance type."""
 
     type: str
     gpus: int
-    gpu: str
-    gpu_memory_gib: float
+    gpu: str  # tells it from its kin: of the A100, the one with more memory is also faster; "" where there is none
+    gpu_memory_gib: float  # of one
     vcpus: int
     memory_gib: float
 
 
 @dataclass(frozen=True)
 class Price:
-    """source: where it is from, in words; date: when it was read there, YYYY-MM[-DD] ("" for the configuration's)."""
+    """Of a machine."""
 
     usd_per_hour: float
-    source: str
-    date: str = ""
+    source: str  # where it is from, in words
+    date: str = ""  # when it was read there, YYYY-MM[-DD]; "" for the configuration's
 
 
 @checked_dataclass(frozen=True)

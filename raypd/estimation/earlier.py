@@ -14,7 +14,7 @@ from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.estimation import bootstrap, sampling
-from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
+from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.run import layout, records
 from raypd.run.records import Bill, Estimate, RecordError, RunRecord
 from raypd.run.text import counted
@@ -63,8 +63,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
 def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
     """(the GPU of its workers' nodes as instance types have it, the machine in words)."""
     types = {node.instance_type for bill in bills for node in bill.nodes if node.instance_type}
-    with_gpu = [INSTANCES[name] for name in types if name in INSTANCES and INSTANCES[name].gpus]
-    gpus = {gpu_kind(instance) for instance in with_gpu}
+    gpus = {INSTANCES[name].gpu for name in types if name in INSTANCES and INSTANCES[name].gpus}
     if len(gpus) > 1:
         raise ConfigError(f"--from {run}: it ran on several kinds of GPU ({', '.join(sorted(gpus))}): no one speed")
     return (gpus.pop(), ", ".join(sorted(types))) if gpus else (None, "that run's machine")

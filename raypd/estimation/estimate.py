@@ -22,7 +22,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.estimation import bootstrap, earlier, hosted, profile, sampling
 from raypd.estimation.bootstrap import Array
 from raypd.estimation.checks import check_sample, with_changes
-from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
+from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.estimation.profile import DocumentCost, Profile
 from raypd.estimation.sampling import CorpusSample
 from raypd.estimation.views import show_estimate
@@ -231,7 +231,7 @@ def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
 
 def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSpeed]:
     """The speeds that an option gives, `[GPU=]RATE` each; without a GPU, of the one of the instance types asked for."""
-    gpus = {gpu_kind(i) for i in prices.INSTANCES.values() if i.gpu}
+    gpus = {instance.gpu for instance in prices.INSTANCES.values() if instance.gpu}
     speeds = []
     for text in (options.throughput if option == "--throughput" else options.baseline_throughput) or []:
         gpu, _, rate = text.rpartition("=")
@@ -243,11 +243,11 @@ def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSp
             per_second = 0.0
         if not 0 < per_second < float("inf"):
             raise ConfigError(f"{option} {text}: give documents per second of one GPU, as in {option} L40S=6.28")
-        wanted_gpus = {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
-        if len(wanted_gpus) != 1:
+        of_types = {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
+        if len(of_types) != 1:
             raise ConfigError(
                 f"which GPU does {option} hold for? Give --instance with types of one GPU, or {option} GPU=RATE with "
                 f"one of {', '.join(sorted(gpus))}"
             )
-        speeds.append(MethodSpeed(method, bootstrap.exact(1 / per_second), GIVEN, wanted_gpus.pop()))
+        speeds.append(MethodSpeed(method, bootstrap.exact(1 / per_second), GIVEN, of_types.pop()))
     return speeds

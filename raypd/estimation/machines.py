@@ -197,7 +197,7 @@ def _not_measured(measured: set[str | None], options: EstimateOptions) -> dict[s
     missing: dict[str, list[str]] = {}
     for name, instance in prices.INSTANCES.items():
         listed = instance.gpu and (not options.instances or name in options.instances)
-        if listed and not any(has_gpu(name, gpu) for gpu in measured):
+        if listed and instance.gpu not in measured:
             missing.setdefault(instance.gpu, []).append(name)
     return missing
 
@@ -210,33 +210,19 @@ def known_type(name: str) -> prices.Instance:
     return prices.INSTANCES[name]
 
 
-def has_gpu(instance_type: str, gpu: str | None) -> bool:
-    """Whether a known instance type has the GPU of this name."""
-    instance = prices.INSTANCES[instance_type]
-    return gpu in (instance.gpu, gpu_kind(instance))
-
-
-def gpu_kind(instance: prices.Instance) -> str:
-    """The name of its GPU that tells it from its kin: of the A100, the one with more memory is also the faster one."""
-    return f"{instance.gpu} {instance.gpu_memory_gib:.0f}GB" if instance.gpu == "A100" else instance.gpu
-
-
 def instance_gpu(name: str, memory_gib: float) -> str | None:
     """The GPU of instance types that CUDA calls `name`: NVIDIA L40S is L40S; None for one that no type has."""
     if "PCIe" in name or "NVL" in name:  # these are slower than those of the instance types
         return None
     for instance in prices.INSTANCES.values():
         near = 0.8 < memory_gib / max(instance.gpu_memory_gib, 1) < 1.25
-        if instance.gpu and near and re.search(rf"\b{instance.gpu}\b", name):
-            return gpu_kind(instance)
+        if instance.gpu and near and re.search(rf"\b{instance.gpu.partition(' ')[0]}\b", name):
+            return instance.gpu
     return None
 
 
 def here(config: RunConfig, machine: str) -> NodeKind:
-    """The machine that was measured, with the workers that the run would have on it; its price by the configuration.
-
-    Raises ConfigError where cost.instance_type has no known price.
-    """
+    """The machine that was measured, as the run would use it. Raises ConfigError where its type has no known price."""
     cost, workers = config.cost, config.cluster.max_workers
     price = prices.price(cost.instance_type, None, None, cost)
     name, market = cost.instance_type or f"this machine ({machine})", cost.market or "local"
@@ -250,7 +236,7 @@ def _with_gpu(gpu: str, options: EstimateOptions, cost: CostConfig, notes: list[
     if options.head != "none" and cost.bill_head:
         head = prices.price(options.head, None, "on-demand", cost, known=table).usd_per_hour
     for name, instance in prices.INSTANCES.items():
-        if not has_gpu(name, gpu) or (options.instances and name not in options.instances):
+        if instance.gpu != gpu or (options.instances and name not in options.instances):
             continue
         price = prices.price_or_bound(name, None, None, cost, known=table)
         if price is None:

@@ -26,7 +26,7 @@ from raypd.estimation import sampling
 from raypd.estimation.agreement import Floor, Judge, values_of
 from raypd.estimation.bootstrap import exact
 from raypd.estimation.checks import check_sample, with_changes
-from raypd.estimation.machines import NodeKind, has_gpu, here, known_type
+from raypd.estimation.machines import NodeKind, here, known_type
 from raypd.estimation.profile import RemoteProfiler, WorkerFacts, most_in_flight
 from raypd.estimation.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.run import records
@@ -114,11 +114,11 @@ def _kind(config: RunConfig, facts: WorkerFacts, instance: str | None) -> NodeKi
     """Whose price counts: that of the type that is named, else what the configuration states of this machine."""
     if instance is None:
         return here(config, facts.machine)
-    gpus = known_type(instance).gpus
-    if not has_gpu(instance, facts.gpu):
+    kind = known_type(instance)
+    if kind.gpu != facts.gpu:
         raise ConfigError(f"--instance {instance}: this machine ({facts.machine}) has not the GPU of that type")
     price = prices.price(instance, None, None, config.cost)
-    return NodeKind(instance, gpus, price.usd_per_hour, price.source)
+    return NodeKind(instance, kind.gpus, price.usd_per_hour, price.source)
 
 
 def _seconds(options: TuneOptions, kind: NodeKind) -> float:
