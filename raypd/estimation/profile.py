@@ -329,17 +329,15 @@ def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
     console, lines = Console(stderr=True), ProgressLines()
     columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn()]
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    row = bar.add_task(label, total=None, done=_LOADING)
+    row = bar.add_task(label, total=None, done="")
 
-    def update(counts: tuple[int, int]) -> None:
+    def update(counts: tuple[int, int], at_once: bool = False) -> None:
         done, total = counts
         text = f"{done / total:.0%} done" if total else _LOADING
         bar.update(row, total=total or None, completed=done, done=text)
         if bar.disable:
-            lines.show(f"{label}: {text}")
+            lines.show(f"{label}: {text}", at_once)
 
-    if bar.disable:
-        lines.show(f"{label}: {_LOADING}", at_once=True)
-
+    update((0, 0), at_once=True)
     with bar:
         yield update

@@ -162,18 +162,13 @@ class Search:
 
     def _stacks(self, base: Changes) -> list[Trial]:
         """Two documents in a prompt, four, ... as long as that is better, with as many documents at once as before."""
-        stacks: list[Trial] = []
-        batch, stack = self.config.engine.max_num_seqs, 2
-        while stack <= (_MOST_STACK if batch == "auto" else min(_MOST_STACK, batch)):
-            together: Changes = {"decoding.isolate": "none", "decoding.stacked_documents": stack}
-            if batch != "auto":  # it counts prompts
-                together["engine.max_num_seqs"] = batch // stack
-            trial = self._try({**base, **together})
-            if not trial.usable or (stacks and self._rank(trial) <= self._rank(stacks[-1])):
-                break
-            stacks.append(trial)
-            stack *= 2
-        return stacks
+        batch = self.config.engine.max_num_seqs
+
+        def stacked(documents: int) -> Changes:
+            changes = {**base, "decoding.isolate": "none", "decoding.stacked_documents": documents}
+            return changes if batch == "auto" else {**changes, "engine.max_num_seqs": batch // documents}  # of prompts
+
+        return self._while_better([], stacked, 2, _MOST_STACK if batch == "auto" else min(_MOST_STACK, batch), 2)
 
     def _value(self, changes: Changes, key: str) -> Any:
         return changes.get(key, attrgetter(key)(self.config))
@@ -184,17 +179,24 @@ class Search:
 
     def _climb(self, start: Changes, key: str, limit: int, factors: Sequence[float] = (2, 0.5)) -> None:
         """Doubles a setting while that is better, or else halves it while that is (or other `factors`)."""
-        first = best = self._try(start)
-        began = int(self._value(start, key))
+        first, began = self._try(start), int(self._value(start, key))
         for factor in factors:
-            value = int(began * factor)
-            while 1 <= value <= max(limit, began):
-                trial = self._try({**start, key: value})
-                if not trial.usable or self._rank(trial) <= self._rank(best):
-                    break
-                best, value = trial, int(value * factor)
-            if best is not first:
+            better = self._while_better(
+                [first], lambda value: {**start, key: value}, int(began * factor), max(limit, began), factor
+            )
+            if len(better) > 1:
                 break
+
+    def _while_better(
+        self, trials: list[Trial], setting: Callable[[int], Changes], value: int, limit: int, factor: float
+    ) -> list[Trial]:
+        """Trials, and those of further values, each times `factor`, as long as each is better than the one before."""
+        while 1 <= value <= limit:
+            trial = self._try(setting(value))
+            if not trial.usable or (trials and self._rank(trial) <= self._rank(trials[-1])):
+                break
+            trials, value = [*trials, trial], int(value * factor)
+        return trials
 
     def _try(self, changes: Changes, reference: bool = False) -> Trial:
         """Measures a setting, once: those that come out the same are one. reference: others are compared with it."""
