@@ -165,11 +165,7 @@ def _totals(of: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[M
 
 
 def read(output: str, session: str) -> Bill | None:
-    """A session's bill as it stands in its file; None where there is none.
-
-    Raises:
-        OSError, RecordError: the file cannot be read, or is damaged.
-    """
+    """A session's bill; None where it has no file. Raises OSError, or RecordError where it is damaged."""
     with contextlib.suppress(FileNotFoundError):
         return records.read(Bill, _path(output, session))
     return None

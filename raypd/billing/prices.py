@@ -154,7 +154,7 @@ def price(
     cost: CostConfig,
     *,
     zone: str | None = None,
-    known: Table | None = None,
+    rows: Table | None = None,
 ) -> Price:
     """The price of one machine for one hour. Raises PriceUnknown, which says what to do.
 
@@ -162,7 +162,7 @@ def price(
         instance_type: None: a machine of your own, whose price is cost.prices.local or 0.
         region, market: None: those of `cost`, else us-east-1 and on-demand.
         zone: its spot price counts before the region's.
-        known: in place of `table()`.
+        rows: in place of `table()`.
     """
     market = market or cost.market or "on-demand"
     for key in (f"{instance_type}/{market}", instance_type) if instance_type is not None else (LOCAL,):
@@ -171,10 +171,10 @@ def price(
     if instance_type is None:
         return Price(0.0, "a machine of your own; cost.prices.local gives it a price")
     region = region or cost.region or DEFAULT_REGION
-    known = table() if known is None else known
+    rows = table() if rows is None else rows
     for place in (zone, region):
-        if place is not None and (instance_type, place, market) in known:
-            return known[instance_type, place, market]
+        if place is not None and (instance_type, place, market) in rows:
+            return rows[instance_type, place, market]
     raise PriceUnknown(
         f"no {market} price is known for {instance_type} in {region}: `raypd prices refresh --region {region}` asks "
         f"AWS for it, or set cost.prices.{instance_type} (or cost.prices.{instance_type}/{market}) in USD per hour"
@@ -184,7 +184,7 @@ def price(
 def price_or_bound(
     instance_type: str | None, region: str | None, market: Market | None, cost: CostConfig, **where: Any
 ) -> Price | None:
-    """As `price`; for an unknown spot price its bound, the on-demand price; None: neither. where: `zone`, `known`."""
+    """As `price`; for an unknown spot price its bound, the on-demand price; None: neither. where: `zone`, `rows`."""
     with contextlib.suppress(PriceUnknown):
         return price(instance_type, region, market, cost, **where)
     if (market or cost.market) == "spot":

@@ -29,7 +29,7 @@ class NormalValue:
     """One value of one document, normalised."""
 
     text: str | None  # None: the document has none
-    whole: bool  # not cut, ambiguous or invalid
+    complete: bool  # not cut, ambiguous or invalid
 
 
 Answers = Sequence[Mapping[str, NormalValue] | None]  # of each document, by what was asked; None: no answer
@@ -93,7 +93,7 @@ def compare(reference: Answers, candidate: Answers) -> Agreement:
     left_out = 0
     counts: list[tuple[int, int]] = []  # of each document: (values that agree, values)
     for expected, actual in zip(reference, candidate, strict=True):
-        values = {name: value for name, value in (expected or {}).items() if value.whole}
+        values = {name: value for name, value in (expected or {}).items() if value.complete}
         left_out += 1 if expected is None else len(expected) - len(values)
         counts.append((sum((actual or {}).get(name) == value for name, value in values.items()), len(values)))
     agree, of = (sum(column) for column in zip((0, 0), *counts, strict=True))

@@ -55,9 +55,7 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
 def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool = False) -> Estimate:
     """Makes the estimate. config: None where throughput, documents and instance types are all given.
 
-    Raises:
-        ConfigError, InputError, ModelError: before anything is measured.
-        RunError: the sample cannot be decoded.
+    Raises ConfigError, InputError or ModelError before anything is measured, RunError where no sample can be decoded.
     """
     if config is not None:
         storage.configure(config.storage)

@@ -150,7 +150,6 @@ def assemble(
     of_gpu = {speed.gpu: speed for speed in baseline}
     machines: list[MachineEstimate] = []
     for speed in main:
-        baseline_speed = of_gpu.get(speed.gpu)
         kinds = _with_gpu(speed.gpu, options, cost, notes) if speed.gpu is not None else []
         nodes = sorted({1 << i for i in range(options.nodes.bit_length())} | {options.nodes})
         if not kinds and speed.machine is not None and config is not None:
@@ -158,24 +157,8 @@ def assemble(
             if not kinds[0].usd_per_hour:
                 notes.append("this machine has no price: cost.prices.local (USD per hour) gives it one")
         for kind in kinds:
-            each = kind.usd_per_1000(speed.seconds)
-            baseline_price = kind.usd_per_1000(baseline_speed.seconds) if baseline_speed is not None else None
             bills = [bill(documents, speed.seconds, kind, n, on_top) for n in nodes]
-            machines.append(
-                MachineEstimate(
-                    name=kind.name,
-                    instance_type=kind.instance_type,
-                    gpu=speed.gpu,
-                    workers=kind.workers,
-                    market=kind.market,
-                    usd_per_hour=kind.usd_per_hour,
-                    price_source=kind.price_source,
-                    usd_per_1000=figure(each),
-                    baseline_usd_per_1000=None if baseline_price is None else figure(baseline_price),
-                    saved_usd=None if baseline_price is None else figure(documents / 1000 * (baseline_price - each)),
-                    bills=bills,
-                )
-            )
+            machines.append(_machine(kind, speed, of_gpu.get(speed.gpu), documents, bills))
     machines.sort(key=lambda machine: (machine.usd_per_1000.value, machine.workers))
     if overhead is None:
         notes.append("start-up is not in the bill: it was not measured")
@@ -189,6 +172,21 @@ def assemble(
         not_measured=_not_measured({speed.gpu for speed in main}, options),
         startup_seconds=overhead.startup if overhead is not None else None,
         notes=list(dict.fromkeys(notes)),
+    )
+
+
+def _machine(
+    kind: NodeKind, speed: MethodSpeed, baseline: MethodSpeed | None, documents: Array, bills: list[BillEstimate]
+) -> MachineEstimate:
+    usd = kind.usd_per_1000(speed.seconds)
+    baseline_usd = kind.usd_per_1000(baseline.seconds) if baseline is not None else None
+    return MachineEstimate(
+        **{name: value for name, value in vars(kind).items() if name != "head_usd_per_hour"},
+        gpu=speed.gpu,
+        usd_per_1000=figure(usd),
+        baseline_usd_per_1000=None if baseline_usd is None else figure(baseline_usd),
+        saved_usd=None if baseline_usd is None else figure(documents / 1000 * (baseline_usd - usd)),
+        bills=bills,
     )
 
 
@@ -234,11 +232,11 @@ def _with_gpu(gpu: str, options: EstimateOptions, cost: CostConfig, notes: list[
     kinds: list[NodeKind] = []
     head = 0.0
     if options.head != "none" and cost.bill_head:
-        head = prices.price(options.head, None, "on-demand", cost, known=table).usd_per_hour
+        head = prices.price(options.head, None, "on-demand", cost, rows=table).usd_per_hour
     for name, instance in prices.INSTANCES.items():
         if instance.gpu != gpu or (options.instances and name not in options.instances):
             continue
-        price = prices.price_or_bound(name, None, None, cost, known=table)
+        price = prices.price_or_bound(name, None, None, cost, rows=table)
         if price is None:
             notes.append(f"{name}: no {market} price is known in {cost.region or 'us-east-1'}")
             continue

@@ -72,8 +72,7 @@ class CorpusSample:
 def draw(config: RunConfig, size: int, category: str | None = None) -> CorpusSample:
     """Plans the corpus and draws `size` documents of it. category: that they are to be of; None: any.
 
-    Raises:
-        InputError: the corpus cannot be planned, or nothing of what was scanned can be read, or is of the category.
+    Raises InputError where the corpus cannot be planned, or nothing that was scanned can be read or is of the category.
     """
     corpus = scan(config)
     readable = sorted(member for member in corpus.scanned if member.category != _UNREADABLE)

@@ -80,9 +80,7 @@ def tune(
 
     measurements: the file of what was measured, from which the same search goes on. say: shows the user each of them.
 
-    Raises:
-        ConfigError, InputError, ModelError: before anything is measured.
-        RunError: nothing could be measured.
+    Raises ConfigError, InputError or ModelError before anything is measured, RunError where nothing could be.
     """
     storage.configure(config.storage)
     check_model(config)

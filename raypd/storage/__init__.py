@@ -73,9 +73,7 @@ class Storage:
         Hidden ones are left out: a part of their name below the folder begins with . or _. In a glob `*`, `?` and
         `[ab]` stop at /, `**` as a whole part does not; what stands before the first of these narrows a listing of S3.
 
-        Raises:
-            InputError: there is no such file, or it may not be listed.
-            Unavailable: the store does not answer.
+        Raises InputError where there is no such file or it may not be listed; Unavailable.
         """
         return s3_list.find(self.s3, path) if is_remote(path) else local.find(path)
 
@@ -112,9 +110,7 @@ class Storage:
 
         version: the only one to read; None: the one that is there. Two versions are never mixed.
 
-        Raises:
-            FileNotFoundError, StorageError: here, or at a later read.
-            Changed: the file is another by now, here or at a later read.
+        Raises, here or at a later read, FileNotFoundError, StorageError, or Changed where the file is another by now.
         """
         if not is_remote(path):
             return local.open_read(path, offset, version)
