@@ -29,6 +29,33 @@ class Charges:
     seconds: dict[str, float]
 
 
+@dataclass(frozen=True)
+class WorkersBill:
+    """What workers have metered together."""
+
+    documents: int  # that were answered
+    failed: int  # of these: error rows
+    prompt_tokens: int
+    decoded_tokens: int
+    seconds: dict[str, float]  # startup, prefill, decode, idle, lost (in batches that were not finished)
+    usd: float | None  # of these seconds, at the price of each worker's place; None where one has no price
+
+
+def of_workers(reports: Sequence[WorkerTime], until: float, usd_per_second: Mapping[str, float | None]) -> WorkersBill:
+    """The bill of workers that pay for their own seconds alone. usd_per_second: of a worker's place on each node."""
+    spent = [settled(report, until, final=False) for report in reports]
+    prices = [usd_per_second[report.node] for report in reports]
+    counts = [counts for report in reports for counts in report.categories.values()]
+    return WorkersBill(
+        documents=sum(report.ok + report.failed for report in reports),
+        failed=sum(report.failed for report in reports),
+        prompt_tokens=int(sum(count["prefill_tokens"] + count["shared_tokens"] for count in counts)),
+        decoded_tokens=int(sum(count["decode_tokens"] for count in counts)),
+        seconds={name: sum(vars(seconds)[name] for seconds in spent) for name in vars(Seconds())},
+        usd=None if None in prices else sum(s.total() * (price or 0.0) for s, price in zip(spent, prices, strict=True)),
+    )
+
+
 def ended(worker: WorkerTime, until: float, final: bool) -> float | None:
     """When a worker ended, as far as is known at `until`; None while it works."""
     if worker.ended is not None:
