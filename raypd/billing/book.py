@@ -25,12 +25,9 @@ def _path(output: str, session: str) -> str:
 
 
 class Book:
-    """What one session's bill is made of. Safe in threads.
+    """What one session's bill is made of: goes on from `last`, the bill as it was last made. Safe in threads.
 
-    Args:
-        last: the bill as it was last made, from which the book goes on.
-        watts_per_gpu, co2e_grams_per_kwh: as the section `cost` has them.
-        token_usd: for a million tokens of prompts and of answers, where a server behind `model.endpoint` takes them.
+    token_usd: for a million tokens of prompts and of answers, where a server behind `model.endpoint` takes them.
     """
 
     def __init__(
@@ -74,7 +71,7 @@ class Book:
         return self.last.shares[-1][1] if self.last.shares else 1
 
     def note(self, text: str) -> None:
-        """Something that a reader of the bill has to know; once."""
+        """Adds what a reader of the bill has to know; once."""
         with self._lock:
             if text not in self.last.notes:
                 self.last = replace(self.last, notes=[*self.last.notes, text])
@@ -168,11 +165,7 @@ def _totals(of: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[M
 
 
 def read(output: str, session: str) -> Bill | None:
-    """A session's bill as it stands in its file; None where there is none.
-
-    Raises:
-        OSError, RecordError: the file cannot be read, or is damaged.
-    """
+    """A session's bill; None where it has no file. Raises OSError, or RecordError where it is damaged."""
     with contextlib.suppress(FileNotFoundError):
         return records.read(Bill, _path(output, session))
     return None
@@ -213,11 +206,8 @@ def _settled(bill: Bill) -> Bill:
 def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
     """Brings the documents and tokens of a closed bill up to those of the session's committed units; whether it had to.
 
-    A worker that dies between a commit and its report leaves the bill without that unit's counts. Units of a raypd that
-    did not count by category leave the bill as it is.
+    A worker that dies between a commit and its report leaves the bill without that unit's counts.
     """
-    if not all(unit.categories for unit in units if unit.documents):
-        return False
     totals = _totals(units, [unit.counts for unit in units])
     if totals == bill.totals:
         return False

@@ -22,7 +22,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.estimation import bootstrap, earlier, hosted, profile, sampling
 from raypd.estimation.bootstrap import Array
 from raypd.estimation.checks import check_sample, with_changes
-from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
+from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.estimation.profile import DocumentCost, Profile
 from raypd.estimation.sampling import CorpusSample
 from raypd.estimation.views import show_estimate
@@ -34,17 +34,9 @@ _FEW = 30  # documents: the note says that more would be better
 
 
 def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbose: bool) -> None:
-    """Estimates, prints, and writes estimate.json into the run's folder.
+    """Estimates, prints (as_json: estimate.json in place of tables), and writes estimate.json into the run's folder.
 
-    Args:
-        config: the run to estimate; None where throughput, documents and instance types are all given.
-        options: what to measure, and for which machines.
-        as_json: print estimate.json in place of the tables.
-        verbose: show what Ray's processes print.
-
-    Raises:
-        Interrupted: Ctrl-C while it measured.
-        UserError: as `estimate`; RunError, too, where estimate.json cannot be written.
+    Raises Interrupted at Ctrl-C, what `estimate` raises, and RunError where estimate.json cannot be written.
     """
     try:
         result = estimate(config, options, verbose)
@@ -61,11 +53,9 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
 
 
 def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool = False) -> Estimate:
-    """Makes the estimate. The arguments are those of `run`.
+    """Makes the estimate. config: None where throughput, documents and instance types are all given.
 
-    Raises:
-        ConfigError, InputError, ModelError: before anything is measured.
-        RunError: the sample cannot be decoded.
+    Raises ConfigError, InputError or ModelError before anything is measured, RunError where no sample can be decoded.
     """
     if config is not None:
         storage.configure(config.storage)
@@ -116,9 +106,7 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
         if options.baseline and config.decoding.method != "autoregressive":
             changed = with_changes(config, {"decoding.method": "autoregressive"})
             limit = ends - time.monotonic()
-            plain = (
-                profiler.profile(changed, documents, max(1.0, limit), "measure autoregressive") if limit >= 0 else None
-            )
+            plain = profiler.profile(changed, documents, limit, "measure autoregressive") if limit > 0 else None
             if plain is not None and plain.documents_per_second:
                 baseline = [speed_of(sample, plain, notes)]
             else:
@@ -194,7 +182,7 @@ def _corpus_mean(sample: CorpusSample, done: _Done, values: Sequence[float]) -> 
     scan, rng = sample.scan, np.random.default_rng(sampling.SEED)
     places, amounts = [place for place, _ in done], np.array(values, float)
     lengths = np.array([document.length for document in sample.readable], float)
-    readable = len(lengths) / len(scan.seen)
+    readable = len(lengths) / len(scan.scanned)
     mean = readable * bootstrap.mean(amounts, lengths[places], float(lengths.mean()), readable * scan.documents[0], rng)
     if scan.whole or mean[0] <= 0:
         return mean
@@ -221,7 +209,7 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
             f"shares of categories and lengths are from {len(scan.units)} of {counted(scan.units_planned, 'unit')}"
         )
     if sample.unreadable:
-        scanned = counted(len(scan.seen), "document")
+        scanned = counted(len(scan.scanned), "document")
         notes.append(f"{sample.unreadable} of {scanned} cannot be read: error rows in the run")
     return notes
 
@@ -241,7 +229,7 @@ def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
 
 def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSpeed]:
     """The speeds that an option gives, `[GPU=]RATE` each; without a GPU, of the one of the instance types asked for."""
-    gpus = {gpu_kind(i) for i in prices.INSTANCES.values() if i.gpu}
+    gpus = {instance.gpu for instance in prices.INSTANCES.values() if instance.gpu}
     speeds = []
     for text in (options.throughput if option == "--throughput" else options.baseline_throughput) or []:
         gpu, _, rate = text.rpartition("=")
@@ -253,11 +241,11 @@ def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSp
             per_second = 0.0
         if not 0 < per_second < float("inf"):
             raise ConfigError(f"{option} {text}: give documents per second of one GPU, as in {option} L40S=6.28")
-        wanted_gpus = {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
-        if len(wanted_gpus) != 1:
+        of_types = {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
+        if len(of_types) != 1:
             raise ConfigError(
                 f"which GPU does {option} hold for? Give --instance with types of one GPU, or {option} GPU=RATE with "
                 f"one of {', '.join(sorted(gpus))}"
             )
-        speeds.append(MethodSpeed(method, bootstrap.exact(1 / per_second), GIVEN, wanted_gpus.pop()))
+        speeds.append(MethodSpeed(method, bootstrap.exact(1 / per_second), GIVEN, of_types.pop()))
     return speeds

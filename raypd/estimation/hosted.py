@@ -51,15 +51,6 @@ def estimates(cost: CostConfig, documents: Array, sent: Array, written: Array) -
     """The price of a corpus at every service, the cheapest first. sent, written: tokens of one document."""
     services = []
     for price in hosted(cost):
-        each = (sent * price.input + written * price.output) / 1e6
-        estimate = HostedEstimate(
-            model=price.model,
-            input=price.input,
-            output=price.output,
-            date=price.date,
-            source=price.source,
-            usd_per_1000=figure(1000 * each),
-            usd=figure(documents * each),
-        )
-        services.append(estimate)
+        usd = (sent * price.input + written * price.output) / 1e6
+        services.append(HostedEstimate(**vars(price), usd_per_1000=figure(1000 * usd), usd=figure(documents * usd)))
     return sorted(services, key=lambda service: service.usd_per_1000.value)

@@ -41,15 +41,12 @@ class ScannedDocument:
 
 @dataclass
 class Scan:
-    """What the first phase found. documents: of the whole corpus, counted or estimated (see `bootstrap`).
-
-    counts: documents of each of `units`.
-    """
+    """The units that were read, and what they hold."""
 
     units: list[Unit]
-    counts: list[int]
-    seen: list[ScannedDocument]
-    documents: Array
+    counts: list[int]  # documents of each
+    scanned: list[ScannedDocument]
+    documents: Array  # of the whole corpus, counted or estimated
     units_planned: int
 
     @property
@@ -60,45 +57,41 @@ class Scan:
 
 @dataclass
 class CorpusSample:
-    """What was drawn. readable: the scanned documents that can be read, in their order; the others are error rows.
-
-    places: in `readable`, of each of `documents`, which are well mixed, so that every part of them is like the whole.
-    """
+    """What was drawn, well mixed, so that every part of it is like the corpus."""
 
     scan: Scan
-    readable: list[ScannedDocument]
-    places: list[int]
+    readable: list[ScannedDocument]  # in their order; the others are error rows
+    places: list[int]  # in `readable`, of each of `documents`
     documents: list[Document]
 
     @property
     def unreadable(self) -> int:
-        return len(self.scan.seen) - len(self.readable)
+        return len(self.scan.scanned) - len(self.readable)
 
 
 def draw(config: RunConfig, size: int, category: str | None = None) -> CorpusSample:
     """Plans the corpus and draws `size` documents of it. category: that they are to be of; None: any.
 
-    Raises:
-        InputError: the corpus cannot be planned, or nothing of what was scanned can be read, or is of the category.
+    Raises InputError where the corpus cannot be planned, or nothing that was scanned can be read or is of the category.
     """
-    scanned = scan(config)
-    readable = sorted(member for member in scanned.seen if member.category != _UNREADABLE)
+    corpus = scan(config)
+    readable = sorted(member for member in corpus.scanned if member.category != _UNREADABLE)
     if category is not None:
         there = sorted({member.category for member in readable})
         readable = [member for member in readable if member.category == category]
         if there and not readable:
             raise InputError(f"no document is of the category {category!r}; there are {', '.join(there[:20])}")
     if not readable:
-        raise InputError(f"of {counted(len(scanned.seen), 'document')} looked at none can be read")
+        raise InputError(f"of {counted(len(corpus.scanned), 'document')} looked at none can be read")
     places = equal_distances(min(size, len(readable)), len(readable))
     random.Random(SEED).shuffle(places)
     # The scan kept no document, so that its memory does not grow with their length: they are read again.
     drawn = [(readable[place].unit, readable[place].row) for place in places]
     read: dict[tuple[int, int], Document] = {}
     for unit in {unit for unit, _ in drawn}:
-        read |= {(unit, row): document for row, document in enumerate(read_unit(scanned.units[unit], config))
+        read |= {(unit, row): document for row, document in enumerate(read_unit(corpus.units[unit], config))
                  if (unit, row) in drawn}  # fmt: skip
-    return CorpusSample(scanned, readable, places, [read[place] for place in drawn])
+    return CorpusSample(corpus, readable, places, [read[place] for place in drawn])
 
 
 def scan(config: RunConfig) -> Scan:

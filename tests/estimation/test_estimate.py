@@ -180,7 +180,7 @@ def test_a_sample_has_every_category_in_proportion_and_all_lengths(tmp_path) -> 
     drawn = [sample.readable[place] for place in sample.places]
     assert len(set(sample.places)) == 100
     for name in "abc":
-        there = sorted(one.length for one in sample.scan.seen if one.category == name)
+        there = sorted(one.length for one in sample.scan.scanned if one.category == name)
         lengths = sorted(one.length for one in drawn if one.category == name)
         assert abs(len(lengths) - len(there) / 10) <= 1
         for share in (0.25, 0.5, 0.75):
@@ -199,7 +199,7 @@ def test_a_large_corpus_is_looked_at_in_places_all_over_it(tmp_path, monkeypatch
     assert not planner.plan(config).exact  # large JSON Lines are cut by bytes: nobody has counted the documents
     assert looked.units_planned in (40, 41)
     assert len(looked.units) in (10, 11)
-    assert 230 <= len(looked.seen) <= 290
+    assert 230 <= len(looked.scanned) <= 290
     found = figure(looked.documents)
     assert found.value == pytest.approx(1000, rel=0.1)
     assert found.holds(1000)
@@ -234,7 +234,7 @@ def test_the_estimate_is_that_of_the_corpus(tmp_path) -> None:
     """Documents of b take ten times as long, whatever their length."""
     sample = sampling.draw(corpus(tmp_path), 100)
     costs = [DocumentCost(10.0 if d.fields["category"] == "b" else 1.0, 1, 0, 1) for d in sample.documents]
-    share = sum(one.category == "b" for one in sample.scan.seen) / 1000
+    share = sum(one.category == "b" for one in sample.scan.scanned) / 1000
     mean = 10 * share + (1 - share)
     assert estimates.speed_of(sample, _profile(costs), []).seconds[0] == pytest.approx(mean, rel=0.03)
     half = [c if i % 2 else None for i, c in enumerate(costs)]  # not all were done in time
