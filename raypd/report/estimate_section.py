@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raypd.estimation import tables
@@ -22,21 +22,14 @@ _SAME = 0.01  # an estimate and a run whose documents differ by more are of diff
 
 
 @dataclass
-class BillComparison:
-    """The estimate beside the bill. sentence: the answer; table: None where nothing can be compared."""
-
-    sentence: str
-    table: Table | None = None
-
-
-@dataclass
 class EstimateSection:
-    """All that the section shows. comparison: None while no run has begun. tables: (title, table)."""
+    """All that the section shows. sentence, comparison: how the bill held; None while no run has begun."""
 
     lines: list[str]
-    tables: list[tuple[str, Table]] = field(default_factory=list)
-    comparison: BillComparison | None = None
-    notes: list[str] = field(default_factory=list)
+    tables: list[Table]
+    notes: list[str]
+    sentence: str | None = None
+    comparison: Table | None = None
 
 
 def section(run: RunReport) -> EstimateSection | None:
@@ -46,64 +39,62 @@ def section(run: RunReport) -> EstimateSection | None:
         return None
     lines = [f"Made {text.when(estimate.created_at)} for {_about(estimate.documents)} documents."]
     lines += [f"{text.clean(line, 300)}." for line in tables.sentences(estimate)]
-    shown = [("One worker", _table(tables.speeds(estimate), _TOKENS))]
+    parts = [("One worker", tables.speeds(estimate), _TOKENS)]
     if estimate.machines:
-        shown.append(("Price of decoding", _table(tables.prices(estimate), _DECODING)))
-        shown.append(("Hours and the whole bill", _table(tables.bills(estimate), _WHOLE)))
+        parts.append(("Price of decoding", tables.prices(estimate), _DECODING))
+        parts.append(("Hours and the whole bill", tables.bills(estimate), _WHOLE))
+    shown = [Table(cells[0], cells[1:], note, title=title) for title, cells, note in parts]
     notes = [text.clean(note, 300) for note in estimate.notes]
-    if compared := tables.hosted(estimate):
-        notes.append(text.clean(compared, 900))
-    if missing := tables.not_measured(estimate):
-        notes.append(text.clean(missing, 600))
-    return EstimateSection(lines, shown, None if run.state == "estimated" else _compare(run, estimate), notes)
-
-
-def _table(cells: tables.Cells, note: str) -> Table:
-    return Table(cells[0], cells[1:], note)
+    notes += [text.clean(words, 900) for words in (tables.hosted(estimate), tables.not_measured(estimate)) if words]
+    section = EstimateSection(lines, shown, notes)
+    if run.state != "estimated":
+        section.sentence, section.comparison = _compare(run, estimate)
+    return section
 
 
 def tiles(estimate: Estimate) -> list[Tile]:
     """The headline figures of a page that has nothing but the estimate."""
-    shown = [Tile("Documents", _about(estimate.documents), "", ["in the corpus, as planned"])]
+    shown = [Tile("Documents", _about(estimate.documents), ["in the corpus, as planned"])]
     for speed in estimate.speeds[:1]:
-        rate, gain = speed.documents_per_second, speed.times_autoregressive
-        notes = [f"one worker, {text.clean(speed.method, 60)}", *_noted(rate, text.number)]
-        shown.append(Tile("Speed", text.number(rate.value), "documents/s", notes))
-        if gain is not None:
+        worker = f"one worker, {text.clean(speed.method, 60)}"
+        shown.append(_tile("Speed", speed.documents_per_second, text.number, worker, "documents/s"))
+        if (gain := speed.times_autoregressive) is not None:
             notes = [f"as fast; 95% interval: {_interval(gain, text.number)}"]
-            shown.append(Tile("Against autoregressive", text.number(gain.value), "times", notes))
+            shown.append(Tile("Against autoregressive", text.number(gain.value), notes, "times"))
     priced = [machine for machine in estimate.machines if machine.usd_per_hour > 0 and machine.bills]
     if not priced:
-        return [*shown, Tile("Cost", text.NONE, "", ["no machine of the estimate has a price"])]
+        return [*shown, Tile("Cost", text.NONE, ["no machine of the estimate has a price"])]
     cheapest = min(priced, key=lambda machine: machine.bills[0].usd.value)
-    bill, name, per_1000 = cheapest.bills[0], text.clean(cheapest.name, 60), cheapest.usd_per_1000
+    bill, name = cheapest.bills[0], text.clean(cheapest.name, 60)
     return [
         *shown,
-        _tile("Per 1,000 documents", per_1000, text.usd, f"decoding on {name}"),
+        _tile("Per 1,000 documents", cheapest.usd_per_1000, text.usd, f"decoding on {name}"),
         _tile("Cost", bill.usd, text.usd, f"the whole bill on {name}"),
         _tile("Time", bill.hours.times(3600), text.duration, f"on {text.counted(bill.nodes, 'node')} of it"),
     ]
 
 
-def _tile(name: str, figure: Figure, show: text.Show, note: str) -> Tile:
-    return Tile(name, show(figure.value), "", [note, *_noted(figure, show)])
+def _tile(name: str, figure: Figure, show: text.Show, note: str, unit: str = "") -> Tile:
+    interval = [] if figure.counted else [f"95% interval: {_interval(figure, show)}"]
+    return Tile(name, show(figure.value), [note, *interval], unit)
 
 
-def _compare(run: RunReport, estimate: Estimate) -> BillComparison:
+def _compare(run: RunReport, estimate: Estimate) -> tuple[str, Table | None]:
+    """The answer in a sentence, and its figures; None where nothing can be compared."""
+    bill, documents = run.bill, run.units.total("documents")
     if estimate.fingerprint is not None and estimate.fingerprint != run.fingerprint:
-        return BillComparison(
+        return (
             "It is not compared with the bill: it was made for another configuration than the run has. `raypd "
             "estimate` with the configuration of the run makes a new one."
-        )
-    bill, documents = run.bill, run.units.total("documents")
+        ), None
     if bill is None or not bill.sessions or not documents:
-        return BillComparison("There is no bill yet that it could be compared with.")
+        return "There is no bill yet that it could be compared with.", None
     match = _estimated(estimate, bill)
     if match is None:
-        return BillComparison("It is not compared with the bill: it has no figure for the machines that the run had.")
+        return "It is not compared with the bill: it has no figure for the machines that the run had.", None
     machine, estimated, had = match
     if not bill.usd or not machine.usd_per_hour:
-        return BillComparison("It is not compared with the bill: the machine had no price.")
+        return "It is not compared with the bill: the machine had no price.", None
     planned, usd, price = estimate.documents, estimated.usd, machine.usd_per_hour
     each, billed = usd.times(1000 / planned.value), 1000 * bill.usd / documents
     rows = [["documents", *_row(planned, documents, text.count)]]
@@ -125,9 +116,7 @@ def _compare(run: RunReport, estimate: Estimate) -> BillComparison:
     if any(abs(hourly / price - 1) > _SAME for hourly in prices):
         hour = " and ".join(text.usd(hourly) for hourly in prices)
         notes.append(f"An hour was taken to cost {text.usd(price)}, and was billed at {hour}.")
-    return BillComparison(
-        sentence, Table(["", "estimated", "in the run", "difference", "95% interval"], rows, " ".join(notes))
-    )
+    return sentence, Table(["", "estimated", "in the run", "difference", "95% interval"], rows, " ".join(notes))
 
 
 def _estimated(estimate: Estimate, bill: RunBill) -> tuple[MachineEstimate, BillEstimate, int] | None:
@@ -161,10 +150,6 @@ def _interval(figure: Figure, show: text.Show) -> str:
     if figure.low is None or figure.high is None:
         return "unknown"
     return text.NONE if figure.counted else f"{show(figure.low)} to {show(figure.high)}"
-
-
-def _noted(figure: Figure, show: text.Show) -> list[str]:
-    return [] if figure.counted else [f"95% interval: {_interval(figure, show)}"]
 
 
 def _about(figure: Figure) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,8 @@ from raypd.report.data import RunReport
 from raypd.report.ledger import RunBill
 from raypd.report.sample import AnswerSample
 from raypd.run import text
-from raypd.run.records import Counts, WorkerTime
+from raypd.run.records import Counts, NodeTime, WorkerTime
+from raypd.run.training import TrainingRecord
 
 _MOST_ROWS = 40
 _WORKER_ROWS = 100
@@ -27,6 +28,7 @@ _PART_NAMES = {
     "endpoint": "tokens of the model's server",
     "retry": "trying failed documents again",
 }
+_TOKEN_NAMES = {"prefill_tokens": "prompts, computed", "shared_tokens": "prompts, shared", "decode_tokens": "answers"}
 
 
 @dataclass
@@ -35,18 +37,8 @@ class Tile:
 
     name: str
     value: str
-    unit: str = ""
     notes: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Bar:
-    """A row of a bar table. `width` is a percentage of the longest."""
-
-    name: str
-    value: str
-    share: str
-    width: float
+    unit: str = ""
 
 
 @dataclass
@@ -60,25 +52,26 @@ class Table:
     rows: list[list[str]]
     note: str = ""
     left: tuple[int, ...] = (0,)
+    title: str = ""
 
 
 @dataclass
 class Bars:
-    """A table with a bar in every row."""
+    """A table with a bar in every row: name, value, share, and the bar's length as a percentage of the longest."""
 
     title: str
-    bars: list[Bar]
+    rows: list[tuple[str, str, str, float]]
     note: str = ""
-    unit: str = ""
+    caption: str = ""
     stacked: bool = False  # long names stand above their bars
 
 
-def _bars_of(values: Mapping[str, float], show: Callable[[float], str]) -> list[Bar]:
+def _bars(values: Mapping[str, float], show: text.Show) -> list[tuple[str, str, str, float]]:
     """A bar for each value, the longest first; shares are of their sum."""
     total, longest = sum(values.values()), max(values.values(), default=0.0)
     ordered = sorted(values.items(), key=lambda item: -item[1])
     return [
-        Bar(name, show(value), text.share(value, total), round(100 * value / longest, 1) if longest else 0)
+        (name, show(value), text.share(value, total), round(100 * value / longest, 1) if longest else 0)
         for name, value in ordered
     ]
 
@@ -88,24 +81,22 @@ def _not_shown(rows: Sequence[Any]) -> str:
     return f"{hidden} more are not shown." if hidden > 0 else ""
 
 
-# --------------------------------------------------------------------------------------------------------------- tiles
-
-
 def tiles(run: RunReport) -> list[Tile]:
     """The headline figures; what is not known says so."""
-    documents, failed, seconds = run.units.total("documents"), run.units.total("failed"), run.seconds
-    extracted = documents
+    extracted, failed, seconds = run.units.total("documents"), run.units.total("failed"), run.seconds
+    documents = extracted
     if run.table is not None:
         documents, failed = run.table.documents, run.table.failed
     prefill, shared, decode = (run.units.tokens(f"{kind}_tokens") for kind in ("prefill", "shared", "decode"))
     outcome = ["none is committed yet"]
     if documents:
-        share = text.share(failed, documents)
-        outcome = [f"{text.count(documents - failed)} ok", f"{text.count(failed)} failed ({share})"]
+        outcome = [
+            f"{text.count(documents - failed)} ok",
+            f"{text.count(failed)} failed ({text.share(failed, documents)})",
+        ]
     if run.table is not None:
-        outcome.append(
-            f"in the table of the night {text.clean(run.table.night, 40)}; {text.count(extracted)} extracted"
-        )
+        night = text.clean(run.table.night, 40)
+        outcome.append(f"in the table of the night {night}; {text.count(extracted)} extracted")
     speed = text.number(extracted / seconds) if seconds and extracted else text.NONE
     tokens = [
         f"{text.compact(prefill)} of prompts, {text.compact(decode)} of answers",
@@ -113,17 +104,17 @@ def tiles(run: RunReport) -> list[Tile]:
     ]
     began = f"began {text.when(run.sessions[0].began)}" if run.sessions else "no session is on record"
     return [
-        Tile("Documents", text.count(documents), "", outcome),
-        Tile("Speed", speed, "documents/s", ["mean over all running time"]),
+        Tile("Documents", text.count(documents), outcome),
+        Tile("Speed", speed, ["mean over all running time"], "documents/s"),
         *_cost_tiles(run.bill, extracted),
-        Tile("Tokens", text.compact(prefill + decode), "", tokens),
-        Tile("Time", text.duration(seconds), "", [text.counted(len(run.sessions), "session"), began]),
+        Tile("Tokens", text.compact(prefill + decode), tokens),
+        Tile("Time", text.duration(seconds), [text.counted(len(run.sessions), "session"), began]),
     ]
 
 
 def _cost_tiles(bill: RunBill | None, documents: int) -> list[Tile]:
     if bill is None or not bill.sessions:
-        return [Tile("Cost", text.NONE, "", ["no bill was kept for this run"]), Tile("Per 1,000 documents", text.NONE)]
+        return [Tile("Cost", text.NONE, ["no bill was kept for this run"]), Tile("Per 1,000 documents", text.NONE)]
     budget, notes = bill.newest.budget_usd, ["no budget was set"]
     if budget:
         notes = [f"{text.share(bill.usd, budget)} of the budget of {text.usd(budget)}"]
@@ -135,51 +126,45 @@ def _cost_tiles(bill: RunBill | None, documents: int) -> list[Tile]:
         co2 = f", {text.number(bill.cost.co2e_kg)} kg CO₂e" if bill.cost.co2e_kg is not None else ""
         notes.append(f"{text.number(bill.cost.kwh)} kWh{co2}")
     each = text.cost(1000 * bill.usd / documents) if documents else text.NONE
-    return [
-        Tile("Cost", text.cost(bill.usd), "", notes),
-        Tile("Per 1,000 documents", each, "", ["all costs of the run"]),
-    ]
+    return [Tile("Cost", text.cost(bill.usd), notes), Tile("Per 1,000 documents", each, ["all costs of the run"])]
 
 
-# --------------------------------------------------------------------------------------------------------------- money
+def bars(run: RunReport) -> list[Bars]:
+    """Where the money went, by kind of time and by category; then the tokens by kind."""
+    shown = []
+    if run.bill and run.bill.usd:
+        parts = {_PART_NAMES[name]: usd for name, usd in run.bill.parts.items() if usd}
+        shown = [Bars("Where the money went", _bars(parts, text.usd))] if parts else []
+        if run.bill.categories:
+            shown.append(_category_bars(run.bill.categories))
+    tokens = {name: float(run.units.tokens(kind)) for kind, name in _TOKEN_NAMES.items()}
+    note = "Shared tokens were in the cache already: of the instruction that all documents of a category have."
+    return [*shown, Bars("Tokens by kind", _bars(tokens, text.compact), note)]
 
 
-def money_tables(bill: RunBill) -> list[Bars]:
-    """Where the money went: by kind of time, by category; nothing where there is no price."""
-    if not bill.usd:
-        return []
-    parts = {_PART_NAMES[name]: usd for name, usd in bill.parts.items() if usd}
-    tables = [Bars("Where the money went", _bars_of(parts, text.usd))] if parts else []
-    if bill.categories:
-        tables.append(_category_table(bill.categories))
-    return tables
-
-
-def _category_table(categories: dict[str, Counts]) -> Bars:
+def _category_bars(categories: dict[str, Counts]) -> Bars:
     dearest = sorted(categories.items(), key=lambda item: -item[1]["usd"])
     shown = {name or "none": counts for name, counts in dearest[:_MOST_ROWS]}
-    bars = _bars_of({name: counts["usd"] for name, counts in shown.items()}, text.usd)
-    for bar in bars:
-        counts = shown[bar.name]
-        if counts["documents"]:
-            bar.share = text.usd(1000 * counts["usd"] / counts["documents"])
-    return Bars("Cost by category", bars, _not_shown(dearest), "in all, and for 1,000 documents")
+    rows = []
+    for name, usd, share, width in _bars({name: counts["usd"] for name, counts in shown.items()}, text.usd):
+        counts = shown[name]
+        per_1000 = text.usd(1000 * counts["usd"] / counts["documents"]) if counts["documents"] else share
+        rows.append((name, usd, per_1000, width))
+    return Bars("Cost by category", rows, _not_shown(dearest), "in all, and for 1,000 documents")
 
 
 def machine_table(bill: RunBill) -> Table:
     """What was billed, machines of one kind together."""
-    groups: dict[tuple[str, str, float, str], list[float]] = {}
+    groups: dict[tuple[str, str, float, str], list[NodeTime]] = {}
     for node in bill.nodes:
         place = f" in {node.region}" if node.region else ""
         kind = node.instance_type or ("local machine" if node.market == "local" else "machine of unknown type")
-        sums = groups.setdefault((f"{kind}{place}", node.market, node.usd_per_hour, node.price_source), [0, 0.0, 0.0])
-        sums[0] += 1
-        sums[1] += node.seconds / 3600
-        sums[2] += node.usd
-    rows = [
-        [kind, market, text.count(machines), text.number(hours), text.cost(price), text.cost(usd), source]
-        for (kind, market, price, source), (machines, hours, usd) in sorted(groups.items(), key=lambda i: -i[1][2])
-    ]
+        groups.setdefault((f"{kind}{place}", node.market, node.usd_per_hour, node.price_source), []).append(node)
+    rows = []
+    for (kind, market, price, source), nodes in sorted(groups.items(), key=lambda i: -sum(n.usd for n in i[1])):
+        hours, usd = sum(n.seconds for n in nodes) / 3600, sum(n.usd for n in nodes)
+        figures = [text.count(len(nodes)), text.number(hours), text.cost(price), text.cost(usd)]
+        rows.append([kind, market, *figures, source])
     heads = ["machine", "market", "machines", "hours", "USD per hour", "cost", "price from"]
     return Table(heads, rows[:_MOST_ROWS], " ".join(text.clean(note, 300) for note in bill.cost.notes), (0, 1, 6))
 
@@ -195,17 +180,6 @@ def worker_table(workers: list[WorkerTime]) -> Table:
     return Table(["worker", "machine", "time", "busy", "starting", "idle", "lost"], rows, note, (0, 1))
 
 
-# ------------------------------------------------------------------------------------------------------------- answers
-
-
-def token_bars(run: RunReport) -> Bars:
-    """Tokens by kind; shared ones were in the cache already."""
-    names = {"prefill_tokens": "prompts, computed", "shared_tokens": "prompts, shared", "decode_tokens": "answers"}
-    tokens = {name: float(run.units.tokens(kind)) for kind, name in names.items()}
-    note = "Shared tokens were in the cache already: of the instruction that all documents of a category have."
-    return Bars("Tokens by kind", _bars_of(tokens, text.compact), note)
-
-
 def error_bars(sample: AnswerSample) -> Bars:
     """Documents by the reason why they failed. A reason is the error without names, numbers and quotations."""
     documents = {name: float(n) for name, n in sample.errors.most_common(_REASONS)}
@@ -213,13 +187,12 @@ def error_bars(sample: AnswerSample) -> Bars:
     if len(sample.errors) > _REASONS:
         notes.append(f"{text.count(len(sample.errors) - _REASONS)} rarer reasons are not shown.")
     if sample.error_units < sample.failed_units:
-        notes.append(
-            f"Read from {text.count(sample.error_units)} of {text.counted(sample.failed_units, 'unit')} with failures."
-        )
-    return Bars("Errors by reason", _bars_of(documents, text.count), " ".join(notes), "failed documents", stacked=True)
+        units = text.counted(sample.failed_units, "unit")
+        notes.append(f"Read from {text.count(sample.error_units)} of {units} with failures.")
+    return Bars("Errors by reason", _bars(documents, text.count), " ".join(notes), "failed documents", stacked=True)
 
 
-def answer_tables(sample: AnswerSample) -> list[Table]:
+def answer_table(sample: AnswerSample) -> Table:
     """Of each attribute: how often it was found, and how sure the model was."""
     rows = []
     by_size = sorted(sample.attributes.values(), key=lambda a: (a.category, -a.statuses.total()))
@@ -230,7 +203,7 @@ def answer_tables(sample: AnswerSample) -> list[Table]:
         middle = f"{statistics.median(attribute.confidences):.2f}" if attribute.confidences else text.NONE
         rows.append([attribute.category or text.NONE, attribute.name, *shares, middle])
     heads = ["category", "attribute", "found", "null", "ambiguous", "invalid or cut", "median confidence"]
-    return [Table(heads, rows, _not_shown(by_size), (0, 1))] if rows else []
+    return Table(heads, rows, _not_shown(by_size), (0, 1))
 
 
 def session_table(run: RunReport) -> Table:
@@ -241,3 +214,29 @@ def session_table(run: RunReport) -> Table:
         done = [text.count(session.units), text.count(session.documents), cost]
         rows.append([session.id, text.when(session.began), text.duration(session.seconds), session.how, *done])
     return Table(["session", "began", "time", "ended", "units", "documents", "cost"], rows, "", (0, 1, 3))
+
+
+def training_tiles(training: TrainingRecord) -> list[Tile]:
+    """The headline figures of a training."""
+    data, best = training.data, training.best
+    rate = training.tokens / training.seconds if training.seconds else 0.0
+    return [
+        Tile("Documents", text.count(data.documents), [f"and {text.count(data.validation_documents)} to validate"]),
+        Tile("Validation loss", f"{best.validation_loss:.4f}", [f"learning rate {best.learning_rate:g}"]),
+        Tile("Tokens", text.compact(training.tokens), [f"{text.number(rate)} a second"]),
+        Tile("Time", text.duration(training.seconds)),
+        Tile("Cost", text.cost(training.usd)),
+    ]
+
+
+def training_tables(training: TrainingRecord) -> list[Table]:
+    """Every learning rate that was tried, and what was left out."""
+    rates = [
+        [f"{a.learning_rate:g}", f"{a.validation_loss:.4f}", text.count(a.steps), text.compact(a.tokens)]
+        for a in sorted(training.attempts, key=lambda a: a.validation_loss)
+    ]
+    shown = [Table(["rate", "lowest validation loss", "steps", "tokens"], rates, title="Learning rates")]
+    if training.data.skipped:
+        reasons = [[reason, text.count(count)] for reason, count in list(training.data.skipped.items())[:_REASONS]]
+        shown.append(Table(["reason", "times"], reasons, title="Left out"))
+    return shown

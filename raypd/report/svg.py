@@ -14,20 +14,9 @@ from xml.etree import ElementTree
 
 from matplotlib.figure import Figure
 
-# Roles of a colour. The values only have to differ: the page's CSS says what they look like.
-ROLES = {
-    "ink": "#010101",
-    "muted": "#020202",
-    "grid": "#030303",
-    "accent": "#040404",
-    "wash": "#050505",
-    "busy": "#060606",
-    "startup": "#070707",
-    "idle": "#080808",
-    "lost": "#090909",
-    "budget": "#0a0a0a",
-    "surface": "#0b0b0b",
-}
+# The values only have to differ: the page's CSS says what the colour of a role looks like.
+_NAMES = ("ink", "muted", "grid", "accent", "wash", "busy", "startup", "idle", "lost", "budget", "surface")
+ROLES = {name: f"#{number:02x}{number:02x}{number:02x}" for number, name in enumerate(_NAMES, 1)}
 _CLASS = {color: role for role, color in ROLES.items()}
 _SVG = "http://www.w3.org/2000/svg"
 _LONG = re.compile(r"(-?\d+\.\d)\d+")

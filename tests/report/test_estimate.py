@@ -66,8 +66,8 @@ def put(
 
 def compared(root: Path) -> tuple[str, str, dict[str, list[str]]]:
     """What the section says of the bill; its table's note and rows."""
-    found = estimate_section.section(data.load(str(root))).comparison
-    return found.sentence, found.table.note, {row[0]: row[1:] for row in found.table.rows}
+    section = estimate_section.section(data.load(str(root)))
+    return section.sentence, section.comparison.note, {row[0]: row[1:] for row in section.comparison.rows}
 
 
 def shown(root: Path) -> str:
@@ -145,9 +145,9 @@ def test_a_run_that_goes_on_or_has_other_documents_is_compared_by_the_document(t
 def test_what_cannot_be_compared_is_said_and_why(no_charts, tmp_path, keys, plan, said):
     root = build(tmp_path / "run", Plan(**{"units": 6, **plan}))
     put(root, **keys)
-    found = estimate_section.section(data.load(str(root))).comparison
-    assert found.table is None
-    assert said in found.sentence
+    section = estimate_section.section(data.load(str(root)))
+    assert section.comparison is None
+    assert said in section.sentence
     assert said in shown(root)
 
 
