@@ -77,18 +77,14 @@ class Chart:
     def draw(
         self, name: str, title: str, summary: str, size: tuple[int, int], draw: Callable[[Axes, int], None]
     ) -> None:
-        """Draws both forms.
+        """Draws both forms; `draw` gets the axes and the width in pixels.
 
-        Args:
-            name: unique on the page. title, summary: what a screen reader says.
-            size: width and height of the wide form.
-            draw: gets the axes and the width in pixels.
+        name: unique on the page. title, summary: what a screen reader says. size: of the wide form.
         """
-        width, height = size
-        for form, pixels in (("wide", width), ("narrow", NARROW)):
+        for form, pixels in (("wide", size[0]), ("narrow", NARROW)):
             with rc_context(_STYLE):
                 layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.04)
-                figure = Figure(figsize=(pixels / 72, height / 72), layout=layout)
+                figure = Figure(figsize=(pixels / 72, size[1] / 72), layout=layout)
                 draw(figure.add_subplot(), pixels)
                 setattr(self, form, inline(figure, f"{name}-{form}", title, summary))
 

@@ -122,12 +122,7 @@ def make(
     unreadable: Unreadable,
     cost: RunCost | None,
 ) -> Manifest:
-    """Adds up the committed units and the sessions of a run.
-
-    Args:
-        units: the committed ones.
-        cost: the bill of all sessions; None where no ledger ran.
-    """
+    """Adds up the committed units and the sessions of a run. cost: of all sessions; None where no ledger ran."""
     sessions = []
     for session in read.sessions([output]):
         committed = [u for u in units if u.session == session.id]

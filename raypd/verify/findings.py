@@ -20,6 +20,13 @@ from raypd.verify.verification import Finding, Verification
 
 _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}  # suffix -> DuckDB's COPY
 _FORMULA = re.compile(r"[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![0-9.]+$)")  # a number may have a sign
+_PREDICATES = {
+    "missing": "without a row",
+    "doubled": "with rows more than once",
+    "foreign": "that the input does not have",
+    "damaged": "of damaged objects",
+    "unreadable": "of input that cannot be read now",
+}
 _EXAMPLES_SHOWN = 5
 _UNITS_SHOWN = 10
 
@@ -32,11 +39,8 @@ def describe(result: Verification) -> str:
         f"output: {counted(result.found, 'document')} in {counted(result.objects, 'object')}: {result.ok:,} ok, "
         f"{result.failed:,} failed" + (f" (raypd errors {result.run})" if result.failed else ""),
     ]
-    out += _finding("missing", result.missing, "without a row")
-    out += _finding("doubled", result.doubled, "with rows more than once")
-    out += _finding("foreign", result.foreign, "that the input does not have")
-    out += _finding("damaged", result.damaged, "of damaged objects")
-    out += _finding("unreadable", result.unreadable, "of input that cannot be read now")
+    for name, predicate in _PREDICATES.items():
+        out += _finding(name, getattr(result, name), predicate)
     if (damaged := result.damaged_input).units:
         how = "note" if result.damaged_allowed else "damaged input"
         objects = counted(damaged.units, "object")
@@ -97,11 +101,9 @@ def describe_errors(summary: Summary) -> str:
     out = [f"{counted(summary.documents, 'failed document')} of {counted(len(summary.reasons), 'kind')}"]
     if summary.reasons:
         width = len(f"{summary.reasons[0].documents:,}")
-        out += [
-            f"{group.documents:>{width},}  {one_line(group.reason)}"
-            + ("" if group.can_change else "  [as it stands in the input]")
-            for group in summary.reasons
-        ]
+        for group in summary.reasons:
+            mark = "" if group.can_change else "  [as it stands in the input]"
+            out.append(f"{group.documents:>{width},}  {one_line(group.reason)}{mark}")
         out += ["examples:"] + [
             one_line(f"    {row['id']} ({row['source']}, at {row['row']}, attempts {row['attempts']}): {row['reason']}")
             for group in summary.reasons

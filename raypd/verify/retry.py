@@ -75,10 +75,7 @@ def retry_errors(
 ) -> Retried:
     """Tries the failed documents of a run again; the same call goes on where one that was cut off ended.
 
-    Args:
-        config: of the run.
-        everything: also those that the input itself makes fail.
-        verbose, build: as in `driver.run_extract`.
+    everything: also those that the input itself makes fail. verbose, build: as in `driver.run_extract`.
 
     Raises:
         ConfigError: there is no run, or the record of a retry that was cut off is damaged.
