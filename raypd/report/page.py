@@ -23,7 +23,7 @@ from raypd.report.data import RunReport
 from raypd.run import layout, text
 
 _TEMPLATES = resources.files("raypd.report") / "templates"
-_FILTERS = ("clean", "count", "when")
+_FILTERS = ("clean", "compact", "cost", "count", "counted", "duration", "number", "share", "when")
 _CONFIG_CHARACTERS = 60_000
 _SUBTITLE = [("model", "name"), ("decoding", "method"), ("task", "kind")]
 _STATES = {  # all others are unfinished
@@ -90,7 +90,6 @@ def _of_estimate(run: RunReport) -> dict[str, Any]:
     assert run.forecast is not None
     return {
         "kind": "raypd estimate",
-        "warnings": [],
         "tiles": estimate_section.tiles(run.forecast),
         "estimate": estimate_section.section(run),
     }
@@ -98,13 +97,7 @@ def _of_estimate(run: RunReport) -> dict[str, Any]:
 
 def _of_training(run: RunReport) -> dict[str, Any]:
     assert run.training is not None
-    return {
-        "kind": "raypd train",
-        "warnings": [],
-        "tiles": sections.training_tiles(run.training),
-        "losses": charts.losses(run.training),
-        "tables": sections.training_tables(run.training),
-    }
+    return {"kind": "raypd train", "losses": charts.losses(run.training)}
 
 
 def _of_run(run: RunReport) -> dict[str, Any]:
@@ -112,7 +105,6 @@ def _of_run(run: RunReport) -> dict[str, Any]:
     clock, bill = charts.RunningTime(run.sessions), run.bill
     return {
         "kind": "raypd run report",
-        "warnings": _warnings(run),
         "tiles": sections.tiles(run),
         "estimate": estimate_section.section(run),
         "money": charts.money(bill, clock),
@@ -124,34 +116,4 @@ def _of_run(run: RunReport) -> dict[str, Any]:
         "answers": sections.answer_table(run.sample),
         "categories": sorted({d.category for d in run.sample.documents if d.category}),
         "errors": sections.error_bars(run.sample),
-        "sessions": sections.session_table(run),
     }
-
-
-def _warnings(run: RunReport) -> list[str]:
-    warnings = [
-        f"The estimate cannot be read: {text.clean(path, 300)}. `raypd estimate` makes it anew." for path in run.torn
-    ]
-    units, planned = run.units, run.units_planned
-    if run.state != "complete":
-        done = f"{text.counted(units.committed, 'unit')} committed"
-        if planned:
-            share = text.share(units.committed, planned)
-            done = f"{text.count(units.committed)} of {text.counted(planned, 'unit')} committed ({share})"
-        warnings.append(f"This run is not finished: {done}. All figures are as of {text.when(run.read_at)}.")
-    if run.unreadable:
-        unreadable = text.counted(run.unreadable, "unit")
-        warnings.append(f"{unreadable} of the input cannot be read: their documents are not in these figures.")
-    if not units.all_read:
-        warnings.append(
-            f"Of {text.counted(units.committed, 'unit')}, {text.count(len(units.read))} evenly spread ones were "
-            "read for this page. Totals of documents and tokens are scaled up from them."
-        )
-    if units.damaged:
-        warnings.append(
-            f"{text.counted(len(units.damaged), 'unit')} cannot be read and not counted, for instance "
-            f"{text.clean(units.damaged[0], 300)}. `raypd verify` says more."
-        )
-    if run.bill and run.bill.torn:
-        warnings.append(f"A part of the bill cannot be read and is missing: {text.clean(run.bill.torn[0], 300)}.")
-    return warnings

@@ -12,7 +12,6 @@ from raypd.report.ledger import RunBill
 from raypd.report.sample import AnswerSample
 from raypd.run import text
 from raypd.run.records import Counts, NodeTime, WorkerTime
-from raypd.run.training import TrainingRecord
 
 _MOST_ROWS = 40
 _WORKER_ROWS = 100
@@ -204,39 +203,3 @@ def answer_table(sample: AnswerSample) -> Table:
         rows.append([attribute.category or text.NONE, attribute.name, *shares, middle])
     heads = ["category", "attribute", "found", "null", "ambiguous", "invalid or cut", "median confidence"]
     return Table(heads, rows, _not_shown(by_size), (0, 1))
-
-
-def session_table(run: RunReport) -> Table:
-    """First run and resumptions."""
-    rows = []
-    for session in run.sessions:
-        cost = text.NONE if session.usd is None else text.cost(session.usd)
-        done = [text.count(session.units), text.count(session.documents), cost]
-        rows.append([session.id, text.when(session.began), text.duration(session.seconds), session.how, *done])
-    return Table(["session", "began", "time", "ended", "units", "documents", "cost"], rows, "", (0, 1, 3))
-
-
-def training_tiles(training: TrainingRecord) -> list[Tile]:
-    """The headline figures of a training."""
-    data, best = training.data, training.best
-    rate = training.tokens / training.seconds if training.seconds else 0.0
-    return [
-        Tile("Documents", text.count(data.documents), [f"and {text.count(data.validation_documents)} to validate"]),
-        Tile("Validation loss", f"{best.validation_loss:.4f}", [f"learning rate {best.learning_rate:g}"]),
-        Tile("Tokens", text.compact(training.tokens), [f"{text.number(rate)} a second"]),
-        Tile("Time", text.duration(training.seconds)),
-        Tile("Cost", text.cost(training.usd)),
-    ]
-
-
-def training_tables(training: TrainingRecord) -> list[Table]:
-    """Every learning rate that was tried, and what was left out."""
-    rates = [
-        [f"{a.learning_rate:g}", f"{a.validation_loss:.4f}", text.count(a.steps), text.compact(a.tokens)]
-        for a in sorted(training.attempts, key=lambda a: a.validation_loss)
-    ]
-    shown = [Table(["rate", "lowest validation loss", "steps", "tokens"], rates, title="Learning rates")]
-    if training.data.skipped:
-        reasons = [[reason, text.count(count)] for reason, count in list(training.data.skipped.items())[:_REASONS]]
-        shown.append(Table(["reason", "times"], reasons, title="Left out"))
-    return shown
