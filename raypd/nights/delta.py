@@ -123,7 +123,6 @@ def _shown(table: DeltaTable | None) -> dict[str, int]:
 
 
 def _words(error: Exception) -> str:
-    """An error of deltalake, which has lines and colours, on a line."""
     return " ".join(re.sub(r"\x1b\[[\d;]*m", "", str(error)).split())
 
 

@@ -233,7 +233,6 @@ class NightRun:
             raise RunError(f"{self.lease.lost}; the same command goes on")
 
     def _extract(self, plan: Plan, tonight: Input, night: Night) -> None:
-        """Runs what is to be extracted, and makes `answered` and `added` of it."""
         folder = f"{layout.NIGHTS}/{night.name}"
         night.extracted = self._run_over("file IS NULL", plan, tonight, "answered", folder, self.config)
         condition, config = "FALSE", self.config

@@ -113,7 +113,6 @@ def compose(scratch: Scratch, root: str, config: RunConfig, change: Change | Non
 
 
 def _write(root: str, documents: list[dict[str, Any]], config: RunConfig, change: Change | None) -> None:
-    """Writes the object of a unit from the rows of the objects that its documents stand in."""
     files = sorted({document[key] for document in documents for key in ("file", "added_file") if document[key]})
     tables = {file: read_object(storage.join(root, file)).replace_schema_metadata(None) for file in files}
     answers_of = {file: by_document(table.to_pylist()) for file, table in tables.items()}

@@ -136,8 +136,10 @@ def _value_axis(axes: Axes, top: float, label: str) -> None:
     axes.set_ylabel(label)
 
 
-def _dashed(line: Callable[..., Any], at: float, role: str, width: float = 1, dashes: tuple[int, int] = (5, 3)) -> None:
-    line(at, color=ROLES[role], linewidth=width, linestyle=(0, dashes))
+def _dashed(
+    line: Callable[..., Any], position: float, role: str, width: float = 1, dashes: tuple[int, int] = (5, 3)
+) -> None:
+    line(position, color=ROLES[role], linewidth=width, linestyle=(0, dashes))
 
 
 def _write(axes: Axes, words: str, xy: tuple[float, float], offset: tuple[float, float], role: str, **how: Any) -> None:
@@ -151,7 +153,6 @@ def _dollars(ticks: np.ndarray) -> Callable[[float, Any], str]:
 
 
 def _over_time(heads: list[str], times: np.ndarray, values: np.ndarray, show: text.Show) -> Table:
-    """About twelve of a chart's values."""
     chosen = range(0, len(values), max(1, len(values) // 12))
     return Table(heads, [[text.duration(times[i]), show(values[i])] for i in chosen])
 
@@ -272,8 +273,8 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
     return chart
 
 
-def _box(left: float, right: float, top: float, bottom: float) -> Path:
-    corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+def _box(x0: float, x1: float, y0: float, y1: float) -> Path:
+    corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)]
     return Path(corners, [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raypd.estimation import tables
-from raypd.report.sections import Table, Tile
+from raypd.report.sections import Table
 from raypd.run import text
 from raypd.run.records import BillEstimate, Estimate, Figure, MachineEstimate
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _TOKENS = "Tokens are of one document; shared ones are in the cache already."
 _DECODING = "Of the seconds in which documents are decoded, as papers count: without start-up, idle time and head node."
 _WHOLE = "With start-up, idle time and head node."
+Tile = tuple[str, str, list[str], str]  # a headline figure: name, value, notes, unit
 _SAME = 0.01  # an estimate and a run whose documents differ by more are of different corpora
 
 
@@ -54,16 +55,16 @@ def section(run: RunReport) -> EstimateSection | None:
 
 def tiles(estimate: Estimate) -> list[Tile]:
     """The headline figures of a page that has nothing but the estimate."""
-    shown = [Tile("Documents", _about(estimate.documents), ["in the corpus, as planned"])]
+    shown = [("Documents", _about(estimate.documents), ["in the corpus, as planned"], "")]
     for speed in estimate.speeds[:1]:
         worker = f"one worker, {text.clean(speed.method, 60)}"
         shown.append(_tile("Speed", speed.documents_per_second, text.number, worker, "documents/s"))
         if (gain := speed.times_autoregressive) is not None:
             notes = [f"as fast; 95% interval: {_interval(gain, text.number)}"]
-            shown.append(Tile("Against autoregressive", text.number(gain.value), notes, "times"))
+            shown.append(("Against autoregressive", text.number(gain.value), notes, "times"))
     priced = [machine for machine in estimate.machines if machine.usd_per_hour > 0 and machine.bills]
     if not priced:
-        return [*shown, Tile("Cost", text.NONE, ["no machine of the estimate has a price"])]
+        return [*shown, ("Cost", text.NONE, ["no machine of the estimate has a price"], "")]
     cheapest = min(priced, key=lambda machine: machine.bills[0].usd.value)
     bill, name = cheapest.bills[0], text.clean(cheapest.name, 60)
     return [
@@ -76,7 +77,7 @@ def tiles(estimate: Estimate) -> list[Tile]:
 
 def _tile(name: str, figure: Figure, show: text.Show, note: str, unit: str = "") -> Tile:
     interval = [] if figure.counted else [f"95% interval: {_interval(figure, show)}"]
-    return Tile(name, show(figure.value), [note, *interval], unit)
+    return name, show(figure.value), [note, *interval], unit
 
 
 def _compare(run: RunReport, estimate: Estimate) -> tuple[str, Table | None]:

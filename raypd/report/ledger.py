@@ -35,6 +35,16 @@ class RunBill:
         return [replace(n, ended=bill.until if n.ended is None else n.ended) for bill in self.all for n in bill.nodes]
 
     @property
+    def machines(self) -> list[tuple[tuple[str, str, float, str], list[NodeTime]]]:
+        """((kind, market, USD per hour, where that is from), nodes): those of one kind together, the dearest first."""
+        groups: dict[tuple[str, str, float, str], list[NodeTime]] = {}
+        for node in self.nodes:
+            kind = node.instance_type or ("local machine" if node.market == "local" else "machine of unknown type")
+            place = f" in {node.region}" if node.region else ""
+            groups.setdefault((kind + place, node.market, node.usd_per_hour, node.price_source), []).append(node)
+        return sorted(groups.items(), key=lambda group: -sum(node.usd for node in group[1]))
+
+    @property
     def workers(self) -> list[WorkerTime]:
         """Of the sessions, each with an end."""
         pairs = [(worker, bill.until) for bill in self.sessions for worker in bill.workers]

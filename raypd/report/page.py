@@ -23,7 +23,7 @@ from raypd.report.data import RunReport
 from raypd.run import layout, text
 
 _TEMPLATES = resources.files("raypd.report") / "templates"
-_FILTERS = ("clean", "compact", "cost", "count", "counted", "duration", "number", "share", "when")
+_FILTERS = ("clean", "compact", "cost", "count", "counted", "duration", "number", "share", "usd", "when")
 _CONFIG_CHARACTERS = 60_000
 _SUBTITLE = [("model", "name"), ("decoding", "method"), ("task", "kind")]
 _STATES = {  # all others are unfinished
@@ -37,11 +37,7 @@ _STATES = {  # all others are unfinished
 
 
 def write(run: RunReport, path: str | None = None) -> str:
-    """Writes the page of a run; where it went. path: None: report.html in the run's folder.
-
-    Raises:
-        RunError: it cannot be written there.
-    """
+    """Writes the page, into the run's folder where no path is given; where it went. Raises RunError when it cannot."""
     where = path or storage.join(run.root, layout.REPORT)
     try:
         storage.put(where, render(run).encode())
@@ -60,6 +56,7 @@ def render(run: RunReport) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {name: getattr(text, name) for name in _FILTERS}
+    environment.globals |= {"NONE": text.NONE, "ROWS": sections.MOST_ROWS}
     style, script = ((_TEMPLATES / name).read_text() for name in ("report.css", "report.js"))
     named = [(run.config.get(key) or {}).get(name) for key, name in _SUBTITLE]
     content = {"estimated": _of_estimate, "trained": _of_training}.get(run.state, _of_run)(run)
@@ -105,15 +102,13 @@ def _of_run(run: RunReport) -> dict[str, Any]:
     clock, bill = charts.RunningTime(run.sessions), run.bill
     return {
         "kind": "raypd run report",
-        "tiles": sections.tiles(run),
         "estimate": estimate_section.section(run),
         "money": charts.money(bill, clock),
         "rate": charts.rate(run, clock),
         "workers": charts.timeline(bill, clock),
         "confidence": charts.confidence(run.sample.confidences),
         "bars": sections.bars(run),
-        "machines": sections.machine_table(bill) if bill and bill.nodes else None,
-        "answers": sections.answer_table(run.sample),
+        "attributes": sorted(run.sample.attributes.values(), key=lambda a: (a.category, -a.statuses.total())),
         "categories": sorted({d.category for d in run.sample.documents if d.category}),
         "errors": sections.error_bars(run.sample),
     }

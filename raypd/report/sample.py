@@ -7,6 +7,7 @@ beside them, for the errors alone.
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.report.units import CommittedUnit, spread
 from raypd.run.read import by_document
-from raypd.run.text import clean
+from raypd.run.text import NONE, clean, share
 from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters
 
@@ -86,8 +87,18 @@ class SampleAttribute:
     category: str
     name: str
     statuses: Counter[str] = field(default_factory=Counter)
-    found: int = 0  # values, those that were cut among them
+    values: int = 0  # those that were cut among them
     confidences: list[float] = field(default_factory=list)
+
+    @property
+    def shares(self) -> list[str]:
+        """Of values, nulls, ambiguous ones, and all others: invalid or cut."""
+        counts, total = [self.values, self.statuses["null"], self.statuses["ambiguous"]], self.statuses.total()
+        return [share(count, total) for count in (*counts, total - sum(counts))]
+
+    @property
+    def median(self) -> str:
+        return f"{statistics.median(self.confidences):.2f}" if self.confidences else NONE
 
 
 @dataclass
@@ -113,7 +124,7 @@ class AnswerSample:
             key = (str(row.get("category") or ""), str(value["name"]))
             attribute = self.attributes.setdefault(key, SampleAttribute(*key))
             attribute.statuses[str(value["status"])] += 1
-            attribute.found += value["value"] is not None
+            attribute.values += value["value"] is not None
             self._add_confidence(value.get("confidence"), attribute.confidences)
         self._add_confidence(row.get("confidence"))
 
@@ -157,7 +168,6 @@ def failed_documents(unit: CommittedUnit) -> list[Row] | None:
 
 
 def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[SampleDocument]:
-    """Some of every unit, until there are enough or the page would grow too large; failures first."""
     failed = [row for rows in failures for row in rows[: max(1, _FAILED_DOCUMENTS // max(len(failures), 1))]]
     failed = failed[:_FAILED_DOCUMENTS]
     failed_places = by_document(failed)
@@ -198,7 +208,6 @@ def document_of(rows: list[Row]) -> SampleDocument:
 
 
 def _entries(row: Row) -> list[Entry]:
-    """The answers of a row, whatever kind of task it is of."""
     if row.get("status") != "ok":
         return []
     if "values" in row:

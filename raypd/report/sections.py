@@ -1,19 +1,17 @@
-"""The tables and headline figures of the page, as text that is ready to be shown."""
+"""Tables and bars of the page, as text that is ready to be shown."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from raypd.report.data import RunReport
-from raypd.report.ledger import RunBill
 from raypd.report.sample import AnswerSample
 from raypd.run import text
-from raypd.run.records import Counts, NodeTime, WorkerTime
+from raypd.run.records import Counts, WorkerTime
 
-_MOST_ROWS = 40
+MOST_ROWS = 40
 _WORKER_ROWS = 100
 _REASONS = 15
 _PART_NAMES = {
@@ -31,18 +29,8 @@ _TOKEN_NAMES = {"prefill_tokens": "prompts, computed", "shared_tokens": "prompts
 
 
 @dataclass
-class Tile:
-    """A headline figure."""
-
-    name: str
-    value: str
-    notes: list[str] = field(default_factory=list)
-    unit: str = ""
-
-
-@dataclass
 class Table:
-    """Rows of text under heads; the first column is the name of the row, the others are figures unless `left`.
+    """Rows of text under heads; the first column is the name of the row, the others are figures unless `text_columns`.
 
     The page makes cells harmless and cuts long ones.
     """
@@ -50,7 +38,7 @@ class Table:
     heads: list[str]
     rows: list[list[str]]
     note: str = ""
-    left: tuple[int, ...] = (0,)
+    text_columns: tuple[int, ...] = (0,)
     title: str = ""
 
 
@@ -76,56 +64,8 @@ def _bars(values: Mapping[str, float], show: text.Show) -> list[tuple[str, str, 
 
 
 def _not_shown(rows: Sequence[Any]) -> str:
-    hidden = len(rows) - _MOST_ROWS
+    hidden = len(rows) - MOST_ROWS
     return f"{hidden} more are not shown." if hidden > 0 else ""
-
-
-def tiles(run: RunReport) -> list[Tile]:
-    """The headline figures; what is not known says so."""
-    extracted, failed, seconds = run.units.total("documents"), run.units.total("failed"), run.seconds
-    documents = extracted
-    if run.table is not None:
-        documents, failed = run.table.documents, run.table.failed
-    prefill, shared, decode = (run.units.tokens(f"{kind}_tokens") for kind in ("prefill", "shared", "decode"))
-    outcome = ["none is committed yet"]
-    if documents:
-        outcome = [
-            f"{text.count(documents - failed)} ok",
-            f"{text.count(failed)} failed ({text.share(failed, documents)})",
-        ]
-    if run.table is not None:
-        night = text.clean(run.table.night, 40)
-        outcome.append(f"in the table of the night {night}; {text.count(extracted)} extracted")
-    speed = text.number(extracted / seconds) if seconds and extracted else text.NONE
-    tokens = [
-        f"{text.compact(prefill)} of prompts, {text.compact(decode)} of answers",
-        f"{text.compact(shared)} more were shared, not computed again",
-    ]
-    began = f"began {text.when(run.sessions[0].began)}" if run.sessions else "no session is on record"
-    return [
-        Tile("Documents", text.count(documents), outcome),
-        Tile("Speed", speed, ["mean over all running time"], "documents/s"),
-        *_cost_tiles(run.bill, extracted),
-        Tile("Tokens", text.compact(prefill + decode), tokens),
-        Tile("Time", text.duration(seconds), [text.counted(len(run.sessions), "session"), began]),
-    ]
-
-
-def _cost_tiles(bill: RunBill | None, documents: int) -> list[Tile]:
-    if bill is None or not bill.sessions:
-        return [Tile("Cost", text.NONE, ["no bill was kept for this run"]), Tile("Per 1,000 documents", text.NONE)]
-    budget, notes = bill.newest.budget_usd, ["no budget was set"]
-    if budget:
-        notes = [f"{text.share(bill.usd, budget)} of the budget of {text.usd(budget)}"]
-    if bill.usd == 0:
-        notes = ["no machine of this run has a price"]
-    if not bill.newest.final:
-        notes.append(f"as of {text.when(bill.newest.until)}")
-    if bill.cost.kwh is not None:
-        co2 = f", {text.number(bill.cost.co2e_kg)} kg CO₂e" if bill.cost.co2e_kg is not None else ""
-        notes.append(f"{text.number(bill.cost.kwh)} kWh{co2}")
-    each = text.cost(1000 * bill.usd / documents) if documents else text.NONE
-    return [Tile("Cost", text.cost(bill.usd), notes), Tile("Per 1,000 documents", each, ["all costs of the run"])]
 
 
 def bars(run: RunReport) -> list[Bars]:
@@ -143,29 +83,13 @@ def bars(run: RunReport) -> list[Bars]:
 
 def _category_bars(categories: dict[str, Counts]) -> Bars:
     dearest = sorted(categories.items(), key=lambda item: -item[1]["usd"])
-    shown = {name or "none": counts for name, counts in dearest[:_MOST_ROWS]}
+    shown = {name or "none": counts for name, counts in dearest[:MOST_ROWS]}
     rows = []
     for name, usd, share, width in _bars({name: counts["usd"] for name, counts in shown.items()}, text.usd):
         counts = shown[name]
         per_1000 = text.usd(1000 * counts["usd"] / counts["documents"]) if counts["documents"] else share
         rows.append((name, usd, per_1000, width))
     return Bars("Cost by category", rows, _not_shown(dearest), "in all, and for 1,000 documents")
-
-
-def machine_table(bill: RunBill) -> Table:
-    """What was billed, machines of one kind together."""
-    groups: dict[tuple[str, str, float, str], list[NodeTime]] = {}
-    for node in bill.nodes:
-        place = f" in {node.region}" if node.region else ""
-        kind = node.instance_type or ("local machine" if node.market == "local" else "machine of unknown type")
-        groups.setdefault((f"{kind}{place}", node.market, node.usd_per_hour, node.price_source), []).append(node)
-    rows = []
-    for (kind, market, price, source), nodes in sorted(groups.items(), key=lambda i: -sum(n.usd for n in i[1])):
-        hours, usd = sum(n.seconds for n in nodes) / 3600, sum(n.usd for n in nodes)
-        figures = [text.count(len(nodes)), text.number(hours), text.cost(price), text.cost(usd)]
-        rows.append([kind, market, *figures, source])
-    heads = ["machine", "market", "machines", "hours", "USD per hour", "cost", "price from"]
-    return Table(heads, rows[:_MOST_ROWS], " ".join(text.clean(note, 300) for note in bill.cost.notes), (0, 1, 6))
 
 
 def worker_table(workers: list[WorkerTime]) -> Table:
@@ -189,17 +113,3 @@ def error_bars(sample: AnswerSample) -> Bars:
         units = text.counted(sample.failed_units, "unit")
         notes.append(f"Read from {text.count(sample.error_units)} of {units} with failures.")
     return Bars("Errors by reason", _bars(documents, text.count), " ".join(notes), "failed documents", stacked=True)
-
-
-def answer_table(sample: AnswerSample) -> Table:
-    """Of each attribute: how often it was found, and how sure the model was."""
-    rows = []
-    by_size = sorted(sample.attributes.values(), key=lambda a: (a.category, -a.statuses.total()))
-    for attribute in by_size[:_MOST_ROWS]:
-        total = attribute.statuses.total()
-        counts = [attribute.found, attribute.statuses["null"], attribute.statuses["ambiguous"]]
-        shares = [text.share(number, total) for number in (*counts, total - sum(counts))]
-        middle = f"{statistics.median(attribute.confidences):.2f}" if attribute.confidences else text.NONE
-        rows.append([attribute.category or text.NONE, attribute.name, *shares, middle])
-    heads = ["category", "attribute", "found", "null", "ambiguous", "invalid or cut", "median confidence"]
-    return Table(heads, rows, _not_shown(by_size), (0, 1))

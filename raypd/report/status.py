@@ -182,7 +182,6 @@ def _forecast(status: Status, bill: Bill | None) -> None:
 
 
 def _recent(bill: Bill) -> float | None:
-    """Documents a second of the last minutes of a session, where its bill tells."""
     points = [(moment, documents) for moment, _, documents, *_ in bill.series if moment >= bill.began]
     if not points:
         return None
@@ -194,7 +193,6 @@ def _recent(bill: Bill) -> float | None:
 
 
 def _workers(bill: Bill) -> list[WorkerState]:
-    """The workers of a session, those that still run first."""
     states = []
     for worker in bill.workers:
         state = "ended" if bill.final else worker.state

@@ -24,15 +24,9 @@ _COLORS = {"complete": "green", "running": "cyan", "busy": "green", "idle": "yel
 
 
 def show(watch: Watch, *, again: float | None = None, as_json: bool = False, console: Console | None = None) -> None:
-    """Prints how a run stands.
+    """Prints how a run stands. again: seconds between two looks, until the run has ended or Ctrl-C; None: one look.
 
-    Args:
-        again: seconds between two looks, until the run has ended or Ctrl-C; None: one look.
-        as_json: print each look as a line of JSON.
-        console: in place of stdout, of which it takes the width.
-
-    Raises:
-        RunError: storage does not answer at the first look; a later look that fails is a note.
+    Raises RunError when storage does not answer at the first look; a later look that fails is a note.
     """
     console = console or Console(highlight=False, markup=False)
     try:

@@ -24,9 +24,7 @@ _CHARACTERS = 4000  # of a text
 
 
 def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
-    """Gives documents of the report's sample their texts.
-
-    overrides: key=value of what has moved since the run (`input.path`).
+    """Gives documents of the sample their texts. overrides: key=value of what has moved since the run (`input.path`).
 
     Raises:
         ConfigError: the run has no documents of text, or is not one run; InputError: its input cannot be read.
@@ -56,7 +54,6 @@ def _text(document: Document, config: RunConfig) -> str:
 
 
 def _pieces(text: str, entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
-    """The text in pieces, each with the names of the values that stand there."""
     names: dict[tuple[int, int], list[str]] = {}
     for entry in entries:
         if entry.span is not None:

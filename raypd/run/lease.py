@@ -108,7 +108,6 @@ class RunLease:
         )
 
     def _lease(self, ended: bool = False) -> bytes:
-        """The next lease.json of this session."""
         self._beats += 1
         since = datetime.fromtimestamp(self.began, UTC).isoformat(timespec="seconds")
         pid = os.getpid()
@@ -178,7 +177,6 @@ def _started(pid: int) -> str | None:
 
 
 def _runs_here(holder: Lease) -> bool | None:
-    """Whether the holder's process is alive, or None where this machine cannot know."""
     machine = _machine()
     if machine is None or holder.machine != machine:
         return None

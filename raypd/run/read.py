@@ -27,11 +27,7 @@ def record(kind: type[_R], *path: str) -> _R | None:
 
 
 def plan_totals(output: str, manifest: Manifest | None) -> PlanTotals | None:
-    """The totals of a run's plan, or what its manifest tells of them: 0 documents where nobody knows.
-
-    Raises:
-        RunError: the file is torn.
-    """
+    """The totals of a run's plan, or what its manifest tells of them (0 documents: unknown). Raises RunError."""
     plan = record(PlanTotals, output, layout.PLAN_TOTALS)
     if plan is None and manifest is not None and manifest.units_planned:
         done = manifest.units == manifest.units_planned

@@ -110,7 +110,6 @@ def most_frequent(output: str) -> str | None:
 
 
 def _failed_units(output: str) -> list[FailedUnit]:
-    """Units whose workers failed and that nobody has done since."""
     failures = list(read.failures(output))
     done = writer.committed(output) if failures else set()
     return [FailedUnit(unit, reason) for unit, reason in failures if unit not in done]

@@ -126,7 +126,6 @@ def print_letters(output: str) -> None:
 
 
 def _readable(row: dict[str, object]) -> list[object]:
-    """The cells of a dead letter as a person may look at them."""
     return [one_line(cell) if isinstance(cell, str) else cell for cell in row.values()]
 
 

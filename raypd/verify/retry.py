@@ -168,7 +168,6 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
 
 
 def _merge_all(output: str, folder: str, plan: Plan, before: Retried) -> Retried:
-    """Puts the retry's rows into the run's objects, and counts."""
     result = replace(before, tried=0, ok=0, failed=0)
     paths = dict(commit.objects(output))
 

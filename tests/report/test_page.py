@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import pytest
 
 from raypd.report import data, page, sample
-from raypd.report.sections import answer_table
 from tests.report.builder import Plan, build, edit_bill, value
 from tests.report.test_browser import hostile_plan
 
@@ -75,9 +74,8 @@ def test_flagged_answers_are_counted_apart_and_shown_as_they_were_decoded(make):
     run.sample = sample.AnswerSample(documents=[sample.document_of([row]) for row in rows])
     for row in rows:
         run.sample.add(row)
-    table = answer_table(run.sample)
-    counted = dict(zip(table.heads, table.rows[0], strict=True))
-    assert [counted[name] for name in ("found", "null", "ambiguous", "invalid or cut")] == ["38%", "12%", "25%", "25%"]
+    (attribute,) = run.sample.attributes.values()
+    assert attribute.shares == ["38%", "12%", "25%", "25%"]  # found, null, ambiguous, invalid or cut
     text = " ".join(Tags(page.render(run)).text.split())
     assert "x.jsonl at 2000054" in text  # a byte: as `tail -c +2000055` takes it
     for shown in ("7/8 ambiguous", "<5 ambiguous", "12 cut", "five invalid"):
