@@ -23,9 +23,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from raypd.report.data import ReportSession, RunReport
 from raypd.report.ledger import RunBill
-from raypd.report.sections import Table, worker_table
 from raypd.report.svg import ROLES, inline
 from raypd.run import text
+from raypd.run.records import WorkerTime
 from raypd.run.training import TrainingRecord
 
 KINDS = {"busy": "busy", "startup": "starting up", "idle": "idle", "lost": "work that was lost"}  # of a worker's time
@@ -33,6 +33,7 @@ HALF, FULL, NARROW = 520, 940, 360  # widths in CSS pixels
 _FONT = 12.0
 _BINS = 120  # of the speed
 _TIMELINE_ROWS = 600
+_WORKER_ROWS = 100  # of the table
 _UNITS = [(1, "seconds", 180), (60, "minutes", 3 * 3600), (3600, "hours", 4 * 86400), (86400, "days", float("inf"))]
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text, in the page's font
@@ -59,6 +60,20 @@ _STYLE: Any = {
     "xtick.major.pad": 5,
     "path.simplify": True,
 }
+
+
+@dataclass
+class Table:
+    """Rows of text under heads; the first column is the name of the row, the others are figures unless `text_columns`.
+
+    The page makes cells harmless and cuts long ones.
+    """
+
+    heads: list[str]
+    rows: list[list[str]]
+    note: str = ""
+    text_columns: tuple[int, ...] = (0,)
+    title: str = ""
 
 
 @dataclass
@@ -268,9 +283,19 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
     who = "The one worker was" if len(by_share) == 1 else f"{text.count(len(by_share))} workers were"
     busy = sum(w.spent("busy") for w in by_share) / sum(w.lived() for w in by_share)
     chart.note = f"{who} busy {text.share(busy, 1)} of the time."
-    chart.table, chart.legend = worker_table(by_share), KINDS
+    chart.table, chart.legend = _worker_table(by_share), KINDS
     chart.draw("workers", "What each worker did when", chart.note, (FULL, int(56 + count * each)), draw)
     return chart
+
+
+def _worker_table(workers: list[WorkerTime]) -> Table:
+    rows = []
+    for worker in workers[:_WORKER_ROWS]:
+        lived = worker.lived()
+        shares = [text.share(worker.spent(kind), lived) for kind in ("busy", "startup", "idle", "lost")]
+        rows.append([worker.worker, worker.node or text.NONE, text.duration(lived), *shares])
+    note = f"The {_WORKER_ROWS} busiest of {len(workers)}." if len(workers) > _WORKER_ROWS else ""
+    return Table(["worker", "machine", "time", "busy", "starting", "idle", "lost"], rows, note, (0, 1))
 
 
 def _box(x0: float, x1: float, y0: float, y1: float) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raypd.estimation import tables
-from raypd.report.sections import Table
+from raypd.report.charts import Table
 from raypd.run import text
 from raypd.run.records import BillEstimate, Estimate, Figure, MachineEstimate
 

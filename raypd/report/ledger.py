@@ -11,6 +11,18 @@ from raypd.billing.bill import PARTS
 from raypd.run import layout, read
 from raypd.run.records import Bill, Counts, NodeTime, RunCost, WorkerTime
 
+_PART_NAMES = {
+    "decode": "decoding answers",
+    "prefill": "reading prompts",
+    "startup": "starting workers",
+    "idle": "idle workers",
+    "lost": "work that was lost",
+    "head": "the head machine",
+    "other": "everything else",
+    "endpoint": "tokens of the model's server",
+    "retry": "trying failed documents again",
+}
+
 
 @dataclass
 class RunBill:
@@ -28,6 +40,11 @@ class RunBill:
         self.parts = {name: sum(bill.parts.get(name, 0.0) for bill in self.sessions) for name in PARTS}
         if self.retries:  # all that they took, since their documents were there already
             self.parts["retry"] = sum(bill.usd for bill in self.retries)
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """USD by what it went to, in words."""
+        return {_PART_NAMES[name]: usd for name, usd in self.parts.items() if usd}
 
     @property
     def nodes(self) -> list[NodeTime]:

@@ -18,13 +18,15 @@ from markupsafe import Markup
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.report import charts, estimate_section, sections
+from raypd.report import charts, estimate_section
 from raypd.report.data import RunReport
 from raypd.run import layout, text
 
 _TEMPLATES = resources.files("raypd.report") / "templates"
 _FILTERS = ("clean", "compact", "cost", "count", "counted", "duration", "number", "share", "usd", "when")
 _CONFIG_CHARACTERS = 60_000
+_ROWS = 40  # of a table
+_REASONS = 15  # of errors, and of what a training has left out
 _SUBTITLE = [("model", "name"), ("decoding", "method"), ("task", "kind")]
 _STATES = {  # all others are unfinished
     "complete": "complete",
@@ -56,7 +58,7 @@ def render(run: RunReport) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {name: getattr(text, name) for name in _FILTERS}
-    environment.globals |= {"NONE": text.NONE, "ROWS": sections.MOST_ROWS}
+    environment.globals |= {"text": text, "ROWS": _ROWS, "REASONS": _REASONS}
     style, script = ((_TEMPLATES / name).read_text() for name in ("report.css", "report.js"))
     named = [(run.config.get(key) or {}).get(name) for key, name in _SUBTITLE]
     content = {"estimated": _of_estimate, "trained": _of_training}.get(run.state, _of_run)(run)
@@ -107,8 +109,6 @@ def _of_run(run: RunReport) -> dict[str, Any]:
         "rate": charts.rate(run, clock),
         "workers": charts.timeline(bill, clock),
         "confidence": charts.confidence(run.sample.confidences),
-        "bars": sections.bars(run),
         "attributes": sorted(run.sample.attributes.values(), key=lambda a: (a.category, -a.statuses.total())),
         "categories": sorted({d.category for d in run.sample.documents if d.category}),
-        "errors": sections.error_bars(run.sample),
     }
