@@ -73,7 +73,6 @@ class Table:
     rows: list[list[str]]
     note: str = ""
     text_columns: tuple[int, ...] = (0,)
-    title: str = ""
 
 
 @dataclass

@@ -18,7 +18,8 @@ from markupsafe import Markup
 
 from raypd import storage
 from raypd.errors import RunError
-from raypd.report import charts, estimate_section
+from raypd.estimation import tables
+from raypd.report import charts, comparison
 from raypd.report.data import RunReport
 from raypd.run import layout, text
 
@@ -61,7 +62,6 @@ def render(run: RunReport) -> str:
     environment.globals |= {"text": text, "ROWS": _ROWS, "REASONS": _REASONS}
     style, script = ((_TEMPLATES / name).read_text() for name in ("report.css", "report.js"))
     named = [(run.config.get(key) or {}).get(name) for key, name in _SUBTITLE]
-    content = {"estimated": _of_estimate, "trained": _of_training}.get(run.state, _of_run)(run)
     return environment.get_template("report.html.j2").render(
         run=run,
         style=Markup(style),
@@ -71,7 +71,7 @@ def render(run: RunReport) -> str:
         state=_STATES.get(run.state, f"unfinished: {run.state}"),
         subtitle=[text.clean(part, 120) for part in named if part],
         config=text.clean(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), _CONFIG_CHARACTERS),
-        **content,
+        **_content(run),
     )
 
 
@@ -85,29 +85,22 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _of_estimate(run: RunReport) -> dict[str, Any]:
-    assert run.forecast is not None
+def _content(run: RunReport) -> dict[str, Any]:
+    """What the templates show beside the report itself."""
+    if run.training is not None:
+        return {"kind": "raypd train", "losses": charts.losses(run.training)}
+    content: dict[str, Any] = {"about": comparison.about, "interval": comparison.interval, "tables": tables}
+    if run.state == "estimated" and run.forecast is not None:
+        cheapest = comparison.cheapest(run.forecast)
+        return {**content, "kind": "raypd estimate", "cheapest": cheapest, "comparison": None}
+    clock = charts.RunningTime(run.sessions)
     return {
-        "kind": "raypd estimate",
-        "tiles": estimate_section.tiles(run.forecast),
-        "estimate": estimate_section.section(run),
-    }
-
-
-def _of_training(run: RunReport) -> dict[str, Any]:
-    assert run.training is not None
-    return {"kind": "raypd train", "losses": charts.losses(run.training)}
-
-
-def _of_run(run: RunReport) -> dict[str, Any]:
-    """What the template shows, made ready: figures are figures and nothing is computed in HTML."""
-    clock, bill = charts.RunningTime(run.sessions), run.bill
-    return {
+        **content,
         "kind": "raypd run report",
-        "estimate": estimate_section.section(run),
-        "money": charts.money(bill, clock),
+        "comparison": comparison.compare(run, run.forecast) if run.forecast else None,
+        "money": charts.money(run.bill, clock),
         "rate": charts.rate(run, clock),
-        "workers": charts.timeline(bill, clock),
+        "workers": charts.timeline(run.bill, clock),
         "confidence": charts.confidence(run.sample.confidences),
         "attributes": sorted(run.sample.attributes.values(), key=lambda a: (a.category, -a.statuses.total())),
         "categories": sorted({d.category for d in run.sample.documents if d.category}),
