@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from raypd.report.data import RunReport
+from raypd.report.ledger import RunBill
 from raypd.run import text
 from raypd.run.records import BillEstimate, Estimate, Figure, MachineEstimate
-
-if TYPE_CHECKING:
-    from raypd.report.data import RunReport
-    from raypd.report.ledger import RunBill
 
 _SAME = 0.01  # an estimate and a run whose documents differ by more are of different corpora
 

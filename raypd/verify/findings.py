@@ -80,18 +80,17 @@ def _indented(lines: Sequence[str], limit: int = _EXAMPLES_SHOWN, unlisted: bool
 def _verdict(result: Verification) -> str:
     if result.passed:
         return "ok: every document of the input stands in the output exactly once"
-    advice = []
-    if result.damaged.units:
-        advice.append("delete the damaged objects")
-    if result.foreign.units:
-        advice.append("if the input has changed since the run, run it into a new output.path")
-    if result.missing.documents or result.missing.units or result.delta:
-        advice.append("run the same command again: it does what is missing")
-    if result.damaged_input.units and not result.damaged_allowed:
-        advice.append("put the damaged input right and run again, or let it be with input.on_damaged=skip")
-    if result.unreadable.units:
-        advice.append("put the input back where it was, or name it: raypd verify RUN input.path=...")
-    return "NOT OK" + (f": {'; '.join(advice)}" if advice else "")
+    missing = result.missing.documents or result.missing.units or result.delta
+    damaged_input = result.damaged_input.units and not result.damaged_allowed
+    advice = {
+        "delete the damaged objects": result.damaged.units,
+        "if the input has changed since the run, run it into a new output.path": result.foreign.units,
+        "run the same command again: it does what is missing": missing,
+        "put the damaged input right and run again, or let it be with input.on_damaged=skip": damaged_input,
+        "put the input back where it was, or name it: raypd verify RUN input.path=...": result.unreadable.units,
+    }
+    words = "; ".join(sentence for sentence, applies in advice.items() if applies)
+    return "NOT OK" + (f": {words}" if words else "")
 
 
 def describe_errors(summary: Summary) -> str:

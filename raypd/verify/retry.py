@@ -140,10 +140,9 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
         if not summary.failed:
             return unit, [], 0, summary.retries
         _, table = commit.read_table(output, unit.id, ["source", "row", "status", "error"], path)
+        documents = by_document(table.to_pylist())  # in the unit's order
         rows, left_out = [], 0
-        for number, answers in enumerate(
-            by_document(table.to_pylist()).values()
-        ):  # in the order of the unit's documents
+        for number, answers in enumerate(documents.values()):
             errors = [row["error"] for row in answers if row["status"] != "ok"]
             if errors and not everything and all(dead_letters.of_input(answers[0]["source"], e) for e in errors):
                 left_out += 1

@@ -67,6 +67,16 @@ def test_a_torn_ledger_file_is_named_and_the_others_count(tmp_path):
     assert bill.usd == pytest.approx(whole)
 
 
+def test_the_last_line_of_a_worker_that_died_is_shown_and_bookkeeping_is_not(tmp_path):
+    root = build(tmp_path / "run", Plan(units=3))
+    (root / "failures").mkdir()
+    (root / "failures/u1.txt").write_text("Traceback\nRuntimeError: the device is gone\n")
+    (root / "failures/u1.hand.json").write_text("[1, 2]")
+    (root / "failures/u2.txt").touch()
+    expected = [("u1", "RuntimeError: the device is gone"), ("u2", "its worker left no reason")]
+    assert data.load(str(root)).failures == expected
+
+
 def test_the_smallest_ledger_file_that_the_contract_allows():
     bill = RunBill([from_json(Bill, {"session": "s", "began": 1.0, "usd": 2.5}, "s.json")])
     assert (bill.usd, bill.newest.budget_usd, bill.workers, bill.cost.kwh) == (2.5, None, [], None)
