@@ -25,6 +25,7 @@ from raypd.report.data import ReportSession, RunReport
 from raypd.report.ledger import RunBill
 from raypd.report.svg import ROLES, inline
 from raypd.run import text
+from raypd.run.read import spread
 from raypd.run.records import WorkerTime
 from raypd.run.training import TrainingRecord
 
@@ -254,7 +255,7 @@ def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
         chart.missing = "Which worker did what was not kept for this run."
         return chart
     by_share = sorted(workers, key=lambda w: -w.spent("busy") / w.lived())
-    workers = sorted(by_share, key=lambda w: w.began)[:: -(-len(workers) // _TIMELINE_ROWS)]
+    workers = spread(sorted(by_share, key=lambda w: w.began), _TIMELINE_ROWS)
     count = len(workers)
     each = 22 if count <= 16 else 14 if count <= 32 else max(2.0, min(10.0, 640 / count))
     gap = 0.2 if each >= 10 else 0.1 if each >= 4 else 0.0

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import RunError
-from raypd.report.units import CommittedUnit, spread
-from raypd.run.read import by_document
+from raypd.report.units import CommittedUnit
+from raypd.run.read import by_document, spread
 from raypd.run.text import NONE, clean, share
 from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from raypd import storage
 from raypd.report.data import RunFiles, is_fake
 from raypd.report.sample import failed_documents
-from raypd.report.units import CommittedUnit, read_unit, spread
+from raypd.report.units import CommittedUnit, read_unit
 from raypd.run.load import load_record
+from raypd.run.read import spread
 from raypd.run.records import Bill, Manifest, PlanTotals
 from raypd.run.text import clean, counted
 from raypd.storage.threads import in_threads

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.run import layout
+from raypd.run.read import spread
 from raypd.run.records import UnitSummary
 from raypd.storage.threads import in_threads
 
 READ_UNITS = 20_000  # more units than this are read in part, evenly spread, and their figures scaled up
 _THREADS = 32
-_T = TypeVar("_T")
 
 
 @dataclass
@@ -75,9 +74,3 @@ def read_unit(item: storage.Object) -> CommittedUnit | None:
         return CommittedUnit(**vars(writer.read_summary("", "", item.path)), path=item.path)
     except RunError:
         return None
-
-
-def spread(items: Sequence[_T], limit: int) -> list[_T]:
-    """At most that many of them, evenly spaced."""
-    count = min(limit, len(items))
-    return [items[i * len(items) // count] for i in range(count)]

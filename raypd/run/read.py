@@ -13,6 +13,7 @@ from raypd.run.load import is_nightly
 from raypd.run.records import Bill, Manifest, PlanTotals, RecordError, Session
 
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 _Row = TypeVar("_Row", bound=Mapping[str, Any])
 
 
@@ -82,3 +83,9 @@ def by_document(rows: Iterable[_Row]) -> dict[tuple[str, int], list[_Row]]:
     for row in rows:
         documents.setdefault((row["source"], row["row"]), []).append(row)
     return documents
+
+
+def spread(items: Sequence[_T], limit: int) -> list[_T]:
+    """At most that many of them, evenly spaced."""
+    count = min(limit, len(items))
+    return [items[i * len(items) // count] for i in range(count)]

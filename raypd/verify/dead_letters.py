@@ -100,8 +100,7 @@ def summarize(output: str) -> Summary:
 
 def most_frequent(output: str) -> str | None:
     """Why most documents of a run failed, as far as an even choice of its units tells; None where it has none."""
-    units = list(writer.objects(output))
-    chosen = units[:: -(-len(units) // _LOOKED_AT)] if units else []
+    chosen = read.spread(list(writer.objects(output)), _LOOKED_AT)
     summaries = in_threads(lambda item: (item, writer.read_summary(output, *item)), chosen, 16)
     failed = [item for item, summary in summaries if summary.failed][:_ROWS_READ]
     rows = [row for item in failed for row in error_rows(*item).to_pylist()]
