@@ -83,8 +83,7 @@ class Chart:
     title: str
     caption: str = ""
     missing: str = ""
-    wide: str = ""
-    narrow: str = ""
+    forms: dict[str, str] = field(default_factory=dict)  # wide, narrow: SVG
     table: Table | None = None
     legend: dict[str, str] = field(default_factory=dict)  # role of the colour: what it means
     note: str = ""
@@ -101,7 +100,7 @@ class Chart:
                 layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.04)
                 figure = Figure(figsize=(pixels / 72, size[1] / 72), layout=layout)
                 draw(figure.add_subplot(), pixels)
-                setattr(self, form, inline(figure, f"{name}-{form}", title, summary))
+                self.forms[form] = inline(figure, f"{name}-{form}", title, summary)
 
 
 class RunningTime:

@@ -161,7 +161,7 @@ def _rows(unit: CommittedUnit) -> list[Row] | None:
 def failed_documents(unit: CommittedUnit) -> list[Row] | None:
     """A row of each; None where the unit's object cannot be read."""
     try:
-        rows = dead_letters.error_rows(unit.unit, unit.path).to_pylist()
+        rows = dead_letters.error_rows(unit.path).to_pylist()
     except RunError:
         return None
     return [answers[-1] for answers in by_document(rows).values()]

@@ -65,7 +65,7 @@ def letters(output: str) -> Iterator[pa.Table]:
         return
     for unit_id, path in sorted(writer.objects(output)):
         if writer.read_summary(output, unit_id, path).failed:
-            yield _letters(error_rows(unit_id, path), unit_id)
+            yield _letters(error_rows(path), unit_id)
 
 
 def _letters(rows: pa.Table, unit_id: str) -> pa.Table:
@@ -73,9 +73,9 @@ def _letters(rows: pa.Table, unit_id: str) -> pa.Table:
     return pa.table([*columns, [unit_id] * len(rows)], schema=SCHEMA)
 
 
-def error_rows(unit_id: str, path: str) -> pa.Table:
+def error_rows(path: str) -> pa.Table:
     """The error rows of a unit's object, with COLUMNS. Raises RunError when it cannot be read."""
-    return _failed(writer.read_table("", unit_id, COLUMNS, path)[1])
+    return _failed(writer.read_table("", "", COLUMNS, path)[1])
 
 
 def _failed(rows: pa.Table) -> pa.Table:
@@ -103,7 +103,7 @@ def most_frequent(output: str) -> str | None:
     chosen = read.spread(list(writer.objects(output)), _LOOKED_AT)
     summaries = in_threads(lambda item: (item, writer.read_summary(output, *item)), chosen, 16)
     failed = [item for item, summary in summaries if summary.failed][:_ROWS_READ]
-    rows = [row for item in failed for row in error_rows(*item).to_pylist()]
+    rows = [row for _, path in failed for row in error_rows(path).to_pylist()]
     reasons = Counter(normalize(row["source"], row["error"]) for row in rows)
     return reasons.most_common(1)[0][0] if reasons else None
 
