@@ -14,7 +14,7 @@ _SAME = 0.01  # an estimate and a run whose documents differ by more are of diff
 
 
 @dataclass
-class Comparison:
+class BillComparison:
     """How the bill held against the estimate: the answer in a sentence, and its figures where they can be compared."""
 
     sentence: str
@@ -28,22 +28,22 @@ def cheapest(estimate: Estimate) -> MachineEstimate | None:
     return min(priced, key=lambda machine: machine.bills[0].usd.value, default=None)
 
 
-def compare(run: RunReport, estimate: Estimate) -> Comparison:
+def compare(run: RunReport, estimate: Estimate) -> BillComparison:
     """The bill of a run beside the estimate."""
     bill, documents = run.bill, run.units.total("documents")
     if estimate.fingerprint is not None and estimate.fingerprint != run.fingerprint:
-        return Comparison(
+        return BillComparison(
             "It is not compared with the bill: it was made for another configuration than the run has. `raypd "
             "estimate` with the configuration of the run makes a new one."
         )
     if bill is None or not bill.sessions or not documents:
-        return Comparison("There is no bill yet that it could be compared with.")
+        return BillComparison("There is no bill yet that it could be compared with.")
     match = _estimated(estimate, bill)
     if match is None:
-        return Comparison("It is not compared with the bill: it has no figure for the machines that the run had.")
+        return BillComparison("It is not compared with the bill: it has no figure for the machines that the run had.")
     machine, estimated, had = match
     if not bill.usd or not machine.usd_per_hour:
-        return Comparison("It is not compared with the bill: the machine had no price.")
+        return BillComparison("It is not compared with the bill: the machine had no price.")
     planned, usd, price = estimate.documents, estimated.usd, machine.usd_per_hour
     each, billed = usd.times(1000 / planned.value), 1000 * bill.usd / documents
     rows = [["documents", *_row(planned, documents, text.count)]]
@@ -65,7 +65,7 @@ def compare(run: RunReport, estimate: Estimate) -> Comparison:
     if any(abs(hourly / price - 1) > _SAME for hourly in prices):
         hour = " and ".join(text.usd(hourly) for hourly in prices)
         notes.append(f"An hour was taken to cost {text.usd(price)}, and was billed at {hour}.")
-    return Comparison(sentence, rows, " ".join(notes))
+    return BillComparison(sentence, rows, " ".join(notes))
 
 
 def _estimated(estimate: Estimate, bill: RunBill) -> tuple[MachineEstimate, BillEstimate, int] | None:
