@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 _POINT = re.compile(r"^(?P<root>\d+\.[ \t]+[^\n:]+?:)(?P<detail>.+?)(?=^\d+\.[ \t]|\n\n|\Z)", re.MULTILINE | re.DOTALL)
-_SENTENCE = re.compile(r".+?[.!?](?=\s)", re.DOTALL)
+_NUMBER = r"^[ \t]*\d+\.\s"  # of a point; its full stop ends no sentence
+_SENTENCE = re.compile(rf"(?:{_NUMBER}|(?!{_NUMBER}).)+?[.!?](?=\s)", re.MULTILINE | re.DOTALL)
 _AMBIGUOUS = re.compile(
     r"```|`[^`]+`|\$[^$\n]+\$|\\[(\[]|https?://|www\.|^\s*(def|class|import|#include)\b", re.MULTILINE
 )

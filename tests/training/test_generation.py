@@ -145,11 +145,14 @@ def test_apar_training_sees_what_decoding_sees(items, behind):
         ("1. A: x\n2. B: y\n3. C: z", []),  # points of less than ten characters
         ("One sentence. And a second one.\n\nAnother. With more to it.", [" And a second one.", " With more to it."]),
         ("One sentence.\n\nAnother.", []),
+        ("1. Solar is clean. It needs the sun.\n\n2. Wind is cheap. It needs the wind.",
+         [" It needs the sun.", " It needs the wind."]),
+        ("Do this:\n1. Solar panels.\n\nThen this:\n 12. Wind mills.", []),  # a number ends no sentence
         (LIST + "\n```python\nx\n```", []),
         (LIST + " See https://example.org", []),
         (LIST + " $x^2$", []),
     ],
-)
+)  # fmt: skip
 def test_structure(answer, details):
     behind, text, node = [], "", answer_tree(answer)
     while node is not None:
