@@ -79,7 +79,7 @@ class Sync:
 
 def promises(answer: str) -> list[str | Promise | Sync]:
     """An answer in the order of its text: what the main thread writes, blocks that it promises, and behind the last of
-    these a sync.
+    these, where text follows, a sync.
 
     The details of `answer_tree`, where they have at least five words; a topic is at most three words of what stands
     before it. Together the texts are the answer.
@@ -94,5 +94,7 @@ def promises(answer: str) -> list[str | Promise | Sync]:
             topic = " ".join(re.findall(r"[\w'-]+", line)[:TOPIC_WORDS])
             pieces.append(Promise(topic, block) if len(block.split()) >= LEAST_WORDS and topic else block)
         node = node.next
-    last = max((n for n, piece in enumerate(pieces) if isinstance(piece, Promise)), default=None)
-    return pieces if last is None else [*pieces[: last + 1], Sync(), *pieces[last + 1 :]]
+    behind = max((n for n, piece in enumerate(pieces, 1) if isinstance(piece, Promise)), default=len(pieces))
+    if any(isinstance(piece, str) and piece.strip() for piece in pieces[behind:]):
+        pieces.insert(behind, Sync())
+    return pieces

@@ -17,7 +17,7 @@ from raypd.tasks.base import Document
 from raypd.training import generation
 from raypd.training.example import trace
 from raypd.training.generation import GenerationExamples, TreeTeacher
-from raypd.training.structure import AnswerTree, Promise, Sync, answer_tree
+from raypd.training.structure import AnswerTree, Promise, Sync, answer_tree, promises
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, generation_tree, recorded
 
@@ -188,6 +188,12 @@ def test_apar_takes_as_many_plain_answers_as_structured_ones():
     chosen = list(examples([document(("a", LIST)), *[document(("a", f"plain {i}")) for i in range(5)]]))
     assert len(chosen) == 2
     assert examples.skipped["unstructured answers beyond the 1:1 of APAR"] == 4
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_pasta_waits_for_its_promises_only_where_text_follows(end):
+    assert Sync() in promises(LONG)
+    assert Sync() not in promises(LONG.removesuffix("\n\nGood night.") + end)
 
 
 def test_pasta_promises_blocks_and_joins_them(monkeypatch):
