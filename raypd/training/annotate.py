@@ -43,12 +43,12 @@ the same time by several writers. Copy the answer and mark these parts:
 - Change nothing else: not a word, mark or line break. If no part can be written on its own, copy the answer as it is.
 
 Answer:
-Two cities fit. Porto is small and cheap, with the sea close by. Vienna has more museums than one week can hold. Both
-can be reached by night train.
+Two cities fit. Porto is small and cheap, with the sea close by. Vienna has more museums than one week can hold. \
+Both can be reached by night train.
 
 Marked:
-Two cities fit. <async topic="Porto">Porto is small and cheap, with the sea close by.</async> <async
-topic="Vienna">Vienna has more museums than one week can hold.</async> Both can be reached by night train.
+Two cities fit. <async topic="Porto">Porto is small and cheap, with the sea close by.</async> \
+<async topic="Vienna">Vienna has more museums than one week can hold.</async> Both can be reached by night train.
 
 Answer:
 1. Soak the beans over night, so that they cook evenly.
