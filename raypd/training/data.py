@@ -126,12 +126,14 @@ def _drawn(document: Document, share: float, seed: int) -> bool:
 
 
 def _check_skipped(config: RunConfig, make: ExtractionExamples | GenerationExamples, documents: int) -> None:
-    share = make.lost / max(1, documents)
-    if share > config.training.max_skipped_share:
-        raise InputError(
-            f"{make.lost} of {documents} documents cannot be trained on ({share:.0%}; training.max_skipped_share is "
-            f"{config.training.max_skipped_share:.0%}){_most_common(make.skipped)}"
-        )
+    limit = config.training.max_skipped_share
+    for lost, total, kind in ((make.lost, documents, "documents"), (make.lost_labels, make.labels, "labels")):
+        share = lost / max(1, total)
+        if share > limit:
+            raise InputError(
+                f"{lost} of {total} {kind} cannot be trained on ({share:.0%}; training.max_skipped_share is {limit:.0%})"
+                f"{_most_common(make.skipped)}"
+            )
 
 
 def _most_common(skipped: Counter[str]) -> str:

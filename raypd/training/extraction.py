@@ -26,7 +26,8 @@ from raypd.training.labels import record_text, slots_teacher, text_teacher, valu
 class ExtractionExamples:
     """Makes examples of documents with labels, for the task and decoding that the model will be run with.
 
-    `skipped` counts what was left out by its reason, single labels too; `lost` counts documents.
+    `skipped` counts what was left out by its reason, `lost` documents, `lost_labels` single labels of other documents,
+    of `labels` that have a value.
     """
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
@@ -35,7 +36,7 @@ class ExtractionExamples:
         self.tokenizer = tokenizer
         self.task = ExtractionTask(config, tokenizer, context_length)
         self.skipped: Counter[str] = Counter()
-        self.lost = 0
+        self.lost = self.labels = self.lost_labels = 0
 
     def __call__(self, documents: Sequence[Document]) -> Iterator[Example]:
         """Examples of the documents, in the task's order."""
@@ -53,6 +54,10 @@ class ExtractionExamples:
         self.skipped[reason] += documents
         self.lost += documents
 
+    def _skip_label(self, reason: str) -> None:
+        self.skipped[reason] += 1
+        self.lost_labels += 1
+
     def _example(self, program: Program[Any], stack: list[Document]) -> Example:
         if self.config.decoding.method == "autoregressive":
             (document,) = stack
@@ -68,7 +73,7 @@ class ExtractionExamples:
         limit = self.config.decoding.max_value_tokens
         for end, value in zip(ends, values, strict=True):
             if not value.closed:  # its tokens stay, as when decoding cuts a value, but are no targets
-                self.skipped[f"values of more than {limit} tokens (decoding.max_value_tokens)"] += 1
+                self._skip_label(f"values of more than {limit} tokens (decoding.max_value_tokens)")
                 gap = range(end, end + limit)
                 example.targets = {i: t for i, t in example.targets.items() if example.positions[i] not in gap}
         return example
@@ -112,7 +117,9 @@ class ExtractionExamples:
             raise Skip(f"column {column!r}: empty")
         attributes = self._attributes(document)
         names = {name for attribute in attributes for name in (attribute.name, attribute.place[0])}
-        for name in labels.keys() - names:
-            self.skipped[f"labels of {name!r}, which the category does not have"] += 1
+        self.labels += sum(value is not None for value in labels.values())
+        for name, value in labels.items():
+            if name not in names:
+                self._skip_label(f"labels of {name!r}, which the category does not have")
         for attribute in attributes:  # one bad label spoils the document: a wrong value or null would be learned
             value_text(attribute, value_in(labels, attribute))

@@ -49,7 +49,7 @@ class GenerationExamples:
         self.task = GenerationTask(config, tokenizer, context_length, None)
         self.random = np.random.default_rng(config.training.seed)
         self.skipped: Counter[str] = Counter()
-        self.lost = 0
+        self.lost = self.labels = self.lost_labels = 0
         names = {"apar": (FORK, CHILD), "space": (MASK,)}.get(self.method, ())
         self.texts = markup_bytes(tokenizer) if self.method == "pasta" else []
         self.control = [control_token(tokenizer, name, config.model.name) for name in names]

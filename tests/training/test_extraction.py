@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from transformers import AttentionInterface
 
 from raypd.config import RunConfig
+from raypd.errors import InputError
 from raypd.tasks.base import Document
 from raypd.training import attention
+from raypd.training.data import prepare
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.packing import batches, count_tokens, layout, pack
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -149,8 +151,19 @@ def test_bad_input_is_counted_with_its_reason(make):
     usable = list(examples(bad))
     assert len(usable) == 2
     assert values(usable[1])[0] != ' "A name of m'  # the long value is no target
-    assert examples.lost == 8
+    assert (examples.lost, examples.lost_labels, examples.labels) == (8, 2, 7)
     reasons = "\n".join(sorted(examples.skipped))
     for part in ("'Weight'", "'target': empty", "expected an object", "more than 12 tokens", "'Color'", "'Size'",
                  "'hats'", "empty: nothing in title", "not JSON", "null says that there is no value"):  # fmt: skip
         assert part in reasons
+
+
+@pytest.mark.parametrize("target", [{"Weight": "1 kg"}, {"Brand": "A name of more than twelve tokens"}])
+def test_too_many_labels_that_are_left_out_end_the_training(tmp_path, target):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", 1)
+    more = [json.dumps({"id": f"more {n}", "category": "shoes", "title": "x", "target": target}) for n in range(9)]
+    corpus.write_text(corpus.read_text() + "\n".join(more))
+    sections = {"validation": str(write_corpus(tmp_path / "held_out.jsonl", 1))}
+    config = RunConfig.model_validate(tree(corpus, tmp_path / "out", "none", training=sections))
+    with pytest.raises(InputError, match=r"9 of 1\d labels cannot be trained on .*max_skipped_share is 10%"):
+        prepare(config, tiny_tokenizer(), 4096)
