@@ -119,7 +119,7 @@ class ExtractionExamples:
         names = {name for attribute in attributes for name in (attribute.name, attribute.place[0])}
         self.labels += sum(value is not None for value in labels.values())
         for name, value in labels.items():
-            if name not in names:
+            if value is not None and name not in names:
                 self._skip_label(f"labels of {name!r}, which the category does not have")
         for attribute in attributes:  # one bad label spoils the document: a wrong value or null would be learned
             value_text(attribute, value_in(labels, attribute))

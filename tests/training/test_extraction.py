@@ -137,7 +137,7 @@ def test_the_control_writes_the_record_token_by_token(make):
 def test_bad_input_is_counted_with_its_reason(make):
     examples = make()
     bad = [
-        document(0, Brand="Acme", Weight="1 kg"),
+        document(0, Brand="Acme", Weight="1 kg", Height=None),
         document(1),
         Document(2, "2", {"category": "shoes", "title": "x", "target": "[]"}),
         document(3, Brand="A name of more than twelve tokens"),
@@ -152,6 +152,7 @@ def test_bad_input_is_counted_with_its_reason(make):
     assert len(usable) == 2
     assert values(usable[1])[0] != ' "A name of m'  # the long value is no target
     assert (examples.lost, examples.lost_labels, examples.labels) == (8, 2, 7)
+    assert not any("Height" in reason for reason in examples.skipped)  # a label of null is none
     reasons = "\n".join(sorted(examples.skipped))
     for part in ("'Weight'", "'target': empty", "expected an object", "more than 12 tokens", "'Color'", "'Size'",
                  "'hats'", "empty: nothing in title", "not JSON", "null says that there is no value"):  # fmt: skip
