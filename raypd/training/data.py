@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from raypd.config import ExtractionConfig, InputConfig, RunConfig
@@ -64,7 +65,8 @@ def prepare(
     make = _kind(config)(config, tokenizer, context_length)
     if training.preference is not None:
         make.skipped.update(preference.label([*documents, *held_out], config))
-    examples, validation = list(make(documents)), list(make(held_out))
+    generator = torch.Generator().manual_seed(0)  # a validation has the same masks each time
+    examples, validation = list(make(documents)), [example.drawn(generator) for example in make(held_out)]
     _check_skipped(config, make, len(documents) + len(held_out))
     for usable, key in ((examples, "input.path"), (validation, "training.validation")):
         if not usable:
@@ -131,8 +133,8 @@ def _check_skipped(config: RunConfig, make: ExtractionExamples | GenerationExamp
         share = lost / max(1, total)
         if share > limit:
             raise InputError(
-                f"{lost} of {total} {kind} cannot be trained on ({share:.0%}; training.max_skipped_share is {limit:.0%})"
-                f"{_most_common(make.skipped)}"
+                f"{lost} of {total} {kind} cannot be trained on ({share:.0%}; "
+                f"training.max_skipped_share is {limit:.0%}){_most_common(make.skipped)}"
             )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from raypd.decoding.program import Feed, Predictions, Program
 from raypd.decoding.visibility import grown, one_segment, visible
@@ -32,7 +33,7 @@ class Example:
     tokens, positions, segments, steps: [n] int64. reach: [segments, segments] of Reach. The first `shared` tokens are
     an instruction in common with other examples. targets: the token that is to be predicted at an index; all other
     indices have none. until: the step before which a token left the cache. initial: log-probability of the targets
-    under the model before a preference round.
+    under the model before a preference round. draw: makes what is trained on, where a part of it is random.
     """
 
     tokens: np.ndarray
@@ -44,13 +45,14 @@ class Example:
     shared: int = 0
     until: dict[int, int] = field(default_factory=dict)
     initial: float = 0.0
+    draw: Callable[[Example, torch.Generator | None], Example] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def drawn(self) -> Example:
-        """The example as it is trained on this time; itself, where nothing about it is random."""
-        return self
+    def drawn(self, generator: torch.Generator | None = None) -> Example:
+        """The example as it is trained on this time."""
+        return self if self.draw is None else self.draw(self, generator)
 
     def visibility(self) -> np.ndarray:
         """What each own token sees: bool [n - shared, n], by the rule of decoding with its step condition."""

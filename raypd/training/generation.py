@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -120,7 +121,7 @@ class GenerationExamples:
         if self.method == "space":
             (mask,) = self.control
             k, groups = self.config.decoding.mask_tokens, self.config.training.mask_groups
-            example = SpaceExample(**vars(example), mask=mask, k=k, groups=groups)
+            example.draw = partial(masked, mask=mask, k=k, groups=groups)
         return example, False
 
     def _pasta(self, prompt: list[int], pieces: list[str | Promise | Sync]) -> tuple[Example, bool]:
@@ -174,48 +175,40 @@ class GenerationExamples:
         return encode(self.tokenizer, text, special=False)
 
 
-@dataclass
-class SpaceExample(Example):
-    """A text, and how it is masked (SAR-SFT, equations 1 to 3).
+def masked(text: Example, generator: torch.Generator | None, *, mask: int, k: int, groups: int) -> Example:
+    """A text with one draw of masks (SAR-SFT, equations 1 to 3).
 
-    mask: the id of [Mask]. k: masks of a group. groups: how many places of the answer are masked at once.
+    One group: the text as it is with probability p_ar; else k tokens of the answer from a drawn place on are masked,
+    and what is behind them is cut. The token in front of the masks and each mask predict what comes next.
+
+    Several: the text as it is, and beside it the masks of as many draws of equation 3, each group a segment that sees
+    the text in front of it and itself, as when SPACE decodes. They share one pass over the text.
+
+    Args:
+        mask: the id of [Mask]. k: masks of a group. groups: how many places of the answer are masked at once.
     """
-
-    mask: int = 0
-    k: int = 0
-    groups: int = 1
-
-    def drawn(self) -> Example:
-        """The masks of one draw.
-
-        One group: the text as it is with probability p_ar; else k tokens of the answer from a drawn place on are
-        masked, and what is behind them is cut. The token in front of the masks and each mask predict what comes next.
-
-        Several: the text as it is, and beside it the masks of as many draws of equation 3, each group a segment that
-        sees the text in front of it and itself, as when SPACE decodes. They share one pass over the text.
-        """
-        first = min(self.targets) + 1  # of the answer
-        places = len(self) - first - self.k + 1
-        if places < 1 or (self.groups == 1 and torch.rand(()) < AR_SHARE):
-            return self
-        if self.groups == 1:
-            m = first + int(torch.randint(places, ()))
-            end = m + self.k
-            tokens = np.concatenate([self.tokens[:m], np.full(self.k, self.mask)])
-            targets = {index: token for index, token in self.targets.items() if index < end}
-            return Example(tokens, self.positions[:end], self.segments[:end], self.steps[:end], self.reach, targets)
-        starts = first + np.sort(torch.randperm(places)[: self.groups].numpy())  # [groups]
-        masked = (starts[:, None] + np.arange(self.k)).ravel()  # [groups * k] the tokens that masks stand for
-        segments = np.repeat(np.arange(1, len(starts) + 1), self.k)
-        reach = {(group, segment): Reach.CAUSAL for group in range(1, len(starts) + 1) for segment in (0, group)}
-        return Example(
-            np.concatenate([self.tokens, np.full(len(masked), self.mask)]),
-            np.concatenate([self.positions, self.positions[masked]]),
-            np.concatenate([self.segments, segments]),
-            np.concatenate([self.steps, np.repeat(self.steps[starts - 1], self.k)]),
-            grown(self.reach, reach),
-            self.targets | {len(self) + i: self.targets[index] for i, index in enumerate(masked.tolist())},
-        )
+    first = min(text.targets) + 1  # of the answer
+    places = len(text) - first - k + 1
+    if places < 1 or (groups == 1 and torch.rand((), generator=generator) < AR_SHARE):
+        return replace(text, draw=None)
+    if groups == 1:
+        m = first + int(torch.randint(places, (), generator=generator))
+        end = m + k
+        tokens = np.concatenate([text.tokens[:m], np.full(k, mask)])
+        targets = {index: token for index, token in text.targets.items() if index < end}
+        return Example(tokens, text.positions[:end], text.segments[:end], text.steps[:end], text.reach, targets)
+    starts = first + np.sort(torch.randperm(places, generator=generator)[:groups].numpy())  # [groups]
+    hidden = (starts[:, None] + np.arange(k)).ravel()  # [groups * k] the tokens that masks stand for
+    segments = np.repeat(np.arange(1, len(starts) + 1), k)
+    reach = {(group, segment): Reach.CAUSAL for group in range(1, len(starts) + 1) for segment in (0, group)}
+    return Example(
+        np.concatenate([text.tokens, np.full(len(hidden), mask)]),
+        np.concatenate([text.positions, text.positions[hidden]]),
+        np.concatenate([text.segments, segments]),
+        np.concatenate([text.steps, np.repeat(text.steps[starts - 1], k)]),
+        grown(text.reach, reach),
+        text.targets | {len(text) + i: text.targets[index] for i, index in enumerate(hidden.tolist())},
+    )
 
 
 @dataclass

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,8 +18,10 @@ from raypd.decoding.text import Prompt
 from raypd.models.control_tokens import add_control_tokens
 from raypd.tasks.base import Document
 from raypd.training import generation
+from raypd.training.data import prepare
 from raypd.training.example import trace
 from raypd.training.generation import GenerationExamples, TreeTeacher
+from raypd.training.packing import pack
 from raypd.training.structure import AnswerTree, Promise, Sync, answer_tree, promises
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, generation_tree, recorded
@@ -99,6 +104,20 @@ def test_masks_at_several_places_see_and_predict_what_each_would_alone():
     assert starts == set(range(8))
     (short,) = examples([document(("x", "abc"))])  # one place: two groups would be the same
     assert len(short.drawn()) == len(short) + 3
+
+
+@pytest.mark.parametrize("mask_groups", [1, 4])
+def test_a_validation_has_the_same_masks_each_time(tmp_path, mask_groups):
+    tokenizer, path = tiny_tokenizer(), tmp_path / "in.jsonl"
+    (mask,) = add_control_tokens(tiny_model("llama"), tokenizer, "space")
+    rows = [{"id": str(i), "turns": ["x"], "responses": [f"{i} abcdefghijkl"]} for i in range(9)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    tree = generation_tree("space", {"mask_groups": mask_groups, "validation": str(path)}, mask_tokens=3)
+    tree["input"] = {"path": str(path), "text_columns": ["turns"], "category_column": None}
+    _, _, validation = prepare(RunConfig.model_validate(tree), tokenizer, 4096)
+    assert any(mask in pack(group)["input_ids"] for group in validation)
+    first, again = (torch.cat([pack(group)["position_ids"][0] for group in validation]) for _ in range(2))
+    assert torch.equal(first, again)
 
 
 def test_apar_lays_out_roots_and_details():
