@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 from transformers import (
     AttentionInterface,
     EarlyStoppingCallback,
@@ -32,7 +33,7 @@ from raypd.models.load import LoadedModel, load_model, resolve_device, resolve_d
 from raypd.models.medusa_heads import load_heads
 from raypd.run.training import Progress
 from raypd.training import attention
-from raypd.training.example import Example
+from raypd.training.example import IGNORED, Example
 from raypd.training.heads import HeadsOnModel
 from raypd.training.packing import Batch, layout, pack
 
@@ -118,23 +119,18 @@ class PackedTrainer(Trainer):
         model: torch.nn.Module,
         inputs: Batch,
         return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """Trainer's call; the loss itself is `_loss`."""
-        loss, output = self._loss(model, inputs, num_items_in_batch)
-        return (loss, output) if return_outputs else loss
+        num_items_in_batch: torch.Tensor | float | None = None,
+    ) -> torch.Tensor:
+        """Cross entropy (HPD, section 4.4) over all targets of the optimizer's step.
 
-    def _loss(self, model: torch.nn.Module, inputs: Batch, targets: torch.Tensor | int | None) -> tuple[Any, Any]:
-        """Cross entropy (HPD, section 4.4) over all targets of the optimizer's step, and the model's output."""
-        output, losses = self._losses(model, inputs)
-        if targets is None:
-            return losses.mean(), output
-        # `targets` counts those of all workers, over which gradients are then averaged.
-        return losses.sum() * self.accelerator.num_processes / targets, output
+        `num_items_in_batch` counts the targets of all workers, over which gradients are then averaged.
+        """
+        assert num_items_in_batch is not None
+        return self._losses(model, inputs).sum() * self.accelerator.num_processes / num_items_in_batch
 
     @staticmethod
-    def _losses(model: torch.nn.Module, inputs: Batch) -> tuple[Any, torch.Tensor]:
-        """The model's output, and the cross entropy of each target: [targets], float32."""
+    def _losses(model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
+        """The cross entropy of each target: [targets], float32."""
         output = model(
             input_ids=inputs["input_ids"],
             position_ids=inputs["position_ids"],
@@ -143,7 +139,14 @@ class PackedTrainer(Trainer):
             layout=layout(inputs),
         )
         labels = inputs["shift_labels"]  # the name by which Trainer counts each of them as one item
-        return output, cross_entropy(output.logits[0].float(), labels, reduction="none")
+        return cross_entropy(output.logits[0].float(), labels, reduction="none")
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Trainer's, whose passes will be weighted so that the mean of their losses is the mean over their targets."""
+        passes = self.eval_dataset if eval_dataset is None else eval_dataset
+        targets = sum(int((self.data_collator([group])["labels"] != IGNORED).sum()) for group in passes)
+        self.mean_targets = targets * self.accelerator.num_processes / len(passes)
+        return super().get_eval_dataloader(eval_dataset)
 
     def prediction_step(
         self, model: torch.nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -151,7 +154,7 @@ class PackedTrainer(Trainer):
         """The loss of a validation pass; logits are not kept."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs).detach(), None, None
+            return self.compute_loss(model, inputs, num_items_in_batch=self.mean_targets), None, None
 
 
 class PreferenceTrainer(PackedTrainer):
@@ -159,7 +162,13 @@ class PreferenceTrainer(PackedTrainer):
 
     preference: PreferenceConfig
 
-    def _loss(self, model: torch.nn.Module, inputs: Batch, targets: torch.Tensor | int | None) -> tuple[Any, Any]:
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | float | None = None,
+    ) -> torch.Tensor:
         """BoNBoN's loss of a pair (PASTA, section 4, the one displayed equation):
 
             - alpha log p(best) + (1 - alpha) (log p(best) / p(worst) - log p0(best) / p0(worst) - 1 / beta)^2
@@ -168,16 +177,16 @@ class PreferenceTrainer(PackedTrainer):
         before the round.
         """
         alpha, beta = self.preference.alpha, self.preference.beta
-        output, logprobs = self._logprobs(model, inputs)
+        logprobs = self._logprobs(model, inputs)
         best, worst = logprobs - inputs["initial"]
-        return -alpha * logprobs[0] + (1 - alpha) * (best - worst - 1 / beta) ** 2, output
+        return -alpha * logprobs[0] + (1 - alpha) * (best - worst - 1 / beta) ** 2
 
-    def _logprobs(self, model: torch.nn.Module, inputs: Batch) -> tuple[Any, torch.Tensor]:
-        """The model's output, and the log-probability of each answer: [2]."""
-        output, losses = self._losses(model, inputs)
+    def _logprobs(self, model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
+        """The log-probability of each answer: [2]."""
+        losses = self._losses(model, inputs)
         places = inputs["label_index"] - inputs["shared"]
         answer = torch.bucketize(places, inputs["lengths"].cumsum(0), right=True)
-        return output, losses.new_zeros(2).index_add(0, answer, -losses)
+        return losses.new_zeros(2).index_add(0, answer, -losses)
 
     @torch.no_grad()
     def keep_initial(self, pairs: Iterable[list[Example]]) -> None:
@@ -186,7 +195,7 @@ class PreferenceTrainer(PackedTrainer):
         for pair in pairs:
             inputs = self._prepare_inputs(pack(pair))
             with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):  # as in a step
-                _, logprobs = self._logprobs(self.model, inputs)
+                logprobs = self._logprobs(self.model, inputs)
             for example, logprob in zip(pair, logprobs.tolist(), strict=True):
                 example.initial = logprob
 

@@ -104,7 +104,8 @@ def test_every_target_of_a_step_counts_alike_in_whichever_pass_it_is(tmp_path):
     want = sum(loss * count for loss, count in zip(alone, counts, strict=True)) / sum(counts)
     together = list(batches([example for (example,) in passes], 100, 9999, 0))  # they share no instruction
     assert len(together) == 1
-    assert trainer.evaluate(together)["eval_loss"] == pytest.approx(want, rel=1e-4)
+    for validation in (passes, together):
+        assert trainer.evaluate(validation)["eval_loss"] == pytest.approx(want, rel=1e-4)
     trainer.train()
     (loss_of_step,) = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert loss_of_step == pytest.approx(want, rel=1e-4)
