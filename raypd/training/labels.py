@@ -1,4 +1,4 @@
-"""Gold values as the tokens that decoding would have written, and the teachers that answer with them."""
+"""Gold values as the text that decoding would have written, and the teacher that answers with their tokens."""
 
 from __future__ import annotations
 
@@ -46,13 +46,9 @@ def value_text(attribute: Attribute, value: object) -> str:
 
 def record_text(attributes: Sequence[Attribute], target: dict[str, Any]) -> str:
     """The whole answer behind its opening brace and newline, as an autoregressive model is to write it."""
-    lines = (
-        json.dumps(attribute.name, ensure_ascii=False)
-        + ":"
-        + value_text(attribute, value_in(target, attribute)).rstrip()
-        for attribute in attributes
-    )
-    return ",\n".join(lines) + "\n}"
+    names = (json.dumps(attribute.name, ensure_ascii=False) for attribute in attributes)
+    values = (value_text(attribute, value_in(target, attribute)).rstrip() for attribute in attributes)
+    return ",\n".join(f"{name}:{value}" for name, value in zip(names, values, strict=True)) + "\n}"
 
 
 def slots_teacher(gold: Sequence[Sequence[int]]) -> Teacher:
@@ -74,9 +70,3 @@ def slots_teacher(gold: Sequence[Sequence[int]]) -> Teacher:
         return [gold[number][k] for number in numbers]
 
     return teacher
-
-
-def text_teacher(gold: Sequence[int]) -> Teacher:
-    """Answers a program that decodes one token after the other."""
-    tokens = iter(gold)
-    return lambda feed: [next(tokens) for _ in feed.sample_at]

@@ -17,7 +17,7 @@ from raypd.tasks.base import Document
 from raypd.training import attention
 from raypd.training.data import prepare
 from raypd.training.extraction import ExtractionExamples
-from raypd.training.packing import batches, count_tokens, layout, pack
+from raypd.training.packing import Layout, batches, count_tokens, pack
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training.data import allowed, dense_logits, recorded, tree, write_corpus
 
@@ -113,7 +113,7 @@ def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate, kernel, mo
     batch = pack(group)
     assert batch["input_ids"].shape[1] == count_tokens(group)
     logits = packed(batch["input_ids"], position_ids=batch["position_ids"], logits_to_keep=batch["label_index"],
-                  use_cache=False, layout=layout(batch)).logits[0]  # fmt: skip
+                  use_cache=False, layout=Layout(batch["visible"])).logits[0]  # fmt: skip
     torch.nn.functional.cross_entropy(logits, batch["shift_labels"], reduction="sum").backward()
     begin = 0
     for example in group:
