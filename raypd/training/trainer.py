@@ -130,8 +130,7 @@ def make_trainer(
 ) -> PackedTrainer:
     """A trainer over groups of examples, each a pass; its checkpoints are under `folder`."""
     training = config.training
-    steps = max(1, math.ceil(math.ceil(len(train) / training.accumulate) * training.epochs))
-    every = max(1, math.ceil(steps / training.evaluations))
+    every = math.nextafter(1 / training.evaluations, 0)  # less than 1: Trainer takes it as a share of all steps
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=1,
@@ -140,7 +139,7 @@ def make_trainer(
         num_train_epochs=training.epochs,
         learning_rate=learning_rate,
         lr_scheduler_type=training.schedule,
-        warmup_steps=math.ceil(steps * training.warmup),
+        warmup_steps=training.warmup,
         weight_decay=training.weight_decay,
         max_grad_norm=training.max_grad_norm,
         bf16=resolve_dtype(config.model.dtype, loaded.device) == torch.bfloat16,
@@ -150,7 +149,7 @@ def make_trainer(
         save_steps=every,
         save_total_limit=2,
         load_best_model_at_end=True,
-        logging_steps=max(1, min(10, steps // 50)),
+        logging_steps=0.01,
         include_num_input_tokens_seen="all",
         remove_unused_columns=False,
         label_names=["shift_labels"],

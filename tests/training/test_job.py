@@ -119,13 +119,16 @@ def test_the_lowest_validation_loss_wins(tmp_path, base):
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_two_workers_do_what_one_does(tmp_path, base, sharding):
-    """Passes of four in two workers are passes of eight in one, as the loss is over all targets of a step."""
-    training = {"weights": "full", "epochs": 2, "learning_rates": [1e-3], "max_grad_norm": 1e9}
+    """Passes of four in two workers are passes of eight in one, as the loss is over all targets of a step; warm-up and
+    evaluations are shares of the same steps."""
+    training = {"weights": "full", "epochs": 2, "learning_rates": [1e-3], "max_grad_norm": 1e9, "warmup": 0.5}
     single = short(tmp_path, base, "one", training={**training, "accumulate": 2, "batch_size": 4})
     double = short(tmp_path, base, "two", training={**training, "batch_size": 4, "sharding": sharding},
                 cluster={"max_workers": 2, "min_workers": 2})  # fmt: skip
-    losses = [run_training(config, say=lambda _: None).best.validation_loss for config in (single, double)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    curves = [run_training(config, say=lambda _: None).best.curve for config in (single, double)]
+    one, two = ([(step, loss) for step, _, loss in curve if loss is not None] for curve in curves)
+    assert [step for step, _ in one] == [step for step, _ in two] == [2, 4, 6]
+    assert [loss for _, loss in one] == pytest.approx([loss for _, loss in two], rel=1e-3)
 
 
 @pytest.mark.slow
