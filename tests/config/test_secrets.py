@@ -16,15 +16,10 @@ from raypd.config.secrets import HIDDEN, redact
 from raypd.errors import ConfigError, RunError
 from raypd.run import lease, manifest
 from tests.processes import ended, start
-from tests.runs import write_jsonl
+from tests.runs import config_tree, write_jsonl
 
 SECRET = "Pa55word-9f3c"
 SIGNED = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F&X-Amz-Signature={SECRET}"
-RUN = {
-    "input": {"path": "in.jsonl"},
-    "output": {"path": "out"},
-    "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-}
 
 
 @pytest.mark.parametrize(
@@ -47,9 +42,9 @@ RUN = {
     ],
 )
 def test_a_secret_is_refused_and_not_repeated(key: str, value: str) -> None:
-    made = {**RUN, "storage": {"profile": "p"}}
+    tree = config_tree(storage={"profile": "p"})
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")) as caught:
-        make_config(made, [f"{key}={value}", "cluster.max_workers=0"])
+        make_config(tree, [f"{key}={value}", "cluster.max_workers=0"])
     assert "cluster.max_workers" in str(caught.value)
     assert SECRET not in str(caught.value)
     assert "no credentials" in str(caught.value) or "no user and password" in str(caught.value)
@@ -63,7 +58,7 @@ def test_paths_and_addresses_without_one_are_taken() -> None:
         "model.endpoint.url": "https://me.example/v1?api-version=2026-01-01",
         "input.path": "s3://bucket/me@example.org/what?.jsonl",
     }.items():
-        make_config(RUN, [f"{key}={value}"])
+        make_config(config_tree(), [f"{key}={value}"])
 
 
 def test_messages_and_logs_hide_what_has_the_form_of_a_secret(capsys, monkeypatch) -> None:
@@ -87,7 +82,7 @@ def test_messages_and_logs_hide_what_has_the_form_of_a_secret(capsys, monkeypatc
 def test_an_override_is_not_repeated_with_its_secret() -> None:
     for override in (f"https://me:{SECRET}@host", f"cluster.max_workers=https://me:{SECRET}@host"):
         with pytest.raises(ConfigError, match="hidden") as caught:
-            make_config(RUN, [override])
+            make_config(config_tree(), [override])
         assert SECRET not in str(caught.value)
 
 
