@@ -15,12 +15,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from raypd.answering import progress
-from raypd.cli.main import app, report_errors
+from raypd.cli.main import app
 from raypd.cluster import driver
 from raypd.cluster.summary import print_summary
 from raypd.config import RunConfig
 from raypd.dataset import planner
-from raypd.errors import ConfigError
 from tests.runs import run_here
 
 FAKED = "ok: every document of the input stands in the output exactly once"
@@ -85,15 +84,14 @@ def test_markup_in_ids_and_paths_is_text(run: RunConfig, capsys) -> None:
     assert "[bold red]loud" in shown
 
 
-def test_lines_beside_the_progress_and_errors_steer_nothing(capsys, monkeypatch) -> None:
+def test_lines_beside_the_progress_and_errors_steer_nothing(capsys, raypd) -> None:
     driver.say(IDS[0])
     progress.RunDisplay(1, 0).say(IDS[1])
-    codes: list[int] = []
-    monkeypatch.setattr("os._exit", codes.append)
-    with report_errors():
-        raise ConfigError(IDS[2])
-    assert codes == [2]
     assert steers(capsys.readouterr().err) == []
+    code, _, err = raypd("extract", f"{IDS[2]}.yaml")
+    assert code == 2
+    assert "31mred, too" in err
+    assert steers(err) == []
 
 
 def test_no_cell_of_a_csv_is_a_formula(run: RunConfig, tmp_path: Path) -> None:
