@@ -61,6 +61,12 @@ def run_config(task: str | dict[str, Any] | None = None, *places: Any, **section
     return RunConfig.model_validate(config_tree(task, *places, **sections))
 
 
+def with_keys(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
+    """The configuration with other keys in some sections: with_keys(config, output={"columns": "typed"})."""
+    tree = config.model_dump()
+    return RunConfig.model_validate(tree | {name: tree[name] | keys for name, keys in sections.items()})
+
+
 @pytest.fixture(name="config")
 def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
     """Makes a configuration: config("in/*.jsonl", unit_documents=10, text_columns=["title"], ...)."""

@@ -20,7 +20,7 @@ from raypd.cluster import driver
 from raypd.cluster.summary import print_summary
 from raypd.config import RunConfig
 from raypd.dataset import planner
-from tests.runs import run_here
+from tests.runs import run_here, with_keys
 
 FAKED = "ok: every document of the input stands in the output exactly once"
 IDS = [
@@ -77,7 +77,7 @@ def test_ids_are_shown_and_steer_nothing(run: RunConfig) -> None:
 def test_markup_in_ids_and_paths_is_text(run: RunConfig, capsys) -> None:
     path = run.output.path + "[bold]"
     Path(run.output.path).rename(path)
-    moved = run.model_copy(update={"output": run.output.model_copy(update={"path": path})})
+    moved = with_keys(run, output={"path": path})
     print_summary(driver.finish(moved, path, planner.plan(moved)))
     shown = capsys.readouterr().out
     assert f"manifest: {path}/manifest.json" in shown

@@ -9,11 +9,10 @@ import pytest
 
 from raypd.answering.components import build
 from raypd.cluster import driver
-from raypd.config import ModelConfig
 from raypd.errors import InputError
 from raypd.evaluation import score
 from raypd.evaluation.score import NN, NV, VC, VN, VW
-from tests.runs import write_jsonl
+from tests.runs import with_keys, write_jsonl
 
 
 @pytest.mark.parametrize(
@@ -95,8 +94,8 @@ def test_intervals_are_scipys_and_pairs_are_narrower():
 
 
 def test_a_run_against_its_labels(config, tmp_path, in_process):
-    run = config(str(write_jsonl(tmp_path / "in.jsonl", ["x" * (i + 1) for i in range(6)])))
-    run = run.model_copy(update={"model": ModelConfig(name="fake")})
+    path = write_jsonl(tmp_path / "in.jsonl", ["x" * (i + 1) for i in range(6)])
+    run = with_keys(config(str(path)), model={"name": "fake"})
     driver.run_extract(run, build=build)
     labels = tmp_path / "labels.jsonl"
     labels.write_text("".join(json.dumps({"id": str(i), "target": {"a": None}}) + "\n" for i in (0, 1, 99)))
