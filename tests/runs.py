@@ -23,6 +23,7 @@ from raypd.run.lease import RunLease
 from raypd.tasks.base import Document, Record
 from tests.processes import start
 
+TITLES = {"text_columns": ["title"], "category_column": None}  # section `input` over what `write_jsonl` writes
 _CLUSTER_KEYS = (
     "executor", "unit_documents", "units_in_flight", "unit_bytes", "min_workers", "max_workers", "max_failed_share"
 )  # fmt: skip
@@ -75,9 +76,9 @@ def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
         cluster = {"address": "local", "unit_documents": 10, "max_workers": 1}
         engine = {"max_num_seqs": keys.pop("max_num_seqs", 4)}
         cluster |= {key: keys.pop(key) for key in _CLUSTER_KEYS if key in keys}
-        columns = {"text_columns": ["title"], "category_column": None, **keys}
         output = output if "://" in output else str(tmp_path / output)
-        return run_config(None, path, output, input=columns, engine=engine, cluster=cluster, storage=storage or {})
+        sections = {"input": TITLES | keys, "engine": engine, "cluster": cluster, "storage": storage or {}}
+        return run_config(None, path, output, **sections)
 
     return make
 
