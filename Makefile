@@ -4,7 +4,8 @@
 # make faults: set everything up, break runs on purpose in every way, and print what became of the documents.
 # make chaos MINUTES=60 SEED=n: break runs at random for so long, and verify each; ROUND=k runs one of them again.
 # make vllm: an environment of its own, .venv-vllm, with raypd and vLLM for a machine without GPUs (4 GB).
-# make openvino: the same for OpenVINO, .venv-openvino, for raypd benchmark alone.
+# make openvino: the same for OpenVINO, .venv-openvino, for make benchmark alone.
+# make benchmark KEYS='benchmark.only=[W1]': raypd beside its peers on the same tokens (docs/benchmark.md).
 # make gpu: on a machine with a GPU: exactness there, then a benchmark. PYTHON has torch, transformers, triton, numpy, pytest.
 # Needs Python 3.11 to 3.13 and make, nothing else. PYTHON=python3.12 picks one.
 
@@ -18,7 +19,7 @@ SIDE ?= -n 2 --dist loadscope
 MINUTES ?= 60
 SEED ?= 0
 
-.PHONY: help setup demo test test-slow faults chaos gpu vllm openvino lint format clean
+.PHONY: help setup demo test test-slow faults chaos benchmark gpu vllm openvino lint format clean
 
 help:
 	@grep -E '^# make' Makefile
@@ -53,19 +54,22 @@ faults: setup
 chaos: setup
 	$(BIN)/python -m tests.faults.chaos --minutes $(MINUTES) --seed $(SEED) $(if $(ROUND),--round $(ROUND))
 
+benchmark: setup
+	$(BIN)/python -m benchmarks benchmarks/workloads.yaml $(KEYS)
+
 # No setup: as it is run on a machine that has these packages and gets no others. Both parts together stay below ten minutes.
 gpu:
 	status=0; timeout 320 $(PYTHON) -m pytest --noconftest tests/test_gpu.py || status=1; \
 	timeout 270 $(PYTHON) -m tests.gpu_benchmark --seconds 200 || status=1; exit $$status
 
 lint: setup
-	$(BIN)/ruff check raypd jobs infra examples tests
-	$(BIN)/ruff format --check raypd jobs infra examples tests
+	$(BIN)/ruff check raypd jobs infra examples benchmarks tests
+	$(BIN)/ruff format --check raypd jobs infra examples benchmarks tests
 	$(BIN)/mypy
 
 format: setup
-	$(BIN)/ruff check --fix raypd jobs infra examples tests
-	$(BIN)/ruff format raypd jobs infra examples tests
+	$(BIN)/ruff check --fix raypd jobs infra examples benchmarks tests
+	$(BIN)/ruff format raypd jobs infra examples benchmarks tests
 
 # What these need for sound and pictures is left out: it asks for other versions of torch.
 VLLM := .venv-vllm

@@ -32,7 +32,6 @@ ROOMS = (  # from the bottom: each may import those before it
     "report",
     "training",
     "evaluation",
-    "benchmark",
     "api",
     "cli",
     "__main__",

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +18,7 @@ import typer
 import raypd
 from raypd.cli import options as o
 from raypd.cli.run import config_over, run_task
-from raypd.config.load import load_any, load_benchmark, load_config
+from raypd.config.load import load_config
 from raypd.errors import ConfigError, RunError, UserError
 from raypd.run.text import clean, said
 
@@ -134,14 +133,15 @@ def evaluate(
     labels: o.Labels,
     against: o.Against = None,
     tolerance: o.Tolerance = 0.0,
+    labels_column: o.LabelsColumn = "target",
     as_json: o.AsJson = False,
 ) -> None:
     """Score a run's answers against labels: F1 of values, exact match, F1 and accuracy of answers to questions."""
     from raypd.evaluation.score import describe
     from raypd.evaluation.score import evaluate as score
 
-    made = score(run, labels, against, tolerance)
-    print(json.dumps(asdict(made), indent=1) if as_json else clean(describe(made)))
+    evaluation = score(run, labels, against, tolerance, labels_column)
+    print(json.dumps(asdict(evaluation), indent=1) if as_json else clean(describe(evaluation)))
 
 
 @app.command()
@@ -239,28 +239,6 @@ def tune(
 
 
 @app.command()
-def benchmark(config: o.Works, overrides: o.Overrides = None) -> None:
-    """Run raypd and every engine that is installed, vLLM and transformers, on the same tokens; write a table."""
-    from raypd.benchmark.compare import compare
-    from raypd.benchmark.table import markdown, save
-    from raypd.cluster import driver
-
-    made = load_benchmark(config, overrides or [])
-    folder, results = Path(made.benchmark.output), []
-    written: list[Path] = []
-    try:
-        with driver.signals(), contextlib.closing(compare(made, driver.say)) as compared:
-            for result in compared:
-                results.append(result)
-                written = save(results, folder, made.model.name)  # each time: it stays if the next is interrupted
-                print(clean(markdown(result)) + "\n", flush=True)
-    except KeyboardInterrupt:
-        done = f"{len(results)} works are done, in {folder}" if results else "no work is done"
-        raise driver.Interrupted(f"interrupted: {done}") from None
-    print("\n".join(f"written: {file}" for file in written))
-
-
-@app.command()
 def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, texts: o.Texts = False) -> None:
     """Write what a run did and cost as one HTML page that loads nothing, for any browser, phone or printer."""
     from raypd import storage
@@ -297,7 +275,7 @@ def show(config: o.Shown = None, overrides: o.Overrides = None) -> None:
         return
     if "=" in config and not os.path.exists(config):
         raise typer.BadParameter(f"{config!r}: give the configuration first, then key=value")
-    print(render(load_any(config, overrides or [])), end="")
+    print(render(load_config(config, overrides or [])), end="")
 
 
 @_schema_app.command("suggest")

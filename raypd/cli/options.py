@@ -38,6 +38,7 @@ Labels = Annotated[str, typer.Argument(help="JSON lines of {id, target | questio
 Against = Annotated[
     str | None, typer.Option(metavar="RUN", help="Also the difference to this run, document by document")
 ]
+LabelsColumn = Annotated[str, typer.Option(help="What holds the labelled values, as training.labels_column")]
 Tolerance = Annotated[float, typer.Option(min=0, help="Share by which a number may differ from a label that is one")]
 
 # ------------------------------------------------------------------------------------------------------ verify, errors
@@ -82,9 +83,6 @@ Reference = Annotated[
 PricedAs = Annotated[str | None, typer.Option("--instance", help="Instance type whose price counts")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what was measured before")]
 
-# ----------------------------------------------------------------------------------------------------------- benchmark
-Works = Annotated[str, typer.Argument(help="YAML of engines and works, such as configs/benchmark/workloads.yaml")]
-
 # ------------------------------------------------------------------------------------------------------ schema suggest
 Data = Annotated[str, typer.Argument(help="The data: .jsonl[.gz|.zst], .parquet, a folder or a glob")]
 OfCategory = Annotated[
@@ -103,7 +101,7 @@ Watch = Annotated[bool, typer.Option("--watch", "-w", help="Look again until the
 Every = Annotated[float, typer.Option(min=0.5, help="Seconds between two looks")]
 
 # ----------------------------------------------------------------------------------------------- config, model, prices
-Shown = Annotated[str | None, typer.Argument(help="YAML of a run or a benchmark; none: the defaults")]
+Shown = Annotated[str | None, typer.Argument(help="YAML of a run; none: the defaults")]
 BaseModel = Annotated[str, typer.Argument(help="Hub id, folder, or smollm2-135m-instruct")]
 NewModel = Annotated[str, typer.Argument(help="New folder for the model with the tokens")]
 NewHeads = Annotated[str, typer.Argument(help="New folder for the heads: decoding.heads")]

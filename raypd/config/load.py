@@ -6,26 +6,22 @@ folder.
 
 from __future__ import annotations
 
-import math
+import copy
 import re
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from ruamel.yaml.error import YAMLError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig
-from raypd.config.benchmark import WORKS, BenchmarkRun
 from raypd.config.schema import categories_of, is_file
 from raypd.config.secrets import redact
-from raypd.errors import ConfigError, did_you_mean, in_words
+from raypd.config.yaml_file import YamlFile, parse
+from raypd.errors import ConfigError, did_you_mean
 
-RENAMED = {  # keys with another name now, dotted -> the name: refused here, understood in the record of an older run
-    "engine.batch": "max_num_seqs",
-    "engine.token_budget": "max_num_batched_tokens",
-}
-_MOST_ALIASED = 1_000_000  # values that aliases may stand for; ten times the rest of a file, if that is more
 _PATHS = (
     "input.path", "task.categories_file", "task.schema", "task.template", "task.few_shot",
     "model.name", "model.adapter",
@@ -43,51 +39,23 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     Raises:
         ConfigError: with file, line and key of every mistake found.
     """
-    source = _read_yaml(Path(path))
-    if isinstance(source.tree.get("model"), str):
-        source.tree["model"] = {"name": source.tree["model"]}
-    anchor_paths(source.tree, Path(path).parent)
+    source = _read_file(Path(path))
     return _checked(source, overrides, Path(path).parent)
 
 
-def load_benchmark(path: str | Path, overrides: list[str] | None = None) -> BenchmarkRun:
-    """Reads and checks the YAML file of a benchmark, as `load_config` that of a run.
+def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a YAML file says, unchecked, with paths relative to it and `key=value` over it. Raises ConfigError."""
+    tree = _read_file(path).tree
+    _override(tree, overrides)
+    return tree
 
-    Args:
-        path, overrides: the file, and `key=value` with dotted keys to go over it, later ones over earlier ones.
 
-    Raises:
-        ConfigError: with file, line and key of every mistake found.
-    """
-    source, folder = _read_yaml(Path(path)), Path(path).parent
+def _read_file(path: Path) -> YamlFile:
+    source = YamlFile.read(path)
     if isinstance(source.tree.get("model"), str):
         source.tree["model"] = {"name": source.tree["model"]}
-    anchor_paths(source.tree, folder)
-    benchmark = source.tree.get("benchmark")
-    if isinstance(benchmark, dict):
-        works = benchmark.get("works")
-        tasks = [work for work in works.values() if isinstance(work, dict)] if isinstance(works, dict) else []
-        for part, key in [(benchmark, "data"), (benchmark, "vllm_python"), *((work, "task") for work in tasks)]:
-            if part.get(key) is not None:
-                part[key] = _anchored(part[key], folder)
-    _override(source.tree, overrides)
-    try:
-        return BenchmarkRun.model_validate(source.tree)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, source, BenchmarkRun)) from None
-
-
-def load_any(path: str | Path, overrides: list[str] | None = None) -> RunConfig | BenchmarkRun:
-    """Reads and checks the file of a run or of a benchmark, as it has a section `benchmark` or not.
-
-    Args:
-        path, overrides: as `load_config`.
-
-    Raises:
-        ConfigError: with file, line and key of every mistake found.
-    """
-    load = load_benchmark if "benchmark" in _read_yaml(Path(path)).tree else load_config
-    return load(path, overrides)
+    anchor_paths(source.tree, path.parent)
+    return source
 
 
 def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
@@ -99,10 +67,10 @@ def make_config(tree: dict[str, Any], overrides: list[str] | None = None) -> Run
     Raises:
         ConfigError: with the key of every mistake found.
     """
-    return _checked(_Yaml(None, yaml.safe_dump(tree)), overrides)
+    return _checked(YamlFile(None, copy.deepcopy(tree)), overrides)
 
 
-def _override(tree: dict[str, Any], overrides: list[str] | None) -> None:
+def _override(tree: dict[str, Any], overrides: Sequence[str] | None) -> None:
     """Sets the keys of `key=value`. Raises ConfigError."""
     for override in overrides or []:
         key, equals, value = override.partition("=")
@@ -116,14 +84,14 @@ def _override(tree: dict[str, Any], overrides: list[str] | None) -> None:
             raise ConfigError(f"{redact(override)!r}: {error}") from None
 
 
-def _checked(source: _Yaml, overrides: list[str] | None, folder: Path | None = None) -> RunConfig:
+def _checked(source: YamlFile, overrides: list[str] | None, folder: Path | None = None) -> RunConfig:
     tree: dict[str, Any] = source.tree
     _override(tree, overrides)
     task = tree.get("task")
     if isinstance(task, dict) and task.get("categories_file"):
         if task.get("categories"):
             raise ConfigError("task.categories and task.categories_file are both set: keep one")
-        task["categories"] = _read_yaml(Path(task["categories_file"])).tree
+        task["categories"] = YamlFile.read(Path(task["categories_file"])).tree
     if isinstance(task, dict) and task.get("schema"):
         if task.get("categories"):
             other = "categories_file" if task.get("categories_file") else "categories"
@@ -137,21 +105,11 @@ def _checked(source: _Yaml, overrides: list[str] | None, folder: Path | None = N
         raise ConfigError(_explain(error, source)) from None
 
 
-def with_new_names(tree: dict[str, Any]) -> dict[str, Any]:
-    """A recorded configuration with the names of now; the record itself stays as it is."""
-    out = dict(tree)
-    for key, name in RENAMED.items():
-        section, _, old = key.partition(".")
-        if isinstance(out.get(section), dict) and old in out[section]:
-            out[section] = {name if k == old else k: v for k, v in out[section].items()}
-    return out
-
-
 def value_of(text: str) -> Any:
     """The value that stands behind `key=`, as YAML reads it, or as text where that is no YAML."""
     try:
-        return _parsed(text)[1] if text else None
-    except yaml.YAMLError:
+        return parse(text) if text else None
+    except YAMLError:
         return text
 
 
@@ -171,92 +129,6 @@ def set_key(tree: Any, key: str, value: Any) -> None:
         if not isinstance(tree, dict):
             raise TypeError(f"{part!r} holds no keys")
     tree[last] = value
-
-
-class _Loader(yaml.SafeLoader):
-    """Tells the line of a value that looks like a date or a number and is none."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except ValueError as error:
-            raise yaml.constructor.ConstructorError(None, None, in_words(error), node.start_mark) from None
-
-
-def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
-    """(nodes, values) of YAML. Raises yaml.YAMLError, also where aliases of aliases make more than anybody wrote."""
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
-    # node -> how many nodes it stands for; infinite while it is looked at: it holds itself
-    sizes: dict[int, float] = {}
-
-    def size(of: yaml.Node) -> float:
-        if id(of) not in sizes:
-            sizes[id(of)] = math.inf
-            parts = of.value if isinstance(of, yaml.CollectionNode) else []
-            inner = (part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,)))
-            sizes[id(of)] = 1 + sum(map(size, inner))
-        return sizes[id(of)]
-
-    if node is not None and size(node) > _MOST_ALIASED + 10 * len(sizes):
-        raise yaml.MarkedYAMLError(
-            problem="its aliases (*name) stand for more than they may", problem_mark=node.start_mark
-        )
-    return node, yaml.load(text, Loader=_Loader)
-
-
-class _Yaml:
-    """A parsed file that remembers the line of each key."""
-
-    def __init__(self, path: Path | None, text: str) -> None:
-        self.path = path
-        self.lines: dict[tuple[str | int, ...], int] = {}
-        try:
-            node, tree = _parsed(text)
-            self.tree = tree or {}
-        except RecursionError:
-            raise ConfigError(f"{path}: is nested too deeply") from None
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f"{path}:{mark.line + 1}" if mark else str(path)
-            raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
-        if not isinstance(self.tree, dict):
-            raise ConfigError(f"{path}: expected a mapping of keys at the top, found {type(self.tree).__name__}")
-        self._number(node, ())
-
-    def _number(self, node: yaml.Node | None, at: tuple[str | int, ...]) -> None:
-        if isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for key, value in node.value:
-                if key.value in seen:
-                    raise ConfigError(f"{self.path}:{key.start_mark.line + 1}: the key {key.value!r} stands twice")
-                seen.add(key.value)
-                self.lines[(*at, key.value)] = key.start_mark.line + 1
-                self._number(value, (*at, key.value))
-        elif isinstance(node, yaml.SequenceNode):
-            for i, value in enumerate(node.value):
-                self.lines[(*at, i)] = value.start_mark.line + 1
-                self._number(value, (*at, i))
-
-    def where(self, key: tuple[str | int, ...]) -> str:
-        """`file:line` of a key, or of the nearest key above it that stands in the file; "" without a file."""
-        if self.path is None:
-            return ""
-        while key and key not in self.lines:
-            key = key[:-1]
-        return f"{self.path}:{self.lines[key]}" if key else str(self.path)
-
-
-def _read_yaml(path: Path) -> _Yaml:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        hint = did_you_mean(path.name, [p.name for p in path.parent.glob("*.y*ml")], lambda name: path.parent / name)
-        raise ConfigError("; ".join(filter(None, [f"{path}: no such configuration file", hint]))) from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder; give the YAML file in it") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return _Yaml(path, text)
 
 
 def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -282,13 +154,12 @@ def _anchored(path: Any, folder: Path) -> Any:
     return path if not isinstance(path, str) or "://" in path else str(folder / Path(path).expanduser())
 
 
-def _keys_of(location: tuple[str | int, ...], root: type[BaseModel]) -> list[str]:
+def _keys_of(location: tuple[str | int, ...]) -> list[str]:
     """The keys that the model knows at a place of the tree, for a hint at a misspelt one."""
-    model: Any = root
-    kinds = {**KINDS, **WORKS} if root is BenchmarkRun else KINDS
+    model: Any = RunConfig
     for part in location:
-        if part in kinds:
-            model = kinds[str(part)]
+        if part in KINDS:
+            model = KINDS[str(part)]
         elif part == "categories":
             return [*Category.model_fields, *Attribute.model_fields]
         elif part != "task" and part in getattr(model, "model_fields", {}):
@@ -302,26 +173,17 @@ def _as_yaml(value: bool | float | date) -> str:
     return f"the {kind} {str(value).lower()}"
 
 
-def _explain(error: ValidationError, source: _Yaml, root: type[BaseModel] = RunConfig) -> str:
+def _explain(error: ValidationError, source: YamlFile) -> str:
     lines = []
     for item in error.errors():
-        at = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
-        # Pydantic names the kind, which does not stand there, of a task and of a benchmark's work.
-        keys, at = (
-            at,
-            tuple(
-                part
-                for i, part in enumerate(at)
-                if not (i == 1 and at[0] == "task" and part in KINDS)
-                and not (i == 3 and at[:2] == ("benchmark", "works") and part in WORKS)
-            ),
-        )
-        key = ".".join(map(str, at))
-        if key in RENAMED:
-            what = f"is called {RENAMED[key]} now"
-        elif item["type"] == "extra_forbidden":
-            near = did_you_mean(str(at[-1]), _keys_of(keys[:-1], root))
-            there = [f"there is {name}.{at[-1]}" for name in root.model_fields if at[-1] in _keys_of((name,), root)]
+        keys = tuple(part for part in item["loc"] if isinstance(part, (str, int)))
+        # Pydantic names the kind of a task, which does not stand there.
+        place = tuple(part for i, part in enumerate(keys) if not (i == 1 and keys[0] == "task" and part in KINDS))
+        if item["type"] == "extra_forbidden":
+            near = did_you_mean(str(place[-1]), _keys_of(keys[:-1]))
+            there = [
+                f"there is {name}.{place[-1]}" for name in RunConfig.model_fields if place[-1] in _keys_of((name,))
+            ]
             hint = " ".join(filter(None, [near, *there]))
             what = f"unknown key; {hint or '`raypd config show` lists all keys'}"
         elif item["type"] == "missing":
@@ -335,5 +197,5 @@ def _explain(error: ValidationError, source: _Yaml, root: type[BaseModel] = RunC
                 what = f"YAML reads it as {_as_yaml(item['input'])}, not as text: quote it"
             elif item["type"] != "value_error" and not isinstance(item["input"], (dict, list)):
                 what += f" (it is {redact(item['input'])!r})"
-        lines.append(": ".join(part for part in (source.where(at), key, what) if part))
+        lines.append(": ".join(part for part in (source.where(place), ".".join(map(str, place)), what) if part))
     return "\n".join(lines)

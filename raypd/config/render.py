@@ -5,20 +5,18 @@ from __future__ import annotations
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from raypd.config import KINDS, RunConfig
-from raypd.config.benchmark import BenchmarkRun
+from raypd.config.yaml_file import dump
 
 _WIDTH = 48  # column of the comments
-_DOCUMENT_END = "...\n"
 
 
-def render(config: RunConfig | BenchmarkRun | None = None) -> str:
-    """YAML of a configuration, or of a run's defaults; a key that must be given stands as `null  # required`."""
-    return "\n".join(_section(RunConfig if config is None else type(config), config, 0)) + "\n"
+def render(config: RunConfig | None = None) -> str:
+    """YAML of a configuration, or of the defaults; a key that must be given stands as `null  # required`."""
+    return "\n".join(_section(RunConfig, config, 0)) + "\n"
 
 
 def _section(model: type[BaseModel], values: BaseModel | None, depth: int) -> list[str]:
@@ -48,12 +46,12 @@ def _leaf(name: str, info: FieldInfo, value: Any, required: bool, depth: int) ->
     note = ". ".join([_type(info.annotation), *["required"] * required, *filter(None, [info.description])])
     plain = _plain(value)
     if isinstance(plain, dict) and plain:
-        body = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100).rstrip().splitlines()
+        body = dump(plain).rstrip().splitlines()
         head = f"{'  ' * depth}{name}:"
         lines = [f"{'  ' * (depth + 1)}{line}" for line in body]
     else:
-        flow = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10_000)
-        head, lines = f"{'  ' * depth}{name}: {flow.removesuffix(_DOCUMENT_END).strip()}", []
+        flow = dump(plain, flow=True, width=10_000)
+        head, lines = f"{'  ' * depth}{name}: {flow.strip()}", []
     return [f"{head.ljust(_WIDTH)}  # {note}", *lines]
 
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from ruamel.yaml.error import YAMLError
 
 from raypd.config.tasks import Attribute
+from raypd.config.yaml_file import parse
 from raypd.errors import ConfigError, in_words
 
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -98,10 +99,10 @@ def _is_json_schema(tree: Any) -> bool:
 def _read(path: str) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
-        return json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
+        return json.loads(text) if path.endswith(".json") else parse(text)
     except FileNotFoundError:
         raise ConfigError(f"task.schema: {path}: no such file") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, YAMLError) as error:
         raise ConfigError(f"task.schema: {path}: cannot be read: {in_words(error)}") from None
 
 

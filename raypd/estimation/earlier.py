@@ -11,7 +11,6 @@ from raypd import storage
 from raypd.billing import book
 from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
-from raypd.config.load import with_new_names
 from raypd.dataset import writer
 from raypd.errors import ConfigError
 from raypd.estimation import estimator, sampling
@@ -30,7 +29,7 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     assert options.run is not None
     run = storage.absolute(options.run)
     try:
-        earlier_config = with_new_names(records.read(RunRecord, storage.join(run, layout.RUN)).config)
+        earlier_config = records.read(RunRecord, storage.join(run, layout.RUN)).config
     except FileNotFoundError:
         raise ConfigError(f"--from {run}: no run of raypd (it has no run.json)") from None
     except (OSError, RecordError) as error:

@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import yaml
-
 from raypd.answering.answer import answer
 from raypd.answering.components import build
 from raypd.billing.meter import Meter
@@ -23,6 +21,7 @@ from raypd.cluster.driver import say
 from raypd.config import Attribute, RunConfig
 from raypd.config.load import make_config
 from raypd.config.tasks import bare
+from raypd.config.yaml_file import dump
 from raypd.errors import RunError
 from raypd.estimation import sampling
 from raypd.estimation.checks import check_model, with_changes
@@ -217,5 +216,4 @@ def _is_name(name: str) -> bool:
 
 def _flow(tree: dict[str, object]) -> str:
     """A mapping as YAML on one line."""
-    dumped: str = yaml.safe_dump(tree, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10**9)
-    return dumped.rstrip("\n")
+    return dump(tree, flow=True, width=10**9).rstrip("\n")

@@ -2,14 +2,17 @@
 
 Attribute value extraction, micro-averaged over (document, attribute):
 
-    strict   all attributes of the labels, the gold value alone (white space and case folded)
+    strict   the attributes that the run asked for, the gold value alone (white space and case folded)
     scored   as the OA-Mine and AE-110k benchmarks are scored in the literature (ExtractGPT): the attributes that a
-             document lists as `scored`, any of its `accepted` forms; left out where labels have neither
+             document lists as `scored`, any of its `accepted` forms; left out where labels have neither. Case is
+             folded; `scored F1, exact` compares it, as ExtractGPT does
 
 A value is right (VC), wrong (VW), given where there is none (NV), missing (VN) or rightly null (NN). Then
-precision = VC / (VC + VW + NV), recall = VC / (VC + VW + VN), and F1 is their harmonic mean.
+precision = VC / (VC + VW + NV), recall = VC / (VC + VW + VN), and F1 is their harmonic mean. `values right` is
+(VC + NN) of all, and `null everywhere` what it would be if every answer were null.
 
-Questions on a context: exact match and token F1 as SQuAD counts them; accuracy where there are choices.
+Questions on a context: exact match and token F1 as SQuAD counts them; accuracy where there are choices, of which all
+and no other must be named where several are right. A question that failed has no answer and is wrong.
 Intervals are 95% bootstrap intervals over documents; a difference of two runs is resampled in pairs.
 """
 
@@ -28,6 +31,7 @@ import numpy as np
 from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import InputError
+from raypd.run.load import load_record
 from raypd.run.text import counted
 
 _SAMPLES, _SEED = 1000, 0
@@ -67,32 +71,39 @@ class Evaluation:
     unlabelled: int = 0  # documents of the run without labels
     missing: int = 0  # labelled documents that the run does not hold
     failed: int = 0  # documents that the run could not answer: counted as without any value
+    not_asked: int = 0  # labelled values, null or not, of attributes that the run did not ask for
 
 
-def evaluate(run: str, labels: str, other: str | None = None, tolerance: float = 0.0) -> Evaluation:
+def evaluate(
+    run: str, labels: str, other: str | None = None, tolerance: float = 0.0, labels_column: str = "target"
+) -> Evaluation:
     """Scores the run in a folder against labels.
 
     Args:
         labels: JSON lines of {id, target | questions, scored?, accepted?}.
         other: a run over the same documents; differences are run - other.
         tolerance: by what share a number may differ from a label that is one, as units are converted.
+        labels_column: what stands there in place of `target`.
 
     Raises:
         InputError: a file cannot be read, or no document stands in both.
     """
-    gold = {record["id"]: record for record in _lines(labels)}
+    gold = {record["id"]: record for record in _lines(labels, labels_column)}
     answers = _answers(run)
-    scores = _score(answers, gold, tolerance)
+    attributes = _attributes(run)
+    scores = _score(answers, gold, tolerance, attributes)
     if not scores:
-        raise InputError(f"{labels}: no document of {run} has labels there; ids are compared as text")
+        what = f"has {labels_column!r} or 'questions'" if answers.keys() & gold.keys() else "has labels"
+        raise InputError(f"{labels}: no document of {run} {what} there; ids are compared as text")
     evaluation = Evaluation(
         _measures(scores),
         unlabelled=len(answers.keys() - gold.keys()),
         missing=len(gold.keys() - answers.keys()),
         failed=sum(not rows for key, rows in answers.items() if key in gold),
+        not_asked=sum(score.not_asked for score in scores.values()),
     )
     if other is not None:
-        other_scores = _score(_answers(other), gold, tolerance)
+        other_scores = _score(_answers(other), gold, tolerance, attributes)
         both = sorted(scores.keys() & other_scores.keys())
         if not both:
             raise InputError(f"{other}: no document of {run} stands there, too")
@@ -103,7 +114,7 @@ def evaluate(run: str, labels: str, other: str | None = None, tolerance: float =
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def _lines(path: str) -> Iterator[dict[str, Any]]:
+def _lines(path: str, labels_column: str) -> Iterator[dict[str, Any]]:
     try:
         text = storage.read(storage.absolute(path)).decode()
     except FileNotFoundError:
@@ -113,9 +124,27 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-            yield {**record, "id": str(record["id"])}
-        except (ValueError, KeyError, TypeError):
+            record["id"] = str(record["id"])
+            for question in record.get("questions", []):
+                key = "answer_idx" if question.get("choices") else "answers"
+                if not isinstance(question.get(key), list):
+                    raise InputError(f"{path}:{number}: a question without a list of {key!r}: label it or leave it out")
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(f"{path}:{number}: expected an object with an id") from None
+        if isinstance(record.get(labels_column), dict):
+            record["target"] = record[labels_column]
+        elif labels_column != "target":
+            record.pop("target", None)
+        yield record
+
+
+def _attributes(run: str) -> dict[str, set[str]]:
+    """Category -> the attributes that a run asked for, as its labels call them."""
+    task = load_record(storage.absolute(run)).config.get("task") or {}
+    return {
+        category: {".".join(attribute.get("path") or [attribute["name"]]) for attribute in schema["attributes"]}
+        for category, schema in (task.get("categories") or {}).items()
+    }
 
 
 def _answers(run: str) -> dict[str, list[dict[str, Any]]]:
@@ -143,34 +172,44 @@ class Score:
     category: str
     parts: dict[str, list[float]]
     lists: bool = False  # whether its labels have `scored` or `accepted`
+    not_asked: int = 0
 
 
 def _score(
-    answers: dict[str, list[dict[str, Any]]], gold: dict[str, dict[str, Any]], tolerance: float
+    answers: dict[str, list[dict[str, Any]]],
+    gold: dict[str, dict[str, Any]],
+    tolerance: float,
+    attributes: dict[str, set[str]],
 ) -> dict[str, Score]:
     scores = {}
     for key in sorted(answers.keys() & gold.keys()):
         labels, rows = gold[key], answers[key]
         if "target" in labels:
             record = _flat(json.loads(rows[0]["record"])) if rows else {}
-            category = labels.get("category") or (rows[0]["category"] if rows else "")
+            category = str((rows[0]["category"] if rows else None) or labels.get("category") or "")
             lists = "scored" in labels or bool(labels.get("accepted"))
-            scores[key] = Score(str(category or ""), _of_record(record, labels, tolerance), lists)
+            target = _flat(labels["target"])
+            names = target.keys() & attributes.get(category, target.keys())
+            parts = _of_record(record, {name: target[name] for name in names}, labels, tolerance)
+            scores[key] = Score(category, parts, lists, len(target) - len(names))
         elif "questions" in labels:
             scores[key] = Score(str(labels.get("category", "")), _of_questions(rows, labels["questions"]))
     return scores
 
 
-def _of_record(record: dict[str, Any], labels: dict[str, Any], tolerance: float) -> dict[str, list[float]]:
-    target = _flat(labels["target"])
+def _of_record(
+    record: dict[str, Any], target: dict[str, Any], labels: dict[str, Any], tolerance: float
+) -> dict[str, list[float]]:
     scored = labels.get("scored")
     accepted = labels.get("accepted") or {}
-    strict, loose = [0.0] * 5, [0.0] * 5
+    strict, loose, exact = [0.0] * 5, [0.0] * 5, [0.0] * 5
     for name, value in target.items():
         strict[_outcome(record.get(name), [value], tolerance)] += 1
         if scored is None or name in scored:
-            loose[_outcome(record.get(name), accepted.get(name) or [value], tolerance)] += 1
-    return {"strict": strict, "scored": loose}
+            forms = accepted.get(name) or [value]
+            loose[_outcome(record.get(name), forms, tolerance)] += 1
+            exact[_outcome(record.get(name), forms, tolerance, fold=False)] += 1
+    return {"strict": strict, "scored": loose, "scored exact": exact}
 
 
 def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
@@ -181,9 +220,9 @@ def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
     return flat
 
 
-def _outcome(answer: Any, forms: Sequence[Any], tolerance: float = 0.0) -> int:
-    accepted = {_plain(form) for form in forms} - {""}
-    value = _plain(answer)
+def _outcome(answer: Any, forms: Sequence[Any], tolerance: float = 0.0, fold: bool = True) -> int:
+    accepted = {_plain(form, fold) for form in forms} - {""}
+    value = _plain(answer, fold)
     if not accepted:
         return NV if value else NN
     numbers = [form for form in forms if _is_number(form)] if _is_number(answer) else []
@@ -195,27 +234,36 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any, fold: bool) -> str:
     if value is None:
         return ""
     text = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value)
-    return " ".join(text.casefold().split())
+    return " ".join((text.casefold() if fold else text).split())
 
 
 def _of_questions(rows: list[dict[str, Any]], questions: list[dict[str, Any]]) -> dict[str, list[float]]:
     by_question = {row["question_id"]: row for row in rows}
     exact, overlap, right = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]  # sum, count
     for number, question in enumerate(questions):
-        row = by_question.get(str(question.get("id", number)), {})
+        row = by_question.get(str(question.get("id", number)))
         if question.get("choices"):
-            right[0] += row.get("choice_index") in question["answer_idx"]
+            right[0] += row is not None and _chosen(row, question)
             right[1] += 1
             continue
-        answer, answers = row.get("answer") or "", question["answers"] or [""]
-        exact[0] += max(_squad(answer) == _squad(gold) for gold in answers)
-        overlap[0] += max(_token_f1(answer, gold) for gold in answers)
         exact[1], overlap[1] = exact[1] + 1, overlap[1] + 1
+        if row is not None:
+            answer, answers = row["answer"] or "", question["answers"] or [""]
+            exact[0] += max(_squad(answer) == _squad(gold) for gold in answers)
+            overlap[0] += max(_token_f1(answer, gold) for gold in answers)
     return {"exact match": exact, "token F1": overlap, "accuracy": right}
+
+
+def _chosen(row: dict[str, Any], question: dict[str, Any]) -> bool:
+    """Whether a row names the right choice, or where several may be named, all right ones and no other."""
+    if not question.get("multi_select"):
+        return row["choice_index"] in question["answer_idx"]
+    letters = "".join(re.findall(r"\b[A-Z]+\b", row["answer"] or ""))  # "B, D" or "BD"
+    return {string.ascii_uppercase.index(letter) for letter in letters} == set(question["answer_idx"])
 
 
 def _squad(text: str) -> str:
@@ -253,6 +301,10 @@ def _right(sums: np.ndarray) -> np.ndarray:
     return sums[..., [VC, NN]].sum(-1) / np.maximum(1, sums.sum(-1))
 
 
+def _null_everywhere(sums: np.ndarray) -> np.ndarray:
+    return sums[..., [NV, NN]].sum(-1) / np.maximum(1, sums.sum(-1))
+
+
 def _mean(sums: np.ndarray) -> np.ndarray:
     return sums[..., 0] / np.maximum(1, sums[..., 1])
 
@@ -262,7 +314,9 @@ _METRICS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {  # shown
     "strict precision": ("strict", _precision),
     "strict recall": ("strict", _recall),
     "values right": ("strict", _right),
+    "null everywhere": ("strict", _null_everywhere),
     "scored F1": ("scored", _f1),
+    "scored F1, exact": ("scored exact", _f1),
     "exact match": ("exact match", _mean),
     "token F1": ("token F1", _mean),
     "accuracy": ("accuracy", _mean),
@@ -340,6 +394,8 @@ def describe(evaluation: Evaluation) -> str:
     ):
         if count:
             lines.append(f"{counted(count, 'document')} {reason}")
+    if evaluation.not_asked:
+        lines.append(f"{counted(evaluation.not_asked, 'label')} of attributes that the run did not ask for: left out")
     return "\n".join(lines)
 
 

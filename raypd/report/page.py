@@ -15,11 +15,11 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any
 
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from raypd import storage
+from raypd.config.yaml_file import dump
 from raypd.errors import RunError
 from raypd.report import charts, estimate_section, sections, series, training_section
 from raypd.report.charts import Chart
@@ -117,7 +117,7 @@ def _content(run: RunReport) -> dict[str, Any]:
         "categories": sorted({d.category for d in run.sample.documents if d.category}),
         "errors": sections.error_bars(run.sample),
         "sessions": sections.session_table(run),
-        "config": text.clean(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), _CONFIG_CHARACTERS),
+        "config": text.clean(dump(run.config), _CONFIG_CHARACTERS),
     }
 
 

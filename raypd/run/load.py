@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from raypd import storage
 from raypd.config import RunConfig, StorageConfig
-from raypd.config.load import make_config, value_of, with_new_names
+from raypd.config.load import make_config, value_of
 from raypd.errors import ConfigError
 from raypd.run import layout, records
 from raypd.run.records import RecordError, RunRecord
@@ -38,7 +38,6 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
         if is_nightly(output):
             path = storage.join(output, layout.STATE)
         record = records.read(RunRecord, path)
-        record.config = with_new_names(record.config)
         storage.configure(StorageConfig.model_validate({**(record.config.get("storage") or {}), **keys}))
     except FileNotFoundError:
         reason = "no run here (it has no run.json); give the output.path of a run"

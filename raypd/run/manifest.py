@@ -13,7 +13,6 @@ from typing import Any
 import raypd
 from raypd import storage
 from raypd.config import RunConfig
-from raypd.config.load import with_new_names
 from raypd.errors import ConfigError
 from raypd.run import layout, records
 from raypd.run.records import Manifest, RecordError, RunCost, RunRecord, Session, SessionTotals, UnitSummary
@@ -98,7 +97,7 @@ def differences(old: dict[str, Any], config: RunConfig) -> list[str]:
 
     Empty where a file that prompts come from has another text, or the record is of a raypd that answers otherwise.
     """
-    old, idle = with_new_names(old), config.idle_keys()
+    idle = config.idle_keys()
     with contextlib.suppress(ValueError):  # of a version with other keys: it is compared as it stands
         was = RunConfig.model_validate(old)
         old, idle = was.model_dump(mode="json"), idle & was.idle_keys()

@@ -44,7 +44,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
         (["wrong.yaml"], "wrong.yaml:11: task.categories.book.attributes.0.nmae: unknown key; did you mean 'name'?"),
         (["run.yaml", "engine.max_num_seqs=0"], "engine.max_num_seqs: give a whole number from 1 on, or auto"),
-        (["run.yaml", "engine.batch=3"], "engine.batch: is called max_num_seqs now"),
         (["run.yaml", "input.path=in/b.jsonl"], "no such file or folder; did you mean"),
         (["run.yaml", "input.text_columns=[titel]"], "a.jsonl: no column 'titel'"),
         (["run.yaml", "decoding.method=hyper_paralel"], "decoding.method: did you mean 'hyper_parallel'? choose from"),

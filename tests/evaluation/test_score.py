@@ -54,8 +54,10 @@ def test_scored_looks_at_the_listed_attributes_and_all_accepted_forms():
         "scored": ["Color"],
         "accepted": {"Color": ["red", "dark red"]},
     }
-    parts = score._of_record({"Brand": "Zeta", "Color": "Dark  red", "Size": "7"}, labels, 0.0)
+    record = {"Brand": "Zeta", "Color": "Dark  red", "Size": "7"}
+    parts = score._of_record(record, labels["target"], labels, 0.0)
     assert parts["scored"] == [1, 0, 0, 0, 0]
+    assert parts["scored exact"] == [0, 1, 0, 0, 0]  # ExtractGPT compares case
     assert parts["strict"] == [0, 2, 1, 0, 0]
 
 
@@ -65,14 +67,19 @@ def test_questions_are_compared_as_squad_does():
         {"id": "b", "answers": []},
         {"id": "c", "choices": ["x", "y"], "answers": ["y"], "answer_idx": [1]},
         {"id": "d", "answers": ["Rollo"]},
+        {"id": "e", "answers": []},  # failed: no answer is not the right answer
+        {"id": "f", "choices": ["x", "y", "z"], "answer_idx": [0, 2], "multi_select": True},
+        {"id": "g", "choices": ["x", "y", "z"], "answer_idx": [0, 2], "multi_select": True},
     ]
     rows = [
         {"question_id": "a", "answer": "Seine, a river!", "choice_index": None},
         {"question_id": "b", "answer": None, "choice_index": None},
         {"question_id": "c", "answer": "y", "choice_index": 1},
+        {"question_id": "f", "answer": "A, C", "choice_index": None},
+        {"question_id": "g", "answer": "AB", "choice_index": None},
     ]
     parts = score._of_questions(rows, questions)
-    assert parts == {"exact match": [2, 3], "token F1": [2, 3], "accuracy": [1, 1]}
+    assert parts == {"exact match": [2, 4], "token F1": [2, 4], "accuracy": [2, 3]}
     assert score._token_f1("in the Seine", "Seine river") == pytest.approx(0.5)
 
 
@@ -98,14 +105,23 @@ def test_a_run_against_its_labels(config, tmp_path, in_process):
     run = with_keys(config(str(path)), model={"name": "fake"})
     driver.run_extract(run, build=build)
     labels = tmp_path / "labels.jsonl"
-    labels.write_text("".join(json.dumps({"id": str(i), "target": {"a": None}}) + "\n" for i in (0, 1, 99)))
-    result = score.evaluate(run.output.path, str(labels), run.output.path)
+    rows = [{"id": str(i), "gold": {"a": None, "never asked": "x"}} for i in (0, 1, 99)]
+    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match="has 'target' or 'questions' there"):
+        score.evaluate(run.output.path, str(labels))
+    result = score.evaluate(run.output.path, str(labels), run.output.path, labels_column="gold")
     assert result.unlabelled == 4
     assert result.missing == 1
+    figures = {measure.name: measure.value for measure in result.measures}
+    assert figures["null everywhere"] == 1.0
+    assert (result.not_asked, figures["values right"]) == (2, 0.0)
     assert all(d.ours == d.theirs and d.low == d.high == 0 for d in result.differences)
     assert "values right" in score.describe(result)
     with pytest.raises(InputError, match="no such file"):
         score.evaluate(run.output.path, str(tmp_path / "none.jsonl"))
+    labels.write_text('{"id": "0", "questions": [{"question": "Who?"}]}\n')
+    with pytest.raises(InputError, match=r"labels\.jsonl:1: a question without a list of 'answers'"):
+        score.evaluate(run.output.path, str(labels))
     labels.write_text("{}\n")
     with pytest.raises(InputError, match=r"labels\.jsonl:1"):
         score.evaluate(run.output.path, str(labels))

@@ -90,7 +90,7 @@ def test_threaded_methods_write_and_count(parts, method):
         # Medusa's guesses make the passes fewer than the tokens of a path
         assert ("longest_path" in counters) == (method != "apar_medusa")
         assert counters.get("longest_path", 1) >= 1
-        assert "theoretical_speedup" not in counters  # it takes a baseline: evaluation.speedup
+        assert "theoretical_speedup" not in counters  # it takes a baseline: benchmarks.speedup
 
 
 THINKS = """{% for message in messages %}{{ message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}

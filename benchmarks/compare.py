@@ -22,11 +22,10 @@ from typing import Any
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
-import raypd
-from raypd.benchmark import answers, peers
-from raypd.benchmark.works import Work, make_work
+from benchmarks import answers, peers
+from benchmarks.config import BenchmarkRun, Engine, WorkConfig
+from benchmarks.works import Work, make_work
 from raypd.config import ModelConfig
-from raypd.config.benchmark import BenchmarkRun, Engine, WorkConfig
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.models.embedded import quiet
 from raypd.models.load import load_model, load_tokenizer
@@ -251,9 +250,9 @@ class Comparison:
         self._started += 1
         path = self.folder / f"{self._started}-{engine}.json"
         path.write_text(json.dumps(job))
-        root = str(Path(raypd.__file__).parents[1])
+        root = str(Path(__file__).parents[1])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.getenv("PYTHONPATH")])])}
-        command = [sys.executable, "-m", "raypd.benchmark.engines", str(path)]
+        command = [sys.executable, "-m", "benchmarks.engines", str(path)]
         if name not in ("raypd", "ceiling"):
             command = [sys.executable, peers.__file__, str(path)]
         if name in ("vllm", "openvino"):

@@ -1,6 +1,6 @@
 """How often IPPD gives the very answer of one prompt a question, and where it does not, why (IPPD, table 2).
 
-    python -m raypd.evaluation.exact_match squad2.dev.jsonl --contexts 200 --dtype bfloat16
+    python -m benchmarks.exact_match squad2.dev.jsonl --contexts 200 --dtype bfloat16
 
 The reference is `autoregressive` at batch 1. Beside IPPD stands the noise floor: `autoregressive` at batch N against
 the same reference, which differs by rounding alone. Of each answer that differs are printed the first token that does

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from benchmarks.config import Extraction, Questions, RandomQuestions, RandomSlots, WorkConfig
 from raypd.config import RunConfig
-from raypd.config.benchmark import Extraction, Questions, RandomQuestions, RandomSlots, WorkConfig
 from raypd.config.load import load_config, make_config
 from raypd.decoding.program import Feed
 from raypd.errors import InputError

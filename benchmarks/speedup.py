@@ -2,7 +2,7 @@
 
     raypd generate prompts.jsonl -o runs/ar
     raypd generate prompts.jsonl -o runs/pasta --method pasta --model ./my-model
-    python -m raypd.evaluation.speedup runs/pasta --baseline runs/ar
+    python -m benchmarks.speedup runs/pasta --baseline runs/ar
 
 Of every answer: the tokens of the baseline's answer, divided by the longest path of the run's, which is the most tokens
 that had to be decoded one after the other; end tokens count in both. How much the run's own answer says does not count:

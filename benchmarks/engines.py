@@ -1,4 +1,4 @@
-"""raypd's side of the comparison, and the machine's ceiling: python -m raypd.benchmark.engines JOB.json
+"""raypd's side of the comparison, and the machine's ceiling: python -m benchmarks.engines JOB.json
 
 A process of its own like every other engine's, which the same lines of standard input drive (`peers.serve`). The
 engine alone is timed, over prompts that are ids already, as with the others; what an answer means is read later.
@@ -18,8 +18,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import raypd
-from raypd.benchmark.peers import Loaded, serve
-from raypd.benchmark.works import documents_of
+from benchmarks.peers import Loaded, serve
+from benchmarks.works import documents_of
 from raypd.config import ModelConfig
 from raypd.config.load import make_config
 from raypd.decoding.engine import Engine

@@ -17,7 +17,7 @@ import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from raypd.benchmark.compare import Result, Row
+from benchmarks.compare import Result, Row
 from raypd.run.text import count, number, one_line
 
 _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "raypd", "axes.spines.top": False, "axes.spines.right": False}

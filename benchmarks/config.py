@@ -1,13 +1,17 @@
-"""What `raypd benchmark` runs: a small tree of its own, read like a run's and with the same errors."""
+"""What `python -m benchmarks` runs: a small tree of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from raypd.config.load import read_tree
 from raypd.config.model import ModelConfig
 from raypd.config.section import Section
+from raypd.errors import ConfigError
 
 Engine = Literal[
     "raypd", "raypd-guided", "generate", "generate_batch", "vllm-whole", "vllm-each", "openvino-whole", "openvino-each"
@@ -154,3 +158,25 @@ class BenchmarkRun(Section):
 
     model: ModelConfig = ModelConfig()
     benchmark: BenchmarkConfig
+
+
+def load_benchmark(path: str | Path, overrides: Sequence[str] = ()) -> BenchmarkRun:
+    """Reads and checks the YAML file of a benchmark. Raises ConfigError with every mistake.
+
+    Args:
+        path: whose relative paths are relative to its folder.
+        overrides: `key=value` with dotted keys.
+    """
+    tree, folder = read_tree(Path(path), overrides), Path(path).parent
+    try:
+        run = BenchmarkRun.model_validate(tree)
+    except ValidationError as error:
+        mistakes = [f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        raise ConfigError("\n".join(mistakes)) from None
+    works = {
+        name: work.model_copy(update={"task": str(folder / work.task)})
+        if isinstance(work, Extraction) and work.task
+        else work
+        for name, work in run.benchmark.works.items()
+    }
+    return run.model_copy(update={"benchmark": run.benchmark.model_copy(update={"works": works})})

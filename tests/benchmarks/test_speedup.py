@@ -8,11 +8,11 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
+from benchmarks import speedup
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.decoding.engine import Engine
-from raypd.evaluation import speedup
 from raypd.run import manifest
 from raypd.run.records import UnitSummary
 from raypd.tasks import build_task

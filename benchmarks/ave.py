@@ -1,6 +1,6 @@
 """Run configurations for the public attribute extraction benchmarks, made from their own attribute lists.
 
-    python -m raypd.evaluation.ave DATA_FOLDER oamine > oamine.yaml
+    python -m benchmarks.ave DATA_FOLDER oamine > oamine.yaml
     raypd extract oamine.yaml output.path=runs/oamine
 
 DATA_FOLDER holds attributes.json and NAME.test.dev.jsonl, as records {id, category, title, description, target}.
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
+from raypd.config.yaml_file import dump
 from raypd.errors import InputError
 
 _LISTS = {"oamine": "oa-mine", "ae110k": "ae-110k", "wdcpave": "wdc-pave"}  # file name -> key in attributes.json
@@ -57,7 +57,7 @@ def main(
         tree = _run_tree(folder, name, split)
     except InputError as error:
         raise SystemExit(f"error: {error}") from None
-    print(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120), end="")
+    print(dump(tree, width=120), end="")
 
 
 if __name__ == "__main__":

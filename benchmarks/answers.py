@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from raypd.benchmark.works import Work
+from benchmarks.works import Work
 
 
 def read(found: list[Any], shape: str | None, work: Work, tokenizer: PreTrainedTokenizerBase) -> list[Any]:

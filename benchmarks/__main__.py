@@ -1,0 +1,43 @@
+"""raypd beside vLLM, OpenVINO and transformers on the same tokens: python -m benchmarks CONFIG [KEY=VALUE]..."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from pathlib import Path
+
+from benchmarks.compare import compare
+from benchmarks.config import load_benchmark
+from benchmarks.table import markdown, save
+from raypd.errors import UserError
+from raypd.run.text import clean
+
+
+def main() -> int:
+    """Runs the works of a configuration and writes a table after each, which stays if the next is interrupted."""
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        print(__doc__)
+        return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    results, written = [], []
+    try:
+        run = load_benchmark(sys.argv[1], sys.argv[2:])
+        folder = Path(run.benchmark.output)
+        with contextlib.closing(compare(run, lambda line: print(line, file=sys.stderr, flush=True))) as compared:
+            for result in compared:
+                results.append(result)
+                written = save(results, folder, run.model.name)
+                print(clean(markdown(result)) + "\n", flush=True)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"interrupted: {len(results)} works are done", file=sys.stderr)
+        return 130
+    print("\n".join(f"written: {file}" for file in written))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

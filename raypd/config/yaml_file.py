@@ -1,0 +1,123 @@
+"""YAML 1.2 as configurations are written in it, with the line of every key for the errors."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import ConstructorError, SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, SequenceNode
+
+from raypd.errors import ConfigError, did_you_mean, in_words
+
+_MOST_ALIASED = 1_000_000  # values that aliases may stand for; ten times the rest of a file, if that is more
+
+
+class _Constructor(SafeConstructor):
+    """Tells the line of a value that looks like a date or a number and is none."""
+
+    def construct_object(self, node: Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise ConstructorError(None, None, in_words(error), node.start_mark) from None
+
+
+def dump(value: Any, flow: bool = False, width: int = 100) -> str:
+    """YAML of plain values, keys in their order. flow: on one line, as `{a: [1, 2]}`."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style, yaml.width, yaml.sort_base_mapping_type_on_output = flow, width, False
+    out = io.StringIO()
+    yaml.dump(value, out)
+    return out.getvalue().removesuffix("...\n").rstrip("\n") + "\n"
+
+
+def parse(text: str) -> Any:
+    """The value of YAML text. Raises YAMLError."""
+    return _construct(_compose(text))
+
+
+def _compose(text: str) -> Node | None:
+    """The nodes of YAML. Raises YAMLError, also where aliases of aliases make more than anybody wrote."""
+    node: Node | None = YAML(typ="safe", pure=True).compose(text)
+    # node -> how many nodes it stands for; infinite while it is looked at: it holds itself
+    sizes: dict[int, float] = {}
+
+    def size(of: Node) -> float:
+        if id(of) not in sizes:
+            sizes[id(of)] = math.inf
+            parts = of.value if isinstance(of, CollectionNode) else []
+            inner = (part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,)))
+            sizes[id(of)] = 1 + sum(map(size, inner))
+        return sizes[id(of)]
+
+    if node is not None and size(node) > _MOST_ALIASED + 10 * len(sizes):
+        raise MarkedYAMLError(problem="its aliases (*name) stand for more than they may", problem_mark=node.start_mark)
+    return node
+
+
+def _construct(node: Node | None) -> Any:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = _Constructor
+    return None if node is None else yaml.constructor.construct_document(node)
+
+
+class YamlFile:
+    """A mapping that was read from a file, or stands in none, with the line of each key."""
+
+    def __init__(self, path: Path | None, tree: dict[str, Any]) -> None:
+        self.path, self.tree = path, tree
+        self.lines: dict[tuple[str | int, ...], int] = {}
+
+    @classmethod
+    def read(cls, path: Path) -> YamlFile:
+        """Reads a file. Raises ConfigError with the line of what is wrong."""
+        try:
+            node = _compose(path.read_text(encoding="utf-8"))
+            source = cls(path, {})
+            source._number(node, ())
+            source.tree = _construct(node) or {}
+        except FileNotFoundError:
+            names = [other.name for other in path.parent.glob("*.y*ml")]
+            hint = did_you_mean(path.name, names, lambda name: path.parent / name)
+            raise ConfigError("; ".join(filter(None, [f"{path}: no such configuration file", hint]))) from None
+        except IsADirectoryError:
+            raise ConfigError(f"{path}: is a folder; give the YAML file in it") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from None
+        except RecursionError:
+            raise ConfigError(f"{path}: is nested too deeply") from None
+        except YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f"{path}:{mark.line + 1}" if mark else str(path)
+            raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        if not isinstance(source.tree, dict):
+            raise ConfigError(f"{path}: expected a mapping of keys at the top, found {type(source.tree).__name__}")
+        return source
+
+    def _number(self, node: Node | None, place: tuple[str | int, ...]) -> None:
+        if isinstance(node, MappingNode):
+            for key, value in node.value:
+                where = f"{self.path}:{key.start_mark.line + 1}"
+                if isinstance(key, CollectionNode):
+                    raise ConfigError(f"{where}: a key is a word, not a list or a mapping")
+                if (*place, key.value) in self.lines:
+                    raise ConfigError(f"{where}: the key {key.value!r} stands twice")
+                self.lines[(*place, key.value)] = key.start_mark.line + 1
+                self._number(value, (*place, key.value))
+        elif isinstance(node, SequenceNode):
+            for i, value in enumerate(node.value):
+                self.lines[(*place, i)] = value.start_mark.line + 1
+                self._number(value, (*place, i))
+
+    def where(self, key: tuple[str | int, ...]) -> str:
+        """`file:line` of a key, or of the nearest key above it that stands in the file; "" without a file."""
+        if self.path is None:
+            return ""
+        while key and key not in self.lines:
+            key = key[:-1]
+        return f"{self.path}:{self.lines[key]}" if key else str(self.path)
