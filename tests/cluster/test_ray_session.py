@@ -7,9 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import psutil
 import pytest
@@ -21,6 +19,7 @@ from raypd.errors import RunError
 from tests.faults.trial import Trial
 from tests.processes import LONG, ROOT, end_all, ended, start
 from tests.s3 import free_ports
+from tests.servers import Call, Reply, serving
 
 SHELL = "import subprocess, sys; sys.exit(subprocess.call(['bash', '-ec', sys.argv[1]], cwd=sys.argv[2]))"
 
@@ -73,13 +72,11 @@ def test_a_local_ray_listens_on_loopback_alone_asks_no_dashboard_of_another_and_
     """Ray Train does ask while it trains, and what is unknown there it takes for dead."""
     asked = []
 
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_error(404)
+    def other(call: Call) -> Reply:
+        asked.append(call.path)
+        return Reply(404)
 
-    with HTTPServer(("127.0.0.1", 8265), Other) as server:  # Ray's port
-        Thread(target=server.serve_forever, daemon=True).start()
+    with serving(other, 8265):  # Ray's port
         process = start("-c", CONNECTED, **fresh)
         assert process.stdout
         assert process.stdout.readline() == "no dashboard\n"
@@ -93,7 +90,6 @@ def test_a_local_ray_listens_on_loopback_alone_asks_no_dashboard_of_another_and_
         assert re.fullmatch("[0-9a-f]{64}", environment["RAY_AUTH_TOKEN"])
         said = process.communicate("\n", timeout=LONG)
         assert process.returncode == 0, said
-        server.shutdown()
     assert not asked
     assert not Path(fresh["HOME"], ".ray").exists()
 

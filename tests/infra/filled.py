@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
 import runpy
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,26 +59,3 @@ def pods(job: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "head", cluster["headGroupSpec"]["template"]
     for group in cluster["workerGroupSpecs"]:
         yield group["groupName"], group["template"]
-
-
-@contextlib.contextmanager
-def serving(reply: Callable[[str, str, Any, str], tuple[int, str]]) -> Iterator[str]:
-    """The URL of a server whose answers are reply(method, path, headers, body): (code, body)."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
-            code, text = reply(self.command, self.path, self.headers, body)
-            self.send_response(code)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        do_GET = do_PUT = do_POST = answer
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()

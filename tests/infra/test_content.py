@@ -11,20 +11,9 @@ from unittest import mock
 
 import pytest
 
-from tests.infra.filled import (
-    FILL,
-    INFRA,
-    ROOT,
-    SETTINGS,
-    documents,
-    load_module,
-    pods,
-    policy,
-    prepared,
-    serving,
-    text,
-)
+from tests.infra.filled import FILL, INFRA, ROOT, SETTINGS, documents, load_module, pods, policy, prepared, text
 from tests.infra.test_validators import IAM, rayjob
+from tests.servers import Reply, serving
 
 WORKERS = ("gpu-spot", "gpu-on-demand")
 SUBMIT = load_module(INFRA / "kuberay/submit_nightly.py")
@@ -118,17 +107,17 @@ def sourced(endpoint):
 def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_all_the_same(monkeypatch):
     from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
-    def metadata(method, path, headers, body):
+    def metadata(call):
         """EC2's instance metadata service, version 2."""
-        if method == "PUT":
-            return (200, "a-token") if headers["X-aws-ec2-metadata-token-ttl-seconds"] else (400, "")
-        answer = {
-            "instance-life-cycle": "spot",
-            "placement/availability-zone": "us-east-1b",
-            "placement/region": "us-east-1",
-            "instance-type": "g6e.48xlarge",
-        }.get(path.removeprefix("/latest/meta-data/"))
-        return (200, answer) if answer and headers["X-aws-ec2-metadata-token"] == "a-token" else (401, "")
+        if call.method == "PUT":
+            return Reply(200, b"a-token") if call.headers["X-aws-ec2-metadata-token-ttl-seconds"] else Reply(400)
+        body = {
+            "instance-life-cycle": b"spot",
+            "placement/availability-zone": b"us-east-1b",
+            "placement/region": b"us-east-1",
+            "instance-type": b"g6e.48xlarge",
+        }.get(call.path.removeprefix("/latest/meta-data/"))
+        return Reply(200, body) if body and call.headers["X-aws-ec2-metadata-token"] == "a-token" else Reply(401)
 
     with serving(metadata) as url:
         variables, _ = sourced(f"{url}/")
@@ -274,14 +263,13 @@ def test_tonights_job_is_a_rayjob_with_the_date_in_name_and_id_and_one_folder_fo
 def test_a_second_submission_of_the_night_is_no_second_run():
     names = []
 
-    def api(method, path, headers, body):
-        name = json.loads(body)["metadata"]["name"]
-        if headers["Authorization"] != "Bearer a-token":
-            return 403, ""
-        if (method, path) != ("POST", "/apis/ray.io/v1/namespaces/raypd/rayjobs"):
-            return 404, ""
-        names.append(name)
-        return 409 if name in names[:-1] else 201, ""
+    def api(call):
+        if call.headers["Authorization"] != "Bearer a-token":
+            return Reply(403)
+        if (call.method, call.path) != ("POST", "/apis/ray.io/v1/namespaces/raypd/rayjobs"):
+            return Reply(404)
+        names.append(json.loads(call.body)["metadata"]["name"])
+        return Reply(409 if names[-1] in names[:-1] else 201)
 
     job = SUBMIT.tonights_job(template(), datetime.date(2026, 3, 9))
     with serving(api) as address:
