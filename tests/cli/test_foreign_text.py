@@ -15,12 +15,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from raypd.answering import progress
-from raypd.cli.main import app
+from raypd.cli.main import app, report_errors
 from raypd.cluster import driver
 from raypd.cluster.summary import print_summary
 from raypd.config import RunConfig
 from raypd.dataset import planner
-from tests.runs import run_here, with_keys
+from raypd.errors import ConfigError
+from tests.runs import run_here
 
 FAKED = "ok: every document of the input stands in the output exactly once"
 IDS = [
@@ -77,21 +78,22 @@ def test_ids_are_shown_and_steer_nothing(run: RunConfig) -> None:
 def test_markup_in_ids_and_paths_is_text(run: RunConfig, capsys) -> None:
     path = run.output.path + "[bold]"
     Path(run.output.path).rename(path)
-    moved = with_keys(run, output={"path": path})
+    moved = run.model_copy(update={"output": run.output.model_copy(update={"path": path})})
     print_summary(driver.finish(moved, path, planner.plan(moved)))
     shown = capsys.readouterr().out
     assert f"manifest: {path}/manifest.json" in shown
     assert "[bold red]loud" in shown
 
 
-def test_lines_beside_the_progress_and_errors_steer_nothing(capsys, raypd) -> None:
+def test_lines_beside_the_progress_and_errors_steer_nothing(capsys, monkeypatch) -> None:
     driver.say(IDS[0])
     progress.RunDisplay(1, 0).say(IDS[1])
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    with report_errors():
+        raise ConfigError(IDS[2])
+    assert codes == [2]
     assert steers(capsys.readouterr().err) == []
-    code, _, err = raypd("extract", f"{IDS[2]}.yaml")
-    assert code == 2
-    assert "31mred, too" in err
-    assert steers(err) == []
 
 
 def test_no_cell_of_a_csv_is_a_formula(run: RunConfig, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd.config import RunConfig
-from tests.runs import TITLES, extraction, run_config
 
 _FILE_DOCUMENTS = 50_000
 _LOOK_SECONDS = 0.5
@@ -41,14 +40,15 @@ def make_corpus(folder: Path, documents: int) -> None:
 def configuration(folder: Path, unit_documents: int, workers: int) -> RunConfig:
     """A run at the speed of the machine: the fake engine takes no time."""
     fast = {"load_seconds": 0, "step_seconds": 0, "prefill_tokens_per_second": 1e12, "decode_tokens_per_second": 1e12}
-    return run_config(
-        extraction(lamp=["power", "colour"]),
-        folder / "in",
-        folder / "out",
-        input=TITLES,
-        model={"name": "fake", "fake": fast},
-        engine={"max_num_seqs": 64},
-        cluster={"address": "local", "unit_documents": unit_documents, "max_workers": workers},
+    return RunConfig.model_validate(
+        {
+            "input": {"path": str(folder / "in"), "text_columns": ["title"], "category_column": None},
+            "output": {"path": str(folder / "out")},
+            "task": {"categories": {"lamp": {"attributes": [{"name": "power"}, {"name": "colour"}]}}},
+            "model": {"name": "fake", "fake": fast},
+            "engine": {"max_num_seqs": 64},
+            "cluster": {"address": "local", "unit_documents": unit_documents, "max_workers": workers},
+        }
     )
 
 

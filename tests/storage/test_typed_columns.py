@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from raypd.answering import components
 from raypd.config import RunConfig
 from raypd.config.run import OWN_COLUMNS
 from raypd.dataset import writer
@@ -135,6 +134,8 @@ def test_a_resumed_run_cannot_change_its_columns(config: RunConfig) -> None:
 
 
 def test_a_local_run_writes_typed_columns(tmp_path: Path) -> None:
+    from raypd.answering import components
+
     run = run_config(
         extraction(c=["a", {"name": "b", "type": "integer"}]),
         write_jsonl(tmp_path / "in.jsonl", ["one", "two", ""]),

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from raypd.config import ModelConfig
+from raypd.config import ModelConfig, RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.grammar import Bounded, Choice, Grammar, Vocabulary
 from raypd.decoding.program import Predictions
@@ -28,7 +28,7 @@ from raypd.tasks.prompting import end_tokens
 from tests.decoding.cases import agree
 from tests.decoding.drivers import drive
 from tests.decoding.reference import greedy
-from tests.runs import answer, run_config
+from tests.runs import answer
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 CONTEXT = 4096
@@ -37,8 +37,13 @@ METHODS = ["intra_prompt", "autoregressive"]
 
 
 def make(context_length: int = CONTEXT, tokenizer=None, decoding=None, **task):
-    task = {"kind": "question_answering", "max_answer_tokens": MOST, **task}
-    return build_task(run_config(task, decoding=decoding or {}), tokenizer or tiny_tokenizer(), context_length)
+    tree = {
+        "input": {"path": "x.jsonl"},
+        "output": {"path": "out"},
+        "task": {"kind": "question_answering", "max_answer_tokens": MOST, **task},
+        "decoding": decoding or {},
+    }
+    return build_task(RunConfig.model_validate(tree), tokenizer or tiny_tokenizer(), context_length)
 
 
 def document(row: int, questions: object, context: str | None = "The sea is 4 °C cold.") -> Document:

@@ -10,7 +10,6 @@ from raypd.config import RunConfig
 from raypd.errors import ConfigError
 from raypd.tasks.prompting import PRODUCTS, check_template, messages
 from tests.processes import ended, start
-from tests.runs import extraction, run_config
 
 SHELL = "{{ category.attributes[0].__class__.__mro__[-1].__subclasses__() }}"
 GLOBALS = "{{ lipsum.__globals__['os'].system('touch MARK') }}"
@@ -22,7 +21,7 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
 def config(template: Path, **keys: object) -> RunConfig:
     attributes = [{"name": "Brand"}, {"name": "Fit", "type": "enum", "values": ["in", "over"]}]
     task = {"categories": {"shoes": {"description": "worn", "attributes": attributes}}, "template": str(template)}
-    return run_config(task, **keys)
+    return RunConfig.model_validate({"input": {"path": "x.jsonl"}, "output": {"path": "out"}, "task": task, **keys})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,9 @@ def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path: Path
 
 
 def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
-    made = run_config(extraction(shoes=[{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]))
+    attributes = [{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]
+    task = {"categories": {"shoes": {"attributes": attributes}}}
+    made = RunConfig.model_validate({"input": {"path": "x.jsonl"}, "output": {"path": "out"}, "task": task})
     message = messages(made.task)["shoes"]
     assert "(one of: b0, b1, " in message
     assert "b99, or one of 19,900 more)" in message

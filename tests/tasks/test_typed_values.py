@@ -14,7 +14,7 @@ import numpy as np
 import pydantic
 import pytest
 
-from raypd.config import Attribute
+from raypd.config import Attribute, RunConfig
 from raypd.config.schema import categories_of
 from raypd.decoding.engine import Engine
 from raypd.decoding.grammar import Bounded, Grammar, Vocabulary
@@ -28,7 +28,7 @@ from raypd.tasks.spans import find_span
 from raypd.tasks.values import check
 from raypd.training.example import Skip
 from raypd.training.labels import value_text
-from tests.runs import answer, extraction, run_config
+from tests.runs import answer
 from tests.tasks.test_extraction import CONTEXT, document
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -140,10 +140,13 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
     schema = Thing.model_json_schema()
     seen = set()
     for method in ("hyper_parallel", "guided"):
-        config = run_config(
-            {"categories": categories_of(schema, None)},  # type: ignore[arg-type]
-            input={"category_column": None},
-            decoding={"method": method, "max_value_tokens": 20},
+        config = RunConfig.model_validate(
+            {
+                "input": {"path": "x", "category_column": None},
+                "output": {"path": "out"},
+                "task": {"categories": categories_of(schema, None)},  # type: ignore[arg-type]
+                "decoding": {"method": method, "max_value_tokens": 20},
+            }
         )
         task = build_task(config, tiny_tokenizer(), CONTEXT)
         model = tiny_model("llama", max_position_embeddings=CONTEXT)
@@ -190,9 +193,14 @@ def test_what_any_model_writes_is_checked_by_its_type(keys: Any, text: str, stat
 
 
 def test_a_list_in_an_answer_that_the_model_writes_whole() -> None:
-    shoes = ["Brand", {"name": "Colors", "many": True}, {"name": "Size", "type": "integer"}]
-    config = run_config(extraction(shoes=shoes), decoding={"method": "autoregressive"})
-    (request,) = build_task(config, tiny_tokenizer(), CONTEXT).plan([document(0)])
+    attributes = [{"name": "Brand"}, {"name": "Colors", "many": True}, {"name": "Size", "type": "integer"}]
+    tree = {
+        "input": {"path": "x"},
+        "output": {"path": "out"},
+        "task": {"categories": {"shoes": {"attributes": attributes}}},
+        "decoding": {"method": "autoregressive"},
+    }
+    (request,) = build_task(RunConfig.model_validate(tree), tiny_tokenizer(), CONTEXT).plan([document(0)])
     text = '"Brand": "B", "Size": 7, "Colors": ["red", "blue"]}'
     tokens = tiny_tokenizer().encode(text, add_special_tokens=False)
     program = request.program
@@ -222,9 +230,14 @@ def test_patterns_that_cannot_be_decoded_say_why() -> None:
             automaton_of(Attribute(name="a", type="pattern", pattern=pattern))
     optional = Attribute(name="a", type="pattern", pattern="a(bcdefgh)?")
     assert Grammar(automaton_of(optional), Vocabulary(BYTES)).needed() == len('"abcdefgh"')
-    config = run_config(extraction(c=[{"name": "a", "type": "date"}]), decoding={"max_value_tokens": 11})
+    tree = {
+        "input": {"path": "x"},
+        "output": {"path": "out"},
+        "task": {"categories": {"c": {"attributes": [{"name": "a", "type": "date"}]}}},
+        "decoding": {"max_value_tokens": 11},
+    }
     with pytest.raises(ConfigError, match=r"'a' needs 12 tokens .*max_value_tokens is 11"):
-        build_task(config, tiny_tokenizer(), CONTEXT)
+        build_task(RunConfig.model_validate(tree), tiny_tokenizer(), CONTEXT)
 
 
 @pytest.mark.parametrize("name", ["count", "sku", "day", "colors", "tags", "numbers", "maybe"])

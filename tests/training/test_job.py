@@ -15,7 +15,6 @@ from raypd.cluster.driver import Interrupted, run_extract
 from raypd.config.load import make_config
 from raypd.errors import InputError, ModelError
 from raypd.training.job import run_training
-from tests.runs import with_keys
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus
 
@@ -34,7 +33,7 @@ def answers(config):
     return {row["id"]: json.loads(row["record"]) for row in table.to_pylist()}
 
 
-def test_trained_values_are_decoded_in_parallel(tmp_path, base):
+def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 24)
     training = {"weights": "full", "learning_rates": [3e-3], "epochs": 40, "validation": str(corpus), "batch_size": 24,
                 "evaluations": 2}  # fmt: skip
@@ -101,7 +100,7 @@ def test_a_file_that_is_not_there_is_named_before_anything_starts(tmp_path, base
     config = short(tmp_path, base, "out")
     part, name = key.split(".")
     missing = str(tmp_path / "nothere.jsonl")
-    config = with_keys(config, **{part: {name: missing}})
+    config = config.model_copy(update={part: getattr(config, part).model_copy(update={name: missing})})
     with pytest.raises(InputError, match=r"nothere.jsonl: no such file"):
         run_training(config, say=lambda _: None)
     assert not Path(config.output.path).exists()
@@ -138,7 +137,9 @@ def test_two_workers_do_what_one_does(tmp_path, base, sharding):
 def test_checkpoints_and_weights_on_s3(tmp_path, base, bucket, s3_server):
     """Cut off, the same command goes on from the checkpoint in the bucket."""
     config = short(tmp_path, base, "out")
-    config = with_keys(config, output={"path": f"{bucket}/trained"}, storage={"endpoint_url": s3_server.url})
+    sections = {"output": config.output.model_copy(update={"path": f"{bucket}/trained"}),
+                "storage": config.storage.model_copy(update={"endpoint_url": s3_server.url})}  # fmt: skip
+    config = config.model_copy(update=sections)
     name = bucket.removeprefix("s3://")
     lines = []
 

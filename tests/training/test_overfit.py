@@ -18,7 +18,7 @@ from raypd.tasks.base import Document
 from raypd.training.generation import GenerationExamples
 from raypd.training.packing import batches
 from raypd.training.trainer import load_for_training, make_trainable, make_trainer
-from tests.runs import answer, with_keys
+from tests.runs import answer
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training.data import generation_tree
 
@@ -77,7 +77,7 @@ def test_autoregressive_writes_what_it_learned(tmp_path):
 def ready(training, dtype="float32"):
     """A tiny model, ready to be trained for `autoregressive`, and its configuration."""
     config = conversation("autoregressive", "tiny", {"weights": "full", **training})
-    config = with_keys(config, model={"dtype": dtype})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
     loaded = LoadedModel(tiny_model("llama"), tiny_tokenizer(), "tiny", torch.float32, torch.device("cpu"), 4096)
     make_trainable(loaded, config)
     return loaded, config
