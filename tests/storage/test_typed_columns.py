@@ -17,6 +17,7 @@ from raypd.config.run import OWN_COLUMNS
 from raypd.dataset import writer
 from raypd.evaluation.score import evaluate
 from raypd.report.sample import document_of
+from raypd.run import manifest
 from raypd.run.records import UnitSummary
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import EXTRACTION, columns_of, record_of, record_row, typed_row, value_row
@@ -99,6 +100,7 @@ def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_p
 
 def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None:
     for typed in (True, False):
+        manifest.claim(config, str(tmp_path / str(typed)))
         commit(config, tmp_path / str(typed), typed)
     typed_rows, untyped_rows = (writer.read_rows(str(tmp_path / str(typed)), "u-0", 9) for typed in (True, False))
     for mine, untyped_row in zip(typed_rows, untyped_rows, strict=True):
