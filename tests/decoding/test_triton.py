@@ -29,7 +29,7 @@ def test_the_kernel_in_the_interpreter(which):
 
 @needs_triton
 def test_the_benchmark_of_gpus_makes_its_table():
-    said = ended(start("-m", "tests.gpu_benchmark", "--tiny", TRITON_INTERPRET="1"))
+    said = ended(start("-m", "benchmarks.gpu", "--tiny", TRITON_INTERPRET="1"))
     rows = [line.split(" | ")[1:3] for line in said.splitlines() if line.startswith("| tiny")]
     assert [attention for method, attention in rows if method.startswith("hyper_parallel")] == ["sdpa", "triton"] * 2
     assert len(rows) == 7

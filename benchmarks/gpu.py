@@ -2,8 +2,8 @@
 and 5 value tokens) with random weights, `hyper_parallel` and `autoregressive` with both kinds of attention and as CUDA
 graphs, transformers' own `generate`, and `hyper_parallel` with weights in FP8.
 
-    python -m tests.gpu_benchmark              # on a GPU: Qwen3-1.7B and Qwen3-8B in bfloat16, about four minutes
-    python -m tests.gpu_benchmark --tiny       # anywhere: that it works, no figures
+    python -m benchmarks.gpu              # on a GPU: Qwen3-1.7B and Qwen3-8B in bfloat16, about four minutes
+    python -m benchmarks.gpu --tiny       # anywhere: that it works, no figures
 
 Needs torch, transformers, triton and numpy, and nothing else. Random weights cost the same time as real ones, and no
 method can end early, as every value has its 5 tokens.
@@ -31,7 +31,6 @@ from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Prompt, autoregressive
 from raypd.decoding.methods.hyper_parallel import Slot, SlottedPrompt, hyper_parallel
 from raypd.decoding.quantized import quantize
-from tests.decoding.drivers import never
 
 GRAPHS = "triton, graphs"
 FP8 = "hyper_parallel, fp8"
@@ -104,7 +103,8 @@ def with_engine(model: PreTrainedModel, work: Work, method: str, attention: str,
     def run(prompts: list[list[int]]) -> tuple[int, int, int]:
         before = engine.steps
         if method == "autoregressive":
-            engine.run(autoregressive(Prompt(tokens, shared=work.shared), work.answer, never) for tokens in prompts)
+            plain = (Prompt(tokens, shared=work.shared) for tokens in prompts)
+            engine.run(autoregressive(prompt, work.answer, lambda _: False) for prompt in plain)
             own, asked = work.own + work.answer - 1, work.answer
         else:
             slotted = (work.slotted(tokens, model.config.vocab_size) for tokens in prompts)
