@@ -12,6 +12,7 @@ from raypd.config.load import load_config, make_config
 from raypd.config.render import render
 from raypd.config.schema import categories_of
 from raypd.errors import ConfigError
+from tests.runs import config_tree, extraction, run_config
 
 MODULE = '''
 from datetime import date
@@ -84,9 +85,8 @@ def test_the_fingerprint_is_of_the_attributes_and_not_of_where_they_stand(tmp_pa
         assert load(tmp_path, other).fingerprint() == ours.fingerprint()
     schema["properties"]["size"]["maximum"] = 60  # type: ignore[index]
     assert load(tmp_path, schema).fingerprint() != ours.fingerprint()
-    attributes = [{"name": "size", "type": "integer", "omit_null": True}]
-    tree = {"input": {"path": "x", "text_columns": ["text"], "category_column": None}, "output": {"path": "o"}}
-    same = make_config({**tree, "task": {"categories": {"shoe": {"attributes": attributes}}}})
+    task = extraction(shoe=[{"name": "size", "type": "integer", "omit_null": True}])
+    same = run_config(task, input={"text_columns": ["text"], "category_column": None})
     assert same.fingerprint() == ours.fingerprint()
 
 
@@ -168,11 +168,8 @@ def test_one_schema_at_a_time(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_attributes_that_cannot_have_a_column_each(attributes: Any, words: str) -> None:
-    tree = {
-        "input": {"path": "x"},
-        "output": {"path": "out", "columns": "typed"},
-        "task": {"categories": {f"c{i}": {"attributes": own} for i, own in enumerate(attributes)}},
-    }
+    task = extraction(**{f"c{i}": listed for i, listed in enumerate(attributes)})
+    tree = config_tree(task, output={"columns": "typed"})
     with pytest.raises(ConfigError, match=words):
         make_config(tree)
     make_config(tree, ["output.columns=record"])

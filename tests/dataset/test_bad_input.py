@@ -26,7 +26,7 @@ from raypd.run.unit import Part, make_unit
 from raypd.run.unreadable import Unreadable
 from raypd.verify import findings, verification
 from tests.cluster import fakes
-from tests.runs import parquet, read_all, run_here, write_jsonl
+from tests.runs import parquet, read_all, run_here, with_keys, write_jsonl
 
 
 def ids(run: RunConfig) -> Counter[str]:
@@ -106,7 +106,7 @@ def test_a_run_ends_with_what_is_damaged_and_does_it_when_it_is_put_right(tmp_pa
     assert [entry["source"] for entry in tree["unreadable"]] == ["m.jsonl.gz", "m.parquet"]
     assert all(entry["error"] and entry["bytes"] for entry in tree["unreadable"])
 
-    skip = corpus.model_copy(update={"input": corpus.input.model_copy(update={"on_damaged": "skip"})})
+    skip = with_keys(corpus, input={"on_damaged": "skip"})
     assert skip.fingerprint() == corpus.fingerprint()
     assert driver.run_extract(skip, build=fakes.build).units_unreadable == 2  # and it ends well
 
@@ -221,7 +221,7 @@ def test_the_advice_for_a_file_that_changed_in_mid_run_works(tmp_path, config, r
     assert "on_damaged=skip" not in str(caught.value)  # which would not help either
     with pytest.raises(ConfigError, match=r"a\.jsonl was replaced"):
         driver.run_extract(run, build=fakes.build)
-    anew = run.model_copy(update={"output": run.output.model_copy(update={"path": str(tmp_path / "anew")})})
+    anew = with_keys(run, output={"path": str(tmp_path / "anew")})
     assert driver.run_extract(anew, build=fakes.build).documents == 50
     path.write_bytes(before)
     assert driver.run_extract(run, build=fakes.build).documents == 50

@@ -9,9 +9,7 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -22,7 +20,6 @@ from raypd import LLM
 from raypd.billing import book
 from raypd.cluster.driver import run_extract
 from raypd.config import ModelConfig
-from raypd.config.load import make_config
 from raypd.decoding.program import Feed
 from raypd.errors import ConfigError
 from raypd.models.endpoint import EndpointEngine, byte_tokenizer
@@ -30,6 +27,8 @@ from raypd.models.load import load_model
 from raypd.tasks.base import Document
 from raypd.tasks.prompting import rendered
 from raypd.training import teacher
+from tests.runs import TITLES, extraction, run_config, with_keys
+from tests.servers import Reply, serving
 
 KEY = os.environ["PATH"]  # a variable that Ray's workers have
 
@@ -39,24 +38,14 @@ def server(reply):
     """One that answers with `reply(body, how many came before)`: (status, tree). Its URL, and what it was asked."""
     received = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            received.append((self.path, self.headers["Authorization"], body))
-            status, tree = reply(body, len(received) - 1)
-            data = json.dumps(tree).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(call):
+        body = json.loads(call.body)
+        received.append((call.path, call.headers["Authorization"], body))
+        status, tree = reply(body, len(received) - 1)
+        return Reply(status, json.dumps(tree).encode())
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_address[1]}/v1", received
-        http.shutdown()
+    with serving(answer) as url:
+        yield f"{url}/v1", received
 
 
 def completion(text, reason="stop"):
@@ -67,16 +56,15 @@ def completion(text, reason="stop"):
 def configuration(tmp_path, url, **endpoint):
     documents = [{"id": str(i), "title": f"Acme shoe {i} <|end|>"} for i in range(6)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
-    return make_config(
-        {
-            "input": {"path": str(tmp_path / "in.jsonl"), "text_columns": ["title"], "category_column": None},
-            "output": {"path": str(tmp_path / "out")},
-            "task": {"categories": {"shoes": {"attributes": [{"name": "Brand"}, {"name": "Size", "type": "number"}]}}},
-            "model": {"name": "gpt", "endpoint": {"url": url, "usd_per_million_answer_tokens": 5e4, **endpoint}},
-            "decoding": {"method": "autoregressive"},
-            "cluster": {"address": "local"},
-            "cost": {"prices": {"local": 0.0}},
-        }
+    return run_config(
+        extraction(shoes=["Brand", {"name": "Size", "type": "number"}]),
+        tmp_path / "in.jsonl",
+        tmp_path / "out",
+        input=TITLES,
+        model={"name": "gpt", "endpoint": {"url": url, "usd_per_million_answer_tokens": 5e4, **endpoint}},
+        decoding={"method": "autoregressive"},
+        cluster={"address": "local"},
+        cost={"prices": {"local": 0.0}},
     )
 
 
@@ -300,7 +288,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, monkeypatc
     config = configuration(tmp_path, "http://127.0.0.1:9/v1")
     with pytest.raises(ConfigError, match="OPENAI_API_KEY holds no key"):
         run_extract(config)
-    config = config.model_copy(update={"decoding": config.decoding.model_copy(update={"method": "hyper_parallel"})})
+    config = with_keys(config, decoding={"method": "hyper_parallel"})
     with pytest.raises(ConfigError, match=r"decoding\.method: autoregressive"):
         run_extract(config)
     assert not Path(config.output.path).exists()

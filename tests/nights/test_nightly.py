@@ -35,6 +35,7 @@ from raypd.run.records import Bill
 from raypd.tasks.base import Record, Request
 from raypd.verify.scratch import Scratch
 from tests.cluster import fakes
+from tests.runs import extraction, with_keys
 
 
 class Task(fakes.FakeTask):
@@ -72,12 +73,7 @@ def run(config, tmp_path) -> Callable[..., RunConfig]:
 
     def make(path: Any = None, attributes: str = "a", **keys: Any) -> RunConfig:
         made = config(path or str(tmp_path / "in"), "root", category_column="category", category="c", **keys)
-        tree = made.model_dump(mode="json")
-        wanted = {"c": attributes, "d": "a"}
-        tree["task"]["categories"] = {
-            name: {"attributes": [{"name": letter} for letter in letters]} for name, letters in wanted.items()
-        }
-        return RunConfig.model_validate(tree)
+        return with_keys(made, task=extraction(c=attributes, d="a"))
 
     return make
 
@@ -419,9 +415,7 @@ def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, w
 
 
 def test_on_s3(bucket, write, run, connected) -> None:
-    tree = run(f"{bucket}/in").model_dump(mode="json")
-    tree["output"]["path"], tree["storage"]["endpoint_url"] = f"{bucket}/root", connected.url
-    made = RunConfig.model_validate(tree)
+    made = with_keys(run(f"{bucket}/in"), output={"path": f"{bucket}/root"}, storage={"endpoint_url": connected.url})
 
     for documents, count in ((DOCUMENTS, 25), ({**DOCUMENTS, "d7": "other"}, 1)):
         storage.put(f"{bucket}/in/a.jsonl", write("a.jsonl", documents).read_bytes())

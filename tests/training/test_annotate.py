@@ -17,6 +17,7 @@ from raypd.training.annotate import marked
 from raypd.training.data import check, prepare
 from raypd.training.example import Skip
 from raypd.training.structure import Promise, Sync
+from tests.runs import with_keys
 from tests.tiny import tiny_tokenizer
 from tests.training.data import generation_tree
 
@@ -93,4 +94,4 @@ def test_a_run_over_something_else_is_one_message(tmp_path):
         prepare(config_of(tmp_path, annotations=str(tmp_path / "nothing")), tiny_tokenizer(), 4096)
     config = config_of(tmp_path, annotations="x")
     with pytest.raises(ConfigError, match=r"is for decoding.method pasta"):
-        check(config.model_copy(update={"decoding": config.decoding.model_copy(update={"method": "apar"})}))
+        check(with_keys(config, decoding={"method": "apar"}))

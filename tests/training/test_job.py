@@ -33,7 +33,7 @@ def answers(config):
     return {row["id"]: json.loads(row["record"]) for row in table.to_pylist()}
 
 
-def test_trained_values_are_decoded_in_parallel(tmp_path, base):
+def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 24)
     training = {"weights": "full", "learning_rates": [3e-3], "epochs": 40, "validation": str(corpus), "batch_size": 24,
                 "evaluations": 2}  # fmt: skip

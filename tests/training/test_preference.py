@@ -24,9 +24,9 @@ from raypd.training.packing import pack
 from raypd.training.preference import PairExamples
 from raypd.training.trainer import make_trainer
 from raypd.training.weights import make_trainable
+from tests.benchmarks.test_speedup import committed
 from tests.decoding.drivers import drive
 from tests.decoding.pasta_script import EOS, Script, promise
-from tests.evaluation.test_speedup import committed
 from tests.runs import read_all
 from tests.tiny import _Wide, in_float64, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, dense_logits, recorded
