@@ -6,12 +6,11 @@ beside them, for the errors alone.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from raypd import storage
 from raypd.dataset import writer
 from raypd.report.units import CommittedUnit, spread
 from raypd.run.text import clean
+from raypd.tasks.columns import OWN, row_values
 from raypd.verify import dead_letters
 
 _UNITS = 60  # read whole or in part for answers
@@ -32,9 +32,6 @@ _CHARACTERS = 600_000  # of all documents together: the page stays small
 _ENTRIES = 60  # values of one document
 _VALUE_CHARACTERS = 400
 _TEXT_CHARACTERS = 1500
-_OWN = ("id", "status", "error", "source", "row", "attempts")
-_ANSWERS = ("record", "values", "raw", "counters", "warnings", "tokens", "sample")
-_HIDDEN = {*_OWN, *_ANSWERS, "unit", "category", "truncated"}
 Row = dict[str, Any]  # of a unit's object
 
 
@@ -168,7 +165,7 @@ def read_errors(path: str) -> list[Row] | None:
     """The failed documents of a unit, each once; None where its object cannot be read."""
     try:
         with storage.open_file(path) as file:
-            table = pq.ParquetFile(file).read(columns=list(_OWN))
+            table = pq.ParquetFile(file).read(columns=OWN.names)
     except (pa.ArrowException, OSError):
         return None
     return list({row["row"]: row for row in table.to_pylist() if row["status"] != "ok"}.values())
@@ -224,33 +221,12 @@ def document_of(rows: list[Row]) -> SampleDocument:
 
 
 def _entries(row: Row) -> list[Entry]:
-    """The answers of a row, whatever kind of task it is of."""
-    if row.get("status") != "ok":
-        return []
-    if "values" in row:
-        return [
-            replace(
-                _entry(v["name"], v["value"] if v["value"] is not None else v.get("raw"), v["confidence"], v["status"]),
-                span=(v["span"]["begin"], v["span"]["end"]) if v.get("span") else None,
-            )
-            for v in row["values"] or []
-        ]
-    confidence = row.get("confidence")
-    if "question" in row:
-        return [_entry(row["question"], row["answer"], confidence, row.get("answer_status") or "ok")]
-    if "text" in row:
-        status = "truncated" if row.get("finish_reason") == "length" else "ok"
-        name = f"turn {row.get('turn') or 0}, sample {row.get('sample') or 0}"
-        return [_entry(name, row["text"], confidence, status, _TEXT_CHARACTERS)]
-    return [_entry(name, _plain(value), None, "ok") for name, value in row.items() if name not in _HIDDEN]
-
-
-def _entry(name: Any, value: Any, confidence: float | None, status: Any, limit: int = _VALUE_CHARACTERS) -> Entry:
-    shown = None if value is None else clean(value, limit)
-    return Entry(clean(name, 200), shown, confidence, clean(status or ("null" if value is None else "ok"), 40))
-
-
-def _plain(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=str)
+    """The answers of a row; without a value what was decoded."""
+    entries = []
+    for answer in row_values(row):
+        shown = answer.value if answer.value is not None else answer.raw
+        limit = _VALUE_CHARACTERS if answer.name else _TEXT_CHARACTERS
+        value = None if shown is None else clean(shown, limit)
+        name = clean(answer.name or answer.key, 200)
+        entries.append(Entry(name, value, answer.confidence, clean(answer.status, 40), answer.span))
+    return entries
