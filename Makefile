@@ -60,7 +60,7 @@ benchmark: setup
 # No setup: as it is run on a machine that has these packages and gets no others. Both parts together stay below ten minutes.
 gpu:
 	status=0; timeout 320 $(PYTHON) -m pytest --noconftest tests/test_gpu.py || status=1; \
-	timeout 270 $(PYTHON) -m tests.gpu_benchmark --seconds 200 || status=1; exit $$status
+	timeout 270 $(PYTHON) -m benchmarks.gpu --seconds 200 || status=1; exit $$status
 
 lint: setup
 	$(BIN)/ruff check raypd jobs infra examples benchmarks tests

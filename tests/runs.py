@@ -23,9 +23,49 @@ from raypd.run.lease import RunLease
 from raypd.tasks.base import Document, Record
 from tests.processes import start
 
-_OF_THE_CLUSTER = (
+TITLES = {"text_columns": ["title"], "category_column": None}  # section `input` over what `write_jsonl` writes
+_CLUSTER_KEYS = (
     "executor", "unit_documents", "units_in_flight", "unit_bytes", "min_workers", "max_workers", "max_failed_share"
 )  # fmt: skip
+
+
+def extraction(**categories: Sequence[str | dict[str, Any]]) -> dict[str, Any]:
+    """Section `task`: extraction(shoes=["Brand", {"name": "Size", "type": "number"}])."""
+    attributes = {
+        category: [{"name": attribute} if isinstance(attribute, str) else attribute for attribute in named]
+        for category, named in categories.items()
+    }
+    return {"categories": {category: {"attributes": listed} for category, listed in attributes.items()}}
+
+
+def config_tree(
+    task: str | dict[str, Any] | None = None, path: Any = "in.jsonl", folder: Any = "out", **sections: Any
+) -> dict[str, Any]:
+    """A configuration as YAML has it.
+
+    Args:
+        task: its section, or its kind alone; None: an extraction of the attribute a in the category c.
+        path, folder: of the input (or several), and of the run.
+        sections: other sections; of `input`, `output` and `task` more keys.
+    """
+    task = {"kind": task} if isinstance(task, str) else task or extraction(c=["a"])
+    tree: dict[str, Any] = {
+        "input": {"path": path if isinstance(path, list) else str(path)},
+        "output": {"path": str(folder)},
+        "task": task,
+    }
+    return tree | {name: {**tree[name], **keys} if name in tree else keys for name, keys in sections.items()}
+
+
+def run_config(task: str | dict[str, Any] | None = None, *places: Any, **sections: Any) -> RunConfig:
+    """`config_tree`, checked."""
+    return RunConfig.model_validate(config_tree(task, *places, **sections))
+
+
+def with_keys(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
+    """The configuration with other keys in some sections: with_keys(config, output={"columns": "typed"})."""
+    tree = config.model_dump()
+    return RunConfig.model_validate(tree | {name: tree[name] | keys for name, keys in sections.items()})
 
 
 @pytest.fixture(name="config")
@@ -35,13 +75,10 @@ def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
     def make(path: Any, output: str = "out", storage: dict[str, Any] | None = None, **keys: Any) -> RunConfig:
         cluster = {"address": "local", "unit_documents": 10, "max_workers": 1}
         engine = {"max_num_seqs": keys.pop("max_num_seqs", 4)}
-        cluster |= {key: keys.pop(key) for key in _OF_THE_CLUSTER if key in keys}
-        tree = {
-            "input": {"path": path, "text_columns": ["title"], "category_column": None, **keys},
-            "output": {"path": output if "://" in output else str(tmp_path / output)},
-            "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-        }
-        return RunConfig.model_validate({**tree, "engine": engine, "cluster": cluster, "storage": storage or {}})
+        cluster |= {key: keys.pop(key) for key in _CLUSTER_KEYS if key in keys}
+        output = output if "://" in output else str(tmp_path / output)
+        sections = {"input": TITLES | keys, "engine": engine, "cluster": cluster, "storage": storage or {}}
+        return run_config(None, path, output, **sections)
 
     return make
 

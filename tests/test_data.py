@@ -20,11 +20,11 @@ import pyarrow.parquet
 import pytest
 import ray.data
 
-from raypd.config.load import make_config
 from raypd.data import AnswerStage, Processor, ProcessorConfig, build_processor
 from raypd.errors import ConfigError
 from tests import s3
 from tests.processes import ROOT, wait_for
+from tests.runs import run_config
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 FAKE = {"model.fake.load_seconds": 0, "model.fake.step_seconds": 0.001}
@@ -107,12 +107,11 @@ def test_columns_that_both_have_are_refused_and_a_prefix_keeps_two_stages_apart(
 
 
 def test_functions_before_and_after_and_several_rows_of_a_document() -> None:
-    where = {"path": "(a dataset)"}
     asked = processor(
         pre=lambda row: {"n": row["id"], "context": "Paris is in France", "questions": ["Where?", "What?", "Why?"]},
         post=lambda row: {"n": row["n"], "q": row["question"], "tokens": row["decoded_tokens"]},
         schema=None,
-        config=make_config({"input": where, "output": where, "task": {"kind": "question_answering"}}),
+        config=run_config("question_answering"),
         method="autoregressive",  # a prompt a question
         text_columns=None,
     )

@@ -14,7 +14,8 @@ from raypd.billing import bill as billing
 from raypd.billing import energy
 from raypd.billing.meter import COUNTS, coarser, zero
 from raypd.run import layout, records
-from raypd.run.records import Bill, Counts, NodeTime, RecordError, RunCost, UnitSummary, WorkerTime
+from raypd.run import read as run_files
+from raypd.run.records import Bill, Counts, NodeTime, RunCost, UnitSummary, WorkerTime
 
 _MOST_POINTS = 2000  # of the series
 _MOST_SPANS = 4000  # of all workers
@@ -176,22 +177,9 @@ def write(output: str, bill: Bill) -> None:
     records.write(_path(output, bill.session), bill, indent=None)
 
 
-def read_all(output: str) -> tuple[list[Bill], list[str]]:
-    """The bills of all sessions, the oldest first, and the paths of damaged files. Raises OSError."""
-    intact, torn = [], []
-    for name in storage.names(storage.join(output, layout.LEDGER)):
-        if name.endswith(".json"):
-            file = storage.join(output, layout.LEDGER, name)
-            try:
-                intact.append(records.read(Bill, file))
-            except RecordError:
-                torn.append(file)
-    return sorted(intact, key=lambda bill: bill.began), torn
-
-
 def bills(output: str) -> list[Bill]:
-    """The bills of all sessions, the oldest first; damaged files are left out."""
-    return read_all(output)[0]
+    """The bills of all sessions, the oldest first; torn files are left out. Raises OSError."""
+    return run_files.bills(output)[0]
 
 
 def _settled(bill: Bill) -> Bill:

@@ -17,6 +17,7 @@ import numpy as np
 
 from raypd.estimation.profile import DocumentCost
 from raypd.run.text import counted
+from raypd.tasks.columns import row_values
 
 _Z = 1.96  # 95%, both sides
 _WHOLE = ("ok", "null")  # statuses
@@ -114,16 +115,8 @@ def values_of(cost: DocumentCost | None) -> dict[str, NormalValue] | None:
     """What a measured document was answered with; None where it failed or was not done."""
     if cost is None or cost.error is not None or not cost.rows:
         return None
-    values: dict[str, NormalValue] = {}
-    for row in cost.rows:
-        if "values" in row:  # extraction
-            values |= {v["name"]: NormalValue(normal(v["value"]), v["status"] in _WHOLE) for v in row["values"]}
-        elif "question" in row:
-            values[str(row["question_id"])] = NormalValue(normal(row["answer"]), row["answer_status"] in _WHOLE)
-        else:
-            name = f"sample {row['sample']}, turn {row['turn']}"
-            values[name] = NormalValue(normal(row["text"]), row["finish_reason"] == "stop")
-    return values
+    answers = (answer for row in cost.rows for answer in row_values(row))
+    return {answer.key: NormalValue(normal(answer.value), answer.status in _WHOLE) for answer in answers}
 
 
 def normal(value: Any) -> str | None:

@@ -7,9 +7,9 @@ import pytest
 from raypd.answering.answer import answer
 from raypd.answering.components import build
 from raypd.billing.meter import Meter
-from raypd.config.load import make_config
 from raypd.errors import RunError
 from raypd.tasks.base import Document, Record
+from tests.runs import run_config
 
 
 class LosingTask:
@@ -22,8 +22,7 @@ class LosingTask:
 
 
 def answered(*ids):
-    tree = {"input": {"path": "-"}, "output": {"path": "-"}, "model": {"name": "fake"}, "task": {"kind": "generation"}}
-    parts = build(make_config(tree, []), None)
+    parts = build(run_config("generation", model={"name": "fake"}), None)
     parts.task = LosingTask()
     return answer(parts, [Document(i, name, {}) for i, name in enumerate(ids)], 4, Meter("", "autoregressive"))
 

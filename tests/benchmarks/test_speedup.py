@@ -19,15 +19,14 @@ from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import GENERATION
 from tests.decoding.drivers import steered
+from tests.runs import run_config
 from tests.tiny import tiny_model, tiny_tokenizer
 
-PLACES = {"input": {"path": "x.jsonl"}, "output": {"path": "o"}}
 Row = tuple[str, int, int, int, int | None]  # document id, sample, turn, tokens, longest path
 
 
 def configured(method: str, **task) -> RunConfig:
-    tree = {"task": {"kind": "generation", **task}, "decoding": {"method": method, "max_new_tokens": 90}}
-    return RunConfig.model_validate({**PLACES, **tree})
+    return run_config({"kind": "generation", **task}, decoding={"method": method, "max_new_tokens": 90})
 
 
 def committed(folder: Path, config: RunConfig, documents: list[Document], records: list[Record]) -> str:
@@ -108,8 +107,7 @@ def test_runs_that_cannot_be_compared(tmp_path):
     empty = run_of(tmp_path / "empty", "autoregressive", [])
     twice = run_of(tmp_path / "twice", "pasta", [*rows, *rows])
     extraction = tmp_path / "extraction"
-    task = {"kind": "extraction", "categories": {"c": {"attributes": [{"name": "a"}]}}}
-    manifest.claim(RunConfig.model_validate({**PLACES, "task": task}), str(extraction))
+    manifest.claim(run_config(), str(extraction))
     for run, baseline, words in (
         (str(tmp_path / "none"), ar, "none: no run here"),
         (pasta, str(tmp_path / "none"), "none: no run here"),

@@ -16,12 +16,12 @@ from raypd.cluster import accounts as accounts_module
 from raypd.cluster.accounts import Accounts
 from raypd.cluster.driver import run_extract
 from raypd.cluster.ledger_actor import Standing
-from raypd.config import CostConfig
 from raypd.config.cluster import deadline_at
 from raypd.errors import ConfigError
 from tests.cluster.test_ledger_actor import begin, check_rows, check_sums, files, trial
 from tests.faults.trial import EXECUTORS
 from tests.processes import LONG, ended
+from tests.runs import with_keys
 
 
 def test_the_end_of_what_is_in_flight_is_that_of_the_slowest_pace() -> None:
@@ -84,7 +84,7 @@ def session(config, monkeypatch):
         monkeypatch.setattr(accounts_module.time, "time", lambda: clock.now)
         monkeypatch.setattr(Accounts, "_ask", lambda self: None)
         lines: list[str] = []
-        run = config("x.jsonl", max_workers=8).model_copy(update={"cost": CostConfig(**cost)})
+        run = with_keys(config("x.jsonl", max_workers=8), cost=cost)
         share: Any = SimpleNamespace(cpus=1, gpus=0)
         own = Accounts(run, run.output.path, "s", 1000.0, share, 1000, 0, lines.append)
         own._standing = Standing(1000.0, *standing, None, kept=True)

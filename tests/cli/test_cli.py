@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from raypd.config import RunConfig
-from tests.processes import LONG
+from tests.processes import ROOT, ended, start
 
-ROOT = Path(__file__).resolve().parents[2]
 RUN = """\
 input:
   path: in/*.jsonl
@@ -30,28 +29,22 @@ task:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jsonl").write_text('{"id": 1, "title": "Dune"}\n')
     (tmp_path / "run.yaml").write_text(RUN)
     return tmp_path
 
 
-def raypd(folder: Path, *words: str, script: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """A command; with a script, that and no installation."""
-    command = [sys.executable, str(script)] if script else [sys.executable, "-m", "raypd"]
-    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120", "PYTHONPATH": "" if script else str(ROOT)}
-    return subprocess.run([*command, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=LONG)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["in/a.jsonl"], "in/a.jsonl: give the YAML of a run, or say what to extract from this data: --schema"),
+        (["run.yaml", "--schema", "s.json"], "run.yaml: has its own task"),
+        (["run.yaml", "output.partition={_x: y}"], "a key is of a-z, 0-9 and _, as Athena wants it, and begins with"),
         (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
-        (
-            ["run.yaml", "engine.unit_documents=8"],
-            "engine.unit_documents: unknown key; there is cluster.unit_documents",
-        ),
+        (["run.yaml", "engine.unit_documents=8"], "unit_documents: unknown key; there is cluster.unit_documents"),
         (["run.yaml", "decoding.metod=autoregressive"], "decoding.metod: unknown key; did you mean 'method'?"),
         (["run.yaml", "input.path=in/*.parquet"], "in/*.parquet: no file matches"),
         (["wrong.yaml"], "wrong.yaml:11: task.categories.book.attributes.0.nmae: unknown key; did you mean 'name'?"),
@@ -65,22 +58,40 @@ def raypd(folder: Path, *words: str, script: Path | None = None) -> subprocess.C
         (["run.yaml", "task.categories.book.attributes=[{name: 'a\tb'}]"], "a name is printable text without quotes"),
     ],
 )
-def test_what_cannot_run_is_refused_in_plain_words(folder: Path, words: list[str], message: str) -> None:
+def test_what_cannot_run_is_refused_in_plain_words(folder: Path, raypd, words: list[str], message: str) -> None:
     (folder / "wrong.yaml").write_text(RUN.replace("name: author", "nmae: author"))
-    done = raypd(folder, "extract", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    code, out, err = raypd("extract", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
     assert not (folder / "out").exists()
 
 
-def test_version_help_and_mistyped_commands(folder: Path) -> None:
-    assert raypd(folder, "--version").stdout.startswith("raypd 0.")
-    assert "extract" in raypd(folder, "--help").stdout
-    done = raypd(folder, "extrakt")
-    assert done.returncode == 2
-    assert "extract" in done.stderr
+def test_data_and_a_schema_need_no_yaml(folder: Path, raypd, ray_here) -> None:
+    (folder / "book.json").write_text('{"title": "book", "properties": {"author": {"type": "string"}}}')
+    words = ["in/a.jsonl", "--schema", "book.json", "-o", "out", "--model", "fake", "input.text_columns=[title]"]
+    code, out, err = raypd("extract", *words)
+    assert code == 0, err
+    assert "1 document" in out
+
+
+def test_an_interruption_while_python_imports_is_one_line(folder: Path) -> None:
+    slow = folder / "typer.py"  # in place of the library, which takes long to import
+    slow.write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
+    process = start("-m", "raypd", "--version", PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
+    assert process.stdout is not None
+    while "importing" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    assert ended(process, 130) == "interrupted\n"
+
+
+def test_version_help_and_mistyped_commands(raypd) -> None:
+    assert raypd("--version").out.startswith("raypd 0.")
+    assert "extract" in raypd("--help").out
+    code, _, err = raypd("extrakt")
+    assert code == 2
+    assert "extract" in err
 
 
 def test_the_readme_puts_the_command_on_the_path() -> None:
@@ -89,26 +100,26 @@ def test_the_readme_puts_the_command_on_the_path() -> None:
     if not (ROOT / line.split()[1]).exists():
         pytest.skip("needs the virtual environment of `make setup`")
     command = f"{line} && command -v raypd"
-    found = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True
-    )
-    assert Path(found.stdout.strip()).parent.name == "bin"
-    assert ".venv" in found.stdout
+    path = subprocess.check_output(["bash", "-c", command], cwd=ROOT, env={"PATH": "/usr/bin:/bin"}, text=True)
+    assert Path(path.strip()).parent.name == "bin"
+    assert ".venv" in path
 
 
-def test_config_show_is_yaml_that_reads_back(folder: Path) -> None:
+def test_config_show_is_yaml_that_reads_back(folder: Path, raypd) -> None:
     (folder / "run.yaml").write_text(RUN + "engine:  # which the override fills\n")
-    shown = raypd(folder, "config", "show", "run.yaml", "engine.max_num_seqs=3").stdout
+    shown = raypd("config", "show", "run.yaml", "engine.max_num_seqs=3").out
     assert "# integer | auto. b: most prompts in decoding at the same time" in shown
     run = RunConfig.model_validate(yaml.safe_load(shown))
     assert run.engine.max_num_seqs == 3
     assert run.task.categories["book"].attributes[0].name == "author"
-    defaults = yaml.safe_load(raypd(folder, "config", "show").stdout)
+    defaults = yaml.safe_load(raypd("config", "show").out)
     assert (defaults["decoding"]["stacked_documents"], defaults["input"]["path"]) == (6, None)
 
 
-def test_the_job_is_the_same_command_and_needs_no_installation(folder: Path) -> None:
-    done = raypd(folder, "run.yaml", "input.path=in/*.parquet", script=ROOT / "jobs/extract.py")
-    assert done.returncode == 2, done.stderr
-    assert "in/*.parquet: no file matches" in done.stderr
-    assert "Usage: extract.py" in raypd(folder, "--help", script=ROOT / "jobs/extract.py").stdout
+def test_a_job_is_the_same_command_and_needs_no_installation(folder: Path) -> None:
+    job = str(ROOT / "jobs/extract.py")
+    said = ended(start(job, str(folder / "run.yaml"), "input.path=in/*.parquet", PYTHONPATH=""), 2)
+    assert "in/*.parquet: no file matches" in said
+    assert "Traceback" not in said
+    assert "Usage: raypd extract" in ended(start(job, "--help", PYTHONPATH=""))
+    assert "no such configuration file" in ended(start("-m", "raypd", "extract", "nope.yaml"), 2)

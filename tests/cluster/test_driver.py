@@ -12,12 +12,11 @@ import pytest
 import ray
 
 from raypd.cluster import driver
-from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 from tests.cluster import fakes
 from tests.faults.trial import EXECUTORS, Trial, kill
 from tests.processes import LONG, ended, start
-from tests.runs import write_jsonl
+from tests.runs import with_keys, write_jsonl
 
 
 def test_a_run_then_nothing_to_do_then_new_input_and_a_folder_of_one_configuration(tmp_path, config, ray_here) -> None:
@@ -87,7 +86,7 @@ def test_units_that_cannot_be_read_are_listed_and_the_rest_is_done(
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_deadline_that_one_worker_holds_takes_one(tmp_path, config, ray_here, executor) -> None:
     run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 60)), executor=executor, max_workers=4)
-    run = run.model_copy(update={"cost": run.cost.model_copy(update={"deadline": "1h"})})
+    run = with_keys(run, cost={"deadline": "1h"})
     assert driver.run_extract(run, build=fakes.build).ok == 60
     (bill,) = (json.loads(path.read_text()) for path in (tmp_path / "out/ledger").iterdir())
     assert len(bill["workers"]) == 1
@@ -188,7 +187,7 @@ def test_ray_data_streams_units_to_workers_on_gpus() -> None:
 def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, config, monkeypatch) -> None:
     copy = tmp_path / "runtime_resources/working_dir_files/_ray_pkg_0123"
     copy.mkdir(parents=True)
-    run = RunConfig.model_validate({**config("a.jsonl").model_dump(), "output": {"path": "runs/x"}})
+    run = with_keys(config("a.jsonl"), output={"path": "runs/x"})
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert driver.output_folder(run) == str(tmp_path / "runs/x")

@@ -7,9 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import psutil
 import pytest
@@ -18,9 +16,10 @@ import ray
 from raypd.cluster import ray_session
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
-from tests.faults.trial import Trial, gated
-from tests.processes import ROOT, end_all, ended, start
+from tests.faults.trial import Trial
+from tests.processes import LONG, ROOT, end_all, ended, start
 from tests.s3 import free_ports
+from tests.servers import Call, Reply, serving
 
 SHELL = "import subprocess, sys; sys.exit(subprocess.call(['bash', '-ec', sys.argv[1]], cwd=sys.argv[2]))"
 
@@ -51,24 +50,7 @@ def processes_of(home: str) -> dict[int, psutil.Process]:
     return found
 
 
-def test_a_local_run_listens_on_loopback_alone_and_leaves_no_token(tmp_path: Path, fresh: dict[str, str]) -> None:
-    run = Trial(tmp_path, gated(1, "go", 2))
-    process = run.start(**fresh)
-    run.wait(1)
-    own = processes_of(fresh["HOME"])
-    listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in own]
-    servers = {own[c.pid].name(): own[c.pid] for c in listening if c.pid}
-    assert {"gcs_server", "raylet"} <= servers.keys()
-    assert {c.laddr.ip for c in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    asked = servers["gcs_server"].environ()  # other users of the machine reach loopback, too
-    assert asked["RAY_AUTH_MODE"] == "token"
-    assert re.fullmatch("[0-9a-f]{64}", asked["RAY_AUTH_TOKEN"])
-    run.go("go")
-    ended(process)
-    assert not Path(fresh["HOME"], ".ray").exists()
-
-
-ASKS = """
+CONNECTED = """
 import ray
 from ray.util.state import get_actor
 from ray.util.state.exception import ServerUnavailable
@@ -77,26 +59,39 @@ from raypd.config import ClusterConfig
 
 ray_session.connect(ClusterConfig(address="local"))
 try:
-    print(ray.get(ray.remote(get_actor).remote("ab" * 16, timeout=2)))
+    print(ray.get(ray.remote(get_actor).remote("ab" * 16, timeout=2)), flush=True)
 except ServerUnavailable:  # which Ray Train waits for
-    print("no dashboard")
+    print("no dashboard", flush=True)
+input()
 """
 
 
-def test_a_local_ray_does_not_ask_the_dashboard_of_another(fresh: dict[str, str]) -> None:
-    """Ray Train does while it trains, and what is unknown there it takes for dead."""
+def test_a_local_ray_listens_on_loopback_alone_asks_no_dashboard_of_another_and_leaves_no_token(
+    fresh: dict[str, str],
+) -> None:
+    """Ray Train does ask while it trains, and what is unknown there it takes for dead."""
     asked = []
 
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_error(404)
+    def other(call: Call) -> Reply:
+        asked.append(call.path)
+        return Reply(404)
 
-    with HTTPServer(("127.0.0.1", 8265), Other) as server:  # Ray's port
-        Thread(target=server.serve_forever, daemon=True).start()
-        assert "no dashboard" in ended(start("-c", ASKS, **fresh))
-        server.shutdown()
+    with serving(other, 8265):  # Ray's port
+        process = start("-c", CONNECTED, **fresh)
+        assert process.stdout
+        assert process.stdout.readline() == "no dashboard\n"
+        own = processes_of(fresh["HOME"])
+        listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in own]
+        servers = {own[c.pid].name(): own[c.pid] for c in listening if c.pid}
+        assert {"gcs_server", "raylet"} <= servers.keys()
+        assert {c.laddr.ip for c in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+        environment = servers["gcs_server"].environ()  # other users of the machine reach loopback, too
+        assert environment["RAY_AUTH_MODE"] == "token"
+        assert re.fullmatch("[0-9a-f]{64}", environment["RAY_AUTH_TOKEN"])
+        said = process.communicate("\n", timeout=LONG)
+        assert process.returncode == 0, said
     assert not asked
+    assert not Path(fresh["HOME"], ".ray").exists()
 
 
 def cluster_lines() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import yaml
@@ -11,14 +12,10 @@ from pydantic import BaseModel
 
 from raypd.config import KINDS, RunConfig
 from raypd.config.render import render
+from tests.runs import extraction, run_config
 
 WORDS = {"text", "integer", "number", "true", "false", "null", "list", "mapping"}
-TREE = {"input": {"path": "in"}, "output": {"path": "out"}}
-TASKS = {
-    "extraction": {"categories": {"shoes": {"attributes": [{"name": "Brand"}]}}},
-    "question_answering": {},
-    "generation": {},
-}
+TASKS: dict[str, dict[str, Any]] = {"extraction": extraction(c=["a"]), "question_answering": {}, "generation": {}}
 
 
 def keys(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, str]]:
@@ -46,7 +43,7 @@ def notes(shown: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
 def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> None:
-    config = RunConfig.model_validate({**TREE, "task": {"kind": kind, **TASKS[kind]}}) if kind else None
+    config = run_config({"kind": kind, **TASKS[kind]}) if kind else None
     found = notes(render(config))
     tasks = [key for one in ([kind] if kind else KINDS) for key in keys(KINDS[one], "task.")]
     every = [*keys(RunConfig), *tasks]
@@ -72,11 +69,10 @@ def test_every_key_tells_what_it_takes_in_words_of_yaml(kind: str | None) -> Non
     ],
 )
 def test_some_of_them(key: str, takes: str) -> None:
-    config = RunConfig.model_validate({**TREE, "task": TASKS["extraction"]})
-    assert notes(render(config))[key] == takes
+    assert notes(render(run_config()))[key] == takes
 
 
 def test_what_is_shown_reads_back() -> None:
     for kind, task in TASKS.items():
-        config = RunConfig.model_validate({**TREE, "task": {"kind": kind, **task}})
+        config = run_config({"kind": kind, **task})
         assert RunConfig.model_validate(yaml.safe_load(render(config))) == config

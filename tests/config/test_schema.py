@@ -10,7 +10,9 @@ import pytest
 
 from raypd.config.load import load_config, make_config
 from raypd.config.render import render
+from raypd.config.schema import categories_of
 from raypd.errors import ConfigError
+from tests.runs import config_tree, extraction, run_config
 
 MODULE = '''
 from datetime import date
@@ -83,9 +85,8 @@ def test_the_fingerprint_is_of_the_attributes_and_not_of_where_they_stand(tmp_pa
         assert load(tmp_path, other).fingerprint() == ours.fingerprint()
     schema["properties"]["size"]["maximum"] = 60  # type: ignore[index]
     assert load(tmp_path, schema).fingerprint() != ours.fingerprint()
-    attributes = [{"name": "size", "type": "integer", "omit_null": True}]
-    tree = {"input": {"path": "x", "text_columns": ["text"], "category_column": None}, "output": {"path": "o"}}
-    same = make_config({**tree, "task": {"categories": {"shoe": {"attributes": attributes}}}})
+    task = extraction(shoe=[{"name": "size", "type": "integer", "omit_null": True}])
+    same = run_config(task, input={"text_columns": ["text"], "category_column": None})
     assert same.fingerprint() == ours.fingerprint()
 
 
@@ -125,6 +126,32 @@ def test_what_cannot_be_decoded_is_refused_with_its_place(tmp_path: Path, schema
         load(tmp_path, schema)
 
 
+def _nested(levels: int, wrap: Any) -> Any:
+    schema: Any = {"type": "string"}
+    for _ in range(levels):
+        schema = wrap(schema)
+    return schema
+
+
+DOUBLED = {
+    f"d{n}": {"properties": {key: {"$ref": f"#/$defs/d{n + 1}"} for key in "ab"}} for n in range(40)
+} | {"d40": {"type": "string"}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": DOUBLED}, "more than 5,000 properties"),
+        (_nested(3000, lambda inner: {"properties": {"a": inner}}), "nested more than 50 deep"),
+        ({"properties": {"a": _nested(3000, lambda inner: {"anyOf": [inner]})}}, r"\$\.properties\.a: schemas in"),
+        ({"properties": {"a": {"enum": ["x" * 1_000_000]}}}, "values of 1,000,000 characters; limit 400,000"),
+    ],
+)
+def test_a_schema_that_explodes_is_refused_at_once(tmp_path: Path, schema: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        categories_of(schema, tmp_path)
+
+
 def test_one_schema_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task.schema and task.categories are both set"):
         load(tmp_path, OBJECT, "task.categories={c: {attributes: [{name: a}]}}")
@@ -141,11 +168,8 @@ def test_one_schema_at_a_time(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_attributes_that_cannot_have_a_column_each(attributes: Any, words: str) -> None:
-    tree = {
-        "input": {"path": "x"},
-        "output": {"path": "out", "columns": "typed"},
-        "task": {"categories": {f"c{i}": {"attributes": own} for i, own in enumerate(attributes)}},
-    }
+    task = extraction(**{f"c{i}": listed for i, listed in enumerate(attributes)})
+    tree = config_tree(task, output={"columns": "typed"})
     with pytest.raises(ConfigError, match=words):
         make_config(tree)
     make_config(tree, ["output.columns=record"])

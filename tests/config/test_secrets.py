@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -16,15 +17,10 @@ from raypd.config.secrets import HIDDEN, redact
 from raypd.errors import ConfigError, RunError
 from raypd.run import lease, manifest
 from tests.processes import ended, start
-from tests.runs import write_jsonl
+from tests.runs import TITLES, config_tree, write_jsonl
 
 SECRET = "Pa55word-9f3c"
 SIGNED = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F&X-Amz-Signature={SECRET}"
-RUN = {
-    "input": {"path": "in.jsonl"},
-    "output": {"path": "out"},
-    "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-}
 
 
 @pytest.mark.parametrize(
@@ -47,9 +43,9 @@ RUN = {
     ],
 )
 def test_a_secret_is_refused_and_not_repeated(key: str, value: str) -> None:
-    made = {**RUN, "storage": {"profile": "p"}}
+    tree = config_tree(storage={"profile": "p"})
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")) as caught:
-        make_config(made, [f"{key}={value}", "cluster.max_workers=0"])
+        make_config(tree, [f"{key}={value}", "cluster.max_workers=0"])
     assert "cluster.max_workers" in str(caught.value)
     assert SECRET not in str(caught.value)
     assert "no credentials" in str(caught.value) or "no user and password" in str(caught.value)
@@ -63,7 +59,7 @@ def test_paths_and_addresses_without_one_are_taken() -> None:
         "model.endpoint.url": "https://me.example/v1?api-version=2026-01-01",
         "input.path": "s3://bucket/me@example.org/what?.jsonl",
     }.items():
-        make_config(RUN, [f"{key}={value}"])
+        make_config(config_tree(), [f"{key}={value}"])
 
 
 def test_messages_and_logs_hide_what_has_the_form_of_a_secret(capsys, monkeypatch) -> None:
@@ -87,16 +83,14 @@ def test_messages_and_logs_hide_what_has_the_form_of_a_secret(capsys, monkeypatc
 def test_an_override_is_not_repeated_with_its_secret() -> None:
     for override in (f"https://me:{SECRET}@host", f"cluster.max_workers=https://me:{SECRET}@host"):
         with pytest.raises(ConfigError, match="hidden") as caught:
-            make_config(RUN, [override])
+            make_config(config_tree(), [override])
         assert SECRET not in str(caught.value)
 
 
 def test_ray_address_with_a_password_as_a_user_sees_it(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "in.jsonl", ["a"])
-    (tmp_path / "run.yaml").write_text(
-        "input: {path: in.jsonl, category: c, category_column: null, text_columns: [title]}\nmodel: fake\n"
-        f"output: {{path: {tmp_path}/out}}\ntask: {{categories: {{c: {{attributes: [{{name: a}}]}}}}}}\n"
-    )
+    run = config_tree(None, "in.jsonl", tmp_path / "out", input=TITLES, model="fake")
+    (tmp_path / "run.yaml").write_text(json.dumps(run))
     said = ended(start("-m", "raypd", "extract", str(tmp_path / "run.yaml"), RAY_ADDRESS=f"me:{SECRET}@127.0.0.1:1"), 1)
     assert f"RAY_ADDRESS {HIDDEN}@127.0.0.1:1: no Ray cluster answers" in said
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
@@ -124,31 +118,23 @@ def test_a_new_run_folder_is_its_owners_alone(tmp_path: Path, config) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)), "aliases"),
-        (
-            "a0: &a0 {k: x}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60)),
-            "aliases",
-        ),
+        ("a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)), "aliases"),
+        ("a0: &a0 {}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60)), "aliases"),
         ("input: &a [*a]\n", "aliases"),
         ("input: " + "[" * 5000 + "]" * 5000 + "\n", "nested too deeply"),
     ],
 )
 def test_yaml_that_grows_without_end_is_refused_at_once(tmp_path: Path, text: str, words: str) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(text)
+    (tmp_path / "run.yaml").write_text(text)
     began = time.process_time()
     with pytest.raises(ConfigError, match=rf"run\.yaml.*{words}"):
-        load_config(file)
+        load_config(tmp_path / "run.yaml")
     assert time.process_time() - began < 5
 
 
 def test_aliases_as_people_write_them_are_taken(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    attributes = "".join(f"        - &a{n} {{name: a{n}}}\n" for n in range(50))
-    again = "".join(f"      c{n}: {{attributes: *all}}\n" for n in range(500))
-    file.write_text(
-        "input: {path: x.jsonl}\noutput: {path: out}\ntask:\n    categories:\n      c:\n        attributes: &all\n"
-        + attributes.replace("        -", "          -")
-        + again
-    )
-    assert len(load_config(file).task.categories) == 501
+    attributes = "".join(f"      - &a{n} {{name: a{n}}}\n" for n in range(50))
+    again = "".join(f"    c{n}: {{attributes: *all}}\n" for n in range(500))
+    task = f"task:\n  categories:\n    c:\n      attributes: &all\n{attributes}{again}"
+    (tmp_path / "run.yaml").write_text(f"input: {{path: x.jsonl}}\noutput: {{path: out}}\n{task}")
+    assert len(load_config(tmp_path / "run.yaml").task.categories) == 501

@@ -13,6 +13,7 @@ from raypd.decoding.attention import sdpa
 from raypd.decoding.engine import Engine
 from raypd.errors import ModelError
 from tests.processes import ended, start
+from tests.runs import with_keys
 from tests.tiny import tiny_model, tiny_tokenizer
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -28,7 +29,7 @@ def test_the_kernel_in_the_interpreter(which):
 
 @needs_triton
 def test_the_benchmark_of_gpus_makes_its_table():
-    said = ended(start("-m", "tests.gpu_benchmark", "--tiny", TRITON_INTERPRET="1"))
+    said = ended(start("-m", "benchmarks.gpu", "--tiny", TRITON_INTERPRET="1"))
     rows = [line.split(" | ")[1:3] for line in said.splitlines() if line.startswith("| tiny")]
     assert [attention for method, attention in rows if method.startswith("hyper_parallel")] == ["sdpa", "triton"] * 2
     assert len(rows) == 7
@@ -88,7 +89,7 @@ def test_where_triton_is_missing_it_is_refused(monkeypatch):
 @pytest.mark.parametrize("attention", ["auto", "sdpa", "triton"])
 def test_a_worker_takes_the_one_that_its_configuration_names(attention, config):
     made = config("in.jsonl")
-    made = made.model_copy(update={"engine": made.engine.model_copy(update={"attention": attention})})
+    made = with_keys(made, engine={"attention": attention})
     loaded = SimpleNamespace(model=tiny_model("llama"), tokenizer=tiny_tokenizer(), context_length=4096)
     if attention == "triton":
         with pytest.raises(ModelError, match=r"engine\.attention: attention 'triton' needs"):

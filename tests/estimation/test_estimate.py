@@ -33,6 +33,7 @@ from raypd.run import records
 from raypd.run.records import Bill, Estimate, Figure, NodeTime, WorkerTime
 from raypd.tasks.base import Document, Record, Request
 from raypd.testing import fake
+from tests.runs import config_tree, extraction
 
 # ----------------------------------------------------------------------------------------------------------- bootstrap
 
@@ -156,16 +157,17 @@ def corpus(tmp_path: Path, count: int = 1000, **keys: object) -> RunConfig:
             text = "x" * int(draws.lognormvariate(6.5, 0.9))
             file.write(json.dumps({"id": str(number), "category": name, "title": text}) + "\n")
     names = {"a": 2, "b": 6, "c": 20}
-    tree = {
-        "input": {"path": str(tmp_path / "corpus.jsonl"), "text_columns": ["title"]},
-        "output": {"path": str(tmp_path / "out")},
-        "model": {"name": "fake", "fake": COSTS},
-        "task": {"categories": {n: {"attributes": [{"name": f"{n}{i}"} for i in range(k)]} for n, k in names.items()}},
-        "cluster": {"address": "local", "unit_documents": 25},
-        "cost": {"prices": {"local": 36.0}},
-    }
+    tree = config_tree(
+        extraction(**{name: [f"{name}{i}" for i in range(count)] for name, count in names.items()}),
+        tmp_path / "corpus.jsonl",
+        tmp_path / "out",
+        input={"text_columns": ["title"]},
+        model={"name": "fake", "fake": COSTS},
+        cluster={"address": "local", "unit_documents": 25},
+        cost={"prices": {"local": 36.0}},
+    )
     for key, value in keys.items():
-        tree[key] = {**tree.get(key, {}), **value}  # type: ignore[dict-item]
+        tree[key] = {**tree.get(key, {}), **value}
     return RunConfig.model_validate(tree)
 
 

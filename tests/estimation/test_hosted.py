@@ -21,6 +21,7 @@ from raypd.estimation.machines import EstimateOptions
 from raypd.estimation.profile import DocumentCost, Profile, Profiler
 from raypd.tasks.base import Document
 from tests.estimation.test_estimate import stub_profiler
+from tests.runs import TITLES, config_tree, extraction
 from tests.tiny import save_tiny
 
 Measured = Callable[..., RunConfig]
@@ -38,14 +39,16 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measured:
         return Profiler(1).profile(config, documents, math.inf)
 
     def make(kind: str, method: str, *overrides: str) -> RunConfig:
-        task: dict[str, Any] = {"kind": kind}
-        if kind == "extraction":
-            task["categories"] = {"shoes": {"attributes": [{"name": "Brand"}, {"name": "Size", "type": "number"}]}}
-        given = {"path": str(tmp_path / "in.jsonl"), "text_columns": ["title"], "category_column": None}
-        tree: dict[str, Any] = {"input": given, "task": task}
-        tree |= {"output": {"path": str(tmp_path / f"out-{method}")}, "model": {"name": str(model), "dtype": "float32"}}
-        tree["decoding"] = {"method": method, "max_value_tokens": 5, "max_new_tokens": 40}
-        tree["engine"] = {"max_num_seqs": 2}
+        task = extraction(shoes=["Brand", {"name": "Size", "type": "number"}]) if kind == "extraction" else kind
+        tree = config_tree(
+            task,
+            tmp_path / "in.jsonl",
+            tmp_path / f"out-{method}",
+            input=TITLES,
+            model={"name": str(model), "dtype": "float32"},
+            decoding={"method": method, "max_value_tokens": 5, "max_new_tokens": 40},
+            engine={"max_num_seqs": 2},
+        )
         return make_config(tree, list(overrides))
 
     stub_profiler(monkeypatch, profile)
@@ -95,9 +98,8 @@ def test_list_prices_have_a_date_and_a_page_and_can_be_replaced() -> None:
         assert len(one.date) == len("2025-04-14")
         assert 0 < one.input < one.output
     assert prices.hosted(CostConfig(hosted_prices={"gpt-4.1": [3, 4]}))[0].input == 3
-    config = {"input": {"path": "x"}, "output": {"path": "o"}, "task": {"kind": "generation"}}
     with pytest.raises(ConfigError, match=r"cost\.hosted_prices: a: \[1\.0, -1\.0\] are not two prices"):
-        make_config(config, ["cost.hosted_prices={a: [1, -1]}"])
+        make_config(config_tree("generation"), ["cost.hosted_prices={a: [1, -1]}"])
 
 
 def test_documents_of_which_nothing_was_read_cost_nothing(measured: Measured, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from raypd.estimation.profile import Profiler, most_in_flight
 from raypd.estimation.tune import TuneOptions, tune
 from raypd.models.check_method import check_method
 from raypd.models.load import LoadedModel, load_model
+from tests.runs import extraction, run_config
 from tests.tiny import nearly, save_tiny, tiny_model, tiny_tokenizer
 
 
@@ -36,14 +37,13 @@ def folder(tmp_path: Path) -> Path:
 def make(folder: Path, draft: str = "draft") -> RunConfig:
     """Extraction from the documents."""
     own = {"method": "speculative", "draft_model": str(folder / draft), "draft_tokens": 7, "max_new_tokens": 30}
-    return RunConfig.model_validate(
-        {
-            "input": {"path": str(folder / "in.jsonl"), "text_columns": ["title"], "category": "c", "id_column": "id"},
-            "output": {"path": str(folder / "out")},
-            "task": {"categories": {"c": {"attributes": [{"name": "a"}, {"name": "b", "type": "number"}]}}},
-            "model": {"name": str(folder / "model"), "dtype": "float32"},
-            "decoding": own,
-        }
+    return run_config(
+        extraction(c=["a", {"name": "b", "type": "number"}]),
+        folder / "in.jsonl",
+        folder / "out",
+        input={"text_columns": ["title"], "category": "c", "id_column": "id"},
+        model={"name": str(folder / "model"), "dtype": "float32"},
+        decoding=own,
     )
 
 

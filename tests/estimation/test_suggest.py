@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from raypd.cli.main import app
 from raypd.config import RunConfig
-from raypd.config.load import make_config
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.estimation import suggest
+from tests.runs import run_config
 from tests.tiny import save_tiny
 
 COLORS = ("red", "blue", "green")
@@ -77,8 +77,7 @@ def test_what_many_documents_state_is_proposed_with_a_type(data: str, listed: No
     assert f"{3 * 15} are no `attribute: value`" in text
     assert f"{3 * 15} name a value that is not in the document" in text
     # an extraction takes it as it is
-    config = {"input": {"path": data, "text_columns": ["title"]}, "output": {"path": "o"}}
-    made = make_config({**config, "task": {"categories": tree}})
+    made = run_config({"categories": tree}, data, input={"text_columns": ["title"]})
     assert len(made.task.categories["boots"].attributes) == 4  # type: ignore[union-attr]
     again = CliRunner().invoke(app, ["schema", "suggest", data, "input.text_columns=[title]", "model.name=fake"])
     assert again.stdout == text

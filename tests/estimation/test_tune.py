@@ -23,6 +23,7 @@ from raypd.estimation.agreement import Agreement, Floor, NormalValue
 from raypd.estimation.profile import DocumentCost, Profile, WorkerFacts, _copy
 from raypd.estimation.search import Changes, Search, Trial
 from raypd.tasks.base import Document
+from tests.runs import config_tree, extraction, run_config
 
 # ----------------------------------------------------------------------------------------------------------- agreement
 
@@ -67,7 +68,7 @@ def test_answers_of_the_other_tasks() -> None:
     asked = {"question": "?", "question_id": "7", "answer": "Yes.", "answer_status": "ok"}
     wrote = {"sample": 0, "turn": 1, "text": "A b", "finish_reason": "length"}
     found = [agreement.values_of(DocumentCost(1.0, 1, 0, 1, [row])) for row in (asked, wrote)]
-    assert found == [{"7": NormalValue("yes", True)}, {"sample 0, turn 1": NormalValue("a b", False)}]
+    assert found == [{"7": NormalValue("yes", True)}, {"turn 1, sample 0": NormalValue("a b", False)}]
 
 
 def test_the_interval_of_a_share_by_hand() -> None:
@@ -104,7 +105,7 @@ def test_how_many_values_a_floor_needs(floor: float, needed: int) -> None:
 # -------------------------------------------------------------------------------------------------------------- search
 
 Rule = Callable[[dict[str, Any]], tuple[float, float]]  # settings -> speed, share that agrees
-EXTRACTION = {"categories": {"c": {"attributes": [{"name": "a"}]}}}
+EXTRACTION = extraction(c=["a"])
 REFERENCES = ("autoregressive", "guided")
 
 
@@ -137,8 +138,7 @@ def searched(
 
     whole: documents whose value autoregressive decoding writes whole (as a small model may not). how: of the search.
     """
-    tree = {"input": {"path": "x.jsonl"}, "output": {"path": "out"}, "task": task, "decoding": dict(decoding)}
-    config = RunConfig.model_validate(tree | {"engine": {"max_num_seqs": seqs}})
+    config = run_config(task, decoding=dict(decoding), engine={"max_num_seqs": seqs})
 
     def measure(changes: Changes, limit: float) -> Trial:
         setting = config.decoding.model_dump() | config.engine.model_dump() | short(changes)
@@ -228,7 +228,7 @@ def test_what_the_engine_says_for_itself_is_not_searched_but_for_vllm() -> None:
 
 def test_later_copies_of_a_document_differ_for_vllm_alone() -> None:
     """Its prefix cache would answer them from the first one's keys and values."""
-    tree = {"input": {"path": "x.jsonl", "text_columns": ["title"]}, "output": {"path": "out"}, "task": EXTRACTION}
+    tree = config_tree(input={"text_columns": ["title"]})
     document = Document(0, "a", {"title": "shoe"})
     for keys, titles in (([], ["shoe", "shoe"]), (["engine.kind=vllm", "decoding.method=guided"], ["shoe", "1 shoe"])):
         copies = [_copy(make_config(tree, keys), document, 5 + number, number) for number in (0, 1)]

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from raypd.cluster.driver import run_extract
-from raypd.config import ModelConfig
+from raypd.answering.components import build
+from raypd.cluster import driver
 from raypd.errors import InputError
 from raypd.evaluation import score
 from raypd.evaluation.score import NN, NV, VC, VN, VW
-from tests.runs import make_config, write_jsonl  # noqa: F401 a fixture
+from tests.runs import with_keys, write_jsonl
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_intervals_are_scipys_and_pairs_are_narrower():
     assert difference.high - difference.low < (measure.high - measure.low) / 2
 
 
-def test_a_run_against_its_labels(config, tmp_path):
-    run = config(str(write_jsonl(tmp_path / "in.jsonl", ["x" * (i + 1) for i in range(6)])))
-    run = run.model_copy(update={"model": ModelConfig(name="fake")})
-    run_extract(run)
+def test_a_run_against_its_labels(config, tmp_path, in_process):
+    path = write_jsonl(tmp_path / "in.jsonl", ["x" * (i + 1) for i in range(6)])
+    run = with_keys(config(str(path)), model={"name": "fake"})
+    driver.run_extract(run, build=build)
     labels = tmp_path / "labels.jsonl"
     rows = [{"id": str(i), "gold": {"a": None, "never asked": "x"}} for i in (0, 1, 99)]
     labels.write_text("".join(json.dumps(row) + "\n" for row in rows))

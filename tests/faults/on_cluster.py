@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from raypd.config import RunConfig
 from tests.faults.apart import apart
 from tests.faults.trial import Outcome, Trial, executor, gated
 from tests.processes import LONG, wait_for
+from tests.runs import with_keys
 
 
 class _Stage:
@@ -60,11 +60,10 @@ class _Stage:
             finally:
                 self.trial.go("fault")
 
-        tree = self.trial.config.model_dump()
-        tree["cluster"]["address"] = self.cluster.address
+        config = with_keys(self.trial.config, cluster={"address": self.cluster.address})
         with ThreadPoolExecutor(1) as beside:
             done = beside.submit(then_go)
-            made = run_extract(RunConfig.model_validate(tree), build=fakes.build)
+            made = run_extract(config, build=fakes.build)
             done.result(LONG)
         assert made.failed == 0
 

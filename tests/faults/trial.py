@@ -16,7 +16,7 @@ from raypd import storage
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from tests.processes import ended, start, wait_for
-from tests.runs import write_jsonl
+from tests.runs import TITLES, config_tree, write_jsonl
 
 EXECUTORS = ("pool", "ray_data")
 
@@ -49,14 +49,15 @@ class Trial:
         self.folder, self.count = folder, len(titles)
         self.output = str(folder / "out")
         corpus = write_jsonl(folder / "corpus.jsonl", titles)
-        tree: dict[str, Any] = {
-            "input": {"path": str(corpus), "text_columns": ["title"], "category_column": None},
-            "output": {"path": self.output},
-            "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-            "engine": {"max_num_seqs": 4},
-            "cluster": {"address": "local", "max_workers": 1, "unit_documents": unit_documents, "units_in_flight": 1},
-        }
-        tree["cluster"]["executor"] = executor()
+        cluster = {"address": "local", "max_workers": 1, "unit_documents": unit_documents, "units_in_flight": 1}
+        tree = config_tree(
+            None,
+            corpus,
+            self.output,
+            input=TITLES,
+            engine={"max_num_seqs": 4},
+            cluster={**cluster, "executor": executor()},
+        )
         for section, values in keys.items():
             tree[section] = {**tree.get(section, {}), **values}
         self.config = RunConfig.model_validate(tree)

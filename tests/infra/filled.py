@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
 import runpy
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import yaml
 
@@ -40,22 +38,24 @@ def policy(name: str) -> dict[str, Any]:
     return json.loads(text(f"iam/{name}.json"))
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers requests in the place of a service; writes no log."""
+def prepared(cluster: dict[str, Any]) -> dict[str, Any]:
+    """A cluster as `ray up` has it before it first writes to AWS; EC2's answer on instance types is ours."""
+    from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
+    from ray.autoscaler._private.util import prepare_config
 
-    def say(self, code: int, body: str = "") -> None:
-        self.send_response(code)
-        self.end_headers()
-        self.wfile.write(body.encode())
+    gpus = {"Gpus": [{"Name": "L40S", "Manufacturer": "NVIDIA", "Count": 8}]}
+    types = [
+        {"InstanceType": name, "VCpuInfo": {"DefaultVCpus": cpus}, "MemoryInfo": {"SizeInMiB": gib << 10}, **more}
+        for name, cpus, gib, more in (("m7i.2xlarge", 8, 32, {}), ("g6e.48xlarge", 192, 1536, {"GpuInfo": gpus}))
+    ]
+    with mock.patch("ray.autoscaler._private.aws.node_provider.list_ec2_instances", return_value=types):
+        return AWSNodeProvider.fillout_available_node_types_resources(prepare_config(cluster))
 
-    def log_message(self, *_: Any) -> None:
-        pass
 
-
-@contextlib.contextmanager
-def serving(handler: type[Handler]) -> Iterator[str]:
-    """A server on a port of the system's choice; its URL."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+def pods(job: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, template) of every pod of a RayJob."""
+    cluster = job["spec"]["rayClusterSpec"]
+    yield "submitter", job["spec"]["submitterPodTemplate"]
+    yield "head", cluster["headGroupSpec"]["template"]
+    for group in cluster["workerGroupSpecs"]:
+        yield group["groupName"], group["template"]

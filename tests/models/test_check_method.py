@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from raypd.cli.main import app
 from raypd.cluster import ray_session
-from raypd.config import RunConfig
 from raypd.errors import ConfigError, ModelError
 from raypd.models.check_method import check_method
 from raypd.models.prepare import add_heads, add_tokens
+from tests.runs import config_tree, run_config
 from tests.tiny import save_tiny
 
 
@@ -27,14 +27,8 @@ def folders(tmp_path_factory):
 
 
 def check(folders, method, model="plain", **decoding):
-    tree = {
-        "input": {"path": "x"},
-        "output": {"path": "o"},
-        "task": {"kind": "generation"},
-        "model": {"name": str(folders / model)},
-        "decoding": {"method": method, **decoding},
-    }
-    check_method(RunConfig.model_validate(tree))
+    decoding = {"method": method, **decoding}
+    check_method(run_config("generation", model={"name": str(folders / model)}, decoding=decoding))
 
 
 def test_what_fits_passes(folders):
@@ -105,12 +99,9 @@ LONG = {"attributes": [{"name": "Fit", "type": "enum", "values": [f"{'very ' * 9
 @pytest.mark.parametrize("command", ["extract", "estimate", "train"])
 def test_answers_that_cannot_fit_are_refused_before_ray(folders, tmp_path, monkeypatch, command, category, words):
     (tmp_path / "in.jsonl").write_text('{"id": "1", "category": "shoes", "title": "Acme", "target": {}}\n')
-    tree = {
-        "input": {"path": str(tmp_path / "in.jsonl"), "text_columns": ["title"]},
-        "output": {"path": str(tmp_path / "out")},
-        "model": {"name": str(folders / "plain"), "device": "cpu"},
-        "task": {"categories": {"shoes": category}},
-    }
+    places = (tmp_path / "in.jsonl", tmp_path / "out")
+    sections = {"input": {"text_columns": ["title"]}, "model": {"name": str(folders / "plain"), "device": "cpu"}}
+    tree = config_tree({"categories": {"shoes": category}}, *places, **sections)
     (tmp_path / "run.yaml").write_text(json.dumps(tree))
     monkeypatch.setattr(ray_session, "connect", lambda *_: pytest.fail("Ray was started"))
     with pytest.raises(ConfigError, match=words) as caught:  # exit code 2

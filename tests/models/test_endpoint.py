@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import signal
 import socket
 import subprocess
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -21,13 +20,15 @@ from raypd import LLM
 from raypd.billing import book
 from raypd.cluster.driver import run_extract
 from raypd.config import ModelConfig
-from raypd.config.load import make_config
+from raypd.decoding.program import Feed
 from raypd.errors import ConfigError
 from raypd.models.endpoint import EndpointEngine, byte_tokenizer
 from raypd.models.load import load_model
 from raypd.tasks.base import Document
 from raypd.tasks.prompting import rendered
 from raypd.training import teacher
+from tests.runs import TITLES, extraction, run_config, with_keys
+from tests.servers import Reply, serving
 
 KEY = os.environ["PATH"]  # a variable that Ray's workers have
 
@@ -37,24 +38,14 @@ def server(reply):
     """One that answers with `reply(body, how many came before)`: (status, tree). Its URL, and what it was asked."""
     received = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            received.append((self.path, self.headers["Authorization"], body))
-            status, tree = reply(body, len(received) - 1)
-            data = json.dumps(tree).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(call):
+        body = json.loads(call.body)
+        received.append((call.path, call.headers["Authorization"], body))
+        status, tree = reply(body, len(received) - 1)
+        return Reply(status, json.dumps(tree).encode())
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_address[1]}/v1", received
-        http.shutdown()
+    with serving(answer) as url:
+        yield f"{url}/v1", received
 
 
 def completion(text, reason="stop"):
@@ -65,16 +56,15 @@ def completion(text, reason="stop"):
 def configuration(tmp_path, url, **endpoint):
     documents = [{"id": str(i), "title": f"Acme shoe {i} <|end|>"} for i in range(6)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
-    return make_config(
-        {
-            "input": {"path": str(tmp_path / "in.jsonl"), "text_columns": ["title"], "category_column": None},
-            "output": {"path": str(tmp_path / "out")},
-            "task": {"categories": {"shoes": {"attributes": [{"name": "Brand"}, {"name": "Size", "type": "number"}]}}},
-            "model": {"name": "gpt", "endpoint": {"url": url, "usd_per_million_answer_tokens": 5e4, **endpoint}},
-            "decoding": {"method": "autoregressive"},
-            "cluster": {"address": "local"},
-            "cost": {"prices": {"local": 0.0}},
-        }
+    return run_config(
+        extraction(shoes=["Brand", {"name": "Size", "type": "number"}]),
+        tmp_path / "in.jsonl",
+        tmp_path / "out",
+        input=TITLES,
+        model={"name": "gpt", "endpoint": {"url": url, "usd_per_million_answer_tokens": 5e4, **endpoint}},
+        decoding={"method": "autoregressive"},
+        cluster={"address": "local"},
+        cost={"prices": {"local": 0.0}},
     )
 
 
@@ -182,12 +172,123 @@ def test_conversations_and_a_limit_of_requests(tmp_path, monkeypatch):
     assert sum(slept) == pytest.approx(1 + 2, abs=0.3)
 
 
+class Liar(BaseHTTPRequestHandler):
+    """Answers with the bytes that `reply` makes of the request's headers; each byte string is written by itself."""
+
+    reply = staticmethod(lambda headers: [])
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        with contextlib.suppress(OSError):
+            for part in type(self).reply(self.headers):
+                self.wfile.write(part)
+                self.wfile.flush()
+
+    def do_HEAD(self):
+        self.wfile.write(written(b"", "302 Found", ELSEWHERE)[0] if self.path == "/moved" else written(b"")[0])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def liar(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key-that-nobody-may-see")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_address[1]}"
+        http.shutdown()
+
+
+ELSEWHERE = "Location: http://other.example/v1"
+
+
+def written(tree, status="200 OK", *headers):
+    body = tree if isinstance(tree, bytes) else json.dumps(tree).encode()
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
+    return ["\r\n".join([*lines, "", ""]).encode() + body]
+
+
+def of_usage(**usage):
+    return lambda headers: written({**completion("Acme")[1], "usage": usage})
+
+
+def dripping(headers):
+    yield b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
+    for _ in range(1000):
+        time.sleep(0.1)
+        yield b" "
+
+
+def bomb(headers):
+    return written(gzip.compress(b" " * 5_000_000), "200 OK", "Content-Encoding: gzip")
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (
+            of_usage(prompt_tokens=10**27, completion_tokens=1),
+            "its usage says 1,000,000,000,000,000,000,000,",
+        ),
+        (of_usage(prompt_tokens=5, completion_tokens=-3), "-3 written"),
+        (of_usage(prompt_tokens="many"), "expected a chat completion"),
+        (lambda headers: written({"choices": []}), 'expected a chat completion, found {"choices": []}'),
+        (lambda headers: written(b"<html>sign in</html>"), "expected a chat completion, found <html>sign in</html>"),
+        (lambda headers: written(b"[" * 100_000), "expected a chat completion"),
+        (lambda headers: written(headers["Authorization"].encode(), "401 Unauthorized"), "401: Bearer (hidden)"),
+        (lambda headers: written(b"", "307 Temporary Redirect", ELSEWHERE), "redirects to http://other.example/v1"),
+        (lambda headers: written(b"", "429 Too Many Requests", "Retry-After: 3600"), "(it asks to wait 3,600 s)"),
+        (bomb, "the answer has more than"),
+        (dripping, "no whole answer after 1 s (model.endpoint.timeout_seconds)"),
+    ],
+)
+def test_a_server_that_lies_makes_an_error_row_with_the_reason(tmp_path, monkeypatch, liar, reply, reason):
+    monkeypatch.setattr(Liar, "reply", staticmethod(reply))
+    engine = EndpointEngine(configuration(tmp_path, f"{liar}/v1", retries=0, timeout_seconds=1), byte_tokenizer())
+    engine.submit((feed for feed in [Feed([65], [0])]), tag=0, sampling=None, seed=0)
+    finished = []
+    while not finished:
+        finished = engine.step()
+    assert reason in str(finished[0].error)
+    assert "nobody" not in str(finished[0].error)
+
+
+def test_many_failures_in_a_row_make_all_wait(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    slept = []
+    monkeypatch.setattr("raypd.models.endpoint.time.sleep", slept.append)
+    with server(lambda body, before: (503, {"error": "down"})) as (url, received):
+        engine = EndpointEngine(configuration(tmp_path, url, retries=24), byte_tokenizer())
+        with pytest.raises(RuntimeError, match="503"):
+            engine._reply({})
+    assert len(received) == 25
+    assert max(slept) == 600.0  # its own waits are at most ten minutes
+    assert engine._next > time.monotonic() + 20  # and after 20 in a row no request is sent for half a minute
+
+
+def test_content_in_parts_is_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    parts = [{"type": "text", "text": "We"}, {"type": "text", "text": "ll."}]
+    with server(lambda body, before: completion(parts)) as (url, _):
+        tokenizer = byte_tokenizer()
+        answer, _ = EndpointEngine(configuration(tmp_path, url), tokenizer)._ask([65], 0)
+    assert tokenizer.decode(answer.tokens, skip_special_tokens=True) == "Well."
+
+
+def test_a_server_that_redirects_gets_no_document(tmp_path, liar):
+    with pytest.raises(ConfigError, match=r"redirects to http://other\.example/v1; documents are not sent there"):
+        run_extract(configuration(tmp_path, f"{liar}/moved"))
+    with pytest.raises(ConfigError, match=r"model\.endpoint\.url"):
+        configuration(tmp_path, "file:///etc/passwd")
+
+
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     config = configuration(tmp_path, "http://127.0.0.1:9/v1")
     with pytest.raises(ConfigError, match="OPENAI_API_KEY holds no key"):
         run_extract(config)
-    config = config.model_copy(update={"decoding": config.decoding.model_copy(update={"method": "hyper_parallel"})})
+    config = with_keys(config, decoding={"method": "hyper_parallel"})
     with pytest.raises(ConfigError, match=r"decoding\.method: autoregressive"):
         run_extract(config)
     assert not Path(config.output.path).exists()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import huggingface_hub
@@ -17,64 +15,37 @@ from huggingface_hub import constants
 from raypd.config import ModelConfig
 from raypd.errors import ModelError
 from raypd.models.load import check_model_config, load_model
+from tests.servers import Reply, serving
 from tests.tiny import save_tiny, tiny_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def hub_handler(folder: Path) -> type[BaseHTTPRequestHandler]:
+def hub_of(folder: Path, path: str) -> Reply:
     """A Hub with one repository, owner/tiny, at the revisions main and v1; owner/gated is gated."""
-
-    class Hub(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            repository, _, path = self.path.lstrip("/").partition("/resolve/")
-            revision, _, file = path.partition("/")
-            if self.path.startswith("/api/models/owner/tiny"):  # lists a folder of chat templates, which is not there
-                return self.refuse(404, "EntryNotFound")
-            if repository == "owner/gated":
-                return self.refuse(403, "GatedRepo")
-            if repository != "owner/tiny":
-                return self.refuse(404, "RepoNotFound")
-            if revision not in ("main", "v1", COMMIT):
-                return self.refuse(404, "RevisionNotFound")
-            if not (folder / file).is_file():
-                return self.refuse(404, "EntryNotFound")
-            data = (folder / file).read_bytes()
-            self.send_response(200)
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(data)
-
-        do_HEAD = do_GET
-
-        def refuse(self, status: int, code: str) -> None:
-            self.send_response(status)
-            self.send_header("X-Error-Code", code)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    return Hub
+    repository, _, place = path.lstrip("/").partition("/resolve/")
+    revision, _, file = place.partition("/")
+    if path.startswith("/api/models/owner/tiny"):  # lists a folder of chat templates, which is not there
+        return Reply(404, headers={"X-Error-Code": "EntryNotFound"})
+    if repository == "owner/gated":
+        return Reply(403, headers={"X-Error-Code": "GatedRepo"})
+    if repository != "owner/tiny":
+        return Reply(404, headers={"X-Error-Code": "RepoNotFound"})
+    if revision not in ("main", "v1", COMMIT):
+        return Reply(404, headers={"X-Error-Code": "RevisionNotFound"})
+    if not (folder / file).is_file():
+        return Reply(404, headers={"X-Error-Code": "EntryNotFound"})
+    data = (folder / file).read_bytes()
+    return Reply(200, data, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'})
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The Hub's client pointed at our server, with a cache of its own."""
     folder = save_tiny(tmp_path / "served")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), hub_handler(folder))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    point_client(monkeypatch, address, tmp_path / "cache")
-    yield address
-    server.shutdown()
-    server.server_close()
+    with serving(lambda call: hub_of(folder, call.path)) as address:
+        point_client(monkeypatch, address, tmp_path / "cache")
+        yield address
 
 
 def point_client(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path) -> None:

@@ -20,12 +20,9 @@ from raypd.decoding.sampling import GREEDY, AllowedTokens, Sampling
 from raypd.errors import ConfigError, ModelError
 from raypd.models.vllm_engine import VLLMEngine
 from raypd.tasks.automata import record_pattern
+from tests.runs import config_tree, extraction
 
-EXTRACTION = {
-    "input": {"path": "-"},
-    "output": {"path": "-"},
-    "task": {"categories": {"c": {"attributes": [{"name": "Brand"}]}}},
-}
+EXTRACTION = config_tree(extraction(c=["Brand"]))
 VLLM = ["engine.kind=vllm", "decoding.method=guided"]
 
 

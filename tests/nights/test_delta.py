@@ -23,6 +23,7 @@ from raypd.nights import delta, nightly
 from raypd.nights.table_check import verify_table
 from tests import s3
 from tests.nights.test_nightly import DOCUMENTS, files, night, run, titles, with_key, write  # noqa: F401
+from tests.runs import with_keys
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -159,9 +160,7 @@ def test_two_commands_with_one_list_commit_it_once(nights, write) -> None:  # no
 
 def test_on_s3_by_the_settings_of_raypd(nights, write, bucket, s3_server) -> None:  # noqa: F811
     write("a.jsonl", DOCUMENTS)
-    tree = nights.model_dump()
-    tree["output"]["path"], tree["storage"]["endpoint_url"] = f"{bucket}/my nights", s3_server.url
-    config = RunConfig.model_validate(tree)
+    config = with_keys(nights, output={"path": f"{bucket}/my nights"}, storage={"endpoint_url": s3_server.url})
     night(config)
     write("a.jsonl", {**DOCUMENTS, "d7": "other"})
     night(config)

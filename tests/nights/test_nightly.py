@@ -27,7 +27,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.nights import nightly
 from raypd.nights.nightly import Night, run_night
 from raypd.nights.table_check import verify_table
-from raypd.report import data, page, sections, terminal
+from raypd.report import data, page, terminal
 from raypd.report.status import Watch
 from raypd.run import load, manifest
 from raypd.run.lease import RunLease
@@ -35,6 +35,7 @@ from raypd.run.records import Bill
 from raypd.tasks.base import Record, Request
 from raypd.verify.scratch import Scratch
 from tests.cluster import fakes
+from tests.runs import extraction, with_keys
 
 
 class Task(fakes.FakeTask):
@@ -72,12 +73,7 @@ def run(config, tmp_path) -> Callable[..., RunConfig]:
 
     def make(path: Any = None, attributes: str = "a", **keys: Any) -> RunConfig:
         made = config(path or str(tmp_path / "in"), "root", category_column="category", category="c", **keys)
-        tree = made.model_dump(mode="json")
-        wanted = {"c": attributes, "d": "a"}
-        tree["task"]["categories"] = {
-            name: {"attributes": [{"name": letter} for letter in letters]} for name, letters in wanted.items()
-        }
-        return RunConfig.model_validate(tree)
+        return with_keys(made, task=extraction(c=attributes, d="a"))
 
     return make
 
@@ -419,9 +415,7 @@ def test_many_nights_of_random_changes_end_where_one_full_night_does(tmp_path, w
 
 
 def test_on_s3(bucket, write, run, connected) -> None:
-    tree = run(f"{bucket}/in").model_dump(mode="json")
-    tree["output"]["path"], tree["storage"]["endpoint_url"] = f"{bucket}/root", connected.url
-    made = RunConfig.model_validate(tree)
+    made = with_keys(run(f"{bucket}/in"), output={"path": f"{bucket}/root"}, storage={"endpoint_url": connected.url})
 
     for documents, count in ((DOCUMENTS, 25), ({**DOCUMENTS, "d7": "other"}, 1)):
         storage.put(f"{bucket}/in/a.jsonl", write("a.jsonl", documents).read_bytes())
@@ -544,10 +538,9 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
     assert "documents   4; 1 failed" in shown
     assert "$60.00 per 1,000 documents" in shown  # of the five that were extracted
     assert f"the table is that of the night {nights[1].name}; 5 documents extracted in all nights" in shown
-    report = data.load(root)
-    tile, _, cost, *_ = sections.tiles(report)
-    assert (tile.value, tile.notes[:2], cost.value) == ("4", ["3 ok", "1 failed (25%)"], "$0.30")
-    assert "5 extracted" in page.render(report)
+    html = page.render(data.load(root))
+    for part in (">4<", ">3 ok<", ">1 failed (25%)<", ">$0.30<", "; 5 extracted<"):
+        assert part in html, part
 
 
 def test_the_command_says_what_it_left_out_and_ends_with_exit_code_1(tmp_path, write, run, monkeypatch) -> None:

@@ -9,14 +9,14 @@ import pytest
 
 from raypd.config import Category, RunConfig
 from raypd.nights.schema_change import compare, join
+from tests.runs import extraction, run_config
 
 TYPES = ("text", "number", "text")
 A, B, C = ({"name": n, "description": "", "type": t, "values": []} for n, t in zip("abc", TYPES, strict=True))
 
 
 def config(*attributes: dict[str, Any]) -> RunConfig:
-    tree = {"input": {"path": "x"}, "output": {"path": "y"}, "model": "fake"}
-    return RunConfig.model_validate({**tree, "task": {"categories": {"x": {"attributes": list(attributes)}}}})
+    return run_config(extraction(x=attributes), model="fake")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import io
 import re
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ from tests.processes import LONG, wait_for
 from tests.report import hostile
 from tests.report.browser import DESKTOP, PHONE, open_page
 from tests.report.builder import Plan, build, value
+from tests.servers import Call, Reply, serving
 
 
 def hostile_plan() -> Plan:
@@ -38,25 +35,6 @@ def hostile_plan() -> Plan:
     return Plan(units=8, documents=12, workers=3, sessions=2, model=texts[1], categories={texts[0]: [texts[2]]},
                 rows=lambda first, count: [row(n) for n in range(first, first + count)],
                 config={"input": {"path": texts[4], texts[5]: texts[6]}})  # fmt: skip
-
-
-@contextlib.contextmanager
-def listener() -> Iterator[tuple[int, list[str]]]:
-    """A web server on loopback: its port, and the paths that it was asked for."""
-    heard: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            heard.append(self.path)
-            self.send_error(404)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1], heard
-        server.shutdown()
 
 
 _pages: dict[str, str] = {}  # by the plan, since some are looked at in several ways
@@ -95,8 +73,14 @@ def test_hostile_documents_run_nothing_and_load_nothing(browser, tmp_path):
 def test_the_policy_holds_where_escaping_would_fail(browser, tmp_path):
     """Shown by a page whose escaping was broken on purpose: nothing in it runs all the same."""
     file = _page(tmp_path, Plan(units=3))
-    with listener() as (port, heard):
-        evil = "".join(hostile.TEXTS[1:10]).replace("127.0.0.1:9", f"127.0.0.1:{port}")
+    heard: list[str] = []
+
+    def listen(call: Call) -> Reply:
+        heard.append(call.path)
+        return Reply(404)
+
+    with serving(listen) as url:
+        evil = "".join(hostile.TEXTS[1:10]).replace("127.0.0.1:9", url.removeprefix("http://"))
         whole = file.read_text()
         file.write_text(whole.replace('<div id="documents">', f'{evil}<div id="documents">', 1))
         tab, _, errors = open_page(browser, file)

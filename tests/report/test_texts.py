@@ -14,7 +14,7 @@ from raypd.dataset import writer
 from raypd.errors import InputError
 from raypd.report import data, page, texts
 from raypd.tasks.columns import value_row
-from tests.runs import make_config, run_here, with_values, write_jsonl
+from tests.runs import make_config, run_here, with_keys, with_values, write_jsonl
 
 config = make_config
 TITLES = ["  Boots <b>of</b> Acme, red", "Acme &amp; Acme", "of nobody"]
@@ -24,8 +24,7 @@ TITLES = ["  Boots <b>of</b> Acme, red", "Acme &amp; Acme", "of nobody"]
 def run(tmp_path: Path, config: Callable[..., RunConfig]) -> RunConfig:
     """A run of the fake model whose values are put where they stand in the texts."""
     made = config(str(write_jsonl(tmp_path / "in/a.jsonl", TITLES)), id_column="id")
-    tree = made.model_dump() | {"model": {"name": "fake", "fake": {"load_seconds": 0, "step_seconds": 0}}}
-    made = RunConfig.model_validate(tree)
+    made = with_keys(made, model={"name": "fake", "fake": {"load_seconds": 0, "step_seconds": 0}})
     run_here(made, components.build)
     ((unit, path),) = writer.objects(made.output.path)
     summary, table = writer.read_table(made.output.path, unit)
@@ -44,7 +43,7 @@ def run(tmp_path: Path, config: Callable[..., RunConfig]) -> RunConfig:
 def test_values_are_marked_where_they_stand(run: RunConfig) -> None:
     found = data.load(run.output.path)
     texts.add(found)
-    shown = [[(piece.text, piece.marked) for piece in one.text if piece.text] for one in found.sample.documents]
+    shown = [[(piece, marks) for piece, marks in one.text if piece] for one in found.sample.documents]
     assert shown == [
         [("  Boots <b>of</b> ", ""), ("Acme", "a0"), (", red", "")],  # of two that overlap the first
         [("Acme", "a0"), (" &amp; ", ""), ("Acme", "a1")],

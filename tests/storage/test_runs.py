@@ -27,7 +27,7 @@ from tests.cluster import fakes
 from tests.fault_proxy import Faults
 from tests.processes import LONG, end_all, ended, wait_for
 from tests.runs import parquet as as_parquet
-from tests.runs import run_process
+from tests.runs import run_process, with_keys
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def make(config, bucket: str) -> Callable[..., RunConfig]:
     def made(endpoint: str, partition: dict[str, str] | None = None, **keys: Any) -> RunConfig:
         settings = {"endpoint_url": endpoint, "read_timeout": 5}
         run = config(f"{bucket}/in/*/*", f"{bucket}/runs/one", settings, **keys)
-        return run.model_copy(update={"output": run.output.model_copy(update={"partition": partition or {}})})
+        return with_keys(run, output={"partition": partition or {}})
 
     return made
 
@@ -86,7 +86,7 @@ def test_a_run_then_new_input_in_another_partition_then_nothing_to_do(connected,
     assert json.loads(storage.read(f"{run.output.path}/manifest.json"))["documents"] == again.documents == count + 1
     assert again.output == run.output.path
     with pytest.raises(ConfigError, match=r"one/?: holds the run of another configuration.*input\.id_column"):
-        driver.run_extract(run.model_copy(update={"input": run.input.model_copy(update={"id_column": None})}))
+        driver.run_extract(with_keys(run, input={"id_column": None}))
 
 
 @pytest.mark.slow
@@ -101,8 +101,7 @@ def test_kill_9_of_the_driver_and_resume_and_no_secret_anywhere(connected, bucke
     try:
         ray.shutdown()  # that of other tests, whose logs are elsewhere
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=str(logs))
-        cluster = run.cluster.model_copy(update={"address": ray.get_runtime_context().gcs_address})
-        run = run.model_copy(update={"cluster": cluster})
+        run = with_keys(run, cluster={"address": ray.get_runtime_context().gcs_address})
         first = run_process(run, tmp_path)
         wait_for(lambda: first.poll() is not None or writer.committed(run.output.path))
         first.send_signal(signal.SIGKILL)

@@ -12,13 +12,10 @@ from pydantic import ValidationError
 from raypd.config import RunConfig, StorageConfig
 from raypd.config.load import load_config, make_config
 from raypd.errors import ConfigError
+from tests.runs import config_tree
 
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
-RUN = {
-    "input": {"path": "s3://bkt/in"},
-    "output": {"path": "s3://bkt/out"},
-    "task": {"categories": {"c": {"attributes": [{"name": "a"}]}}},
-}
+RUN = config_tree(None, "s3://bkt/in", "s3://bkt/out")
 
 
 @pytest.mark.parametrize(

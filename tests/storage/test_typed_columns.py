@@ -12,15 +12,16 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from raypd.config import RunConfig
-from raypd.config.run import OWN_COLUMNS
+from raypd.config import OWN_COLUMNS, RunConfig
 from raypd.dataset import writer
 from raypd.evaluation.score import evaluate
 from raypd.report.sample import document_of
+from raypd.run import manifest
 from raypd.run.records import UnitSummary
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import EXTRACTION, columns_of, record_of, record_row, typed_row, value_row
 from raypd.training import teacher
+from tests.runs import TITLES, extraction, run_config, run_here, with_keys, write_jsonl
 
 SHOES = [
     {"name": "Brand"},
@@ -43,13 +44,7 @@ SPAN = {"span": {"begin": 3, "end": 7}, "span_exact": True}
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "input": {"path": "x"},
-            "output": {"path": str(tmp_path), "columns": "typed"},
-            "task": {"categories": {"shoes": {"attributes": SHOES}, "tea": {"attributes": TEA}}},
-        }
-    )
+    return run_config(extraction(shoes=SHOES, tea=TEA), "x", tmp_path, output={"columns": "typed"})
 
 
 def in_record(config: RunConfig, category: str, entries: dict[str, Any]) -> dict[str, Any]:
@@ -99,11 +94,13 @@ def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_p
     assert schema.field("Brand__confidence").type == pa.float32()
     assert "Size__span" not in schema.names
     assert not {"record", "values"} & set(schema.names)
-    assert [name for name in schema.names if name in OWN_COLUMNS] == list(OWN_COLUMNS)
+    own = [*OWN_COLUMNS, "category", "truncated"]
+    assert [name for name in schema.names if name in own] == own
 
 
 def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None:
     for typed in (True, False):
+        manifest.claim(config, str(tmp_path / str(typed)))
         commit(config, tmp_path / str(typed), typed)
     typed_rows, untyped_rows = (writer.read_rows(str(tmp_path / str(typed)), "u-0", 9) for typed in (True, False))
     for mine, untyped_row in zip(typed_rows, untyped_rows, strict=True):
@@ -135,23 +132,21 @@ def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None
 
 
 def test_a_resumed_run_cannot_change_its_columns(config: RunConfig) -> None:
-    output = config.output.model_copy(update={"columns": "record"})
-    assert config.model_copy(update={"output": output}).fingerprint() != config.fingerprint()
+    assert with_keys(config, output={"columns": "record"}).fingerprint() != config.fingerprint()
 
 
 def test_a_local_run_writes_typed_columns(tmp_path: Path) -> None:
-    from tests.runs import run_here, write_jsonl
+    from raypd.answering import components
 
-    write_jsonl(tmp_path / "in.jsonl", ["one", "two", ""])
-    tree = {
-        "input": {"path": str(tmp_path / "in.jsonl"), "text_columns": ["title"], "category_column": None},
-        "output": {"path": str(tmp_path / "out"), "columns": "typed"},
-        "task": {"categories": {"c": {"attributes": [{"name": "a"}, {"name": "b", "type": "integer"}]}}},
-        "model": {"name": "fake"},
-    }
-    from raypd.cluster import worker
-
-    run_here(RunConfig.model_validate(tree), worker.build)
+    run = run_config(
+        extraction(c=["a", {"name": "b", "type": "integer"}]),
+        write_jsonl(tmp_path / "in.jsonl", ["one", "two", ""]),
+        tmp_path / "out",
+        input=TITLES,
+        output={"columns": "typed"},
+        model={"name": "fake"},
+    )
+    run_here(run, components.build)
     rows = ds.dataset(tmp_path / "out/units").to_table().to_pylist()
     assert [(row["status"], row["a"], row["b"]) for row in rows] == [
         ("ok", "fake", None), ("ok", "fake", None), ("error", None, None),

@@ -13,6 +13,7 @@ import torch
 from raypd.decoding.engine import Engine
 from raypd.decoding.program import Program
 from raypd.training.example import Example
+from tests.runs import config_tree, extraction
 from tests.tiny import tiny_model
 
 COLORS, BRANDS = ["red", "blue", "green", "black"], ["Acme", "Zeta", "Orla"]
@@ -41,13 +42,14 @@ def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, A
         {"name": "Color", "type": "enum", "values": COLORS},
         {"name": "Size", "type": "number"},
     ]
-    config: dict[str, Any] = {
-        "input": {"path": str(corpus), "text_columns": ["title"]},
-        "output": {"path": str(output)},
-        "task": {"categories": {"shoes": {"attributes": attributes}}, "template": str(output.parent / "template.j2")},
-        "model": {"name": model, "device": "cpu", "dtype": "float32"},
-        "decoding": {"max_value_tokens": 12},
-    }
+    config = config_tree(
+        {**extraction(shoes=attributes), "template": str(output.parent / "template.j2")},
+        corpus,
+        output,
+        input={"text_columns": ["title"]},
+        model={"name": model, "device": "cpu", "dtype": "float32"},
+        decoding={"max_value_tokens": 12},
+    )
     (output.parent / "template.j2").write_text(
         "{% for a in category.attributes %}{{ a.name }} {% endfor %}{{ products }}"
     )
@@ -58,13 +60,11 @@ def tree(corpus: Path, output: Path, model: str, **sections: Any) -> dict[str, A
 
 def generation_tree(method: str, training: dict[str, Any] | None = None, **decoding: Any) -> dict[str, Any]:
     """A configuration's tree for documents with `turns` and `responses`."""
-    return {
-        "input": {"path": "none"},
-        "output": {"path": "none"},
-        "task": {"kind": "generation", "prompt_column": "turns"},
-        "decoding": {"method": method, **decoding},
-        "training": {"labels_column": "responses", **(training or {})},
-    }
+    return config_tree(
+        {"kind": "generation", "prompt_column": "turns"},
+        decoding={"method": method, **decoding},
+        training={"labels_column": "responses", **(training or {})},
+    )
 
 
 def dense_logits(model: Any, example: Example) -> torch.Tensor:

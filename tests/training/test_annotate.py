@@ -17,6 +17,7 @@ from raypd.training.annotate import marked
 from raypd.training.data import check, prepare
 from raypd.training.example import Skip
 from raypd.training.structure import Promise, Sync
+from tests.runs import with_keys
 from tests.tiny import tiny_tokenizer
 from tests.training.data import generation_tree
 
@@ -34,6 +35,12 @@ def test_pieces_in_the_order_of_the_text():
     assert marked(f"\n{TAGGED}\n", ANSWER + " ") == marked(TAGGED, ANSWER)
     assert marked(TAGGED.replace("<async topic", "<async\ntopic"), ANSWER) == marked(TAGGED, ANSWER)
     assert marked(ANSWER, ANSWER) == [ANSWER]
+
+
+def test_the_teacher_is_shown_what_it_must_do():
+    _, *demonstrations = annotate._PROMPT.split("Answer:\n")
+    pieces = [marked(*reversed(shown.split("\n\nMarked:\n"))) for shown in demonstrations[:-1]]
+    assert [sum(isinstance(piece, Promise) for piece in answer) for answer in pieces] == [2, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -87,4 +94,4 @@ def test_a_run_over_something_else_is_one_message(tmp_path):
         prepare(config_of(tmp_path, annotations=str(tmp_path / "nothing")), tiny_tokenizer(), 4096)
     config = config_of(tmp_path, annotations="x")
     with pytest.raises(ConfigError, match=r"is for decoding.method pasta"):
-        check(config.model_copy(update={"decoding": config.decoding.model_copy(update={"method": "apar"})}))
+        check(with_keys(config, decoding={"method": "apar"}))

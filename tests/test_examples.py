@@ -1,0 +1,42 @@
+"""What people copy: raypd.LLM in a script without Ray, and the scripts of examples/, each as a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT, ended, start
+
+LLM = """
+import sys
+sys.modules["ray"] = None
+import raypd
+
+fake = raypd.LLM("fake")
+assert len(fake.extract("one text", ["Brand"])) == len(fake.generate("Hello")) == len(fake.answer("x", "Who?")) == 1
+errors = [result.error for result in fake.extract([None, "a\\0b", "\\ud800 shoe", " "], ["Brand"])]
+assert errors == ["no text in text", "column 'text' holds NUL characters", "column 'text' holds half a surrogate pair",
+                  "no text in text"], errors
+llm = raypd.LLM(settings={"decoding.max_new_tokens": 12, "decoding.method": "guided"})
+record, bad = llm.extract(["Acme shoe, red", " "], [{"name": "Brand"}, {"name": "Red", "type": "boolean"}])
+assert set(record.value) == set(record.confidence) == set(record.status) == {"Brand", "Red"}, record
+assert record.value["Red"] in (True, False, None) and 0 < record.confidence["Red"] <= 1, record
+assert bad.value is None and bad.error == "no text in text", bad
+choices = {"question": "Where?", "choices": ["A", "Oslo"]}
+free, choice = llm.answer("Bob lives in Oslo.", ["Where does Bob live?", choices])
+assert choice.value in ("A", "Oslo"), choice
+first, second = llm.generate(["Say yes.", ["Hello", "Who are you?"]])
+assert first.value and second.value and second.status in ("stop", "length"), second
+print("done", len(llm._models))
+"""
+
+
+def test_llm_answers_in_this_process_without_ray() -> None:
+    assert ended(start("-c", LLM)).strip().endswith("done 1")  # one model for all
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda script: script.stem)
+def test_examples_run(script: Path, tmp_path: Path) -> None:
+    code = "import os, runpy, sys; os.chdir(sys.argv[2]); runpy.run_path(sys.argv[1], run_name='__main__')"
+    assert ended(start("-c", code, str(script), str(tmp_path)))
