@@ -369,7 +369,7 @@ class _Documents:
 
     def stored(self, config: RunConfig) -> str | list[str]:
         """The paths to read. What is in memory is written below the run's folder, once."""
-        from raypd.cluster.driver import output_folder
+        from raypd.run.layout import output_folder
 
         if self.paths is not None:
             return self.paths

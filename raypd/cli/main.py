@@ -243,20 +243,20 @@ def benchmark(config: o.Works, overrides: o.Overrides = None) -> None:
     """Run raypd and every engine that is installed, vLLM and transformers, on the same tokens; write a table."""
     from raypd.benchmark.compare import compare
     from raypd.benchmark.table import markdown, save
-    from raypd.cluster import driver
+    from raypd.run import console
 
     made = load_benchmark(config, overrides or [])
     folder, results = Path(made.benchmark.output), []
     written: list[Path] = []
     try:
-        with driver.signals(), contextlib.closing(compare(made, driver.say)) as compared:
+        with console.signals(), contextlib.closing(compare(made, console.say)) as compared:
             for result in compared:
                 results.append(result)
                 written = save(results, folder, made.model.name)  # each time: it stays if the next is interrupted
                 print(clean(markdown(result)) + "\n", flush=True)
     except KeyboardInterrupt:
         done = f"{len(results)} works are done, in {folder}" if results else "no work is done"
-        raise driver.Interrupted(f"interrupted: {done}") from None
+        raise console.Interrupted(f"interrupted: {done}") from None
     print("\n".join(f"written: {file}" for file in written))
 
 

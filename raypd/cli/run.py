@@ -74,8 +74,8 @@ def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool,
 
 def _write_batch(config: RunConfig) -> None:
     """Writes the two files of a batch, and says where."""
-    from raypd.cluster.driver import output_folder
     from raypd.dataset import batch_files
+    from raypd.run.layout import output_folder
 
     output = output_folder(config)
     answered, failed = batch_files.write(config, output)

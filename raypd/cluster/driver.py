@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raypd import storage
 from raypd.answering import progress
@@ -22,9 +17,11 @@ from raypd.dataset import planner, writer
 from raypd.dataset.plan import Plan, take_apart
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout, lease, manifest, records
+from raypd.run.console import Interrupted, say, signals
+from raypd.run.layout import output_folder
 from raypd.run.manifest import Manifest
 from raypd.run.records import UnitResult
-from raypd.run.text import counted, said, share
+from raypd.run.text import counted, share
 from raypd.run.unit import Unit
 from raypd.run.unreadable import Unreadable
 from raypd.tasks.columns import columns_of
@@ -38,22 +35,6 @@ if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for ru
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
 _JUDGED_AFTER = 100  # documents of a session, after which cluster.max_failed_share is looked at
-
-
-class Interrupted(RunError):
-    """The user or the system asked the run to stop."""
-
-    exit_code = 130
-
-
-def output_folder(config: RunConfig) -> str:
-    """The run's folder, absolute. A relative path in a job's copy of its working folder would vanish with the copy."""
-    path = config.output.path
-    here = os.getcwd()
-    in_copy = "runtime_resources/working_dir_files" in here or "_ray_pkg_" in here  # `ray job submit --working-dir`
-    if in_copy and "://" not in path and not Path(path).expanduser().is_absolute():
-        path = str(Path.home() / "raypd" / path)
-    return storage.absolute(path)
 
 
 def run_extract(
@@ -183,34 +164,6 @@ def _check_known(planned: Plan, done: set[str], output: str) -> None:
             f"{foreign[0]}): {planned.changes or _CHANGED}. Documents would stand in the output twice; give a new "
             "output.path, or go back to the input as it was"
         )
-
-
-def say(line: str) -> None:
-    """A line for the user, beside the progress on stderr."""
-    print(said(line), file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def signals() -> Iterator[None]:
-    """SIGTERM ends what runs within as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    except KeyboardInterrupt:
-        for number in before:  # a second Ctrl-C must not tear the way out
-            signal.signal(number, signal.SIG_IGN)
-        raise
-    finally:
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 @dataclass

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from raypd.cluster.driver import say
 from raypd.config import RunConfig
 from raypd.config.load import set_key
 from raypd.errors import ConfigError, RunError
 from raypd.estimation.profile import Profile
+from raypd.run.console import say
 from raypd.run.text import counted
 
 

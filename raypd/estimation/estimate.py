@@ -14,7 +14,6 @@ import numpy as np
 
 from raypd import storage
 from raypd.billing import prices
-from raypd.cluster.driver import Interrupted, output_folder
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 from raypd.estimation import earlier, estimator, hosted, profile, sampling
@@ -25,6 +24,8 @@ from raypd.estimation.profile import DocumentCost, Profile
 from raypd.estimation.sampling import CorpusSample, ScannedDocument
 from raypd.estimation.views import show_estimate
 from raypd.run import layout, records
+from raypd.run.console import Interrupted
+from raypd.run.layout import output_folder
 from raypd.run.records import Estimate, RecordError, RunRecord
 from raypd.run.text import counted
 

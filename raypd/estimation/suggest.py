@@ -19,13 +19,13 @@ import yaml
 from raypd.answering.answer import answer
 from raypd.answering.components import build
 from raypd.billing.meter import Meter
-from raypd.cluster.driver import say
 from raypd.config import Attribute, RunConfig
 from raypd.config.load import make_config
 from raypd.config.tasks import bare
 from raypd.errors import RunError
 from raypd.estimation import sampling
 from raypd.estimation.checks import check_model, with_changes
+from raypd.run.console import say
 from raypd.run.text import count, counted, one_line, share
 from raypd.tasks.base import Document
 from raypd.tasks.documents import text_of

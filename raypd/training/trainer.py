@@ -30,7 +30,7 @@ from raypd.errors import ModelError
 from raypd.models.control_tokens import CONTROL_TOKENS
 from raypd.models.load import LoadedModel, load_model, resolve_device, resolve_dtype
 from raypd.models.medusa_heads import load_heads
-from raypd.run.training import Progress
+from raypd.run.training import TrainingProgress
 from raypd.training import attention
 from raypd.training.example import Example
 from raypd.training.heads import HeadsOnModel
@@ -192,7 +192,7 @@ class PreferenceTrainer(PackedTrainer):
 
 
 class _Report(TrainerCallback):
-    def __init__(self, tell: Callable[[Progress], None]) -> None:
+    def __init__(self, tell: Callable[[TrainingProgress], None]) -> None:
         self.tell, self.began = tell, time.monotonic()
         self.loss: float | None = None
         self.validation_loss: float | None = None
@@ -211,7 +211,7 @@ class _Report(TrainerCallback):
         tokens = int(state.num_input_tokens_seen) - self.before[1]
         measured = logs.get("loss"), logs.get("eval_loss")
         done = step - self.before[0]
-        self.tell(Progress(step, steps, self.loss, self.validation_loss, done, tokens, seconds, measured))
+        self.tell(TrainingProgress(step, steps, self.loss, self.validation_loss, done, tokens, seconds, measured))
 
 
 def make_trainer(
@@ -221,7 +221,7 @@ def make_trainer(
     validation: Sequence[list[Example]],
     folder: Path,
     learning_rate: float,
-    tell: Callable[[Progress], None],
+    tell: Callable[[TrainingProgress], None],
 ) -> PackedTrainer:
     """A trainer over groups of examples; its checkpoints are under `folder`."""
     training = config.training
