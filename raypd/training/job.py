@@ -31,7 +31,7 @@ from raypd.models.load import check_model_config
 from raypd.models.source import find_source, read_config
 from raypd.run import console, layout, manifest, records, text
 from raypd.run.console import Interrupted
-from raypd.run.training import Curve, TrainingAttempt, TrainingData, TrainingRecord
+from raypd.run.training import Curve, TrainingAttempt, TrainingData, TrainingProgress, TrainingRecord
 from raypd.tasks import check_task
 from raypd.tasks.card import make_card
 from raypd.tasks.prompting import check_template
