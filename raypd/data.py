@@ -391,7 +391,7 @@ class _Reports:
     def __init__(self) -> None:
         self._reports: dict[str, WorkerTime] = {}
 
-    def report(self, report: WorkerTime) -> int:
+    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> int:
         if report.worker not in self._reports or self._reports[report.worker].sequence < report.sequence:
             self._reports[report.worker] = report
         return report.sequence

@@ -30,7 +30,7 @@ from raypd.tasks.prompting import check_template
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.answering.components import Build
     from raypd.cluster.accounts import Accounts
-    from raypd.cluster.scheduler import Scheduler
+    from raypd.cluster.in_flight import Executor
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
@@ -187,7 +187,7 @@ class DriverSession:
         self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
         self._display = progress.RunDisplay(self.planned.documents, self.done_documents)
-        self._scheduler: Scheduler | None = None
+        self._executor: Executor | None = None
         self._accounts: Accounts | None = None
 
     def state(self) -> str:
@@ -206,20 +206,21 @@ class DriverSession:
         finally:
             if self._accounts is not None:
                 self._accounts.close()
+            if self._executor is not None:
+                with contextlib.suppress(Exception):  # whatever Ray has come to
+                    self._executor.close()
             if connected:
                 with contextlib.suppress(Exception):
                     import ray
 
                     ray.shutdown()
-            elif self._scheduler is not None:
-                self._scheduler.close()
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")
 
     def _stream(self) -> None:
         from raypd.cluster.accounts import Accounts
-        from raypd.cluster.scheduler import Scheduler
+        from raypd.cluster.pool_executor import PoolExecutor
         from raypd.cluster.worker import WorkerSpec
 
         config, planned, own, say = self.config, self.planned, self.own, self._display.say
@@ -229,26 +230,28 @@ class DriverSession:
             config, self.output, own.id, own.began, worker, planned.documents, self.done_documents, say, planned.exact
         )
         spec = WorkerSpec(config, self.output, own.id, worker.threads, self.build, accounts.ledger, worker.gpus)
-        executor: type[Scheduler] = Scheduler
+        executor: Executor
         if config.cluster.executor == "ray_data":
             from raypd.cluster.ray_data_executor import RayDataExecutor
 
-            executor = RayDataExecutor
-        scheduler = self._scheduler = executor(spec, worker, config.cluster, say)
-        scheduler.admit = accounts.admit
+            executor = RayDataExecutor(spec, worker, config.cluster, say)
+        else:
+            executor = PoolExecutor(spec, worker, config.cluster, say)
+        self._executor = executor
+        executor.admit = accounts.admit
         if accounts.deadline is not None:  # how many it takes is known after the first unit
-            scheduler.wanted = max(1, config.cluster.min_workers)
-        self._run(scheduler, accounts, planned.left(self.done), self.units - self.done_units)
+            executor.wanted = max(1, config.cluster.min_workers)
+        self._run(executor, accounts, planned.left(self.done), self.units - self.done_units)
         if self._apart and not accounts.held:
             singles = take_apart(self.output, self._apart, config.fingerprint())
             self.units += len(singles) - len(self._apart)
-            self._run(scheduler, accounts, iter(singles), len(singles))
+            self._run(executor, accounts, iter(singles), len(singles))
         self._update()
         if accounts.held:
             raise accounts.reached()
 
-    def _run(self, scheduler: Scheduler, accounts: Accounts, remaining: Iterator[Unit], count: int) -> None:
-        from raypd.cluster.scheduler import Tick
+    def _run(self, executor: Executor, accounts: Accounts, remaining: Iterator[Unit], count: int) -> None:
+        from raypd.cluster.in_flight import Tick
 
         streamed = 0
 
@@ -259,12 +262,12 @@ class DriverSession:
                 yield unit
 
         ended, stream = 0, units()
-        for event in scheduler.run(stream, count):
+        for event in executor.run(stream, count):
             if self.own.lost is not None:
                 raise RunError(self.own.lost)
             if isinstance(event, Tick):
-                scheduler.wanted = accounts.look(event.workers) or scheduler.wanted
-                scheduler.closing = accounts.held
+                executor.wanted = accounts.look(event.workers) or executor.wanted
+                executor.closing = accounts.held
                 if event.workers:
                     self._display.begin()
                 self._update(event.answered, event.failed)

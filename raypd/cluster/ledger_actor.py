@@ -31,6 +31,7 @@ from raypd.errors import ConfigError
 from raypd.run.records import Bill, NodeTime, WorkerTime
 
 _ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
+_GONE_SECONDS = 30.0  # without a report: a worker that is gone
 _ANSWER_SECONDS = 30.0  # a ledger that is away that long (a restart takes one) does not answer
 
 
@@ -46,6 +47,33 @@ class Standing:
     startup_seconds: float  # that one took on average
     unpriced: str | None  # why a node stands on the bill with $0
     kept: bool = False  # whether the bill's file is on storage
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A worker that wants to begin a unit, beside so many others that it has in flight."""
+
+    unit: str
+    worker: str
+    node: str
+    beside: int
+
+
+@dataclass
+class PoolState:
+    """What the ledger knows of the workers of a run that Ray Data streams. All counts are of this ledger's process.
+
+    asks: that are not answered. working: heard of lately; ready: these that have loaded. answered, failed: documents of
+    units in flight. starts: processes that have begun since one was ready; deaths: of processes that had a unit.
+    """
+
+    asks: list[Ask]
+    working: set[str]
+    ready: set[str]
+    answered: int
+    failed: int
+    starts: int
+    deaths: int
 
 
 class Ledger:
@@ -65,6 +93,10 @@ class Ledger:
         kept = book.read(output, session) or new
         tokens = (server.usd_per_million_prompt_tokens, server.usd_per_million_answer_tokens) if server else (0.0, 0.0)
         self.book = Book(kept, cost.watts_per_gpu, cost.co2e_grams_per_kwh, tokens)
+        self._asks: dict[Ask, bool | None] = {}  # with the driver's answer, where there is one
+        self._heard: dict[str, tuple[float, int, int]] = {}  # worker -> when (monotonic), its documents in flight
+        self._ready: set[str] = set()  # workers
+        self._starts = self._deaths = 0
         self._metrics: Metrics | None = None
         self._writing, self._ended, self._kept = threading.Lock(), threading.Event(), False
         self._durable = {worker.worker: worker.sequence for worker in self.book.workers.values()}
@@ -72,8 +104,13 @@ class Ledger:
         self._try(self._flush)  # before the first unit is assigned: a session that commits has a bill
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
-    def report(self, report: WorkerTime) -> int:
-        """Takes a worker's report; the number of this worker's last one that is on storage (-1: none)."""
+    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> int:
+        """Takes a worker's report; the number of this worker's last one that is on storage (-1: none).
+
+        in_flight: documents of units in flight, answered and failed.
+        """
+        self._starts += report.worker not in self._heard
+        self._heard[report.worker] = time.monotonic(), *in_flight
         self.book.take(report)
         return self._durable.get(report.worker, -1)
 
@@ -92,6 +129,28 @@ class Ledger:
             unpriced=next((n.price_source for n in nodes if n.price_source.startswith(machines.UNKNOWN)), None),
             kept=self._kept,
         )
+
+    def begin(self, ask: Ask) -> bool | None:
+        """Whether a worker may begin a unit; None: it is to ask again."""
+        self._ready.add(ask.worker)
+        self._starts = 0
+        if self._asks.setdefault(ask, None) is None:
+            return None
+        return self._asks.pop(ask)
+
+    def died(self) -> None:
+        """A worker goes on with a unit whose last process died."""
+        self._deaths += 1
+
+    def look(self, answers: dict[Ask, bool]) -> PoolState:
+        """Takes the driver's answers to asks, and says how the workers are."""
+        self._asks.update((ask, answer) for ask, answer in answers.items() if ask in self._asks)
+        since = time.monotonic() - _GONE_SECONDS
+        working = {name for name, (heard, *_) in self._heard.items() if heard > since}
+        asks = [ask for ask, answer in self._asks.items() if answer is None and ask.worker in working]
+        answered, failed = (sum(self._heard[name][place] for name in working) for place in (1, 2))
+        ready = working & self._ready
+        return PoolState(asks, working, ready, int(answered), int(failed), self._starts, self._deaths)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the nodes as they were last seen do

@@ -6,13 +6,15 @@ answered (request_queue.py) and commits it.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raypd import storage
@@ -20,6 +22,8 @@ from raypd.answering.components import WorkerComponents, build
 from raypd.answering.request_queue import Cancelled, EngineBroken, Progress, RequestQueue, UnitState, reason
 from raypd.billing import energy
 from raypd.billing.meter import Meter
+from raypd.cluster import nodes
+from raypd.cluster.nodes import node_id
 from raypd.config import RunConfig
 from raypd.config.secrets import redact
 from raypd.dataset import writer
@@ -27,7 +31,7 @@ from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, UserError
 from raypd.run import layout, retry_policy
 from raypd.run.records import UnitResult, UnitSummary
-from raypd.run.retry_policy import Attempt
+from raypd.run.retry_policy import Attempt, UnitLog
 from raypd.run.unit import Unit
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import columns_of, rows_of
@@ -35,6 +39,9 @@ from raypd.tasks.documents import billed_as
 
 if TYPE_CHECKING:
     from raypd.cluster.reporter import Reporter
+
+_MOST_ERRORS = 3  # attempts at a unit that fails with an error of storage
+_RETRY_SECONDS = 2.0
 
 
 @dataclass
@@ -50,41 +57,70 @@ class WorkerSpec:
     gpus: float = 0.0  # of one worker
 
 
+class SharedLock:
+    """Held by several at a time, or by one alone, whom those who come later let pass."""
+
+    def __init__(self) -> None:
+        self._holders, self._alone, self._waiting = 0, False, 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def held(self, alone: bool) -> Iterator[None]:
+        with self._changed:
+            self._waiting += alone
+            self._changed.wait_for(lambda: not self._alone and not (self._holders if alone else self._waiting))
+            self._waiting -= alone
+            self._holders, self._alone = self._holders + 1, alone
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._holders, self._alone = self._holders - 1, False
+                self._changed.notify_all()
+
+
 class DecodeWorker:
-    """Answers units: `run` for the scheduler, `run_unit` for everyone else."""
+    """Answers units: `run` for the executors, `run_unit` for everyone else."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec, self.config = spec, spec.config
         self._fingerprint = spec.config.fingerprint()
-        self._unfit: str | None = None  # why this worker cannot work at all
-        self.meter = Meter(_node(), spec.config.decoding.method, spec.gpus, power=energy.meter(spec.gpus))
+        self._unfit: str | None = "the model is not loaded"  # why this worker cannot work at all
+        node = node_id()
+        self.meter = Meter(node, spec.config.decoding.method, spec.gpus, power=energy.meter(spec.gpus))
+        self.log = UnitLog(spec.output, spec.session, node, self.meter.id, nodes.is_alive)
+        self._lock = SharedLock()  # a unit that is bisected is alone in its worker
         self._reporter: Reporter | None = None
         if spec.ledger is not None:
             from raypd.cluster.reporter import Reporter
 
-            self._reporter = Reporter(self.meter, spec.ledger)
+            self._reporter = Reporter(self.meter, spec.ledger, self.progress)
         try:
-            storage.configure(spec.config.storage)
-            if not storage.exists(storage.join(spec.output, layout.RUN)):
-                raise UserError(
-                    f"{spec.output}: a worker does not see the output folder; give output.path on storage that all "
-                    "nodes of the cluster share"
-                )
-            self.parts = spec.build(spec.config, spec.threads)
-            self._schema = columns_of(self.config)
-            writer.output_schema(self._schema, spec.config.output.partition)
+            self._load()
         except (UserError, storage.StorageError) as error:
             self._unfit = str(error)
         except Exception:
             # Raised here, every replacement would raise it again; reported with the first unit, it ends the run once.
             self._unfit = "the worker could not start:\n" + traceback.format_exc()
-        else:
-            self.meter.ready()
-            self.request_queue = RequestQueue(self.parts, self.config.engine.max_num_seqs, self.meter)
+
+    def _load(self) -> None:
+        spec = self.spec
+        storage.configure(spec.config.storage)
+        if not storage.exists(storage.join(spec.output, layout.RUN)):
+            raise UserError(
+                f"{spec.output}: a worker does not see the output folder; give output.path on storage that all "
+                "nodes of the cluster share"
+            )
+        self.parts = spec.build(spec.config, spec.threads)
+        self._schema = columns_of(self.config)
+        writer.output_schema(self._schema, spec.config.output.partition)
+        self.meter.ready()
+        self.request_queue = RequestQueue(self.parts, self.config.engine.max_num_seqs, self.meter)
+        self._unfit = None
 
     def hello(self) -> str:
         """The id of this worker's node; the first answer means that the model is loaded."""
-        return _node()
+        return self.log.node
 
     def progress(self) -> dict[str, Progress]:
         return self.request_queue.progress() if self._unfit is None else {}
@@ -94,23 +130,38 @@ class DecodeWorker:
         if self._unfit is None:
             self.request_queue.cancel(unit, only_waiting)
 
-    def run(self, attempt: Attempt) -> UnitResult:
+    def run(self, unit: Unit, admit: Callable[[bool], bool] = lambda died: True) -> UnitResult:
+        """Works on a unit until it is committed, handed back, or given up with an error.
+
+        admit: whether an attempt may begin, given whether the process of the one before it died.
+        """
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
+        for errors in range(_MOST_ERRORS):
+            result = self._try(unit, errors, admit)
+            if not result.retry or errors == _MOST_ERRORS - 1:
+                break
+            time.sleep(_RETRY_SECONDS * (errors + 1))
+        return result
+
+    def _try(self, unit: Unit, errors: int, admit: Callable[[bool], bool]) -> UnitResult:
+        """An attempt at a unit, after so many that storage failed."""
         try:
-            summary = self.run_unit(attempt.unit, attempt)
+            if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
+                summary = writer.read_summary(self.spec.output, unit.id)
+                return UnitResult(ok=summary.ok, failed=summary.failed)
+            attempt, died = self.log.next(unit.id)
+            if not admit(died):
+                return UnitResult(handed_back=True)
+            if attempt is None:
+                self.log.end(unit.id)
+                why = retry_policy.failure_reason(self.spec.output, unit.id) or "none of them left a reason"
+                return UnitResult(error=f"its worker processes died each time: {why}")
+            attempt = replace(attempt, number=attempt.number + errors)
+            with self._lock.held(alone=attempt.bisecting):
+                return self._run_logged(unit, attempt)
         except Cancelled:
             return UnitResult(handed_back=True)
-        except EngineBroken as error:
-            # A broken engine (a lost device, a bug) taints its process: end it, and the scheduler tries the units that
-            # it held in a new one, a finite number of times.
-            text = redact(str(error))
-            print(f"raypd: the engine failed, this worker ends: {text}", file=sys.stderr, flush=True)
-            try:  # what Ray reports of a death does not name the cause
-                storage.put(retry_policy.failure_path(self.spec.output, attempt.unit.id), text.encode())
-            except OSError:
-                traceback.print_exc()
-            os._exit(1)
         except UserError as error:
             passes = _may_pass(error) or _may_pass(error.__cause__)  # errors of S3 are errors of both kinds
             return UnitResult(error=str(error), retry=passes, unreadable=isinstance(error, InputError) and not passes)
@@ -118,6 +169,25 @@ class DecodeWorker:
             return UnitResult(error=reason(error), retry=_may_pass(error))
         except Exception:
             return UnitResult(error=traceback.format_exc())
+
+    def _run_logged(self, unit: Unit, attempt: Attempt) -> UnitResult:
+        self.log.begin(unit.id, attempt)
+        following: Attempt | None = attempt
+        try:
+            summary = self.run_unit(unit, attempt)
+            following = None
+        except EngineBroken as error:
+            # A broken engine (a lost device, a bug) taints its process: end it, and the units that it held are tried
+            # in a new one, a finite number of times.
+            text = redact(str(error))
+            print(f"raypd: the engine failed, this worker ends: {text}", file=sys.stderr, flush=True)
+            try:  # what Ray reports of a death does not name the cause
+                storage.put(retry_policy.failure_path(self.spec.output, unit.id), text.encode())
+            except OSError:
+                traceback.print_exc()
+            os._exit(1)
+        finally:
+            self.log.end(unit.id, following)
         return UnitResult(ok=summary.ok, failed=summary.failed)
 
     def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> UnitSummary:
@@ -127,7 +197,7 @@ class DecodeWorker:
         """
         self.meter.begin(unit.id)
         try:
-            return self._run_unit(unit, attempt or Attempt(unit))
+            return self._run_unit(unit, attempt or Attempt())
         finally:
             self.meter.lose(unit.id)  # what was not committed
             if self._reporter is not None:
@@ -139,13 +209,11 @@ class DecodeWorker:
         if writer.is_committed(output, unit.id, partition):
             return writer.read_summary(output, unit.id)
         with self.request_queue.unit(unit.id) as state:
-            if attempt.bisecting:  # what the attempt before this one left says nothing of this one
-                retry_policy.checkpoint(output, unit.id, [])
             documents = read_unit(unit, self.config)
             state.documents = len(documents)
             state.categories = {document.index: billed_as(document, self.config) for document in documents}
             self.meter.documents(unit.id, state.categories.values())
-            self._answer(state, documents, attempt)
+            self._answer(state, documents, unit.id, attempt)
         spent = self.meter.end(unit.id)
         table = writer.make_table(documents, rows_of(state.records, self.config), self._schema, attempt.number)
         ok, failed = writer.count_documents(table)
@@ -171,15 +239,14 @@ class DecodeWorker:
         self.meter.commit(unit.id, spent, ok, failed)
         return summary
 
-    def _answer(self, state: UnitState, documents: list[Document], attempt: Attempt) -> None:
-        """Answers documents at once, or where a worker died of them in groups with a checkpoint before each."""
+    def _answer(self, state: UnitState, documents: list[Document], unit: str, attempt: Attempt) -> None:
+        """Answers documents at once, or where a worker died of them in groups that are written down before each."""
         by_row = {document.index: document for document in documents}
-        output, unit = self.spec.output, attempt.unit.id
-        why = retry_policy.failure_reason(output, unit) if attempt.quarantined else None
+        why = retry_policy.failure_reason(self.spec.output, unit) if attempt.quarantined else None
         state.records += [Record(row, error=attempt.reason(row, why)) for row in attempt.quarantined]
         for group in attempt.groups(list(by_row)):
             if attempt.bisecting:
-                retry_policy.checkpoint(output, unit, group)
+                self.log.begin(unit, attempt, group)
             self.request_queue.answer(state, [by_row[row] for row in group])
 
     def close(self) -> None:
@@ -193,10 +260,3 @@ def _may_pass(error: BaseException | None) -> bool:
     # What Arrow says of damaged data is an OSError too, of no errno.
     damage = type(error) is OSError and error.errno is None
     return isinstance(error, OSError) and not isinstance(error, lasting) and not damage
-
-
-def _node() -> str:
-    """The id of this process's node; "" outside Ray."""
-    import ray
-
-    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""

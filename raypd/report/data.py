@@ -220,7 +220,7 @@ def _read(kind: type[_R], path: str) -> _R | None:
 
 def _failures(runs: Sequence[str]) -> list[tuple[str, str]]:
     folders = (storage.join(run, layout.FAILURES) for run in runs)
-    files = [(folder, name) for folder in folders for name in storage.names(folder)]
+    files = [(folder, name) for folder in folders for name in storage.names(folder) if name.endswith(".txt")]
     failures = []
     for folder, name in files[:_FAILURES]:
         try:

@@ -24,7 +24,6 @@ from raypd.dataset.plan import stored
 from raypd.dataset.planner import plan
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.run import load, manifest
-from raypd.run.retry_policy import Attempt
 from raypd.run.unreadable import Unreadable
 from raypd.storage import local
 from raypd.verify.verification import verify
@@ -166,10 +165,10 @@ def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket)
     try:
         for kind, where in (("503", "/in/"), ("reset", "/in/"), ("503", "/out/units/"), ("reset", "/out/units/")):
             proxy.faults = Faults(share=1.0, kinds=(kind,), only=lambda method, path, where=where: where in path)
-            result = worker.run(Attempt(unit))
+            result = worker.run(unit)
             assert (result.retry, result.unreadable, result.fatal) == (True, False, False), result
         proxy.faults = Faults()
-        assert worker.run(Attempt(unit)).ok == run.cluster.unit_documents
+        assert worker.run(unit).ok == run.cluster.unit_documents
     finally:
         worker.close()
 
