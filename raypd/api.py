@@ -173,7 +173,7 @@ class LLM:
         if key not in self._parts:
             self._parts = {key: build(config, None, self._load)}
         documents = [Document(i, str(row.get("id") or i), row) for i, row in enumerate(fields)]
-        return answer(self._parts[key], documents, config.engine.max_num_seqs, Meter("", config.decoding.method))
+        return answer(self._parts[key], documents, Meter("", config.decoding.method))
 
     def _load(self, model: ModelConfig) -> LoadedModel:
         from raypd.models.load import load_model

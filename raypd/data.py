@@ -12,13 +12,11 @@ resumes is `raypd extract`.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,17 +28,16 @@ import ray
 
 from raypd import storage
 from raypd.answering.components import build
-from raypd.answering.request_queue import EngineBroken, RequestQueue, UnitState
+from raypd.answering.request_queue import EngineBroken, UnitState, end_process
 from raypd.billing import bill as billing
-from raypd.billing import energy, prices
+from raypd.billing import prices
 from raypd.billing.book import added
-from raypd.billing.meter import Meter
 from raypd.cluster import machines, ray_session
-from raypd.cluster.reporter import Reporter
+from raypd.cluster.actor_pool import map_in_pool
+from raypd.cluster.worker import EngineActor
 from raypd.config import ExtractionConfig, RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
-from raypd.config.secrets import redact
 from raypd.dataset import writer
 from raypd.dataset.reader import read_table
 from raypd.errors import ConfigError, RunError
@@ -187,25 +184,18 @@ class Processor:
         schema = dataset.schema(fetch_if_missing=False)
         if schema is not None:
             _check_columns(schema.names, self.run, self.config.prefix)
-        min_workers = max_workers = self.config.concurrency
-        if isinstance(self.config.concurrency, tuple):
-            min_workers, max_workers = self.config.concurrency
+        workers = self.config.concurrency
         with warnings.catch_warnings():  # Ray 2.60 has no other place for the two retries, and says that it will
             warnings.filterwarnings("ignore", message=".*ray_remote_args")
-            dataset = dataset.map_batches(
+            dataset = map_in_pool(
+                dataset,
                 AnswerStage,
+                (self.run, share, self.config.prefix, self._ledger, self._nodes(share)),
+                share,
+                workers if isinstance(workers, tuple) else (workers, workers),
+                _OVERLAP,
+                2 * _OVERLAP,  # below 1.75 times as many the pool does not grow
                 batch_size=self.config.batch_size,
-                batch_format="pyarrow",
-                compute=ray_data.ActorPoolStrategy(
-                    min_size=min_workers,
-                    max_size=max_workers,
-                    max_concurrent_calls_per_actor=_OVERLAP,
-                    max_tasks_in_flight_per_actor=2 * _OVERLAP,  # below 1.75 times as many the pool does not grow
-                    enable_true_multi_threading=True,
-                ),
-                fn_constructor_args=(self.run, share, self.config.prefix, self._ledger, self._nodes(share)),
-                num_cpus=share.cpus,
-                num_gpus=share.gpus or None,
                 accelerator_type=self.config.accelerator_type,
                 max_restarts=-1,  # with an end to them, Ray Data leaves the place of a dead worker empty
                 max_task_retries=_RETRIES,  # else a row that kills its worker would do so for ever
@@ -299,51 +289,36 @@ class Processor:
 Nodes = Callable[[set[str]], list[NodeTime]]  # of the cluster, with their prices, given those where a worker was
 
 
-class AnswerStage:
+class AnswerStage(EngineActor):
     """A worker of the pool: an engine, to which two batches at a time are given, each in a thread of its own."""
 
     def __init__(
         self, config: RunConfig, share: ray_session.WorkerResources, prefix: str, ledger: Any, nodes: Nodes
     ) -> None:
-        node = ray.get_runtime_context().get_node_id()
-        self.config, self.prefix = config, prefix
-        self.meter = Meter(node, config.decoding.method, share.gpus, power=energy.meter(share.gpus))
-        self.reporter = Reporter(self.meter, ledger)
-        self.usd_per_second = _usd_per_second(nodes, node)
+        super().__init__(config, share.gpus, ledger)
+        self.prefix, self.usd_per_second = prefix, _usd_per_second(nodes, self.node)
         storage.configure(config.storage)
-        self.parts = build(config, share.threads)
-        self.schema = columns.columns_of(config)
-        self.meter.ready()
-        self.queue = RequestQueue(self.parts, config.engine.max_num_seqs, self.meter)
+        self.load(build, share.threads)
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
         """The rows of a batch in their order, as soon as they are answered."""
         _check_columns(batch.column_names, self.config, self.prefix, missing=False)
         documents, unit = read_table(batch, self.config), uuid.uuid4().hex
-        self.meter.begin(unit)
         try:
-            with ThreadPoolExecutor(1) as pool, self.queue.unit(unit) as state:
-                state.documents = len(documents)
-                state.categories = {document.index: str(document.index) for document in documents}  # counts of each
-                self.meter.documents(unit, state.categories.values())
-                answering = pool.submit(self.queue.answer, state, documents)
-                try:
+            with self.request_queue.unit(unit) as state:
+                self.request_queue.count(state, {document.index: str(document.index) for document in documents})
+                with self.request_queue.answering(state, documents) as answering:
                     for begin, end in self._ready(documents, state, answering):
                         yield self._rows(batch, documents[begin:end], state)
-                finally:
-                    self.queue.cancel(unit, only_waiting=False)  # where nobody wants the rest
-            spent = self.meter.end(unit)
-            spent.categories = added((billed_as(d, self.config), spent.categories[str(d.index)]) for d in documents)
-            failed = len(documents) - len(
-                state.answered - {own.index for own in state.records if own.error is not None}
-            )
-            self.meter.commit(unit, spent, len(documents) - failed, failed)
-        except EngineBroken as error:  # it taints its process: Ray tries the batch in a new one
-            print(f"raypd: the engine failed, this worker ends: {redact(str(error))}", file=sys.stderr, flush=True)
-            os._exit(1)
+                spent = self.meter.end(unit)
+                spent.categories = added((billed_as(d, self.config), spent.categories[str(d.index)]) for d in documents)
+                failed = {record.index for record in state.records if record.error is not None}
+                ok = len(state.answered - failed)
+                self.meter.commit(unit, spent, ok, len(documents) - ok)
+        except EngineBroken as error:  # Ray tries the batch in a new process
+            end_process(error)
         finally:
-            self.meter.lose(unit)
-            self.reporter.now()
+            self.report()
 
     def _ready(
         self, documents: Sequence[Document], state: UnitState, answering: Future[None]

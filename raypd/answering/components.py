@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from raypd.config import ModelConfig, RunConfig
+from raypd.config.model import MOST_SEQS
 from raypd.errors import ModelError
 from raypd.tasks.base import Task
 from raypd.tasks.distinct import Distinct, gives_the_same
 
 if TYPE_CHECKING:
     from raypd.models.load import LoadedModel
+
+_LEAST_SEQS = 64  # of engine.max_num_seqs: auto
 
 
 class Engine(Protocol):
@@ -31,11 +34,18 @@ class Engine(Protocol):
 
 @dataclass
 class WorkerComponents:
-    """What a worker is built from."""
+    """What a worker is built from. max_num_seqs: engine.max_num_seqs of the configuration."""
 
     engine: Engine
     task: Task
     sampling: Any
+    max_num_seqs: int | Literal["auto"]
+
+    def capacity(self, before: int = 0) -> int:
+        """Programs that the engine is to hold; for `auto` at least `before`, and as many again as it decodes."""
+        if self.max_num_seqs != "auto":
+            return self.max_num_seqs
+        return min(MOST_SEQS, max(_LEAST_SEQS, before, 2 * len(self.engine.sequences)))
 
 
 # Makes them in a worker's process, from the run's configuration and the CPU threads that the worker has.
@@ -62,7 +72,7 @@ def build(
     if config.model.is_fake:
         from raypd.testing import fake
 
-        return WorkerComponents(*fake.make(config), None)
+        return WorkerComponents(*fake.make(config), None, config.engine.max_num_seqs)
     parts = _with_weights(config, threads, load)
     if not each and gives_the_same(config):
         parts.task = Distinct(parts.task, config)
@@ -78,7 +88,7 @@ def _with_weights(
 
         tokenizer = endpoint.byte_tokenizer()
         task = build_task(config, tokenizer, endpoint.CONTEXT)
-        return WorkerComponents(endpoint.EndpointEngine(config, tokenizer), task, None)
+        return WorkerComponents(endpoint.EndpointEngine(config, tokenizer), task, None, config.engine.max_num_seqs)
     if config.engine.kind == "vllm":
         return _of_vllm(config, threads)
     import torch
@@ -126,7 +136,8 @@ def _with_weights(
         except ValueError as error:
             raise ModelError(f"engine.attention: {error}") from None
     task = build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)
-    return WorkerComponents(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))
+    drawn = Sampling(sampling.temperature, sampling.top_k, sampling.top_p)
+    return WorkerComponents(engine, task, drawn, config.engine.max_num_seqs)
 
 
 def _of_vllm(config: RunConfig, threads: int | None) -> WorkerComponents:
@@ -141,4 +152,5 @@ def _of_vllm(config: RunConfig, threads: int | None) -> WorkerComponents:
     context = context_length(config.model.name, read_config(find_source(config.model)), tokenizer)
     sampling = config.decoding.sampling
     task = build_task(config, tokenizer, context)
-    return WorkerComponents(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))
+    drawn = Sampling(sampling.temperature, sampling.top_k, sampling.top_p)
+    return WorkerComponents(engine, task, drawn, config.engine.max_num_seqs)

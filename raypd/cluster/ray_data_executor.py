@@ -23,6 +23,7 @@ import pyarrow as pa
 import ray
 
 from raypd.cluster import ray_private
+from raypd.cluster.actor_pool import map_in_pool
 from raypd.cluster.in_flight import Deaths, Ended, Tick
 from raypd.cluster.ledger_actor import Ask, PoolState
 from raypd.cluster.nodes import NodeWatch, going_away
@@ -53,7 +54,7 @@ class UnitStage:
 
     def _admit(self, unit: str, died: bool) -> bool:
         """Whether a unit may begin, as the driver says. died: so did the process that had it before."""
-        ask = Ask(unit, self.worker.meter.id, self.worker.log.node, len(self.worker.progress()))
+        ask = Ask(unit, self.worker.meter.id, self.worker.node, len(self.worker.progress()))
         try:
             if died:
                 ray.get(self._ledger.died.remote())
@@ -62,44 +63,6 @@ class UnitStage:
         except ray.exceptions.RayError:  # the session has ended
             return False
         return bool(answer)
-
-
-def map_in_pool(
-    dataset: Any,
-    stage: type,
-    arguments: Sequence[Any],
-    resources: WorkerResources,
-    workers: tuple[int, int],
-    calls: int,
-    tasks: int,
-    **options: Any,
-) -> Any:
-    """A dataset that goes through a pool of actors, each of which loads a model.
-
-    Args:
-        stage, arguments: the actors' class, and what it is made with.
-        resources: that an actor takes.
-        workers: the least and the most.
-        calls: batches that an actor works on at the same time.
-        tasks: batches that it is given, those among them.
-    """
-    from ray import data
-
-    return dataset.map_batches(
-        stage,
-        batch_format="pyarrow",
-        compute=data.ActorPoolStrategy(
-            min_size=workers[0],
-            max_size=workers[1],
-            max_concurrent_calls_per_actor=calls,
-            max_tasks_in_flight_per_actor=tasks,
-            enable_true_multi_threading=True,
-        ),
-        fn_constructor_args=arguments,
-        num_cpus=resources.cpus,
-        num_gpus=resources.gpus or None,
-        **options,
-    )
 
 
 def _unit_blocks(units: Sequence[Unit]) -> Any:

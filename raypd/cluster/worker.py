@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
-import sys
 import threading
 import time
 import traceback
@@ -18,14 +16,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raypd import storage
-from raypd.answering.components import WorkerComponents, build
-from raypd.answering.request_queue import Cancelled, EngineBroken, Progress, RequestQueue, UnitState, reason
+from raypd.answering.components import Build, build
+from raypd.answering.request_queue import (
+    Cancelled,
+    EngineBroken,
+    Progress,
+    RequestQueue,
+    UnitState,
+    end_process,
+    reason,
+)
 from raypd.billing import energy
 from raypd.billing.meter import Meter
 from raypd.cluster import nodes
 from raypd.cluster.nodes import node_id
 from raypd.config import RunConfig
-from raypd.config.secrets import redact
 from raypd.dataset import writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, UserError
@@ -52,7 +57,7 @@ class WorkerSpec:
     output: str
     session: str
     threads: int | None = None  # CPU threads of one worker
-    build: Callable[[RunConfig, int | None], WorkerComponents] = build
+    build: Build = build
     ledger: Any = None  # handle of the actor that keeps the bill
     gpus: float = 0.0  # of one worker
 
@@ -79,55 +84,69 @@ class SharedLock:
                 self._changed.notify_all()
 
 
-class DecodeWorker:
+class EngineActor:
+    """An engine in an actor, the queue before it, and the reports of what both do: of a run or of a pipeline."""
+
+    request_queue: RequestQueue  # once the model is loaded
+    loaded = False
+
+    def __init__(self, config: RunConfig, gpus: float, ledger: Any) -> None:
+        """gpus: of this actor; ledger: handle of the actor that keeps the bill, None: there is none."""
+        self.config, self.node = config, node_id()
+        self.meter = Meter(self.node, config.decoding.method, gpus, power=energy.meter(gpus))
+        self._reporter: Reporter | None = None
+        if ledger is not None:
+            from raypd.cluster.reporter import Reporter
+
+            self._reporter = Reporter(self.meter, ledger, self.progress)
+
+    def load(self, build: Build, threads: int | None) -> None:
+        self.parts = build(self.config, threads)
+        self.schema = columns_of(self.config)
+        self.meter.ready()
+        self.request_queue, self.loaded = RequestQueue(self.parts, self.meter), True
+
+    def progress(self) -> dict[str, Progress]:
+        return self.request_queue.progress() if self.loaded else {}
+
+    def report(self) -> None:
+        """Reports at once."""
+        if self._reporter is not None:
+            self._reporter.now()
+
+
+class DecodeWorker(EngineActor):
     """Answers units: `run` for the executors, `run_unit` for everyone else."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self.spec, self.config = spec, spec.config
+        super().__init__(spec.config, spec.gpus, spec.ledger)
+        self.spec = spec
         self._fingerprint = spec.config.fingerprint()
-        self._unfit: str | None = "the model is not loaded"  # why this worker cannot work at all
-        node = node_id()
-        self.meter = Meter(node, spec.config.decoding.method, spec.gpus, power=energy.meter(spec.gpus))
-        self.log = UnitLog(spec.output, spec.session, node, self.meter.id, nodes.is_alive)
+        self._unfit: str | None = None  # why this worker cannot work at all
+        self.log = UnitLog(spec.output, spec.session, self.node, self.meter.id, nodes.is_alive)
         self._lock = SharedLock()  # a unit that is bisected is alone in its worker
-        self._reporter: Reporter | None = None
-        if spec.ledger is not None:
-            from raypd.cluster.reporter import Reporter
-
-            self._reporter = Reporter(self.meter, spec.ledger, self.progress)
         try:
-            self._load()
+            storage.configure(spec.config.storage)
+            if not storage.exists(storage.join(spec.output, layout.RUN)):
+                raise UserError(
+                    f"{spec.output}: a worker does not see the output folder; give output.path on storage that all "
+                    "nodes of the cluster share"
+                )
+            writer.output_schema(columns_of(self.config), spec.config.output.partition)
+            self.load(spec.build, spec.threads)
         except (UserError, storage.StorageError) as error:
             self._unfit = str(error)
         except Exception:
             # Raised here, every replacement would raise it again; reported with the first unit, it ends the run once.
             self._unfit = "the worker could not start:\n" + traceback.format_exc()
 
-    def _load(self) -> None:
-        spec = self.spec
-        storage.configure(spec.config.storage)
-        if not storage.exists(storage.join(spec.output, layout.RUN)):
-            raise UserError(
-                f"{spec.output}: a worker does not see the output folder; give output.path on storage that all "
-                "nodes of the cluster share"
-            )
-        self.parts = spec.build(spec.config, spec.threads)
-        self._schema = columns_of(self.config)
-        writer.output_schema(self._schema, spec.config.output.partition)
-        self.meter.ready()
-        self.request_queue = RequestQueue(self.parts, self.config.engine.max_num_seqs, self.meter)
-        self._unfit = None
-
     def hello(self) -> str:
         """The id of this worker's node; the first answer means that the model is loaded."""
-        return self.log.node
-
-    def progress(self) -> dict[str, Progress]:
-        return self.request_queue.progress() if self._unfit is None else {}
+        return self.node
 
     def cancel(self, unit: str, only_waiting: bool) -> None:
         """Stops a unit as `RequestQueue.cancel`; its `run` then returns."""
-        if self._unfit is None:
+        if self.loaded:
             self.request_queue.cancel(unit, only_waiting)
 
     def run(self, unit: Unit, admit: Callable[[bool], bool] = lambda died: True) -> UnitResult:
@@ -171,21 +190,14 @@ class DecodeWorker:
             return UnitResult(error=traceback.format_exc())
 
     def _run_logged(self, unit: Unit, attempt: Attempt) -> UnitResult:
+        output = self.spec.output
         self.log.begin(unit.id, attempt)
         following: Attempt | None = attempt
         try:
             summary = self.run_unit(unit, attempt)
             following = None
         except EngineBroken as error:
-            # A broken engine (a lost device, a bug) taints its process: end it, and the units that it held are tried
-            # in a new one, a finite number of times.
-            text = redact(str(error))
-            print(f"raypd: the engine failed, this worker ends: {text}", file=sys.stderr, flush=True)
-            try:  # what Ray reports of a death does not name the cause
-                storage.put(retry_policy.failure_path(self.spec.output, unit.id), text.encode())
-            except OSError:
-                traceback.print_exc()
-            os._exit(1)
+            end_process(error, lambda why: storage.put(retry_policy.failure_path(output, unit.id), why.encode()))
         finally:
             self.log.end(unit.id, following)
         return UnitResult(ok=summary.ok, failed=summary.failed)
@@ -195,13 +207,10 @@ class DecodeWorker:
 
         Raises InputError when the unit cannot be read, OSError when it cannot be written, EngineBroken, Cancelled.
         """
-        self.meter.begin(unit.id)
         try:
             return self._run_unit(unit, attempt or Attempt())
         finally:
-            self.meter.lose(unit.id)  # what was not committed
-            if self._reporter is not None:
-                self._reporter.now()
+            self.report()
 
     def _run_unit(self, unit: Unit, attempt: Attempt) -> UnitSummary:
         output, partition = self.spec.output, self.config.output.partition
@@ -210,34 +219,32 @@ class DecodeWorker:
             return writer.read_summary(output, unit.id)
         with self.request_queue.unit(unit.id) as state:
             documents = read_unit(unit, self.config)
-            state.documents = len(documents)
-            state.categories = {document.index: billed_as(document, self.config) for document in documents}
-            self.meter.documents(unit.id, state.categories.values())
+            self.request_queue.count(state, {row.index: billed_as(row, self.config) for row in documents})
             self._answer(state, documents, unit.id, attempt)
-        spent = self.meter.end(unit.id)
-        table = writer.make_table(documents, rows_of(state.records, self.config), self._schema, attempt.number)
-        ok, failed = writer.count_documents(table)
-        summary = UnitSummary(
-            unit=unit.id,
-            fingerprint=self._fingerprint,
-            session=self.spec.session,
-            source=unit.name,
-            start=unit.start,
-            documents=len(documents),
-            ok=ok,
-            failed=failed,
-            seconds=round(time.monotonic() - started, 3),
-            counts=state.counts,
-            worker=self.meter.id,
-            began=began,
-            busy_seconds=round(spent.prefill + spent.decode, 6),
-            categories=spent.categories,
-            truncated=writer.count_truncated(table),
-        )
-        if not writer.commit(output, table, summary, partition):
-            return writer.read_summary(output, unit.id)  # another attempt was first
-        self.meter.commit(unit.id, spent, ok, failed)
-        return summary
+            spent = self.meter.end(unit.id)
+            table = writer.make_table(documents, rows_of(state.records, self.config), self.schema, attempt.number)
+            ok, failed = writer.count_documents(table)
+            summary = UnitSummary(
+                unit=unit.id,
+                fingerprint=self._fingerprint,
+                session=self.spec.session,
+                source=unit.name,
+                start=unit.start,
+                documents=len(documents),
+                ok=ok,
+                failed=failed,
+                seconds=round(time.monotonic() - started, 3),
+                counts=state.counts,
+                worker=self.meter.id,
+                began=began,
+                busy_seconds=round(spent.prefill + spent.decode, 6),
+                categories=spent.categories,
+                truncated=writer.count_truncated(table),
+            )
+            if not writer.commit(output, table, summary, partition):
+                return writer.read_summary(output, unit.id)  # another attempt was first
+            self.meter.commit(unit.id, spent, ok, failed)
+            return summary
 
     def _answer(self, state: UnitState, documents: list[Document], unit: str, attempt: Attempt) -> None:
         """Answers documents at once, or where a worker died of them in groups that are written down before each."""
@@ -250,7 +257,7 @@ class DecodeWorker:
             self.request_queue.answer(state, [by_row[row] for row in group])
 
     def close(self) -> None:
-        if self._unfit is None:
+        if self.loaded:
             self.request_queue.close()
 
 

@@ -196,7 +196,7 @@ def _answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
     turns = [{"role": "user", "content": _asked(example)}, {"role": "assistant", "content": listed}]
     prompts = [[*turns, {"role": "user", "content": _asked(text)}] for text in documents]
     questions = [Document(n, str(n), {"prompt": prompt}) for n, prompt in enumerate(prompts)]
-    records = answer(parts, questions, config.engine.max_num_seqs, Meter("", config.decoding.method))
+    records = answer(parts, questions, Meter("", config.decoding.method))
     return [turns[-1].columns.get("text") for turns in records]
 
 

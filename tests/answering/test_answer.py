@@ -25,7 +25,7 @@ def answered(*ids):
     tree = {"input": {"path": "-"}, "output": {"path": "-"}, "model": {"name": "fake"}, "task": {"kind": "generation"}}
     parts = build(make_config(tree, []), None)
     parts.task = LosingTask()
-    return answer(parts, [Document(i, name, {}) for i, name in enumerate(ids)], 4, Meter("", "autoregressive"))
+    return answer(parts, [Document(i, name, {}) for i, name in enumerate(ids)], Meter("", "autoregressive"))
 
 
 def test_records_stand_in_the_order_of_the_documents():

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from raypd.answering.request_queue import UnitState
-from raypd.cluster.worker import DecodeWorker, EngineBroken, WorkerSpec
+from raypd.answering.request_queue import EngineBroken, UnitState
+from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.decoding.counts import Finished, TokenCounts
