@@ -23,7 +23,7 @@ import pyarrow as pa
 import ray
 
 from raypd.cluster import ray_private
-from raypd.cluster.actor_pool import map_in_pool
+from raypd.cluster.actor_pool import map_in_pool, unit_blocks
 from raypd.cluster.in_flight import Deaths, Ended, Tick
 from raypd.cluster.ledger_actor import Ask, PoolState
 from raypd.cluster.nodes import NodeWatch, going_away
@@ -63,33 +63,6 @@ class UnitStage:
         except ray.exceptions.RayError:  # the session has ended
             return False
         return bool(answer)
-
-
-def _unit_blocks(units: Sequence[Unit]) -> Any:
-    """A dataset of units, each in a block of its own, read as they are wanted by one task beside the driver."""
-    from ray import data
-
-    class UnitSource(data.Datasource):
-        supports_distributed_reads = False
-
-        def estimate_inmemory_data_size(self) -> int:
-            return 0
-
-        def get_read_tasks(self, *arguments: Any, **keys: Any) -> list[data.ReadTask]:
-            def read() -> Iterator[pa.Table]:
-                for unit in units:
-                    yield pa.table({"unit": [pickle.dumps(unit)]})
-
-            return [data.ReadTask(read, data.block.BlockMetadata(None, None, None, None))]
-
-    dataset = data.read_datasource(UnitSource(), num_cpus=0, override_num_blocks=1)
-    context = dataset.context
-    context.target_max_block_size = 1  # a row
-    context.enable_progress_bars = context.print_on_execution_start = False
-    context.max_consecutive_actor_init_deaths = -1  # the ledger counts them
-    context.execution_no_progress_timeout_s = -1  # a budget or a cluster may keep all waiting
-    context.custom_execution_callback_classes = [ray_private.DataExecution]
-    return dataset
 
 
 class RayDataExecutor:
@@ -142,10 +115,10 @@ class RayDataExecutor:
     def _pass(self, units: Sequence[Unit]) -> Iterator[Ended | Tick]:
         """Streams units through a pool, until they have ended or no worker is left that could do the rest."""
         rows: queue.SimpleQueue[tuple[str, UnitResult] | Exception | None] = queue.SimpleQueue()
+        self._former |= ray.get(self.spec.ledger.look.remote({})).working
         self._thread = threading.Thread(target=self._stream, args=(units, rows), name="Ray Data", daemon=True)
         self._thread.start()
         self._begun, answers, moved, started = {}, dict[Ask, bool](), time.monotonic(), False
-        self._former |= ray.get(self.spec.ledger.look.remote({})).working
         while True:
             for row in _ready(rows):
                 moved = time.monotonic()
@@ -172,7 +145,7 @@ class RayDataExecutor:
         size = max(1, min(self.wanted, -(-len(units) // at_once)))
         try:
             dataset = map_in_pool(
-                _unit_blocks(units),
+                unit_blocks(units),
                 UnitStage,
                 (self.spec,),
                 self.resources,
