@@ -61,8 +61,8 @@ def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool,
         if batch:
             _write_batch(config)
         return
+    from raypd.cli.summary import print_summary
     from raypd.cluster.driver import run_extract
-    from raypd.cluster.summary import print_summary
 
     made = run_extract(config, verbose=verbose)
     print_summary(made)

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from raypd.answering import progress
 from raypd.cli.main import app, report_errors
+from raypd.cli.summary import print_summary
 from raypd.cluster import driver
-from raypd.cluster.summary import print_summary
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.errors import ConfigError

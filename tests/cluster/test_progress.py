@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from raypd.answering import progress
-from raypd.cluster import driver, ray_session, summary
+from raypd.cli import summary
+from raypd.cluster import driver, ray_session
 from raypd.config import ClusterConfig
 from raypd.errors import ModelError
 from raypd.estimation.checks import check_model, with_changes

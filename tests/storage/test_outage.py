@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from raypd import storage
+from raypd.cli.summary import print_summary
 from raypd.cluster import driver
-from raypd.cluster.summary import print_summary
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import RunConfig
 from raypd.dataset.plan import stored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from raypd.cluster.summary import _values
+from raypd.cli.summary import _values
 
 
 def test_a_boolean_is_that_of_the_record() -> None:
