@@ -55,6 +55,7 @@ except ImportError as error:  # pandas
     raise ConfigError(f"raypd.data needs Ray Data: pip install 'raypd[data]' ({error})") from None
 
 Row = dict[str, Any]
+RowFunction = Callable[[Row], Row]
 _RETRIES = 2  # of a batch whose worker died
 _OVERLAP = 2  # batches of a worker at the same time, so that its engine does not drain between two
 _POLL_SECONDS = 0.25
@@ -130,14 +131,11 @@ class ProcessorBill:
 
 
 def build_processor(
-    config: ProcessorConfig,
-    preprocess: Callable[[Row], Row] | None = None,
-    postprocess: Callable[[Row], Row] | None = None,
+    config: ProcessorConfig, preprocess: RowFunction | None = None, postprocess: RowFunction | None = None
 ) -> Processor:
     """Makes a processor: a function of a Dataset that returns one, and runs nothing itself.
 
     Args:
-        config: what it asks.
         preprocess: makes the row that is asked about of a row of the dataset; it goes on with the columns it returns.
         postprocess: makes the row of the result of an answered one.
 
@@ -151,10 +149,7 @@ class Processor:
     """Made by `build_processor`."""
 
     def __init__(
-        self,
-        config: ProcessorConfig,
-        preprocess: Callable[[Row], Row] | None,
-        postprocess: Callable[[Row], Row] | None,
+        self, config: ProcessorConfig, preprocess: RowFunction | None, postprocess: RowFunction | None
     ) -> None:
         self.config, self._preprocess, self._postprocess = config, preprocess, postprocess
         self.run = _configuration(config)
@@ -170,16 +165,9 @@ class Processor:
         """
         share = self._share()
         if self._ledger is None:
-            self._ledger = (
-                ray.remote(_Reports)
-                .options(
-                    name=f"data-ledger-{uuid.uuid4().hex[:12]}",
-                    namespace=machines.NAMESPACE,
-                    num_cpus=0,
-                    resources={"node:__internal_head__": 0.001},
-                )
-                .remote()
-            )
+            head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+            name = f"data-ledger-{uuid.uuid4().hex[:12]}"
+            self._ledger = ray.remote(_Reports).options(name=name, namespace=machines.NAMESPACE, **head).remote()
         dataset = self._prepared(dataset)
         schema = dataset.schema(fetch_if_missing=False)
         if schema is not None:
@@ -203,11 +191,9 @@ class Processor:
         return dataset if self._postprocess is None else dataset.map(self._postprocess)
 
     def estimate(self, dataset: ray_data.Dataset, sample: int = 64) -> ProcessorEstimate:
-        """What a dataset would take, from a sample of its rows that is decoded in the place of a worker.
+        """What a dataset would take, from about `sample` of its rows that are decoded in the place of a worker.
 
-        Args:
-            dataset: as the processor would be given it; it is read to count its rows and to draw of them.
-            sample: rows to draw (about).
+        The dataset is read to count its rows and to draw of them.
 
         Raises:
             RunError: the dataset is empty, or no row of the sample can be answered.

@@ -102,12 +102,7 @@ class RequestQueue:
             return {unit: state.progress() for unit, state in self._units.items()}
 
     def cancel(self, unit: str, only_waiting: bool) -> None:
-        """Stops a unit, if it is in flight.
-
-        Args:
-            unit: its id.
-            only_waiting: unless some of it was begun.
-        """
+        """Stops a unit, if it is in flight. only_waiting: unless some of it was begun."""
         with self._changed:
             state = self._units.get(unit)
             if state is not None and not (only_waiting and state.begun is not None):
@@ -146,11 +141,7 @@ class RequestQueue:
                 self.cancel(state.unit, only_waiting=False)
 
     def answer(self, state: UnitState, documents: Sequence[Document]) -> None:
-        """Plans documents as the engine has room, and collects the records.
-
-        Args:
-            state: of their unit, which gets the records.
-            documents: of the unit, all or some.
+        """Plans documents of a unit, all or some, as the engine has room, and collects the records in its state.
 
         Raises:
             EngineBroken: nothing of what is in the engine will end.

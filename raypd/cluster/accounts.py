@@ -30,10 +30,8 @@ _RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
 class Accounts:
     """One session's.
 
-    Args:
-        share: what one worker takes.
-        documents: of the run; done: of these, committed when the session began; exact: whether they are counted.
-        say: shows the user a line.
+    share: what one worker takes. documents: of the run; done: of these, committed when the session began; exact:
+    whether they are counted. say: shows the user a line.
 
     Raises:
         ConfigError: a deadline that cannot be read, or a budget on machines without a price.

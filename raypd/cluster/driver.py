@@ -43,7 +43,6 @@ def run_extract(
     """Runs or resumes an extraction until every unit is committed, and writes the manifest.
 
     Args:
-        config: of the run; its output folder belongs to this configuration.
         verbose: let Ray print what it has to say.
         build: makes a worker's engine and task; None: as the configuration says.
         planned: what to do; None: all of the input.
@@ -118,18 +117,12 @@ def _check_model(config: RunConfig) -> None:
 
 
 def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> Manifest:
-    """Writes the manifest.
-
-    Args:
-        config: of the run.
-        output: its folder.
-        planned: all of its units.
-        unreadable: units that the session could not read, beside those that the plan knows of.
+    """Writes the manifest. unreadable: units that the session could not read, beside those that the plan knows of.
 
     Raises:
         RunError: an object is damaged or of another configuration; units could not be read and input.on_damaged is
-            fail; or nothing at all could be read: what stands in the way then is more than damage (a right that was
-            taken away, a mount that is empty).
+            fail; or nothing at all could be read, which is more than damage (a right that was taken away, an empty
+            mount).
     """
     unreadable = unreadable or Unreadable()
     for unit in planned.damaged():

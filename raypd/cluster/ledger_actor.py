@@ -79,8 +79,7 @@ class PoolState:
 class Ledger:
     """The actor. Its methods are quick; a thread looks at the nodes and writes the file.
 
-    Args:
-        nodes: those of the cluster with their prices, from the ids of the nodes where a worker was.
+    nodes: those of the cluster with their prices, from the ids of the nodes where a worker was.
     """
 
     def __init__(
@@ -196,11 +195,7 @@ class Ledger:
 
 
 def start(config: RunConfig, output: str, session: str, began: float, cpus: float, gpus: float) -> Any:
-    """Starts the session's ledger on the head of the connected cluster; its handle.
-
-    Args:
-        began: unix second of the session's begin.
-        cpus, gpus: of one worker.
+    """Starts the session's ledger on the head of the connected cluster; its handle. cpus, gpus: of one worker.
 
     Raises:
         ConfigError: a budget is to be held on machines without a price.

@@ -56,13 +56,12 @@ class Attempt:
         unsuspected = [row for row in remaining if row not in suspected] if len(suspects) < len(remaining) else []
         return [*groups, unsuspected] if unsuspected else groups
 
-    def after_death(self, checkpoint: Sequence[int] | None) -> Attempt | None:
+    def after_death(self, checkpoint: Sequence[int]) -> Attempt | None:
         """The next attempt once the worker process died; None when the unit is given up.
 
-        Args:
-            checkpoint: the rows of the last one, where this attempt left one.
+        checkpoint: the rows of the last one, none where this attempt left none.
         """
-        rows = tuple(checkpoint or ()) if self.bisecting else ()
+        rows = tuple(checkpoint) if self.bisecting else ()
         deaths = self.deaths + 1
         blind = self.blind + (self.bisecting and not rows)
         if deaths >= _MOST_DEATHS or blind >= _MOST_BLIND:
@@ -94,13 +93,7 @@ class AttemptRecord:
 
 
 class UnitLog:
-    """The attempts at the units of a run, on storage, as a worker process reads and writes them.
-
-    Args:
-        output: the run's folder.
-        session, node, process: of this worker.
-        is_alive: whether a node is there.
-    """
+    """The attempts at the units of a run, on storage, as a worker process reads and writes them."""
 
     def __init__(self, output: str, session: str, node: str, process: str, is_alive: Callable[[str], bool]) -> None:
         self.output, self.session, self.node, self.process = output, session, node, process
