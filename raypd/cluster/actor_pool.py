@@ -23,14 +23,9 @@ def map_in_pool(
     tasks: int,
     **options: Any,
 ) -> Any:
-    """A dataset that goes through a pool of actors, each of which loads a model.
+    """A dataset that goes through a pool of actors, of the class `stage`, each of which loads a model.
 
-    Args:
-        stage, arguments: the actors' class, and what it is made with.
-        resources: that an actor takes.
-        workers: the least and the most.
-        calls: batches that an actor works on at the same time.
-        tasks: batches that it is given, those among them.
+    workers: the least and the most. calls: batches that an actor works on at the same time; tasks: that it is given.
     """
     from ray import data
 

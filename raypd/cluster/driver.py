@@ -30,7 +30,8 @@ from raypd.tasks.prompting import check_template
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.answering.components import Build
     from raypd.cluster.accounts import Accounts
-    from raypd.cluster.in_flight import Executor
+    from raypd.cluster.pool_executor import PoolExecutor
+    from raypd.cluster.ray_data_executor import RayDataExecutor
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
@@ -180,7 +181,7 @@ class DriverSession:
         self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
         self._display = progress.RunDisplay(self.planned.documents, self.done_documents)
-        self._executor: Executor | None = None
+        self._executor: PoolExecutor | RayDataExecutor | None = None
         self._accounts: Accounts | None = None
 
     def state(self) -> str:
@@ -213,7 +214,6 @@ class DriverSession:
 
     def _stream(self) -> None:
         from raypd.cluster.accounts import Accounts
-        from raypd.cluster.pool_executor import PoolExecutor
         from raypd.cluster.worker import WorkerSpec
 
         config, planned, own, say = self.config, self.planned, self.own, self._display.say
@@ -223,12 +223,14 @@ class DriverSession:
             config, self.output, own.id, own.began, worker, planned.documents, self.done_documents, say, planned.exact
         )
         spec = WorkerSpec(config, self.output, own.id, worker.threads, self.build, accounts.ledger, worker.gpus)
-        executor: Executor
+        executor: PoolExecutor | RayDataExecutor
         if config.cluster.executor == "ray_data":
             from raypd.cluster.ray_data_executor import RayDataExecutor
 
             executor = RayDataExecutor(spec, worker, config.cluster, say)
         else:
+            from raypd.cluster.pool_executor import PoolExecutor
+
             executor = PoolExecutor(spec, worker, config.cluster, say)
         self._executor = executor
         executor.admit = accounts.admit
@@ -243,7 +245,9 @@ class DriverSession:
         if accounts.held:
             raise accounts.reached()
 
-    def _run(self, executor: Executor, accounts: Accounts, remaining: Iterator[Unit], count: int) -> None:
+    def _run(
+        self, executor: PoolExecutor | RayDataExecutor, accounts: Accounts, remaining: Iterator[Unit], count: int
+    ) -> None:
         from raypd.cluster.in_flight import Tick
 
         streamed = 0

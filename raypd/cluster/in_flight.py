@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from raypd.answering.request_queue import Progress
 from raypd.errors import RunError
@@ -34,27 +33,6 @@ class Tick:
     answered: int
     failed: int
     workers: int
-
-
-class Executor(Protocol):
-    """Runs units through workers.
-
-    wanted: how many workers; closing: nothing is begun any more, and what is in flight is finished. Both may be changed
-    while it runs. admit: whether a unit may be begun, on a worker that has so many others in flight.
-    """
-
-    wanted: int
-    closing: bool
-    admit: Callable[[Unit, int], bool]
-
-    def run(self, units: Iterator[Unit], count: int) -> Iterator[Ended | Tick]:
-        """Streams `count` units (about) through the workers: an event for each that ended, and ticks in between.
-
-        Raises RunError when workers cannot start, or die without end.
-        """
-
-    def close(self) -> None:
-        """Ends the workers, with what is in flight."""
 
 
 @dataclass

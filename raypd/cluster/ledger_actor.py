@@ -61,19 +61,15 @@ class Ask:
 
 @dataclass
 class PoolState:
-    """What the ledger knows of the workers of a run that Ray Data streams. All counts are of this ledger's process.
+    """What the ledger knows of the workers of a run that Ray Data streams, since its own process began."""
 
-    asks: that are not answered. working: heard of lately; ready: these that have loaded. answered, failed: documents of
-    units in flight. starts: processes that have begun since one was ready; deaths: of processes that had a unit.
-    """
-
-    asks: list[Ask]
-    working: set[str]
-    ready: set[str]
-    answered: int
-    failed: int
-    starts: int
-    deaths: int
+    asks: list[Ask]  # that are not answered
+    working: set[str]  # heard of lately
+    ready: set[str]  # of these, that have loaded
+    answered: int  # documents of units in flight
+    failed: int  # of these
+    starts: int  # of processes, since one was ready
+    deaths: int  # of processes that had a unit
 
 
 class Ledger:

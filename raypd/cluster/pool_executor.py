@@ -35,7 +35,11 @@ _COMMIT_MARGIN = 5.0  # seconds before a node's end by which a unit must be comm
 
 
 class PoolExecutor:
-    """The executor with a scheduler of its own. say: shows the user a line."""
+    """Runs units through workers: `for event in executor.run(units, count)`.
+
+    wanted: how many workers; closing: nothing is begun any more. Both may be changed while it runs. admit: whether a
+    unit may be begun, on a worker that has so many others in flight. say: shows the user a line.
+    """
 
     def __init__(
         self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Callable[[str], None]
@@ -54,6 +58,10 @@ class PoolExecutor:
         self._unit_seconds = 0.0  # what units took lately
 
     def run(self, units: Iterator[Unit], count: int) -> Iterator[Ended | Tick]:
+        """Streams `count` units (about) through the workers: an event for each that ended, and ticks in between.
+
+        Raises RunError when workers cannot start, or die without end.
+        """
         self._source, self._left, self._exhausted = iter(units), count, False
         while True:
             self._watch_nodes()

@@ -66,7 +66,7 @@ class UnitStage:
 
 
 class RayDataExecutor:
-    """The executor that leaves it to Ray Data who works on what. say: shows the user a line."""
+    """As `PoolExecutor`; who works on what is left to Ray Data."""
 
     def __init__(
         self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Callable[[str], None]
@@ -86,24 +86,23 @@ class RayDataExecutor:
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it would say of each worker that it died
 
     def run(self, units: Iterator[Unit], count: int) -> Iterator[Ended | Tick]:
-        """As `Executor.run`, in passes over slices of the units, and over those that a pass has left."""
-        left: list[Unit] = []
-        empty_passes = 0
+        """As `PoolExecutor.run`, in passes over slices of the units, and over those that a pass has left."""
+        again, empty_passes = list[Unit](), 0
         while not self.closing:
             # Where a deadline changes how many workers are wanted, passes are short: a pool keeps its size.
             size = _SLICE if self.wanted >= self.cluster.max_workers else 8 * self.wanted
-            slice_ = left[:size] + list(itertools.islice(units, max(0, size - len(left))))
-            if not slice_:
+            batch = again[:size] + list(itertools.islice(units, max(0, size - len(again))))
+            if not batch:
                 return
-            self._open = {unit.id: unit for unit in slice_}
+            self._open = {unit.id: unit for unit in batch}
             try:
-                yield from self._pass(slice_)
+                yield from self._pass(batch)
             finally:
                 self.close()
-            empty_passes = empty_passes + 1 if len(self._open) == len(slice_) else 0
+            empty_passes = empty_passes + 1 if len(self._open) == len(batch) else 0
             if empty_passes == _EMPTY_PASSES:
                 raise RunError(f"{_EMPTY_PASSES} passes of Ray Data in a row have ended without anything done")
-            left = [*self._open.values(), *left[size:]]
+            again = [*self._open.values(), *again[size:]]
 
     def close(self) -> None:
         ends = time.monotonic() + _END_SECONDS
@@ -186,10 +185,10 @@ class RayDataExecutor:
         self.nodes.look()
         self._staying |= {ask.node for ask in asks} - self._leaving
         for node in list(self._staying):
-            if (left := self.nodes.seconds_left(node)) is not None:
+            if (seconds := self.nodes.seconds_left(node)) is not None:
                 self._staying.remove(node)
                 self._leaving.add(node)
-                self.say(going_away(left))
+                self.say(going_away(seconds))
 
     def _ended(self, unit_id: str, result: UnitResult) -> Iterator[Ended]:
         self._begun.pop(unit_id, None)

@@ -1,7 +1,6 @@
 """The decode worker: one model and one engine in an actor, several units in flight so that the engine never drains.
 
-The scheduler calls the worker once a unit, each call in a thread of its own. The thread reads its unit, has it
-answered (request_queue.py) and commits it.
+An executor calls it once a unit, each call in a thread of its own, which reads, has answered and commits the unit.
 """
 
 from __future__ import annotations
@@ -150,10 +149,8 @@ class DecodeWorker(EngineActor):
             self.request_queue.cancel(unit, only_waiting)
 
     def run(self, unit: Unit, admit: Callable[[bool], bool] = lambda died: True) -> UnitResult:
-        """Works on a unit until it is committed, handed back, or given up with an error.
-
-        admit: whether an attempt may begin, given whether the process of the one before it died.
-        """
+        """Works on a unit until it is committed, handed back or given up. admit: whether an attempt may begin, given
+        whether the process of the one before it died."""
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
         for errors in range(_MOST_ERRORS):
