@@ -61,28 +61,6 @@ class WorkerSpec:
     gpus: float = 0.0  # of one worker
 
 
-class SharedLock:
-    """Held by several at a time, or by one alone, whom those who come later let pass."""
-
-    def __init__(self) -> None:
-        self._holders, self._alone, self._waiting = 0, False, 0
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def held(self, alone: bool) -> Iterator[None]:
-        with self._changed:
-            self._waiting += alone
-            self._changed.wait_for(lambda: not self._alone and not (self._holders if alone else self._waiting))
-            self._waiting -= alone
-            self._holders, self._alone = self._holders + 1, alone
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._holders, self._alone = self._holders - 1, False
-                self._changed.notify_all()
-
-
 class EngineActor:
     """An engine in an actor, the queue before it, and the reports of what both do: of a run or of a pipeline."""
 
@@ -123,7 +101,7 @@ class DecodeWorker(EngineActor):
         self._fingerprint = spec.config.fingerprint()
         self._unfit: str | None = None  # why this worker cannot work at all
         self.log = UnitLog(spec.output, spec.session, self.node, self.meter.id, nodes.is_alive)
-        self._lock = SharedLock()  # a unit that is bisected is alone in its worker
+        self._entry, self._places = threading.Lock(), threading.Semaphore(self.config.cluster.units_in_flight)
         try:
             storage.configure(spec.config.storage)
             if not storage.exists(storage.join(spec.output, layout.RUN)):
@@ -174,7 +152,7 @@ class DecodeWorker(EngineActor):
                 why = retry_policy.failure_reason(self.spec.output, unit.id) or "none of them left a reason"
                 return UnitResult(error=f"its worker processes died each time: {why}")
             attempt = replace(attempt, number=attempt.number + errors)
-            with self._lock.held(alone=attempt.bisecting):
+            with self._place(alone=attempt.bisecting):
                 return self._run_logged(unit, attempt)
         except Cancelled:
             return UnitResult(handed_back=True)
@@ -185,6 +163,18 @@ class DecodeWorker(EngineActor):
             return UnitResult(error=reason(error), retry=_may_pass(error))
         except Exception:
             return UnitResult(error=traceback.format_exc())
+
+    @contextlib.contextmanager
+    def _place(self, alone: bool) -> Iterator[None]:
+        """One of the places for units in flight; all of them for a unit that is to be alone, and later ones wait."""
+        places = self.config.cluster.units_in_flight if alone else 1
+        with self._entry:
+            for _ in range(places):
+                self._places.acquire()
+        try:
+            yield
+        finally:
+            self._places.release(places)
 
     def _run_logged(self, unit: Unit, attempt: Attempt) -> UnitResult:
         output = self.spec.output

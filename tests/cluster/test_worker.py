@@ -178,7 +178,7 @@ def test_a_unit_whose_worker_died_is_alone_in_a_worker(tmp_path: Path, config) -
         begun = pool.submit(made.run, first)
         wait_for((tmp_path / "out/waiting-go").exists)
         alone = pool.submit(made.run, bad)
-        wait_for(lambda: made._lock._waiting)
+        wait_for(made._entry.locked)
         behind = pool.submit(made.run, later)
         assert made.progress().keys() == {first.id}
         (tmp_path / "out/go").touch()
