@@ -211,11 +211,11 @@ class Processor:
         sizes = {"num_cpus": share.cpus, "num_gpus": share.gpus, "accelerator_type": self.config.accelerator_type}
         profiler = ray.remote(_Measurer).options(**sizes).remote(share.threads, self.run.model.has_weights)
         try:
-            found, node = ray.get(profiler.measure.remote(self.run, read_table(rows, self.run)))
+            profile, node = ray.get(profiler.measure.remote(self.run, read_table(rows, self.run)))
         finally:
             ray.kill(profiler)
-        check_sample(found)
-        costs = [cost for cost in found.costs if cost is not None]
+        check_sample(profile)
+        costs = [cost for cost in profile.costs if cost is not None]
         rng = np.random.default_rng(sampling.SEED)
         ones = [1.0] * len(costs)
 
@@ -252,7 +252,7 @@ class Processor:
             failed=sum(report.failed for report in reports),
             prompt_tokens=int(sum(counts["prefill_tokens"] + counts["shared_tokens"] for counts in tokens)),
             decoded_tokens=int(sum(counts["decode_tokens"] for counts in tokens)),
-            seconds={n: sum(vars(own)[n] for own in spent) for n in ("startup", "prefill", "decode", "idle", "lost")},
+            seconds={n: sum(vars(part)[n] for part in spent) for n in ("startup", "prefill", "decode", "idle", "lost")},
             usd=None if None in rates.values() else sum(usd),
         )
 

@@ -73,15 +73,14 @@ def build(
 
         return WorkerComponents(*fake.make(config), None, config.engine.max_num_seqs)
     if config.model.endpoint is not None:
-        made: tuple[Engine, Task] = _of_endpoint(config)
-        sampling = None
+        (engine, task), sampling = _of_endpoint(config), None
     else:
         from raypd.decoding.sampling import Sampling
 
-        made = _of_vllm(config, threads) if config.engine.kind == "vllm" else _of_raypd(config, threads, load)
+        vllm = config.engine.kind == "vllm"
+        engine, task = _of_vllm(config, threads) if vllm else _of_raypd(config, threads, load)
         drawn = config.decoding.sampling
         sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p)
-    engine, task = made
     if not each and gives_the_same(config):
         task = Distinct(task, config)
     return WorkerComponents(engine, task, sampling, config.engine.max_num_seqs)

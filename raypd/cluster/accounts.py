@@ -104,8 +104,8 @@ class Accounts:
 
     def _spent(self) -> float:
         """USD of this session until now."""
-        own = self._standing
-        return own.usd + own.usd_per_second * max(0.0, time.time() - own.at)
+        standing = self._standing
+        return standing.usd + standing.usd_per_second * max(0.0, time.time() - standing.at)
 
     def _holds(self, seconds: float) -> bool:
         """Whether so many seconds more can be paid."""

@@ -16,9 +16,10 @@ from raypd.config import RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.plan import Plan, take_apart
 from raypd.errors import ConfigError, RunError
-from raypd.run import layout, lease, manifest, records
+from raypd.run import layout, manifest, records
 from raypd.run.console import Interrupted, say, signals
 from raypd.run.layout import output_folder
+from raypd.run.lease import RunLease
 from raypd.run.manifest import Manifest
 from raypd.run.records import UnitResult
 from raypd.run.text import counted, share
@@ -73,11 +74,11 @@ def run_extract(
         build = worker.build
         _check_model(config)
     manifest.claim(config, output)
-    own = lease.RunLease(output, say)
-    if own.took_over:  # and that one may have gone on while this one looked
+    held = RunLease(output, say)
+    if held.took_over:  # and that one may have gone on while this one looked
         done = writer.committed(output)
     storage.clean_temporary(writer.units_folder(output))
-    run = DriverSession(config, output, planned, done, own, verbose, build)
+    run = DriverSession(config, output, planned, done, held, verbose, build)
     how = "failed"
     try:
         with signals():
@@ -92,7 +93,7 @@ def run_extract(
         raise Interrupted(f"interrupted: {run.state()}; the same command resumes") from None
     finally:
         with contextlib.suppress(OSError):  # a full disk must not hide why the run ended
-            own.end(how)
+            held.end(how)
     return finish(config, output, planned, run.unreadable)
 
 
@@ -168,7 +169,7 @@ class DriverSession:
     output: str
     planned: Plan
     done: set[str]
-    own: lease.RunLease
+    lease: RunLease
     verbose: bool
     build: Build
     answered_documents: int = 0  # of this session
@@ -216,13 +217,21 @@ class DriverSession:
         from raypd.cluster.accounts import Accounts
         from raypd.cluster.worker import WorkerSpec
 
-        config, planned, own, say = self.config, self.planned, self.own, self._display.say
+        config, planned, lease, say = self.config, self.planned, self.lease, self._display.say
         ray_session.silence_ray_logs(say, self.verbose)
         worker = ray_session.worker_resources(config)
         accounts = self._accounts = Accounts(
-            config, self.output, own.id, own.began, worker, planned.documents, self.done_documents, say, planned.exact
+            config,
+            self.output,
+            lease.id,
+            lease.began,
+            worker,
+            planned.documents,
+            self.done_documents,
+            say,
+            planned.exact,
         )
-        spec = WorkerSpec(config, self.output, own.id, worker.threads, self.build, accounts.ledger, worker.gpus)
+        spec = WorkerSpec(config, self.output, lease.id, worker.threads, self.build, accounts.ledger, worker.gpus)
         executor: PoolExecutor | RayDataExecutor
         if config.cluster.executor == "ray_data":
             from raypd.cluster.ray_data_executor import RayDataExecutor
@@ -260,8 +269,8 @@ class DriverSession:
 
         ended, stream = 0, units()
         for event in executor.run(stream, count):
-            if self.own.lost is not None:
-                raise RunError(self.own.lost)
+            if self.lease.lost is not None:
+                raise RunError(self.lease.lost)
             if isinstance(event, Tick):
                 executor.wanted = accounts.look(event.workers) or executor.wanted
                 executor.closing = accounts.held

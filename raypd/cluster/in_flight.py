@@ -42,9 +42,9 @@ class Deaths:
     loading: int = 0
     with_units: int = 0
 
-    def check(self, wanted: int, workers: int, cause: str = "") -> None:
+    def check(self, pool_size: int, workers: int, cause: str = "") -> None:
         """Raises RunError where there are too many of them."""
-        if self.loading >= _STARTS_WITHOUT_SUCCESS * max(1, wanted):
+        if self.loading >= _STARTS_WITHOUT_SUCCESS * max(1, pool_size):
             raise RunError(f"worker processes die while they load the model (out of memory?){cause}")
         if self.with_units >= _DEATHS_WITHOUT_COMMIT + workers:
             raise RunError(f"worker processes die, and nothing gets done{cause}")

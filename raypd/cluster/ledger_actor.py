@@ -112,15 +112,15 @@ class Ledger:
     def standing(self) -> Standing:
         now = time.time()
         workers, nodes = list(self.book.workers.values()), list(self.book.nodes.values())
-        loaded = [own.seconds for own in workers if own.seconds.total() > own.seconds.startup]
+        loaded = [worker.seconds for worker in workers if worker.seconds.total() > worker.seconds.startup]
         live = [node for node in nodes if node.ended is None or node.ended > now]
         return Standing(
             at=now,
             usd=billing.usd(self.book.charges(now).total),
             usd_per_second=sum(node.usd_per_hour for node in live) / 3600 / self.book.runs,
             documents=self.book.totals()["documents"],
-            busy_seconds=sum(billing.settled(own, now, final=False).busy for own in workers),
-            startup_seconds=sum(own.startup for own in loaded) / len(loaded) if loaded else 0.0,
+            busy_seconds=sum(billing.settled(worker, now, final=False).busy for worker in workers),
+            startup_seconds=sum(seconds.startup for seconds in loaded) / len(loaded) if loaded else 0.0,
             unpriced=next((n.price_source for n in nodes if n.price_source.startswith(machines.UNKNOWN)), None),
             kept=self._kept,
         )
@@ -181,7 +181,7 @@ class Ledger:
             bill = self.book.bill(time.time())
             book.write(self._output, bill)
             self._kept = True
-            self._durable = {own.worker: own.sequence for own in bill.workers}
+            self._durable = {worker.worker: worker.sequence for worker in bill.workers}
         try:
             if self._metrics is None:
                 self._metrics = Metrics(self._output.rstrip("/").rpartition("/")[2])

@@ -70,7 +70,7 @@ class PoolExecutor:
             if self._all_assigned() and not any(worker.assignments for worker in self.workers):
                 return
             yield from self._wait()
-            progress = [own.progress for worker in self.workers for own in worker.assignments.values()]
+            progress = [unit.progress for worker in self.workers for unit in worker.assignments.values()]
             answered, failed = sum(unit.answered for unit in progress), sum(unit.failed for unit in progress)
             yield Tick(answered, failed, sum(worker.ready for worker in self.workers))
 
@@ -160,17 +160,17 @@ class PoolExecutor:
     def _watch_nodes(self) -> None:
         self.nodes.look()
         for worker in self.workers:
-            left = self.nodes.seconds_left(worker.node)
-            if left is None:
+            seconds = self.nodes.seconds_left(worker.node)
+            if seconds is None:
                 continue
             if not worker.leaving:
                 worker.leaving = True
-                self.say(going_away(left))
+                self.say(going_away(seconds))
             for assignment in worker.assignments.values():
                 needed = assignment.seconds_left(self._unit_seconds)
                 if not needed and assignment.progress.seconds_left is None:  # nothing is known
                     needed = 3 * _COMMIT_MARGIN
-                if needed > left - _COMMIT_MARGIN:
+                if needed > seconds - _COMMIT_MARGIN:
                     worker.cancel(assignment, only_waiting=False)
 
     def _wait(self) -> Iterator[Ended]:
