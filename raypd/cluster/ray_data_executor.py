@@ -36,8 +36,7 @@ from raypd.run.unit import Unit
 
 _SLICE = 16_384  # units of a pass: Ray Data's driver holds some kB for every block
 _WAIT_SECONDS = 0.25
-_STALLED_SECONDS = 30.0
-_END_SECONDS = 30.0
+_GONE_SECONDS = 30.0
 _EMPTY_PASSES = 3  # in a row, in which no unit ended
 
 
@@ -76,9 +75,8 @@ class RayDataExecutor:
         self.spec, self.resources, self.cluster, self.say = spec, resources, cluster, say
         self.wanted, self.closing = cluster.max_workers, False
         self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True
-        self.nodes = NodeWatch()
-        self._deaths, self._deaths_noted = Deaths(), 0
-        self._staying, self._leaving = set[str](), set[str]()  # nodes
+        self.nodes, self._deaths, self._deaths_noted = NodeWatch(), Deaths(), 0
+        self._leaving: set[str] = set()  # nodes that the user was told of
         self._open: dict[str, Unit] = {}  # of the pass, that have not ended
         self._begun: dict[str, str] = {}  # unit -> the worker that may work on it
         self._former: set[str] = set()  # workers of passes before
@@ -105,7 +103,7 @@ class RayDataExecutor:
             again = [*self._open.values(), *again[size:]]
 
     def close(self) -> None:
-        ends = time.monotonic() + _END_SECONDS
+        ends = time.monotonic() + _GONE_SECONDS
         while self._thread is not None and self._thread.is_alive() and time.monotonic() < ends:
             ray_private.DataExecution.end()
             self._thread.join(_WAIT_SECONDS)  # what it asks of a Ray that has ended would start another
@@ -126,7 +124,7 @@ class RayDataExecutor:
                 if isinstance(row, Exception):
                     raise RunError(f"Ray Data: {type(row).__name__}: {row}") from row
                 yield from self._ended(*row)
-            state: PoolState = ray.get(self.spec.ledger.look.remote(answers))
+            state = ray.get(self.spec.ledger.look.remote(answers))
             answers = self._answers(state)
             yield Tick(state.answered, state.failed, len(state.ready))
             workers = state.working - self._former
@@ -136,7 +134,7 @@ class RayDataExecutor:
                 return
             if state.asks or working or workers - state.ready:
                 moved = time.monotonic()
-            if started and time.monotonic() - moved > _STALLED_SECONDS:
+            if started and time.monotonic() - moved > _GONE_SECONDS:
                 return  # what is left lies with workers whose node is gone
 
     def _stream(self, units: Sequence[Unit], rows: queue.SimpleQueue[Any]) -> None:
@@ -162,47 +160,45 @@ class RayDataExecutor:
 
     def _answers(self, state: PoolState) -> dict[Ask, bool]:
         """Which of the units that workers ask for they may begin; those that have to wait are left out."""
-        deaths = max(0, state.deaths - self._deaths_noted)  # a ledger that died itself begins anew
-        self._deaths_noted = state.deaths
-        for _ in range(deaths):
+        for _ in range(state.deaths - self._deaths_noted):  # none of a ledger that died itself: it begins anew
+            self._deaths.with_units += 1
             self.say("a worker process died; its units are tried again")
-        self._deaths.with_units += deaths
+        self._deaths_noted = state.deaths
         self._deaths.loading = max(0, state.starts - self.wanted)  # these may be loading yet
         self._deaths.check(self.wanted, len(state.working))
-        self._watch_nodes(state.asks)
+        self.nodes.look()
         answers = {}
         for ask in state.asks:
             unit = self._open.get(ask.unit)
-            if unit is None or self.closing or ask.node in self._leaving:
+            if unit is None or self.closing or self._is_leaving(ask.node):
                 answers[ask] = False
             elif self.admit(unit, ask.beside):
                 answers[ask] = True
                 self._begun[ask.unit] = ask.worker
         return answers
 
-    def _watch_nodes(self, asks: Sequence[Ask]) -> None:
-        """A node that was given notice gets no more units; what it has in flight is done again if it goes before."""
-        self.nodes.look()
-        self._staying |= {ask.node for ask in asks} - self._leaving
-        for node in list(self._staying):
-            if (seconds := self.nodes.seconds_left(node)) is not None:
-                self._staying.remove(node)
-                self._leaving.add(node)
-                self.say(going_away(seconds))
+    def _is_leaving(self, node: str) -> bool:
+        """Whether a node was given notice; what it has in flight is done again if it goes before."""
+        seconds = self.nodes.seconds_left(node)
+        if seconds is not None and node not in self._leaving:
+            self._leaving.add(node)
+            self.say(going_away(seconds))
+        return seconds is not None
 
     def _ended(self, unit_id: str, result: UnitResult) -> Iterator[Ended]:
         self._begun.pop(unit_id, None)
         if result.fatal:
             raise RunError(result.error or "")
-        if result.error is None and not result.handed_back:
+        if result.handed_back or unit_id not in self._open:
+            return
+        if result.error is None:
             self._deaths.with_units = 0
-        if not result.handed_back and unit_id in self._open:
-            yield Ended(self._open.pop(unit_id), result)
+        yield Ended(self._open.pop(unit_id), result)
 
 
 def _ready(rows: queue.SimpleQueue[Any]) -> Iterator[Any]:
     """What is in a queue, after a moment in which something may come."""
     with contextlib.suppress(queue.Empty):
         yield rows.get(timeout=_WAIT_SECONDS)
-        while True:
-            yield rows.get_nowait()
+    while not rows.empty():
+        yield rows.get()

@@ -132,14 +132,14 @@ class DecodeWorker(EngineActor):
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
         for errors in range(_MOST_ERRORS):
-            result = self._try(unit, errors, admit)
+            result = self._try(unit, errors > 0, admit)
             if not result.retry or errors == _MOST_ERRORS - 1:
                 break
             time.sleep(_RETRY_SECONDS * (errors + 1))
         return result
 
-    def _try(self, unit: Unit, errors: int, admit: Callable[[bool], bool]) -> UnitResult:
-        """An attempt at a unit, after so many that storage failed."""
+    def _try(self, unit: Unit, again: bool, admit: Callable[[bool], bool]) -> UnitResult:
+        """An attempt at a unit. again: storage failed at the one before."""
         try:
             if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
                 summary = writer.read_summary(self.spec.output, unit.id)
@@ -151,7 +151,7 @@ class DecodeWorker(EngineActor):
                 self.log.end(unit.id)
                 why = retry_policy.failure_reason(self.spec.output, unit.id) or "none of them left a reason"
                 return UnitResult(error=f"its worker processes died each time: {why}")
-            attempt = replace(attempt, number=attempt.number + errors)
+            attempt = replace(attempt, number=attempt.number + again)
             with self._place(alone=attempt.bisecting):
                 return self._run_logged(unit, attempt)
         except Cancelled:

@@ -68,9 +68,7 @@ class _Stage:
 
     def noticed(self) -> bool:
         """Whether the run knows that a node goes away."""
-        if executor() == "ray_data":
-            return bool(self.executor._leaving)
-        return any(worker.leaving for worker in self.executor.workers)
+        return bool(self.executor.nodes._ends)
 
     def run(self, fault: Callable[[], None]) -> None:
         """The run, with the fault in a thread beside it; what the fault's thread raised is raised here."""
