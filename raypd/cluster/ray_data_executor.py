@@ -141,14 +141,16 @@ class RayDataExecutor:
         at_once = self.cluster.units_in_flight
         size = max(1, min(self.wanted, -(-len(units) // at_once)))
         try:
+            # Of one size, since a pool that may shrink does where the cluster has yet to grow; with no task that waits at
+            # a worker, since it would die with it.
             dataset = map_in_pool(
                 unit_blocks(units),
                 UnitStage,
                 (self.spec,),
                 self.resources,
-                (size, size),  # a pool that may shrink does where the cluster has yet to grow
+                (size, size),
                 at_once,
-                at_once,  # what waits at a worker would die with it
+                at_once,
                 batch_size=1,
             )
             for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
