@@ -141,18 +141,10 @@ class RayDataExecutor:
         at_once = self.cluster.units_in_flight
         size = max(1, min(self.wanted, -(-len(units) // at_once)))
         try:
-            # Of one size, since a pool that may shrink does where the cluster has yet to grow; with no task that waits at
-            # a worker, since it would die with it.
-            dataset = map_in_pool(
-                unit_blocks(units),
-                UnitStage,
-                (self.spec,),
-                self.resources,
-                (size, size),
-                at_once,
-                at_once,
-                batch_size=1,
-            )
+            # Of one size: a pool that may shrink does where the cluster has yet to grow. No task waits at a worker: it
+            # would die with it.
+            pool = UnitStage, (self.spec,), self.resources, (size, size), at_once, at_once
+            dataset = map_in_pool(unit_blocks(units), *pool, batch_size=1)
             for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
                 for row in batch.to_pylist():
                     rows.put((row["unit"], pickle.loads(row["result"])))
