@@ -31,7 +31,7 @@ class EngineBroken(Exception):
 
 
 class Cancelled(Exception):
-    """The scheduler wants the unit back."""
+    """The unit is wanted back."""
 
 
 class Progress(NamedTuple):
