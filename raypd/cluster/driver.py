@@ -201,14 +201,13 @@ class DriverSession:
         finally:
             if self._accounts is not None:
                 self._accounts.close()
-            if self._executor is not None:
-                with contextlib.suppress(Exception):  # whatever Ray has come to
-                    self._executor.close()
             if connected:
                 with contextlib.suppress(Exception):
                     import ray
 
                     ray.shutdown()
+            elif self._executor is not None:
+                self._executor.close()
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")
@@ -268,19 +267,20 @@ class DriverSession:
                 yield unit
 
         ended, stream = 0, units()
-        for event in executor.run(stream, count):
-            if self.lease.lost is not None:
-                raise RunError(self.lease.lost)
-            if isinstance(event, Tick):
-                executor.wanted = accounts.look(event.workers) or executor.wanted
-                executor.closing = accounts.held
-                if event.workers:
-                    self._display.begin()
-                self._update(event.answered, event.failed)
-            else:
-                ended += 1
-                accounts.ended(event.unit, event.result.ok + event.result.failed if event.result.done else None)
-                self._take(event.unit, event.result)
+        with contextlib.closing(executor.run(stream, count)) as events:
+            for event in events:
+                if self.lease.lost is not None:
+                    raise RunError(self.lease.lost)
+                if isinstance(event, Tick):
+                    executor.wanted = accounts.look(event.workers) or executor.wanted
+                    executor.closing = accounts.held
+                    if event.workers:
+                        self._display.begin()
+                    self._update(event.answered, event.failed)
+                else:
+                    ended += 1
+                    accounts.ended(event.unit, event.result.ok + event.result.failed if event.result.done else None)
+                    self._take(event.unit, event.result)
         if not accounts.held and (ended < streamed or next(stream, None) is not None):
             raise self._error("not all units have ended, and none is at work; this is a fault of raypd")
 

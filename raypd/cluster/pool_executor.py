@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -57,7 +57,7 @@ class PoolExecutor:
         self._polled = 0.0
         self._unit_seconds = 0.0  # what units took lately
 
-    def run(self, units: Iterator[Unit], count: int) -> Iterator[Ended | Tick]:
+    def run(self, units: Iterator[Unit], count: int) -> Generator[Ended | Tick]:
         """Streams `count` units (about) through the workers: an event for each that ended, and ticks in between.
 
         Raises RunError when workers cannot start, or die without end.

@@ -15,7 +15,7 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -83,7 +83,7 @@ class RayDataExecutor:
         self._thread: threading.Thread | None = None
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it would say of each worker that it died
 
-    def run(self, units: Iterator[Unit], count: int) -> Iterator[Ended | Tick]:
+    def run(self, units: Iterator[Unit], count: int) -> Generator[Ended | Tick]:
         """As `PoolExecutor.run`, in passes over slices of the units, and over those that a pass has left."""
         again, empty_passes = list[Unit](), 0
         while not self.closing:
