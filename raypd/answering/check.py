@@ -22,11 +22,13 @@ def check_model(config: RunConfig, machine: bool = False) -> None:
         from raypd.models.load import check_model_config
         from raypd.models.vllm_engine import check_vllm
         from raypd.tasks import check_task
-        from raypd.tasks.card import check_card
+        from raypd.tasks.card import check_card, untrained
 
         check_model_config(config.model, machine)
         if machine:
             check_vllm(config)
         check_method(config)
         check_card(config)
+        if warning := untrained(config):
+            print(warning, file=sys.stderr, flush=True)
         check_task(config)

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from ruamel.yaml.error import YAMLError
 
 from raypd.config import KINDS, Attribute, Category, RunConfig
+from raypd.config.card import TEMPLATES
 from raypd.config.schema import categories_of, is_file
 from raypd.config.secrets import redact
 from raypd.config.yaml_file import YamlFile, parse
@@ -140,7 +141,7 @@ def anchor_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
         for section in sections:
             part = part.get(section) if isinstance(part, dict) else None
         value = part.get(name) if isinstance(part, dict) else None
-        if key == "task.schema" and not is_file(value):
+        if (key == "task.schema" and not is_file(value)) or (key == "task.template" and value in TEMPLATES):
             continue
         if sections == ["model"] and not (str(value).startswith(("./", "../")) or (folder / str(value)).is_dir()):
             continue  # of the Hub

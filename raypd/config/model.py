@@ -112,8 +112,9 @@ class DecodingConfig(Section):
 
     method: Method = Field(
         "hyper_parallel",
-        description="Left out: hyper_parallel for extraction, intra_prompt for question_answering, autoregressive for "
-        "generation",
+        description="auto, or left out: what the card beside weights or adapter says that they were trained for; "
+        "without one guided for extraction, intra_prompt for question_answering, autoregressive for generation",
+        json_schema_extra={"shown": "auto"},
     )
     max_value_tokens: int = Field(
         30, ge=1, description="K_max: most tokens of one value (HPD, guided), and the position gap (HPD)"

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import model_validator
 
+from raypd.config.card import TEMPLATES, card_of, template_of
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
 from raypd.config.model import SAMPLING_KEYS, DecodingConfig, EndpointConfig, EngineConfig, ModelConfig
@@ -40,14 +41,22 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _method_of_task(cls, tree: Any) -> Any:
-        """A task brings its own default method; extraction is the default kind."""
-        if isinstance(tree, dict) and isinstance(tree.get("task"), dict):
-            tree = {**tree, "task": {"kind": "extraction", **tree["task"]}}
-            decoding = tree.get("decoding") or {}
-            kind = tree["task"]["kind"]
-            if isinstance(decoding, dict) and "method" not in decoding and kind in METHODS:
-                tree["decoding"] = {**decoding, "method": METHODS[kind][0]}
+    def _as_trained(cls, tree: Any) -> Any:
+        """Method and template, where they are left open, are those that the weights were trained for.
+
+        Without a card an extraction is `guided`, which any weights can do.
+        """
+        if not isinstance(tree, dict) or not isinstance(tree.get("task"), dict):
+            return tree
+        tree = {**tree, "task": {"kind": "extraction", **tree["task"]}}
+        decoding, kind, model = tree.get("decoding") or {}, tree["task"]["kind"], tree.get("model") or {}
+        if not isinstance(decoding, dict) or kind not in METHODS:
+            return tree
+        card = card_of(model, kind)
+        if kind == "extraction" and tree["task"].get("template") is None and (name := template_of(card)):
+            tree["task"]["template"] = name
+        if decoding.get("method", "auto") == "auto":
+            tree["decoding"] = {**decoding, "method": _method(kind, tree, card)}
         return tree
 
     @model_validator(mode="after")
@@ -144,14 +153,29 @@ class RunConfig(Section):
         # Keys at their defaults are left out, so that a raypd with a new key does not do finished corpora again.
         given = self.model_dump(exclude_defaults=True)
         file = getattr(self.task, "template", None) or getattr(self.task, "few_shot", None)  # a part of the prompt
+        texts = [file if file in TEMPLATES else Path(file).read_text()] if file else []
         answers = {
             "answers": _ANSWERS,
             "kind": self.task.kind,
             "method": self.decoding.method,
-            "files": [Path(file).read_text()] if file else [],
+            "files": texts,
             **_without(given, {*self.idle_keys(), "task.template", "task.few_shot"}),  # these are in `files`
         }
         return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _method(kind: str, tree: dict[str, Any], card: dict[str, Any]) -> str:
+    """What `decoding.method: auto` stands for."""
+    model, engine = tree.get("model") or {}, tree.get("engine") or {}
+    name = model.get("name") if isinstance(model, dict) else model
+    if isinstance(model, dict) and model.get("endpoint") is not None:
+        return "autoregressive"
+    if card.get("method") in METHODS[kind]:
+        return str(card["method"])
+    if kind == "extraction":
+        return METHODS[kind][0] if name == "fake" or tree.get("training") else "guided"
+    vllm = isinstance(engine, dict) and engine.get("kind") == "vllm"
+    return "autoregressive" if vllm else METHODS[kind][0]
 
 
 def _columns_differ(task: ExtractionConfig) -> None:

@@ -227,8 +227,11 @@ class ExtractionConfig(TaskSection):
         description="In place of categories, one for all documents: a pydantic model (package.module:Class), or a JSON "
         "Schema (a .json or .yaml file, or written here)",
     )
+    instruction: str | None = Field(None, description="First words of the prompt, in place of those of raypd")
     template: str | None = Field(
-        None, description="Jinja2 file in place of the prompt that comes with raypd; rendered in a sandbox"
+        None,
+        description="Jinja2 file in place of the prompt that comes with raypd, rendered in a sandbox; or product: the "
+        "words of raypd 0.1, which adapters of that time were trained with and get by themselves",
     )
     too_long: Literal["truncate", "windows", "refuse"] = Field(
         "truncate",
@@ -238,6 +241,12 @@ class ExtractionConfig(TaskSection):
     max_document_tokens: int | None = Field(
         None, ge=1, description="Cut, divide or refuse above this; null: the context"
     )
+
+    @model_validator(mode="after")
+    def _instruction_is_shown(self) -> ExtractionConfig:
+        if self.instruction is not None and self.template == "product":
+            raise ValueError("instruction: the template `product` has its own; leave one of them out")
+        return self
 
     def wanted_columns(self, source: InputConfig) -> dict[str, str]:
         columns = super().wanted_columns(source)

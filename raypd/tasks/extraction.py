@@ -28,7 +28,7 @@ from raypd.tasks.automata import automaton_of, record_pattern, vocabulary_of
 from raypd.tasks.base import Document, Record, Request, confidence, seed_of
 from raypd.tasks.columns import record_of, value_row
 from raypd.tasks.documents import category_of, text_of
-from raypd.tasks.prompting import PRODUCTS, encode, end_tokens, messages, pieces
+from raypd.tasks.prompting import DOCUMENTS, encode, end_tokens, messages, pieces, tag_of
 from raypd.tasks.spans import span_of, span_shift
 from raypd.tasks.values import CheckedValue, JsonObjectEnd, Rated, check, find_value
 from raypd.tasks.windows import merged, windows
@@ -71,8 +71,9 @@ class ExtractionTask:
         self._text = partial(tokenizer.decode, skip_special_tokens=True)
         self.texts = token_texts(tokenizer)
         self.ends = end_tokens(tokenizer)
-        self._open = self._encode("<product>\n")
-        self._close = self._encode("\n</product>\n")
+        self._tag = tag_of(self.task)
+        self._open = self._encode(f"<{self._tag}>\n")
+        self._close = self._encode(f"\n</{self._tag}>\n")
         self._vocabulary = vocabulary_of(tokenizer)
         self._of_type: dict[str, Grammar] = {}
         self._categories = {name: self._ready(name, message) for name, message in messages(self.task).items()}
@@ -112,7 +113,7 @@ class ExtractionTask:
             for i, attribute in enumerate(category.attributes)
         ]
         grammars = [self._grammar(name, attribute) for attribute in category.attributes]
-        before, behind = pieces(self.tokenizer, message, [PRODUCTS])
+        before, behind = pieces(self.tokenizer, message, [DOCUMENTS])
         pattern = record_pattern(category.attributes) if self._by_pattern else None
         ready = _CategoryPrompt(name, category.attributes, before, behind, keys, grammars, pattern)
         if self._remaining_tokens(ready) < 16:
@@ -195,7 +196,7 @@ class ExtractionTask:
     def _remaining_tokens(self, category: _CategoryPrompt, documents: int = 1) -> int:
         """Tokens that are left for the text of `documents` documents (all together) in one context."""
         fixed = len(category.before) + len(category.behind)
-        frame = len(self._open) + len(self._close) + 4  # 4: an id in <product id="12">, a key in the answer
+        frame = len(self._open) + len(self._close) + 4  # 4: an id in <document id="12">, a key in the answer
         if self._writes_keys:
             return self.context_length - fixed - frame - len(category.keys[0]) - self.decoding.max_new_tokens
         answer = sum(map(len, category.keys)) + len(category.keys) * self.decoding.max_value_tokens
@@ -236,7 +237,7 @@ class ExtractionTask:
         """(tokens, how many of them are shared): instruction, documents, and the answer's beginning."""
         tokens = list(category.before)
         for number, body in enumerate(stack, 1):
-            opening = self._open if len(stack) == 1 else self._encode(f'<product id="{number}">\n')
+            opening = self._open if len(stack) == 1 else self._encode(f'<{self._tag} id="{number}">\n')
             tokens += [*opening, *body.tokens, *self._close]
         return [*tokens, *category.behind, *answer], len(category.before)
 

@@ -1,8 +1,8 @@
 """From a template and a document to token ids: what is shared comes first, what a document says is never an order.
 
-A template is Jinja2 and holds `{{ products }}` once. Everything before it (with the chat template around it) is the
-instruction that all documents of a category share; it is tokenized once. Document text is tokenized with special
-tokens split, so that a listing cannot end the user's turn.
+A template is Jinja2 and holds `{{ documents }}` once (`{{ products }}` where documents are tagged as products).
+Everything before it (with the chat template around it) is the instruction that all documents of a category share; it is
+tokenized once. Document text is tokenized with special tokens split, so that a document cannot end the user's turn.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypd.config import Category, ExtractionConfig, RunConfig
+from raypd.config.card import TEMPLATES
 from raypd.errors import ConfigError
 from raypd.tasks.sandbox import TemplateFault, render, render_apart
 
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HERE = Path(__file__).parent / "templates"
-PRODUCTS = "\u241eproducts\u241e"  # stands for the documents while the templates are applied
+DOCUMENTS = "\u241edocuments\u241e"  # stands for the documents while the templates are applied
 _SHOWN_VALUES = 100  # of an enum: ten thousand would fill the context of every document
 
 
 def template_text(path: str | None, name: str) -> str:
-    """The text of a template file, or of the one that comes with raypd. Raises ConfigError."""
-    file = Path(path) if path else _HERE / name
+    """The text of a template: a file of the user's or, by name or where there is none, of raypd. Raises ConfigError."""
+    file = _HERE / (f"{path}.j2" if path else name) if not path or path in TEMPLATES else Path(path)
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -35,7 +36,7 @@ def template_text(path: str | None, name: str) -> str:
 
 
 def messages(task: ExtractionConfig) -> dict[str, str]:
-    """Category -> the message that its documents are asked with, PRODUCTS in their place.
+    """Category -> the message that its documents are asked with, DOCUMENTS in their place.
 
     A template of the user's is rendered apart (see `sandbox`); it gets plain values, nothing that can do anything.
 
@@ -43,18 +44,22 @@ def messages(task: ExtractionConfig) -> dict[str, str]:
         ConfigError: the template cannot be read, is not valid, or cannot be used.
     """
     text = template_text(task.template, "extraction.j2")
-    shown = [
-        {"products": PRODUCTS, "category": {"name": name, **_shown(category)}}
-        for name, category in task.categories.items()
-    ]
+    common = {"documents": DOCUMENTS, "products": DOCUMENTS, "instruction": (task.instruction or "").strip()}
+    shown = [{**common, "category": {"name": name, **_shown(category)}} for name, category in task.categories.items()]
+    of_raypd = not task.template or task.template in TEMPLATES
     where = task.template or _HERE / "extraction.j2"
     try:
-        rendered_messages = (render_apart if task.template else render)(text, shown)
+        rendered_messages = (render if of_raypd else render_apart)(text, shown)
     except TemplateFault as fault:
         raise ConfigError(f"task.template {where}{f':{fault.line}' if fault.line else ''}: {fault}") from None
-    if any(message.count(PRODUCTS) != 1 for message in rendered_messages):
-        raise ConfigError(f"task.template {where}: it must hold {{{{ products }}}} once")
+    if any(message.count(DOCUMENTS) != 1 for message in rendered_messages):
+        raise ConfigError(f"task.template {where}: it must hold {{{{ documents }}}} once")
     return dict(zip(task.categories, rendered_messages, strict=True))
+
+
+def tag_of(task: ExtractionConfig) -> str:
+    """What a document is tagged as in the prompt."""
+    return "product" if "products" in template_text(task.template, "extraction.j2") else "document"
 
 
 def _shown(category: Category) -> dict[str, Any]:
@@ -114,8 +119,8 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int:
 def _behind_an_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
     if not tokenizer.chat_template:
         return None
-    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PRODUCTS}]
-    behind = rendered(tokenizer, turns, header=False).partition(PRODUCTS)[2].lstrip()
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": DOCUMENTS}]
+    behind = rendered(tokenizer, turns, header=False).partition(DOCUMENTS)[2].lstrip()
     ids = encode(tokenizer, behind, special=True)[:1]
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
 

@@ -42,7 +42,7 @@ def render(text: str, values: list[dict[str, Any]]) -> list[str]:
     except jinja2.TemplateSyntaxError as error:
         raise TemplateFault(f"not a valid Jinja2 template: {error.message}", error.lineno) from None
     except jinja2.UndefinedError as error:
-        raise TemplateFault(f"{error.message}; it may use category and products") from None
+        raise TemplateFault(f"{error.message}; it may use category, instruction and documents") from None
     except MemoryError:
         raise TemplateFault("it takes too much memory") from None
     except Exception as error:  # a template can raise whatever a filter or an operator does

@@ -24,7 +24,7 @@ from raypd.tasks import columns
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.documents import as_list, category_of, text_of
 from raypd.tasks.openai_batch import read_request
-from raypd.tasks.prompting import PRODUCTS, messages
+from raypd.tasks.prompting import DOCUMENTS, messages
 
 _PREFIXES_KEPT = 64  # as the real engine
 
@@ -133,7 +133,7 @@ class FakeTask:
         if isinstance(self.task, ExtractionConfig):
             for name, message in messages(self.task).items():
                 keys = "".join(f',\n"{attribute.name}":' for attribute in self.task.categories[name].attributes)
-                self._prompts[name] = self._tokens(message.replace(PRODUCTS, "")), self._tokens(keys)
+                self._prompts[name] = self._tokens(message.replace(DOCUMENTS, "")), self._tokens(keys)
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         stacks: dict[str, list[tuple[Document, int]]] = {}

@@ -90,7 +90,7 @@ def test_a_run_whose_answers_become_labels(tmp_path, ray_here):
     assert (path, key, body["model"], body["temperature"]) == ("/v1/chat/completions", f"Bearer {KEY}", "gpt", 0.0)
     (message,) = body["messages"]
     assert message["role"] == "user"
-    assert "<product>\nAcme shoe" in message["content"]
+    assert "<document>\nAcme shoe" in message["content"]
     assert "<|end|>" in message["content"]  # text of a document, and no end of a message
     rows = {row["id"]: row for row in ds.dataset(tmp_path / "out/units", format="parquet").to_table().to_pylist()}
     assert json.loads(rows["0"]["record"]) == {"Brand": "Acme", "Size": 7}

@@ -79,7 +79,7 @@ def test_the_prompt_shares_its_instruction_and_ends_in_the_skeleton():
     assert "- Brand: the maker\n" in text
     assert "Größe (a number)" in text
     assert "(one of: red, red wine, größer)" in text
-    assert '<product>\ntitle: Boot 15.6" {x}\n</product>' in text
+    assert '<document>\ntitle: Boot 15.6" {x}\n</document>' in text
     assert text.endswith('{\n"Brand":,\n"Größe":,\n"Waterproof":,\n"Color":')
     skeleton = tiny_tokenizer().decode(list(first.tokens[: first.sample_at[1] + 1]))
     assert skeleton.endswith('"Größe":')
@@ -91,7 +91,7 @@ def test_documents_of_a_category_are_stacked_in_one_prompt():
     requests = list(task.plan(documents))
     assert [request.documents for request in requests] == [[0, 2], [1], [3]]
     text = prompt_text(requests[0])
-    assert '<product id="1">\ntitle: one\n</product>\n<product id="2">\ntitle: two\n</product>' in text
+    assert '<document id="1">\ntitle: one\n</document>\n<document id="2">\ntitle: two\n</document>' in text
     assert text.endswith('},\n"2": {\n"Brand":,\n"Größe":,\n"Waterproof":,\n"Color":')
 
 

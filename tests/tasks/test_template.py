@@ -10,7 +10,7 @@ import pytest
 
 from raypd.config import Attribute, ExtractionConfig, RunConfig
 from raypd.errors import ConfigError
-from raypd.tasks.prompting import PRODUCTS, check_template, messages, template_text
+from raypd.tasks.prompting import DOCUMENTS, check_template, messages, template_text
 from tests.processes import ended, start
 from tests.tasks import configured
 
@@ -69,7 +69,7 @@ def test_what_a_template_has(tmp_path: Path) -> None:
         "{{ category.name }} {{ category.description }}{% for a in category.attributes %} {{ a.name }} {{ a.type }}"
         " {{ a.values | join('/') }} {{ a['values'] | length }}{{ a.description }}{% endfor %}{{ products }}"
     )
-    assert messages(config(file).task) == {"shoes": f"shoes worn Brand text  0 Fit enum in/over 2{PRODUCTS}"}
+    assert messages(config(file).task) == {"shoes": f"shoes worn Brand text  0 Fit enum in/over 2{DOCUMENTS}"}
     file.write_bytes(b"\xff{{ products }}")
     with pytest.raises(ConfigError, match=r"mine\.j2: the template cannot be read: .*utf-8"):
         messages(config(file).task)
