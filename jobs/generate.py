@@ -10,10 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without an installation
 
-import typer
-
-from raypd.cli.main import generate, report_errors
+from raypd.__main__ import main
 
 if __name__ == "__main__":
-    with report_errors():
-        typer.run(generate)
+    main(Path(__file__).stem)

@@ -11,10 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works from a clone, without an installation
 
-import typer
-
-from raypd.cli.main import report_errors, tune
+from raypd.__main__ import main
 
 if __name__ == "__main__":
-    with report_errors():
-        typer.run(tune)
+    main(Path(__file__).stem)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from raypd.nights.nightly import Night
     from raypd.tasks.base import Record
 
+_DATA = (".jsonl", ".csv", ".tsv", ".parquet", ".gz", ".zst")  # ends of names of data files
 _WHOLE = "_SUCCESS"  # beside the files of a table that was written whole
 
 
@@ -120,41 +121,36 @@ class LLM:
         self._models: dict[str, LoadedModel] = {}  # by their section of the configuration
         self._parts: dict[str, WorkerComponents] = {}  # the last one, by the whole configuration
 
-    def extract(self, documents: Sequence[str | Mapping[str, Any]], schema: Any) -> list[Answer]:
+    def extract(self, documents: str | Sequence[str | Mapping[str, Any]], schema: Any) -> list[Answer]:
         """Extracts the attributes of a schema (as `raypd.extract` takes it) from each document.
 
         Args:
-            documents: texts, or records with title, description and, of several categories, category.
+            documents: texts (or one), or records with title, description and, of several categories, category.
             schema: as that of `raypd.extract`.
         """
-        plain = all(isinstance(document, str) for document in documents)
-        fields = [{"text": document} if isinstance(document, str) else dict(document) for document in documents]
+        documents = [documents] if isinstance(documents, (str, Mapping)) else documents
+        plain = not any(isinstance(document, Mapping) for document in documents)
+        fields = [dict(document) if isinstance(document, Mapping) else {"text": document} for document in documents]
         columns = {"text_columns": ["text"], "category_column": None} if plain else {}
         rows = self._rows("extraction", {"input": {"path": "-", **columns}, "task": task_of(schema)}, fields)
         return [_extracted(*records) for records in rows]
 
-    def answer(self, context: str, questions: Sequence[str | Mapping[str, Any]]) -> list[Answer]:
+    def answer(self, context: str, questions: str | Sequence[str | Mapping[str, Any]]) -> list[Answer]:
         """Answers questions on one context, in their order.
 
         Args:
             context: a text.
-            questions: texts, or records of question, choices and multi_select.
+            questions: texts (or one), or records of question, choices and multi_select.
         """
+        questions = [questions] if isinstance(questions, (str, Mapping)) else questions
         rows = self._rows("question_answering", {}, [{"context": context, "questions": list(questions)}])[0]
-        return [
-            Answer(
-                record.columns.get("answer"),
-                record.columns.get("confidence"),
-                record.columns.get("answer_status"),
-                record.error,
-            )
-            for record in rows
-        ]
+        return [_answered(record, "question_answering") for record in rows]
 
-    def generate(self, prompts: Sequence[str | list[Any]]) -> list[Answer]:
+    def generate(self, prompts: str | Sequence[str | list[Any]]) -> list[Answer]:
         """Writes an answer to each prompt: texts, or conversations as lists of turns; of these the last answer."""
+        prompts = [prompts] if isinstance(prompts, str) else prompts
         rows = self._rows("generation", {}, [{"prompt": prompt} for prompt in prompts])
-        return [_answered(turns[-1], "text", "finish_reason") for turns in rows]
+        return [_answered(turns[-1], "generation") for turns in rows]
 
     def _rows(self, kind: str, tree: dict[str, Any], fields: Sequence[dict[str, Any]]) -> list[list[Record]]:
         """The records of each document, in their order."""
@@ -162,7 +158,8 @@ class LLM:
         from raypd.answering.components import build
         from raypd.billing.meter import Meter
         from raypd.config import METHODS
-        from raypd.tasks.base import Document
+        from raypd.dataset.reader import fill
+        from raypd.tasks.base import Document, Record
 
         unsaid = {"input": {"path": "-"}, "output": {"path": "-"}}
         settings = dict(self.settings)
@@ -172,8 +169,18 @@ class LLM:
         key = config.model_dump_json()
         if key not in self._parts:
             self._parts = {key: build(config, None, self._load)}
-        documents = [Document(i, str(row.get("id") or i), row) for i, row in enumerate(fields)]
-        return answer(self._parts[key], documents, config.engine.max_num_seqs, Meter("", config.decoding.method))
+        records: list[list[Record]] = [[] for _ in fields]
+        documents: list[Document] = []
+        for place, row in enumerate(fields):
+            document = Document(len(documents), str(place))
+            try:
+                fill(document, row, config)
+                documents.append(document)
+            except ValueError as error:
+                records[place] = [Record(place, error=str(error))]
+        meter = Meter("", config.decoding.method)
+        answers = iter(answer(self._parts[key], documents, config.engine.max_num_seqs, meter))
+        return [failed or next(answers) for failed in records]
 
     def _load(self, model: ModelConfig) -> LoadedModel:
         from raypd.models.load import load_model
@@ -184,9 +191,11 @@ class LLM:
         return self._models[key]
 
 
-def _answered(row: Record, value: str, status: str) -> Answer:
-    columns = row.columns
-    return Answer(columns.get(value), columns.get("confidence"), columns.get(status), row.error)
+def _answered(row: Record, kind: str) -> Answer:
+    from raypd.tasks.columns import SHAPES
+
+    shape, columns = SHAPES[kind], row.columns
+    return Answer(columns.get(shape.answer), columns.get("confidence"), columns.get(str(shape.status)), row.error)
 
 
 def _extracted(row: Record) -> Answer:
@@ -209,8 +218,9 @@ def extract(
     """Extracts the attributes of a schema from every document: `raypd extract` as a function.
 
     Args:
-        source: a path (file, folder, glob, S3), a list of paths, a pandas DataFrame, an Arrow table, a Ray Dataset, or
-            the YAML of a run. What is no path is written into the run's folder first, so that the run can go on later.
+        source: a path (file, folder, glob, S3) or a list of them; documents as a list of texts or of dicts, a pandas
+            DataFrame, an Arrow table or a Ray Dataset; or the YAML of a run. What is no path is written into the run's
+            folder first, so that the run can go on later.
         schema: a pydantic model; a JSON Schema or the path of one; attributes (names, or {name, type, ...}); or
             {category: {attributes}}, or the path of a YAML with that. None where `source` is a YAML.
         model: as model.name, and model.adapter in `settings`.
@@ -338,8 +348,10 @@ class _Documents:
     def of(cls, source: Any) -> _Documents:
         if isinstance(source, (str, Path)):
             return cls(str(source), str(source))
-        if isinstance(source, (list, tuple)) and all(isinstance(path, (str, Path)) for path in source):
-            return cls(json.dumps([str(path) for path in source]), [str(path) for path in source])
+        if isinstance(source, (list, tuple)):
+            if all(_is_path(item) for item in source):
+                return cls(json.dumps([str(path) for path in source]), [str(path) for path in source])
+            source = _table_of_rows(source)
         if hasattr(source, "iter_batches"):
             schema = source.schema()
             if schema is None:
@@ -382,6 +394,25 @@ class _Documents:
         return storage.join(folder, "*.parquet")
 
 
+def _is_path(item: Any) -> bool:
+    """Whether an item of a list is a path and not a document."""
+    if not isinstance(item, str):
+        return isinstance(item, Path)
+    return not any(map(str.isspace, item)) and ("/" in item or item.endswith(_DATA) or Path(item).exists())
+
+
+def _table_of_rows(rows: Sequence[Any]) -> pa.Table:
+    """Texts as a column `text`, or dicts as rows."""
+    for number, row in enumerate(rows):
+        if not isinstance(row, (str, Mapping)) or isinstance(row, str) != isinstance(rows[0], str):
+            kinds = "texts or dicts, all alike" if isinstance(row, (str, Mapping)) else "paths, texts or dicts"
+            raise ConfigError(f"source[{number}]: a list is of {kinds}, not {type(row).__name__}")
+    try:
+        return pa.Table.from_pylist([{"text": row} if isinstance(row, str) else dict(row) for row in rows])
+    except (pa.ArrowException, UnicodeError) as error:
+        raise InputError(f"the list cannot be stored: {error}") from None
+
+
 def _parquet(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
@@ -392,7 +423,8 @@ def _table_of(frame: Any) -> pa.Table:
     """A pandas DataFrame (or what pyarrow takes for one) as a table."""
     if not hasattr(frame, "columns"):
         raise ConfigError(
-            f"source: a path, a list of paths, a DataFrame, an Arrow table or a Ray Dataset, not {type(frame).__name__}"
+            f"source: a path, a list of paths, texts or dicts, a DataFrame, an Arrow table or a Ray Dataset, not "
+            f"{type(frame).__name__}"
         )
     names = [str(name) for name in frame.columns]
     if twice := [name for name, count in Counter(names).items() if count > 1]:

@@ -29,11 +29,12 @@ import pyarrow as pa
 import ray
 
 from raypd import storage
+from raypd.answering.check import check_model
 from raypd.answering.components import build
 from raypd.answering.request_queue import EngineBroken, RequestQueue, UnitState
-from raypd.billing import bill as billing
 from raypd.billing import energy, prices
-from raypd.billing.book import added
+from raypd.billing.bill import WorkersBill, of_workers
+from raypd.billing.book import Book, added
 from raypd.billing.meter import Meter
 from raypd.cluster import machines, ray_session
 from raypd.cluster.reporter import Reporter
@@ -44,10 +45,10 @@ from raypd.config.secrets import redact
 from raypd.dataset import writer
 from raypd.dataset.reader import read_table
 from raypd.errors import ConfigError, RunError
-from raypd.estimation import estimator, sampling
-from raypd.estimation.checks import check_model, check_sample, with_changes
+from raypd.estimation import bootstrap, sampling
+from raypd.estimation.checks import check_sample, with_changes
 from raypd.estimation.profile import Profiler
-from raypd.run.records import Figure, NodeTime, WorkerTime
+from raypd.run.records import Bill, Figure, NodeTime, WorkerTime
 from raypd.tasks import columns
 from raypd.tasks.base import Document
 from raypd.tasks.documents import billed_as
@@ -111,25 +112,6 @@ class ProcessorEstimate:
     decoded_tokens: Figure
     seconds: Figure
     usd: Figure | None
-
-
-@dataclass
-class ProcessorBill:
-    """What a processor's workers have metered, in all of its pipelines.
-
-    Attributes:
-        documents: that were answered, of which `failed` are error rows.
-        prompt_tokens, decoded_tokens: of these.
-        seconds: of all workers: startup, prefill, decode, idle, lost (in batches that were not finished).
-        usd: these seconds at the price of each worker's share of its machine; None where a machine has no price.
-    """
-
-    documents: int
-    failed: int
-    prompt_tokens: int
-    decoded_tokens: int
-    seconds: dict[str, float]
-    usd: float | None
 
 
 def build_processor(
@@ -244,7 +226,7 @@ class Processor:
         ones = [1.0] * len(costs)
 
         def whole(values: list[float], times: float = 1.0) -> Figure:
-            return estimator.figure(times * count * estimator.ratio(values, ones, rng, count))
+            return bootstrap.figure(times * count * bootstrap.ratio(values, ones, rng, count))
 
         price = _usd_per_second(self._nodes(share), node)
         seconds = [cost.seconds for cost in costs]
@@ -256,7 +238,7 @@ class Processor:
             None if price is None else whole(seconds, price),
         )
 
-    def bill(self) -> ProcessorBill:
+    def bill(self) -> WorkersBill:
         """What the workers of all pipelines of this processor have metered until now.
 
         Raises:
@@ -266,19 +248,9 @@ class Processor:
             reports: list[WorkerTime] = [] if self._ledger is None else ray.get(self._ledger.reports.remote())
         except ray.exceptions.RayError as error:
             raise RunError(f"the bill is lost with the actor that kept it: {error}") from None
-        now, nodes = time.time(), self._nodes(self._share())
-        spent = [billing.settled(report, now, final=False) for report in reports]
-        rates = {node: _usd_per_second(nodes, node) for node in {report.node for report in reports}}
-        usd = [seconds.total() * (rates[report.node] or 0.0) for seconds, report in zip(spent, reports, strict=True)]
-        tokens = [counts for report in reports for counts in report.categories.values()]
-        return ProcessorBill(
-            documents=sum(report.ok + report.failed for report in reports),
-            failed=sum(report.failed for report in reports),
-            prompt_tokens=int(sum(counts["prefill_tokens"] + counts["shared_tokens"] for counts in tokens)),
-            decoded_tokens=int(sum(counts["decode_tokens"] for counts in tokens)),
-            seconds={n: sum(vars(own)[n] for own in spent) for n in ("startup", "prefill", "decode", "idle", "lost")},
-            usd=None if None in rates.values() else sum(usd),
-        )
+        nodes = self._nodes(self._share())
+        usd_per_second = {node: _usd_per_second(nodes, node) for node in {report.node for report in reports}}
+        return of_workers(reports, time.time(), usd_per_second)
 
     def _prepared(self, dataset: ray_data.Dataset) -> ray_data.Dataset:
         return dataset if self._preprocess is None else dataset.map(self._preprocess)
@@ -389,15 +361,14 @@ class _Reports:
     """The actor that keeps the last report of every worker."""
 
     def __init__(self) -> None:
-        self._reports: dict[str, WorkerTime] = {}
+        self._book = Book(Bill("", time.time(), 0.0))
 
     def report(self, report: WorkerTime) -> int:
-        if report.worker not in self._reports or self._reports[report.worker].sequence < report.sequence:
-            self._reports[report.worker] = report
+        self._book.take(report)
         return report.sequence
 
     def reports(self) -> list[WorkerTime]:
-        return list(self._reports.values())
+        return list(self._book.workers.values())
 
 
 class _Measurer(Profiler):

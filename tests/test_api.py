@@ -35,9 +35,19 @@ def test_a_frame_becomes_a_run_that_the_same_call_finds_again(tmp_path: Path, mo
     assert other.manifest.documents == 2
 
 
+@pytest.mark.parametrize("documents", [["a red shoe", "a hat/cap"], [{"id": "x", "title": "hat", "n": 1}]])
+def test_a_list_of_texts_or_dicts_is_documents(documents, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = raypd.extract(documents, ["Brand"], model="fake")
+    assert (run.manifest.documents, run.manifest.failed) == (len(documents), 0)
+
+
 @pytest.mark.parametrize(
     ("source", "error", "said"),
     [
+        (["a.jsonl", "runs/b"], InputError, "a.jsonl: no such file"),
+        (["a text", {"title": "x"}], ConfigError, r"source\[1\]: a list is of texts or dicts, all alike"),
+        (["a text", None], ConfigError, r"source\[1\]: a list is of paths, texts or dicts, not NoneType"),
         (FRAME.head(0), InputError, "no rows"),
         (pd.DataFrame([["x", "y"]], columns=["title", "title"]), InputError, "two columns 'title'"),
         (pd.DataFrame({"title": ["x", 3]}), InputError, "column title"),

@@ -13,11 +13,16 @@ import sys
 sys.modules["ray"] = None
 import raypd
 
+fake = raypd.LLM("fake")
+assert len(fake.extract("one text", ["Brand"])) == len(fake.generate("Hello")) == len(fake.answer("x", "Who?")) == 1
+errors = [result.error for result in fake.extract([None, "a\\0b", "\\ud800 shoe", " "], ["Brand"])]
+assert errors == ["no text in text", "column 'text' holds NUL characters", "column 'text' holds half a surrogate pair",
+                  "no text in text"], errors
 llm = raypd.LLM(settings={"decoding.max_new_tokens": 12, "decoding.method": "guided"})
 record, bad = llm.extract(["Acme shoe, red", " "], [{"name": "Brand"}, {"name": "Red", "type": "boolean"}])
 assert set(record.value) == set(record.confidence) == set(record.status) == {"Brand", "Red"}, record
 assert record.value["Red"] in (True, False, None) and 0 < record.confidence["Red"] <= 1, record
-assert bad.value is None and bad.error.startswith("empty"), bad
+assert bad.value is None and bad.error == "no text in text", bad
 choices = {"question": "Where?", "choices": ["A", "Oslo"]}
 free, choice = llm.answer("Bob lives in Oslo.", ["Where does Bob live?", choices])
 assert choice.value in ("A", "Oslo"), choice

@@ -1,13 +1,11 @@
 """The arithmetic of a bill: nodes x prices x time, and what each worker did in it. No Ray, no clock, no files.
 
-Money is counted in whole micro-dollars and shared out by largest remainder, so that the nodes and the parts each add
-up to the total exactly.
-
-A node is billed from when it came up, or the session began, to when it went, or the session ended; while several runs
-use the cluster each pays its share of that time. A node has as many slots as workers fit on it, and its money is
-divided over the slots: a worker's seconds go to what it did (startup, prefill, decode, idle, lost), and a slot without
-a worker is startup before the node's first worker and idle after it. A node without slots is the head's part or
-`other`.
+Money is counted in whole micro-dollars and shared out by largest remainder, so that nodes and parts each add up to the
+total exactly. A node is billed from when it came up, or the session began, to when it went, or the session ended; while
+several runs use the cluster each pays its share of that time. A node's money is divided over its slots, one for each
+worker that fits on it: a worker's seconds go to what it did (startup, prefill, decode, idle, lost), and a slot without
+one is startup before the node's first worker and idle after it. A node without slots is the head's part or `other`.
+Times are unix seconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,6 +29,33 @@ class Charges:
     seconds: dict[str, float]
 
 
+@dataclass(frozen=True)
+class WorkersBill:
+    """What workers have metered together."""
+
+    documents: int  # that were answered
+    failed: int  # of these: error rows
+    prompt_tokens: int
+    decoded_tokens: int
+    seconds: dict[str, float]  # startup, prefill, decode, idle, lost (in batches that were not finished)
+    usd: float | None  # of these seconds, at the price of each worker's place; None where one has no price
+
+
+def of_workers(reports: Sequence[WorkerTime], until: float, usd_per_second: Mapping[str, float | None]) -> WorkersBill:
+    """The bill of workers that pay for their own seconds alone. usd_per_second: of a worker's place on each node."""
+    spent = [settled(report, until, final=False) for report in reports]
+    prices = [usd_per_second[report.node] for report in reports]
+    counts = [counts for report in reports for counts in report.categories.values()]
+    return WorkersBill(
+        documents=sum(report.ok + report.failed for report in reports),
+        failed=sum(report.failed for report in reports),
+        prompt_tokens=int(sum(count["prefill_tokens"] + count["shared_tokens"] for count in counts)),
+        decoded_tokens=int(sum(count["decode_tokens"] for count in counts)),
+        seconds={name: sum(vars(seconds)[name] for seconds in spent) for name in vars(Seconds())},
+        usd=None if None in prices else sum(s.total() * (price or 0.0) for s, price in zip(spent, prices, strict=True)),
+    )
+
+
 def ended(worker: WorkerTime, until: float, final: bool) -> float | None:
     """When a worker ended, as far as is known at `until`; None while it works."""
     if worker.ended is not None:
@@ -41,7 +66,7 @@ def ended(worker: WorkerTime, until: float, final: bool) -> float | None:
 
 
 def settled(worker: WorkerTime, until: float, final: bool) -> Seconds:
-    """A worker's seconds up to the unix second `until`; those of open units are lost when it has ended."""
+    """A worker's seconds up to `until`; those of open units are lost when it has ended."""
     seconds = replace(worker.seconds)
     if ended(worker, until, final) is not None:
         for prefill, decode in worker.open.values():
@@ -50,10 +75,7 @@ def settled(worker: WorkerTime, until: float, final: bool) -> Seconds:
 
 
 def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
-    """Whole shares of `total` in proportion to weights >= 0, which add up to it (largest remainder).
-
-    Without any weight there is nothing to share by: all are 0.
-    """
+    """Whole shares of `total` in proportion to weights >= 0, which add up to it; all 0 without any weight."""
     weight_sum = sum(weights.values())
     if weight_sum <= 0:
         return dict.fromkeys(weights, 0)
@@ -69,8 +91,7 @@ def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
 def shared_seconds(began: float, ended: float, shares: Sequence[tuple[float, int]]) -> float:
     """Seconds of [began, ended) that this run pays: a time with n runs on the cluster counts 1/n.
 
-    Args:
-        shares: (from when on, how many runs), in order; one run before the first.
+    shares: (from when on, how many runs), in order; one run before the first.
     """
     seconds = 0.0
     for (start, runs), (end, _) in pairwise([(float("-inf"), 1), *shares, (float("inf"), 1)]):
@@ -93,13 +114,7 @@ def make(
     shares: Sequence[tuple[float, int]] = (),
     final: bool = False,
 ) -> Charges:
-    """The bill of a session.
-
-    Args:
-        began, until: unix seconds; the bill is as it stands at `until`.
-        shares: (from when on, how many runs), in order.
-        final: whether no worker goes on after `until`.
-    """
+    """The bill of a session as it stands at `until`; final: no worker goes on after it."""
     usd: dict[str, int] = {}
     parts = dict.fromkeys(PARTS, 0)
     seconds = dict.fromkeys(PARTS, 0.0)
@@ -122,9 +137,9 @@ def _node_seconds(
 ) -> dict[str, float]:
     """Slot-seconds of a node by part."""
     length = end - start
-    if not workers and (node.head or not node.slots):
-        return {"head" if node.head else "other": length}
     if not workers:
+        if node.head or not node.slots:
+            return {"head" if node.head else "other": length}
         return {"idle": length * node.slots}
     spent = dict.fromkeys(PARTS, 0.0)
     alive = 0.0
@@ -150,5 +165,5 @@ def usd(micro: int) -> float:
 
 def shared_out(total: int, counts: Mapping[str, Counts]) -> dict[str, Counts]:
     """`counts` by name with the money of each: the whole bill in proportion to the busy seconds behind it."""
-    money = apportion(total, {name: count["seconds"] for name, count in counts.items()})
-    return {name: {**count, "usd": usd(money[name])} for name, count in counts.items()}
+    shares = apportion(total, {name: count["seconds"] for name, count in counts.items()})
+    return {name: {**count, "usd": usd(shares[name])} for name, count in counts.items()}

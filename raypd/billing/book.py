@@ -14,7 +14,8 @@ from raypd.billing import bill as billing
 from raypd.billing import energy
 from raypd.billing.meter import COUNTS, coarser, zero
 from raypd.run import layout, records
-from raypd.run.records import Bill, Counts, NodeTime, RecordError, RunCost, UnitSummary, WorkerTime
+from raypd.run import read as run_files
+from raypd.run.records import Bill, Counts, NodeTime, RunCost, UnitSummary, WorkerTime
 
 _MOST_POINTS = 2000  # of the series
 _MOST_SPANS = 4000  # of all workers
@@ -25,12 +26,9 @@ def _path(output: str, session: str) -> str:
 
 
 class Book:
-    """What one session's bill is made of. Safe in threads.
+    """What one session's bill is made of: goes on from `last`, the bill as it was last made. Safe in threads.
 
-    Args:
-        last: the bill as it was last made, from which the book goes on.
-        watts_per_gpu, co2e_grams_per_kwh: as the section `cost` has them.
-        token_usd: for a million tokens of prompts and of answers, where a server behind `model.endpoint` takes them.
+    token_usd: for a million tokens of prompts and of answers, where a server behind `model.endpoint` takes them.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class Book:
         return self.last.shares[-1][1] if self.last.shares else 1
 
     def note(self, text: str) -> None:
-        """Something that a reader of the bill has to know; once."""
+        """Adds what a reader of the bill has to know; once."""
         with self._lock:
             if text not in self.last.notes:
                 self.last = replace(self.last, notes=[*self.last.notes, text])
@@ -168,11 +166,7 @@ def _totals(of: Sequence[WorkerTime] | Sequence[UnitSummary], tokens: Sequence[M
 
 
 def read(output: str, session: str) -> Bill | None:
-    """A session's bill as it stands in its file; None where there is none.
-
-    Raises:
-        OSError, RecordError: the file cannot be read, or is damaged.
-    """
+    """A session's bill; None where it has no file. Raises OSError, or RecordError where it is damaged."""
     with contextlib.suppress(FileNotFoundError):
         return records.read(Bill, _path(output, session))
     return None
@@ -183,22 +177,9 @@ def write(output: str, bill: Bill) -> None:
     records.write(_path(output, bill.session), bill, indent=None)
 
 
-def read_all(output: str) -> tuple[list[Bill], list[str]]:
-    """The bills of all sessions, the oldest first, and the paths of damaged files. Raises OSError."""
-    intact, torn = [], []
-    for name in storage.names(storage.join(output, layout.LEDGER)):
-        if name.endswith(".json"):
-            file = storage.join(output, layout.LEDGER, name)
-            try:
-                intact.append(records.read(Bill, file))
-            except RecordError:
-                torn.append(file)
-    return sorted(intact, key=lambda bill: bill.began), torn
-
-
 def bills(output: str) -> list[Bill]:
-    """The bills of all sessions, the oldest first; damaged files are left out."""
-    return read_all(output)[0]
+    """The bills of all sessions, the oldest first; torn files are left out. Raises OSError."""
+    return run_files.bills(output)[0]
 
 
 def _settled(bill: Bill) -> Bill:
@@ -213,11 +194,8 @@ def _settled(bill: Bill) -> Bill:
 def reconcile(bill: Bill, units: Sequence[UnitSummary]) -> bool:
     """Brings the documents and tokens of a closed bill up to those of the session's committed units; whether it had to.
 
-    A worker that dies between a commit and its report leaves the bill without that unit's counts. Units of a raypd that
-    did not count by category leave the bill as it is.
+    A worker that dies between a commit and its report leaves the bill without that unit's counts.
     """
-    if not all(unit.categories for unit in units if unit.documents):
-        return False
     totals = _totals(units, [unit.counts for unit in units])
     if totals == bill.totals:
         return False

@@ -1,6 +1,6 @@
 """The arithmetic of a budget and a deadline: whether one more unit may be begun, and how many workers it takes.
 
-No Ray, no clock. The budget has two lines. A unit is begun only where the bill, at the end of all that is in flight and
+The budget has two lines. A unit is begun only where the bill, at the end of all that is in flight and
 of this unit too, stays below the budget less a reserve. Where that guess was wrong (the first units, whose pace nobody
 knows; a unit of long documents; nodes that came later), the run is stopped when the reserve is reached; what is in
 flight is lost, and done again by the session that goes on.
@@ -26,10 +26,7 @@ class BudgetReached(RunError):
 def ends(now: float, units: Iterable[tuple[float, int]], paces: Sequence[float]) -> float:
     """The unix second at which units are done, at the latest that is to be expected; now where nobody knows.
 
-    Args:
-        now: unix second.
-        units: those in flight, each with the unix second of its begin and its documents.
-        paces: seconds a document of the last units that ended.
+    units: in flight, (unix second of the begin, documents). paces: seconds a document of the last ones that ended.
     """
     if not paces:
         return now
@@ -38,13 +35,7 @@ def ends(now: float, units: Iterable[tuple[float, int]], paces: Sequence[float])
 
 
 def reached(budget: float, spent: float, done: int, documents: int, exact: bool = True) -> str:
-    """The message at the end of the money.
-
-    Args:
-        budget, spent: USD, of all sessions.
-        done, documents: committed ones, and all of the run.
-        exact: whether `documents` was counted, not estimated.
-    """
+    """The message at the end of the money. exact: `documents` was counted, not estimated."""
     of = ("" if exact else "about ") + counted(documents, "document")
     now = f"cost.budget_usd {usd(budget)} is reached: {count(done)} of {of} done for {usd(spent)}"
     if done <= 0:
@@ -60,32 +51,21 @@ def reached(budget: float, spent: float, done: int, documents: int, exact: bool 
 def need(
     documents: int, seconds_left: float, per_worker: float, startup: float, running: int, max_workers: int
 ) -> tuple[int, float]:
-    """What it takes to be done in time.
+    """What it takes to be done in time: workers (`NEVER`: no number is enough), and the seconds until all is done by
+    them, or by the most there may be.
 
-    Args:
-        documents: that are left.
-        seconds_left: until the deadline.
-        per_worker: documents a second.
-        startup: seconds that a new worker loads, which those that run have behind them.
-        running: workers.
-        max_workers: cluster.max_workers.
-
-    Returns:
-        Workers (`NEVER`: no number is enough), and the seconds until all is done by them, or by the most there may be.
+    per_worker: documents a second. startup: seconds that a new worker loads, and one of `running` does not.
     """
 
     def seconds(workers: int) -> float:
-        """Until all is done with so many."""
         new = max(0, workers - running)
         alone = documents / (per_worker * running) if running else math.inf
         return min(alone, (documents + per_worker * new * startup) / (per_worker * workers))
 
     needed = 1
     while needed < NEVER and seconds(needed) > seconds_left:
-        if seconds_left <= (startup if needed > running else 0):
-            needed = NEVER
-            break
-        needed = max(needed + 1, math.ceil(needed * 1.02))
+        in_time = seconds_left > (startup if needed > running else 0)
+        needed = max(needed + 1, math.ceil(needed * 1.02)) if in_time else NEVER
     return needed, seconds(min(needed, max_workers))
 
 

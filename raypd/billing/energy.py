@@ -15,8 +15,7 @@ _JOULES_PER_KWH = 3.6e6
 def meter(gpus: float) -> Callable[[], float | None]:
     """A counter of the energy of this process's GPUs: joules since now, None where they are not measured.
 
-    Args:
-        gpus: how many of them are this worker's; of a GPU that several workers share it takes that fraction.
+    gpus: of this worker; of a GPU that several workers share it takes that fraction.
     """
     if not gpus:
         return lambda: None

@@ -22,7 +22,6 @@ COUNTS = ("documents", "prefill_tokens", "shared_tokens", "decode_tokens")
 
 
 def zero() -> Counts:
-    """Counts of a category: documents, tokens, and the busy seconds behind them."""
     return {**dict.fromkeys(COUNTS, 0), "seconds": 0.0}
 
 
@@ -48,10 +47,7 @@ class UnitUsage:
 class Meter:
     """One worker's time, as a row of spans without gaps: startup, busy, idle, lost. Safe in threads.
 
-    Args:
-        node, method, gpus: as they stand in its reports.
-        clock: unix seconds.
-        power: joules that its GPUs took since it began, None where nobody knows.
+    clock: unix seconds. power: joules that its GPUs took since it began, None where nobody knows.
     """
 
     def __init__(
@@ -98,17 +94,14 @@ class Meter:
     def tokens(self, unit: str, categories: Sequence[str], counts: Any) -> None:
         """Shares what a program has cost over the documents that it answers, in whole tokens.
 
-        Args:
-            unit: the id of the program's unit.
-            categories: of each of the documents.
-            counts: of the program, as `raypd.decoding.counts.TokenCounts`.
+        categories: of each of the documents. counts: as `raypd.decoding.counts.TokenCounts`.
         """
         with self._lock:
             for i, category in enumerate(categories):
                 totals = self._units[unit].categories.setdefault(category, zero())
                 for name in COUNTS[1:]:
-                    all_of_it = getattr(counts, name, 0)
-                    totals[name] += (i + 1) * all_of_it // len(categories) - i * all_of_it // len(categories)
+                    total = getattr(counts, name, 0)
+                    totals[name] += (i + 1) * total // len(categories) - i * total // len(categories)
 
     def end(self, unit: str) -> UnitUsage:
         """An attempt's seconds and counts, shared by category; it stays open until `commit` or `lose`."""
@@ -136,12 +129,7 @@ class Meter:
                 self._seconds.lose(usage.prefill, usage.decode)
 
     def step(self, engine: Any, programs: Mapping[str, int]) -> list[Any]:
-        """Runs one step of the engine and books its time; what it returns.
-
-        Args:
-            engine: as `raypd.answering.components.Engine`.
-            programs: how many are in it, by the id of their unit.
-        """
+        """Runs one step of the engine and books its time. programs: how many are in it, by the id of their unit."""
         with self._lock:
             now = self._clock()
             if now - self._at > _JOIN_SECONDS:
@@ -244,9 +232,6 @@ def joined(spans: Spans, span: tuple[float, float, str, str | None]) -> Spans:
 
 def coarser(spans: Spans) -> Spans:
     """Half as many spans: two neighbours become one with the name of the longer."""
-    halves = []
-    for i in range(0, len(spans), 2):
-        pair = spans[i : i + 2]
-        longer = max(pair, key=lambda span: span[1] - span[0])
-        halves.append((pair[0][0], pair[-1][1], longer[2], longer[3]))
-    return halves
+    pairs = [spans[i : i + 2] for i in range(0, len(spans), 2)]
+    longer = [max(pair, key=lambda span: span[1] - span[0]) for pair in pairs]
+    return [(pair[0][0], pair[-1][1], *span[2:]) for pair, span in zip(pairs, longer, strict=True)]

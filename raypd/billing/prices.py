@@ -1,13 +1,9 @@
 """What a machine costs an hour, and what is in it: AWS instance types with GPUs, in USD.
 
-Three places are asked, in this order:
-1. `cost.prices` of the configuration: `g6e.48xlarge: 20.5`, or for one market `g6e.48xlarge/spot: 9.1`.
-2. The file that `raypd prices refresh` writes (AWS's own price list and spot prices of the day).
-3. The tables that come with raypd, `price_lists/*.csv`: on-demand, Linux, shared tenancy. They hold no spot prices,
-   which change by the hour. A newer row of these wins over an older one of the file.
-A price that stands in none of them is an error and never a guess.
-
-To compare with, `price_lists/hosted_batch.csv` has list prices of a few hosted batch services (`hosted`).
+`cost.prices` of the configuration comes first (`g6e.48xlarge: 20.5`, or for one market `g6e.48xlarge/spot: 9.1`), then
+the newer of two: the file that `raypd prices refresh` writes, and `price_lists/*.csv`, which come with raypd
+(on-demand, Linux, shared tenancy; no spot prices, which change by the hour). A price that stands nowhere is an error,
+never a guess.
 """
 
 import contextlib
@@ -38,31 +34,28 @@ class PriceUnknown(ConfigError):
 
 @checked_dataclass(frozen=True)  # which makes numbers of a table's texts
 class Instance:
-    """An EC2 instance type. gpu_memory_gib: of one GPU; gpu is "" where there is none."""
+    """An EC2 instance type."""
 
     type: str
     gpus: int
-    gpu: str
-    gpu_memory_gib: float
+    gpu: str  # tells it from its kin: of the A100, the one with more memory is also faster; "" where there is none
+    gpu_memory_gib: float  # of one
     vcpus: int
     memory_gib: float
 
 
 @dataclass(frozen=True)
 class Price:
-    """source: where it is from, in words; date: when it was read there, YYYY-MM[-DD] ("" for the configuration's)."""
+    """Of a machine."""
 
     usd_per_hour: float
-    source: str
-    date: str = ""
+    source: str  # where it is from, in words
+    date: str = ""  # when it was read there, YYYY-MM[-DD]; "" for the configuration's
 
 
 @checked_dataclass(frozen=True)
 class HostedPrice:
-    """What a service asks for a million tokens of its batch API: its list price of a date, in USD.
-
-    source: an address, or the key of the configuration, which has no date.
-    """
+    """What a service asks for a million tokens of its batch API, in USD. source: an address or `cost`'s key."""
 
     model: str
     input: float
@@ -161,20 +154,15 @@ def price(
     cost: CostConfig,
     *,
     zone: str | None = None,
-    known: Table | None = None,
+    rows: Table | None = None,
 ) -> Price:
-    """The price of one machine for one hour.
+    """The price of one machine for one hour. Raises PriceUnknown, which says what to do.
 
     Args:
         instance_type: None: a machine of your own, whose price is cost.prices.local or 0.
-        region: None: cost.region, else us-east-1.
-        market: None: cost.market, else on-demand.
-        cost: of the configuration; its prices come first.
+        region, market: None: those of `cost`, else us-east-1 and on-demand.
         zone: its spot price counts before the region's.
-        known: in place of `table()`.
-
-    Raises:
-        PriceUnknown: with what to do.
+        rows: in place of `table()`.
     """
     market = market or cost.market or "on-demand"
     for key in (f"{instance_type}/{market}", instance_type) if instance_type is not None else (LOCAL,):
@@ -183,10 +171,10 @@ def price(
     if instance_type is None:
         return Price(0.0, "a machine of your own; cost.prices.local gives it a price")
     region = region or cost.region or DEFAULT_REGION
-    known = table() if known is None else known
+    rows = table() if rows is None else rows
     for place in (zone, region):
-        if place is not None and (instance_type, place, market) in known:
-            return known[instance_type, place, market]
+        if place is not None and (instance_type, place, market) in rows:
+            return rows[instance_type, place, market]
     raise PriceUnknown(
         f"no {market} price is known for {instance_type} in {region}: `raypd prices refresh --region {region}` asks "
         f"AWS for it, or set cost.prices.{instance_type} (or cost.prices.{instance_type}/{market}) in USD per hour"
@@ -196,7 +184,7 @@ def price(
 def price_or_bound(
     instance_type: str | None, region: str | None, market: Market | None, cost: CostConfig, **where: Any
 ) -> Price | None:
-    """As `price`; for an unknown spot price its bound, the on-demand price; None: neither. where: `zone`, `known`."""
+    """As `price`; for an unknown spot price its bound, the on-demand price; None: neither. where: `zone`, `rows`."""
     with contextlib.suppress(PriceUnknown):
         return price(instance_type, region, market, cost, **where)
     if (market or cost.market) == "spot":

@@ -83,8 +83,8 @@ def _on_demand(region: str) -> Table:
     }
     table: Table = {}
     for instance_type in INSTANCES:
-        criteria = {**fixed, "instanceType": instance_type}
-        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in criteria.items()]
+        criteria = [*fixed.items(), ("instanceType", instance_type)]
+        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in criteria]
         answer = _asked("pricing:GetProducts", partial(client.get_products, ServiceCode="AmazonEC2", Filters=filters))
         prices = {usd for text in answer["PriceList"] for usd in _hourly(json.loads(text))}
         if prices:  # an offer of 0 stands for hardware that is paid elsewhere; the filters leave one above it

@@ -24,15 +24,13 @@ from raypd.run.text import clean, said
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut names of options off where a terminal has 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
 app.add_typer(_config_app, name="config")
-_model_app = typer.Typer(
-    help="Make a model ready for a decoding method; it must then be trained.", no_args_is_help=True
-)
+_model_app = typer.Typer(help="Make a model ready for a decoding method.", no_args_is_help=True)
 app.add_typer(_model_app, name="model")
 _schema_app = typer.Typer(help="Find out what documents have.", no_args_is_help=True)
 app.add_typer(_schema_app, name="schema")
@@ -55,14 +53,22 @@ def _options(
 
 @app.command()
 def extract(
-    config: o.Config,
+    source: o.Source,
     overrides: o.Overrides = None,
+    schema: o.Schema = None,
+    method: o.Method = None,
+    model: o.Model = None,
+    output: o.Output = None,
     retry_errors: o.RetryErrors = False,
     all_errors: o.AllErrors = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Extract attributes from every document. A second run with the same output.path resumes."""
-    run_task(load_config(config, overrides or []), "extraction", retry_errors, all_errors, verbose)
+    """Extract attributes from every document.
+
+    raypd extract run.yaml, or data.jsonl --schema product.json. A second run with the same output.path resumes.
+    """
+    config = config_over(source, "extraction", overrides or [], method, model, output, schema=schema)
+    run_task(config, "extraction", retry_errors, all_errors, verbose)
 
 
 @app.command()
@@ -76,7 +82,7 @@ def answer(
     all_errors: o.AllErrors = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Answer the questions of every context: raypd answer questions.jsonl, or a YAML with more to say."""
+    """Answer the questions of every context. raypd answer questions.jsonl, or a YAML with more to say."""
     config = config_over(source, "question_answering", overrides or [], method, model, output)
     run_task(config, "question_answering", retry_errors, all_errors, verbose)
 
@@ -93,7 +99,7 @@ def generate(
     all_errors: o.AllErrors = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Write an answer to every prompt: raypd generate prompts.jsonl --method space, or a YAML with more to say."""
+    """Write an answer to every prompt. raypd generate prompts.jsonl --method space, or a YAML with more to say."""
     config = config_over(source, "generation", overrides or [], method, model, output, openai)
     run_task(config, "generation", retry_errors, all_errors, verbose)
 
@@ -106,9 +112,10 @@ def nightly(
     retry_errors: o.AlsoErrors = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Bring a table up to tonight's input: extract only what is new or changed since the last good night.
+    """Bring a table up to tonight's input.
 
-    The same command goes on where a night was cut off; of two at once, one says that the other is at work.
+    Extracts only what is new or changed since the last good night. The same command goes on where a night was cut
+    off; of two at once, one says that the other is at work.
     """
     from raypd.nights.nightly import run_night
 
@@ -118,9 +125,9 @@ def nightly(
 
 @app.command()
 def train(config: o.Config, overrides: o.Overrides = None, verbose: o.Verbose = False) -> None:
-    """Fine-tune the model for the way that it is decoded (section `training`).
+    """Fine-tune a model for its decoding method.
 
-    The same command goes on from the latest checkpoint of a training that was cut off.
+    Section `training` says how. The same command goes on from the latest checkpoint of a training that was cut off.
     """
     from raypd.training.job import run_training
 
@@ -136,7 +143,7 @@ def evaluate(
     labels_column: o.LabelsColumn = "target",
     as_json: o.AsJson = False,
 ) -> None:
-    """Score a run's answers against labels: F1 of values, exact match, F1 and accuracy of answers to questions."""
+    """Score a run's answers against labels. F1 of values, exact match, F1 and accuracy of answers to questions."""
     from raypd.evaluation.score import describe
     from raypd.evaluation.score import evaluate as score
 
@@ -146,9 +153,10 @@ def evaluate(
 
 @app.command()
 def verify(run: o.Run, overrides: o.Overrides = None, threads: o.Threads = 8, as_json: o.AsJson = False) -> None:
-    """Prove that a run has lost and doubled no document: read its input again and compare. Exit code 1 when it has.
+    """Prove that a run lost and doubled nothing.
 
-    RUN knows its configuration; input.path=... says where the input lies now, if it was moved. Of a nightly folder the
+    Reads its input again and compares. Exit code 1 when it has. RUN knows its configuration; input.path=... says
+    where the input lies now, if it was moved. Of a nightly folder the
     table of the last good night is compared.
     """
     from raypd.nights import table_check
@@ -171,10 +179,7 @@ def errors(
     as_json: o.AsJson = False,
     output: o.LettersTo = None,
 ) -> None:
-    """List the dead letters of a run: documents without an answer, grouped by reason, and units that failed."""
-    import json
-    from dataclasses import asdict
-
+    """List the documents without an answer. They are grouped by reason, with the units that failed."""
     from raypd.run import load
     from raypd.verify import dead_letters, findings
 
@@ -205,7 +210,7 @@ def estimate(
     as_json: o.AsJson = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Say what a run will take and cost, from a sample that is decoded, an earlier run, or given throughputs."""
+    """Say what a run will take and cost. From a sample that is decoded, an earlier run, or given throughputs."""
     from raypd.estimation import estimate as estimates
     from raypd.estimation.machines import EstimateOptions
 
@@ -231,7 +236,7 @@ def tune(
     fresh: o.Fresh = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Measure settings on a sample and write the cheapest configuration that still answers alike."""
+    """Find the cheapest settings. A sample is measured; the configuration written still answers alike."""
     from raypd.cli import tune as tune_command
 
     limits = tune_command.TuneOptions(sample, minutes, budget_usd, agreement, judge, reference, instance, fresh)
@@ -240,7 +245,7 @@ def tune(
 
 @app.command()
 def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, texts: o.Texts = False) -> None:
-    """Write what a run did and cost as one HTML page that loads nothing, for any browser, phone or printer."""
+    """Write what a run did and cost as a page. One HTML file that loads nothing, for any browser, phone or printer."""
     from raypd import storage
     from raypd.report import data, page
 
@@ -256,7 +261,7 @@ def report(run: o.Run, overrides: o.Overrides = None, output: o.PageTo = None, t
 def status(
     run: o.Run, overrides: o.Overrides = None, watch: o.Watch = False, every: o.Every = 5.0, as_json: o.AsJson = False
 ) -> None:
-    """Show how a run stands: progress, speed, cost, workers, errors. Reads its folder, so it runs on any machine."""
+    """Show how a run stands. Progress, speed, cost, workers, errors; reads its folder, so it runs on any machine."""
     from raypd import storage
     from raypd.report import terminal
     from raypd.report.status import Watch
@@ -363,9 +368,3 @@ def report_errors() -> Iterator[None]:
     sys.stdout.flush()
     # Not sys.exit: threads of Ray that are in the middle of something would hold the process or print a traceback.
     os._exit(code)
-
-
-def main() -> None:
-    """The entry point of `raypd`."""
-    with report_errors():
-        app()

@@ -11,13 +11,16 @@ import typer
 
 # ---------------------------------------------------------------------------------------------------- of most commands
 Config = Annotated[str, typer.Argument(help="YAML of the run; `raypd config show` lists all keys")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys to set, dotted")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run (its output.path)")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what Ray has to say, too")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 # ------------------------------------------------------------------------------------------- extract, answer, generate
 Source = Annotated[str, typer.Argument(help="YAML of the run, or the data itself (.jsonl, .csv, .tsv, .parquet)")]
+Schema = Annotated[
+    str | None, typer.Option("--schema", help="What to extract: a JSON Schema, module:Class, or a YAML of categories")
+]
 Method = Annotated[str | None, typer.Option("--method", "-m", help="decoding.method")]
 Model = Annotated[str | None, typer.Option(help="model.name")]
 Output = Annotated[str | None, typer.Option("--output", "-o", help="output.path")]

@@ -6,14 +6,15 @@ import os
 from typing import Any
 
 from raypd import storage
-from raypd.config import GenerationConfig, RunConfig
+from raypd.config import KINDS, GenerationConfig, RunConfig
 from raypd.config.load import load_config, make_config
+from raypd.config.schema import task_of
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout
 from raypd.run.records import Manifest
 from raypd.run.text import clean, count, counted, share
 
-COMMANDS = {"extraction": "extract", "question_answering": "answer", "generation": "generate"}  # task.kind -> command
+COMMANDS = {kind: section.command for kind, section in KINDS.items()}
 
 
 def config_over(
@@ -24,19 +25,30 @@ def config_over(
     model: str | None,
     output: str | None,
     openai: bool = False,
+    schema: str | None = None,
 ) -> RunConfig:
     """A configuration from a YAML file, or around a data file; options go before overrides.
 
-    openai: the data is a batch file of OpenAI's; what a request does not say is as there, so it samples.
+    Args:
+        openai: the data is a batch file of OpenAI's; what a request does not say is as there, so it samples.
+        schema: of an extraction from a data file.
     """
     given = {"decoding.method": method, "model.name": model, "output.path": output}
     changes = [f"{key}={value}" for key, value in given.items() if value is not None] + overrides
     if source.endswith((".yaml", ".yml")):
         if openai:
             raise ConfigError(f"{source}: --openai takes the batch file itself, and settings as key=value behind it")
+        if schema is not None:
+            raise ConfigError(f"{source}: has its own task; --schema is for a data file")
         return load_config(source, changes)
+    if kind == "extraction" and schema is None and not any(change.startswith("task.") for change in overrides):
+        raise ConfigError(
+            f"{source}: give the YAML of a run, or say what to extract from this data: --schema FILE (a JSON Schema, a "
+            "YAML of categories, or module:Class)"
+        )
     path = f"runs/{os.path.basename(source).split('.')[0]}-{method or kind}"
-    tree: dict[str, Any] = {"input": {"path": source}, "output": {"path": path}, "task": {"kind": kind}}
+    task = {"kind": kind, **(task_of(schema) if schema is not None else {})}
+    tree: dict[str, Any] = {"input": {"path": source}, "output": {"path": path}, "task": task}
     if openai:
         tree["input"] |= {"id_column": "custom_id", "category_column": None}
         tree["task"] |= {"openai": True, "prompt_column": "body"}
@@ -46,7 +58,7 @@ def config_over(
 
 def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool, verbose: bool) -> None:
     """Runs a task of a kind, and prints a few documents, the totals and where the files lie; or retries its errors."""
-    if config.task.kind != kind:
+    if COMMANDS[config.task.kind] != COMMANDS[kind]:
         raise ConfigError(f"task.kind is {config.task.kind}: use `raypd {COMMANDS[config.task.kind]}`")
     batch = isinstance(config.task, GenerationConfig) and config.task.openai
     if batch:

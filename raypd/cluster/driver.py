@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypd import storage
 from raypd.answering import progress
+from raypd.answering.check import check_model
 from raypd.billing import book
 from raypd.billing.budget import BudgetReached
 from raypd.cluster import ray_session
@@ -90,7 +91,7 @@ def run_extract(
         from raypd.cluster import worker
 
         build = worker.build
-        _check_model(config)
+        check_model(config, machine=True)
     manifest.claim(config, output)
     own = lease.RunLease(output, say)
     if own.took_over:  # and that one may have gone on while this one looked
@@ -113,27 +114,6 @@ def run_extract(
         with contextlib.suppress(OSError):  # a full disk must not hide why the run ended
             own.end(how)
     return finish(config, output, planned, run.unreadable)
-
-
-def _check_model(config: RunConfig) -> None:
-    """What every worker would fail at, said once and before Ray starts."""
-    if config.model.endpoint is not None:
-        from raypd.models.endpoint import check_endpoint
-
-        check_endpoint(config)
-    if config.model.has_weights:
-        say("checking the model")  # it imports torch and transformers, for seconds
-        from raypd.models.check_method import check_method
-        from raypd.models.load import check_model_config
-        from raypd.models.vllm_engine import check_vllm
-        from raypd.tasks import check_task
-        from raypd.tasks.card import check_card
-
-        check_model_config(config.model)
-        check_vllm(config)
-        check_method(config)
-        check_card(config)
-        check_task(config)
 
 
 def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> Manifest:

@@ -39,7 +39,7 @@ def _node(info: dict[str, Any], cost: CostConfig, table: prices.Table, cpus: flo
     region = labels.get("ray.io/availability-region") or cost.region
     zone = labels.get("ray.io/availability-zone")
     market = _MARKETS.get(labels.get("ray.io/market-type", "").lower()) or cost.market or "on-demand"
-    price = prices.price_or_bound(instance_type, region, market, cost, zone=zone, known=table)  # type: ignore[arg-type]
+    price = prices.price_or_bound(instance_type, region, market, cost, zone=zone, rows=table)  # type: ignore[arg-type]
     fits = [resources.get(name, 0.0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0]
     source = price.source if price else f"{UNKNOWN}: no {market} price of {instance_type} in {region or 'its region'}"
     return NodeTime(

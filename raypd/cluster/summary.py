@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from typing import Any
 
 from rich import box
@@ -16,9 +14,9 @@ from raypd.dataset import writer
 from raypd.run import layout
 from raypd.run.records import Manifest, RunCost
 from raypd.run.text import count, counted, duration, number, one_line, share, usd
+from raypd.tasks.columns import shape_of
 
 _ROWS = 8
-_OWN = ("id", "status", "error", "source", "row", "attempts")
 
 
 def print_summary(manifest: Manifest, console: Console | None = None) -> None:
@@ -96,31 +94,11 @@ def _values(row: dict[str, Any]) -> Text:
     """The answers of a row in one line: `name: value` of what was found, or the error."""
     if row["status"] != "ok":
         return Text(f"error: {_short(row['error'], 200)}", style="red")
-    if "text" in row:  # generation
-        return Text(_short(row["text"], 200))
-    if "question" in row:
-        return Text(f"{_short(row['question'], 60)} {_short(row['answer'], 100)}")
-    parts: list[str] = []
-    for name, value in row.items():
-        # Flags of a row and lists of details are for those who read the files.
-        details = isinstance(value, list) and any(isinstance(part, dict) for part in value)
-        if name not in _OWN and not isinstance(value, bool) and not details:
-            parts += _flat(name, value)
-    return Text("  ".join(parts))
-
-
-def _flat(name: str, value: Any) -> list[str]:
-    """A column as `name: value` parts: mappings, Arrow maps and JSON text by their keys, without what is null."""
-    if isinstance(value, str) and value.startswith("{"):
-        with contextlib.suppress(ValueError):
-            value = json.loads(value)
-    if isinstance(value, list) and value and all(isinstance(v, tuple) and len(v) == 2 for v in value):
-        value = dict(value)
-    if isinstance(value, dict):
-        return [part for key, inner in value.items() for part in _flat(str(key), inner)]
-    if value is None or value == []:
-        return []
-    return [f"{name}: {_short(json.dumps(value) if isinstance(value, bool) else value)}"]
+    shape = shape_of(row)
+    values = [] if shape is None else shape.values(row)
+    if shape is not None and shape.many:
+        return Text("  ".join(f"{v.name}: {_short(v.value)}" for v in values if v.value not in (None, "[]")))
+    return Text(" ".join(f"{_short(v.name, 60)} {_short(v.value or v.status, 200)}".strip() for v in values))
 
 
 def _short(value: Any, most: int = 28) -> str:

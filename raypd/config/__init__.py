@@ -6,8 +6,18 @@ Every key has a documented default, and unknown keys are errors.
 
 from raypd.config.cluster import ClusterConfig, CostConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
-from raypd.config.model import ANSWER_KEYS, METHODS, SAMPLING_KEYS, DecodingConfig, FakeConfig, Method, ModelConfig
+from raypd.config.model import SAMPLING_KEYS, DecodingConfig, FakeConfig, Method, ModelConfig
 from raypd.config.run import RunConfig
 from raypd.config.section import without_credentials
-from raypd.config.tasks import KINDS, Attribute, Category, ExtractionConfig, GenerationConfig, QuestionAnsweringConfig
+from raypd.config.tasks import (
+    ANSWER_KEYS,
+    KINDS,
+    METHODS,
+    OWN_COLUMNS,
+    Attribute,
+    Category,
+    ExtractionConfig,
+    GenerationConfig,
+    QuestionAnsweringConfig,
+)
 from raypd.config.training import PreferenceConfig, TrainingConfig

@@ -78,8 +78,11 @@ class OutputConfig(Section):
     @classmethod
     def _plain_names(cls, given: dict[str, str]) -> dict[str, str]:
         for key, value in given.items():
-            if not re.fullmatch(r"[a-z_][a-z0-9_]*", key):
-                raise ValueError(f"{key!r}: a key is of a-z, 0-9 and _, as Athena wants it")
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", key):
+                raise ValueError(
+                    f"{key!r}: a key is of a-z, 0-9 and _, as Athena wants it, and begins with a letter: readers of "
+                    "tables pass by folders whose names begin with _"
+                )
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
                 raise ValueError(f"{value!r}: a value is of letters, digits and . _ -")
         return given

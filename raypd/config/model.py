@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from raypd.config.section import Section, Uri
+from raypd.config.tasks import ANSWER_KEYS
 from raypd.decoding.methods.registry import REGISTRY
 
 if TYPE_CHECKING:
@@ -15,12 +16,6 @@ if TYPE_CHECKING:
 else:
     Method = Literal[tuple(REGISTRY)]
 
-# What each kind of task can be decoded with, the default first, and for each method the keys of `decoding` that count
-# in a run's fingerprint, beside the method and SAMPLING_KEYS. A key that no method lists is in all of them.
-ANSWER_KEYS: dict[str, dict[str, tuple[str, ...]]] = {
-    kind: {name: spec.answer_keys[kind] for name, spec in REGISTRY.items() if kind in spec.answer_keys}
-    for kind in ("extraction", "question_answering", "generation")
-}
 SAMPLING_KEYS = ("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.seed")
 _ONLY_WHERE: dict[str, Callable[[DecodingConfig], bool]] = {  # keys that can change an answer nowhere else
     "stacked_documents": lambda decoding: decoding.isolate == "none",
@@ -30,7 +25,6 @@ _ONLY_WHERE: dict[str, Callable[[DecodingConfig], bool]] = {  # keys that can ch
         lambda decoding: decoding.sampling.temperature > 0,
     ),
 }
-METHODS: dict[str, tuple[str, ...]] = {kind: tuple(methods) for kind, methods in ANSWER_KEYS.items()}
 
 
 class FakeConfig(Section):
@@ -48,7 +42,10 @@ class FakeConfig(Section):
 class EndpointConfig(Section):
     """A server with an OpenAI-compatible API that answers in place of weights here."""
 
-    url: Uri = Field(description="Its base, such as https://api.openai.com/v1; model.name is the name of a model there")
+    url: Uri = Field(
+        pattern=r"^https?://[^/]",
+        description="Its base, such as https://api.openai.com/v1; model.name is the name of a model there",
+    )
     key_variable: str | None = Field(
         "OPENAI_API_KEY", description="Environment variable that holds the key; null: the server needs none"
     )
@@ -156,6 +153,18 @@ class DecodingConfig(Section):
         "draft model is unsure (extra `speculative`)",
     )
     sampling: SamplingConfig = SamplingConfig()
+
+    @property
+    def stacked(self) -> bool:
+        """Whether documents of one prompt see each other (HPD)."""
+        return self.method == "hyper_parallel" and self.isolate == "none"
+
+    @property
+    def documents_per_prompt(self) -> int:
+        """Most documents of one prompt."""
+        if self.stacked:
+            return self.stacked_documents
+        return self.contexts_per_prompt if self.method == "intra_prompt" else 1
 
     def idle_keys(self, kind: str) -> set[str]:
         """Keys, dotted, that cannot change an answer in a task of this kind, by ANSWER_KEYS."""

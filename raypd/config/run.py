@@ -11,17 +11,16 @@ from pydantic import model_validator
 
 from raypd.config.cluster import ClusterConfig, CostConfig, NightlyConfig
 from raypd.config.data import InputConfig, OutputConfig, StorageConfig
-from raypd.config.model import METHODS, SAMPLING_KEYS, DecodingConfig, EndpointConfig, EngineConfig, ModelConfig
+from raypd.config.model import SAMPLING_KEYS, DecodingConfig, EndpointConfig, EngineConfig, ModelConfig
 from raypd.config.section import Section
-from raypd.config.tasks import ExtractionConfig, GenerationConfig, QuestionAnsweringConfig, TaskConfig
+from raypd.config.tasks import METHODS, OWN_COLUMNS, ExtractionConfig, GenerationConfig, TaskConfig
 from raypd.config.training import TrainingConfig
 from raypd.decoding.methods.registry import REGISTRY
 
-OWN_COLUMNS = ("id", "status", "error", "source", "row", "attempts", "category", "truncated")
 _COLUMN_TYPES = dict.fromkeys(("text", "enum", "time", "date-time", "pattern"), "text")  # others are of their own
 VLLM_METHODS = ("autoregressive", "guided")
 _VLLM_ONLY = {"model.device": "auto", "model.quantization": "none", "model.endpoint": None, "engine.cache_tokens": None}
-_ANSWERS = 2  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
+_ANSWERS = 3  # raised with a release whose defaults, prompts or methods answer otherwise: all is then done anew
 
 
 class RunConfig(Section):
@@ -104,22 +103,12 @@ class RunConfig(Section):
 
     def text_columns(self) -> list[str]:
         """Columns that must hold text, and together at least some."""
-        if isinstance(self.task, QuestionAnsweringConfig):
-            return [self.task.context_column]
-        return list(self.input.text_columns) if isinstance(self.task, ExtractionConfig) else []
+        return self.task.text_columns(self.input)
 
     def wanted_columns(self) -> dict[str, str]:
         """Configuration key -> the column of the input that it names, for every column that must be there."""
-        if isinstance(self.task, QuestionAnsweringConfig):
-            wanted = {f"task.{key}": getattr(self.task, key) for key in ("context_column", "questions_column")}
-        elif isinstance(self.task, GenerationConfig):
-            wanted = {"task.prompt_column": self.task.prompt_column}
-        else:
-            wanted = {f"input.text_columns {name!r}": name for name in self.input.text_columns}
-            # With a category for all, the column may be missing.
-            if self.input.category_column is not None and self.input.category is None:
-                wanted["input.category_column"] = self.input.category_column
-        return wanted | ({"input.id_column": self.input.id_column} if self.input.id_column is not None else {})
+        columns = self.task.wanted_columns(self.input)
+        return columns | ({"input.id_column": self.input.id_column} if self.input.id_column is not None else {})
 
     def idle_keys(self) -> set[str]:
         """Keys, dotted, and whole sections that cannot change an answer of this run: all others are in its fingerprint.
@@ -141,8 +130,7 @@ class RunConfig(Section):
         idle |= {"model.device", "model.fake", "task.categories_file", "task.schema"}
         idle |= {f"engine.{key}" for key in EngineConfig.model_fields if key != "kind"}
         idle |= {f"model.endpoint.{key}" for key in EndpointConfig.model_fields if key != "url"}
-        if not isinstance(self.task, ExtractionConfig):
-            idle |= {"input.text_columns", "input.category", "output.columns"}
+        idle |= self.task.idle_keys
         idle |= {f"decoding.{key}" for key in self.decoding.idle_keys(self.task.kind)}
         # A request may sample where the configuration does not.
         return idle - {f"decoding.{key}" for key in SAMPLING_KEYS} if self._openai() else idle
@@ -169,7 +157,9 @@ class RunConfig(Section):
 def _columns_differ(task: ExtractionConfig) -> None:
     """Refuses attributes that cannot have a column each; readers of SQL take no account of case."""
     # column -> whose it is, and what it holds: a type, or nested objects
-    seen: dict[str, tuple[str, str]] = dict.fromkeys(OWN_COLUMNS, ("a column of every table", ""))
+    seen: dict[str, tuple[str, str]] = dict.fromkeys(
+        [*OWN_COLUMNS, "category", "truncated"], ("a column of every table", "")
+    )
     for category, schema in task.categories.items():
         for attribute in schema.attributes:
             whose = f"task.categories.{category}: {attribute.name!r}"

@@ -6,6 +6,7 @@ Nested objects become attributes named `a.b.c`, one slot each; `$` in a message 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
 import sys
@@ -27,6 +28,8 @@ _NOT_HELD = {  # keywords that say what is valid, and that would not be held to
     "propertyNames", "dependentRequired", "dependentSchemas", "minProperties", "maxProperties",
 }  # fmt: skip
 _MOST_VALUES = 20_000
+_MOST_PROPERTIES = 5_000  # behind all references
+_DEEPEST = 50  # objects in objects
 Tree = dict[str, Any]
 
 
@@ -100,6 +103,8 @@ def _read(path: str) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
         return json.loads(text) if path.endswith(".json") else parse(text)
+    except RecursionError:
+        raise ConfigError(f"task.schema: {path}: is nested too deeply") from None
     except FileNotFoundError:
         raise ConfigError(f"task.schema: {path}: no such file") from None
     except (OSError, ValueError, YAMLError) as error:
@@ -136,6 +141,7 @@ class _Flattened:
     root: Tree
     attributes: list[Attribute] = field(default_factory=list)
     optional: list[list[str]] = field(default_factory=list)
+    properties: int = 0
 
     def add_object(self, schema: Tree, at: str, path: list[str], optional: bool, within: tuple[str, ...] = ()) -> None:
         """Adds the properties of an object.
@@ -152,6 +158,11 @@ class _Flattened:
             raise _Refused(f"{at}: an object without `properties` cannot be decoded in slots; name its properties")
         if isinstance(schema.get("additionalProperties"), dict):
             raise _Refused(f"{at}.additionalProperties: names that are not known cannot be decoded in slots")
+        if len(path) > _DEEPEST:
+            raise _Refused(f"{at}: objects are nested more than {_DEEPEST} deep")
+        self.properties += len(schema["properties"])
+        if self.properties > _MOST_PROPERTIES:
+            raise _Refused(f"{at}: with what it refers to the schema has more than {_MOST_PROPERTIES:,} properties")
         required = schema.get("required", [])
         for name, inner in schema["properties"].items():
             self._add(name, inner, f"{at}.properties.{name}", [*path, name], name in required, optional, within)
@@ -201,7 +212,9 @@ class _Flattened:
     def _resolved(self, schema: Any, at: str, within: tuple[str, ...]) -> tuple[Tree, bool, tuple[str, ...]]:
         """(what a schema says behind its references, without null; whether it may be null; the references)"""
         nullable = False
-        while True:
+        for steps in itertools.count():
+            if steps > _DEEPEST:
+                raise _Refused(f"{at}: schemas in schemas, more than {_DEEPEST} deep")
             if not isinstance(schema, dict):
                 raise _Refused(f"{at}: a value of any kind cannot be decoded; give it a type")
             beside = {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
-from typing import Annotated, Any, Literal
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from raypd.config.data import InputConfig
 from raypd.config.section import Section
+from raypd.decoding.methods.registry import REGISTRY
+
+OWN_COLUMNS = {  # of every row, whatever the task: name -> Arrow's type
+    "id": "string",
+    "status": "string",  # ok | error
+    "error": "string",  # null where it is ok
+    "source": "string",
+    "row": "int64",
+    "attempts": "int32",
+}
+
+_PLAIN = "printable text without quotes and backslashes, and without blanks at"
 
 
 def _fits_json(text: str) -> bool:
@@ -29,12 +44,26 @@ FORMATS = {  # RFC 3339, years 1000 to 2999; a time of day alone has no offset
     "time": rf"{_HOUR}:[0-5][0-9]",
     "date-time": rf"{_DATE}T{_HOUR}:[0-5][0-9](Z|[+-]{_HOUR})",
 }
+_MOST_CHARACTERS = 400_000  # of an enum's values together: each is a state of its automaton
 _HINTS = {
     "integer": "a whole number",
-    "date": "a date, as 2026-01-31",
-    "time": "a time of day, as 18:30:00",
-    "date-time": "a date and time with its offset, as 2026-01-31T18:30:00Z",
+    "date": "a date, as YYYY-MM-DD",
+    "time": "a time of day, as hh:mm:ss",
+    "date-time": "a date and time with its offset, as YYYY-MM-DDThh:mm:ssZ",
 }
+
+
+def ascii_digits(pattern: str) -> str:
+    r"""A regular expression whose \d is 0 to 9, as in JSON Schema; one that begins with (?u) stays as it is."""
+    inside = False  # a class of characters
+
+    def replaced(match: re.Match[str]) -> str:
+        nonlocal inside
+        if match[0] in "[]":
+            inside = match[0] == "["
+        return ("0-9" if inside else "[0-9]") if match[0] == r"\d" else match[0]
+
+    return pattern if pattern.startswith("(?u)") else re.sub(r"\\.|[\[\]]", replaced, pattern)
 
 
 class Attribute(Section):
@@ -68,32 +97,32 @@ class Attribute(Section):
     @property
     def regex(self) -> str | None:
         """What the whole text of a value matches; None where its type is none of texts with a form."""
-        return self.pattern if self.type == "pattern" else FORMATS.get(self.type)
+        return ascii_digits(self.pattern or "") if self.type == "pattern" else FORMATS.get(self.type)
 
     @property
     def hint(self) -> str:
-        """What a model is told of the type, beside what the prompt's template says of numbers, booleans and enums."""
-        one = f"it matches {self.pattern}" if self.type == "pattern" else _HINTS.get(self.type, "")
-        most = f" of {self.max_items} at most" if self.max_items is not None else ""
-        return "; ".join(filter(None, [one, f'a JSON list{most}, as ["a", "b"]' if self.many else ""]))
+        """What a model is told of the type, beside what the prompt's template says of numbers, booleans and enums.
+
+        It holds nothing that could be an answer: a small model would copy it.
+        """
+        form = f"it matches {self.pattern}" if self.type == "pattern" else _HINTS.get(self.type, "")
+        limit = f" of {self.max_items} at most" if self.max_items is not None else ""
+        return "; ".join(filter(None, [form, f"a JSON list{limit}, in brackets" if self.many else ""]))
 
     def fits(self, value: Any) -> bool:
         """Whether a JSON value is of the type; null is none."""
         if self.many:
-            return (
-                isinstance(value, list)
-                and len(value) <= (self.max_items or len(value))
-                and all(map(self.item.fits, value))
-            )
-        if self.type in ("number", "integer"):
-            whole = isinstance(value, int) and -(2**63) <= value < 2**63
-            typed = not isinstance(value, bool) and (
-                whole if self.type == "integer" else isinstance(value, (int, float))
-            )
-            low, high = (bound if bound is not None else value for bound in (self.minimum, self.maximum))
-            return typed and low <= value <= high
-        if self.type == "boolean" or not isinstance(value, str):
+            limit = math.inf if self.max_items is None else self.max_items
+            return isinstance(value, list) and len(value) <= limit and all(map(self.item.fits, value))
+        if self.type == "boolean" or isinstance(value, bool):
             return self.type == "boolean" and isinstance(value, bool)
+        if self.type in ("number", "integer"):
+            if not isinstance(value, (int, float) if self.type == "number" else int):
+                return False
+            low, high = (bound if bound is not None else value for bound in (self.minimum, self.maximum))
+            return low <= value <= high and (self.type == "number" or -(2**63) <= value < 2**63)
+        if not isinstance(value, str):
+            return False
         if self.type == "enum":
             return value in self.values
         if self.regex is not None and not re.fullmatch(self.regex, value):
@@ -102,45 +131,43 @@ class Attribute(Section):
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Attribute:
-        for key, types in (
-            ("pattern", ["pattern"]),
-            ("minimum", ["number", "integer"]),
-            ("max_length", ["text", "pattern"]),
-        ):
-            pair = [getattr(self, key), getattr(self, key.replace("max_", "min_").replace("minimum", "maximum"))]
-            if any(value is not None for value in pair) and self.type not in types:
-                raise ValueError(f"attribute {self.name!r}: `{key}` is for type {' and '.join(types)}")
-        if self.max_items is not None and not self.many:
-            raise ValueError(f"attribute {self.name!r}: `max_items` is for a list (`many`)")
-        if self.type == "pattern":
-            try:
-                re.compile(self.pattern or "")
-            except re.error as error:
-                raise ValueError(f"attribute {self.name!r}: the pattern is no regular expression: {error}") from None
-            if not self.pattern:
-                raise ValueError(f"attribute {self.name!r}: type pattern needs `pattern`")
+        if reason := self._misfit():
+            raise ValueError(f"attribute {self.name!r}: {reason}")
         return self
 
-    @model_validator(mode="after")
-    def _enum_has_values(self) -> Attribute:
+    def _misfit(self) -> str | None:
+        """What is wrong with keys that do not fit the type."""
+        for key, bounds, types in (
+            ("pattern", [self.pattern], ["pattern"]),
+            ("minimum", [self.minimum, self.maximum], ["number", "integer"]),
+            ("max_length", [self.min_length, self.max_length], ["text", "pattern"]),
+        ):
+            if any(bound is not None for bound in bounds) and self.type not in types:
+                return f"`{key}` is for type {' and '.join(types)}"
+        if self.max_items is not None and not self.many:
+            return "`max_items` is for a list (`many`)"
+        if self.type == "pattern":
+            if not self.pattern:
+                return "type pattern needs `pattern`"
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                return f"the pattern is no regular expression: {error}"
         if (self.type == "enum") != bool(self.values):
-            raise ValueError(f"attribute {self.name!r}: `values` is for type enum, and an enum needs it")
+            return "`values` is for type enum, and an enum needs it"
         if len(set(self.values)) != len(self.values):
-            raise ValueError(f"attribute {self.name!r}: a value stands twice")
+            return "a value stands twice"
+        if (characters := sum(map(len, self.values))) > _MOST_CHARACTERS:
+            return f"values of {characters:,} characters; limit {_MOST_CHARACTERS:,}"
         if not all(value and _fits_json(value) for value in self.values):
-            raise ValueError(
-                f"attribute {self.name!r}: enum values are printable text without quotes and backslashes, and without "
-                "blanks at their ends"
-            )
-        return self
+            return f"enum values are {_PLAIN} their ends"
+        return None
 
     @field_validator("name")
     @classmethod
     def _plain_name(cls, name: str) -> str:
         if not _fits_json(name):
-            raise ValueError(
-                f"{name!r}: a name is printable text without quotes and backslashes, and without blanks at its ends"
-            )
+            raise ValueError(f"{name!r}: a name is {_PLAIN} its ends")
         return name
 
 
@@ -158,8 +185,8 @@ class Category(Section):
     def _names_differ(cls, attributes: list[Attribute]) -> list[Attribute]:
         names: dict[str, str] = {}
         for name in (attribute.name for attribute in attributes):
-            if (other := names.setdefault(bare(name), name)) is not name:
-                alike = f": {other!r} and {name!r} differ in case or punctuation alone" if other != name else ""
+            if (first := names.setdefault(bare(name), name)) is not name:
+                alike = f": {first!r} and {name!r} differ in case or punctuation alone" if first != name else ""
                 raise ValueError(f"two attributes are named {name!r}{alike}")
         return attributes
 
@@ -167,9 +194,27 @@ class Category(Section):
 warnings.filterwarnings("ignore", 'Field name "schema" in "ExtractionConfig"')  # it hides what pydantic 1 had
 
 
-class ExtractionConfig(Section):
+class TaskSection(Section):
+    """What every kind of task says of itself, beside its keys."""
+
+    command: ClassVar[str] = "extract"  # that runs it
+    methods: ClassVar[tuple[str, ...]] = ()  # of decoding, where the registry of methods does not know the kind
+    idle_keys: ClassVar[frozenset[str]] = frozenset({"input.category", "output.columns"})  # that change no answer of it
+    kind: str
+
+    def text_columns(self, source: InputConfig) -> list[str]:
+        """Columns that must hold text, and together at least some."""
+        return list(source.text_columns)
+
+    def wanted_columns(self, source: InputConfig) -> dict[str, str]:
+        """Configuration key -> the column of the input that it names, for every column that must be there."""
+        return {f"input.text_columns {name!r}": name for name in source.text_columns}
+
+
+class ExtractionConfig(TaskSection):
     """Attribute value extraction: a record of typed values for every document."""
 
+    idle_keys = frozenset[str]()
     kind: Literal["extraction"] = "extraction"
     categories: dict[str, Category] = Field(
         {},
@@ -194,10 +239,19 @@ class ExtractionConfig(Section):
         None, ge=1, description="Cut, divide or refuse above this; null: the context"
     )
 
+    def wanted_columns(self, source: InputConfig) -> dict[str, str]:
+        columns = super().wanted_columns(source)
+        # With a category for all, the column may be missing.
+        if source.category_column is not None and source.category is None:
+            columns["input.category_column"] = source.category_column
+        return columns
 
-class QuestionAnsweringConfig(Section):
+
+class QuestionAnsweringConfig(TaskSection):
     """Many questions on one context (IPPD); one output row a question."""
 
+    command = "answer"
+    idle_keys = TaskSection.idle_keys | {"input.text_columns"}
     kind: Literal["question_answering"] = "question_answering"
     context_column: str = Field("context", description="Column with the context: text, or a list of texts")
     questions_column: str = Field(
@@ -213,10 +267,18 @@ class QuestionAnsweringConfig(Section):
         "truncate", description="A context that does not fit the model's: cut, or error rows"
     )
 
+    def text_columns(self, source: InputConfig) -> list[str]:
+        return [self.context_column]
 
-class GenerationConfig(Section):
+    def wanted_columns(self, source: InputConfig) -> dict[str, str]:
+        return {"task.context_column": self.context_column, "task.questions_column": self.questions_column}
+
+
+class GenerationConfig(TaskSection):
     """Prompts or conversations in, text out."""
 
+    command = "generate"
+    idle_keys = TaskSection.idle_keys | {"input.text_columns"}
     kind: Literal["generation"] = "generation"
     prompt_column: str = Field(
         "prompt", description="Column with the prompt: text, or a list of chat turns (strings or role/content records)"
@@ -235,15 +297,32 @@ class GenerationConfig(Section):
         "refuse", description="A prompt that leaves no room for max_new_tokens: its beginning cut, or an error row"
     )
 
+    def text_columns(self, source: InputConfig) -> list[str]:
+        return []
+
+    def wanted_columns(self, source: InputConfig) -> dict[str, str]:
+        return {"task.prompt_column": self.prompt_column}
+
 
 TaskConfig = Annotated[
     ExtractionConfig | QuestionAnsweringConfig | GenerationConfig,
     Field(discriminator="kind", description="What to ask"),
 ]
-
-
-KINDS: dict[str, type[Section]] = {
-    "extraction": ExtractionConfig,
-    "question_answering": QuestionAnsweringConfig,
-    "generation": GenerationConfig,
+KINDS: dict[str, type[TaskSection]] = {
+    section.model_fields["kind"].default: section for section in get_args(get_args(TaskConfig)[0])
 }
+
+
+def _answer_keys(kind: str, section: type[TaskSection]) -> dict[str, tuple[str, ...]]:
+    """Of a kind that the registry does not know every key of a method counts."""
+    return {
+        name: spec.answer_keys.get(kind, tuple(dict.fromkeys(chain(*spec.answer_keys.values()))))
+        for name, spec in REGISTRY.items()
+        if kind in spec.answer_keys or name in section.methods
+    }
+
+
+# What each kind of task can be decoded with, the default first, and for each method the keys of `decoding` that count
+# in a run's fingerprint, beside the method and SAMPLING_KEYS. A key that no method lists is in all of them.
+ANSWER_KEYS = {kind: _answer_keys(kind, section) for kind, section in KINDS.items()}
+METHODS = {kind: tuple(methods) for kind, methods in ANSWER_KEYS.items()}

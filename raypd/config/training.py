@@ -87,7 +87,9 @@ class TrainingConfig(Section):
         description="`space`: places of an answer that are masked in one example. 1: the paper's, half of the examples "
         "as they are, the others cut behind the masks; more: the text and all these masks beside it",
     )
-    max_skipped_share: float = Field(0.1, ge=0, le=1, description="Nothing is trained if more examples cannot be used")
+    max_skipped_share: float = Field(
+        0.1, ge=0, le=1, description="Nothing is trained if a larger share of documents, or of labels, cannot be used"
+    )
     seed: int = Field(0, ge=0)
 
     @field_validator("validation", "labels", "annotations")

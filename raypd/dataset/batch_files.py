@@ -32,8 +32,8 @@ def check(config: RunConfig) -> None:
     """Checks that the input is one batch file whose requests have different ids.
 
     Raises:
-        ConfigError: it is several files, or of another format; InputError: it cannot be read, or a custom_id stands
-            twice.
+        ConfigError: it is several files, or of another format.
+        InputError: it cannot be read, or a custom_id stands twice.
     """
     line_of_id: dict[str, int] = {}
     path = str(config.input.path)
@@ -47,10 +47,7 @@ def check(config: RunConfig) -> None:
 
 
 def write(config: RunConfig, output: str) -> tuple[int, int]:
-    """Writes output.jsonl and errors.jsonl, each whole, from what is committed.
-
-    Returns:
-        How many requests were answered, and how many were not.
+    """Writes output.jsonl and errors.jsonl from what is committed; returns how many lines each has.
 
     Raises:
         RunError: the rows are not those of the input; InputError: it cannot be read any more.
@@ -64,11 +61,11 @@ def write(config: RunConfig, output: str) -> tuple[int, int]:
             raise RunError(f"{config.input.path}:{line.number}: {output} has no rows of it; was the file changed?")
         name = hashlib.sha256(f"{config.fingerprint()}/{line.offset}".encode()).hexdigest()[:24]
         body = (fields or {}).get("body")
-        if all(row["status"] == "ok" for row in answer_rows):
+        reason = next((row["error"] for row in answer_rows if row["status"] != "ok"), None)
+        if reason is None:
             response = _response(200, name, _completion(config, name, created, body, answer_rows))
             answers.append(_encoded(name, fields, response, None))
         else:
-            reason = next(row["error"] for row in answer_rows if row["status"] != "ok")
             errors.append(_error(config, name, line, fields, reason))
     _put(storage.join(output, layout.BATCH_OUTPUT), answers)
     _put(storage.join(output, layout.BATCH_ERRORS), errors)
@@ -113,15 +110,11 @@ def _completion(config: RunConfig, name: str, created: int, body: Any, rows: lis
     """A chat.completion. `model` is the one that was asked for; the fingerprint stands for the one that answered."""
     prompt = json.loads(rows[0]["counters"])["prompt_tokens"]
     answer = sum(row["tokens"] for row in rows)
-    choices = [
-        {
-            "index": row["sample"],
-            "message": {"role": "assistant", "content": row["text"], "refusal": None},
-            "logprobs": None,
-            "finish_reason": row["finish_reason"],
-        }
-        for row in sorted(rows, key=lambda row: row["sample"])
-    ]
+    choices = []
+    for row in sorted(rows, key=lambda row: row["sample"]):
+        message = {"role": "assistant", "content": row["text"], "refusal": None}
+        finish = row["finish_reason"]
+        choices.append({"index": row["sample"], "message": message, "logprobs": None, "finish_reason": finish})
     return {
         "id": f"chatcmpl-{name}",
         "object": "chat.completion",

@@ -14,15 +14,12 @@ _SHOWN = 20
 
 @dataclass
 class SeenColumns:
-    """The columns of an object's schema or first lines, and of its path.
-
-    schema: whether these are all that it has. objects: of its lines, how many are JSON objects.
-    """
+    """The columns of an object's schema or first lines, and of its path."""
 
     names: list[str]
     lines: int = 0
-    objects: int = 0
-    schema: bool = False
+    objects: int = 0  # lines that are JSON objects
+    schema: bool = False  # whether `names` are all that it has
 
 
 def columns_of(lines: Iterable[bytes]) -> SeenColumns:

@@ -36,7 +36,7 @@ def can_seek(part: Part, source: InputConfig) -> bool:
 
 
 def _has_byte_lines(encoding: str) -> bool:
-    """Whether the byte of a line break is one in this encoding, and nothing else is (not so: UTF-16, EBCDIC)."""
+    """Whether a line break's byte is one in this encoding, and nothing else is (not so: UTF-16, EBCDIC)."""
     return "\n".encode(encoding) == b"\n"
 
 
@@ -67,7 +67,6 @@ def ranged(part: Part, source: InputConfig) -> tuple[list[str], Iterator[Delimit
 
 
 def _records(part: Part, source: InputConfig, offset: int, line: int) -> Iterator[DelimitedRecord]:
-    """offset, line: where to begin."""
     with open_lines(part.path, part.compression, offset, part.version) as file:
         text = _Text(file, source, offset, line)
         reader = csv.reader(text, delimiter=DELIMITERS[part.format], strict=True)
@@ -89,24 +88,21 @@ def _records(part: Part, source: InputConfig, offset: int, line: int) -> Iterato
 
 
 class _Text:
-    """The lines of a file, for csv.reader, which takes as many of them as a record has.
-
-    offset, line: of the next one; error: what is wrong with the record's bytes; ended: there are no more lines.
-    """
+    """The lines of a file, for csv.reader, which takes as many of them as a record has."""
 
     def __init__(self, file: BinaryIO, source: InputConfig, offset: int, line: int) -> None:
-        self.offset, self.line, self.ended = offset, line, False
-        self._file, self._encoding = file, source.encoding
-        self._most_bytes = source.max_document_bytes
-        self._limit = line_limit(self._most_bytes)
-        self.error: str | None = None
+        self.offset, self.line = offset, line  # of the next one
+        self.ended = False
+        self.error: str | None = None  # what is wrong with the record's bytes
+        self._file, self._encoding, self._document_limit = file, source.encoding, source.max_document_bytes
+        self._limit = line_limit(source.max_document_bytes)
         self._text: io.TextIOWrapper | None = None
         if not _has_byte_lines(source.encoding):
             self._text = io.TextIOWrapper(file, source.encoding, newline="\n")
         self.begin_record()
 
     def begin_record(self) -> None:
-        self._left, self.error = self._limit, None
+        self._room, self.error = self._limit, None  # bytes that the record may still have
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -118,11 +114,11 @@ class _Text:
             raise StopIteration
         first, self.offset = self.offset == 0, self.offset + len(data)
         self.line += 1
-        self._left -= len(data)
-        if self._left < 0:
+        self._room -= len(data)
+        if self._room < 0:
             raise InputError(
                 f"line {self.line - 1}: its record has more than {self._limit} bytes so far: either a quoted field "
-                f"never ends, or input.max_document_bytes, {self._most_bytes}, is too small for this file"
+                f"never ends, or input.max_document_bytes, {self._document_limit}, is too small for this file"
             )
         data = data.removeprefix(BOM) if first else data
         encoding = self._encoding if self._text is None else "utf-8"
@@ -135,8 +131,8 @@ class _Text:
 
     def _next_line(self) -> bytes:
         if self._text is None:
-            return self._file.readline(self._left + 1)
+            return self._file.readline(self._room + 1)
         try:
-            return self._text.readline(self._left + 1).encode()
+            return self._text.readline(self._room + 1).encode()
         except UnicodeError as error:
             raise InputError(f"not {self._encoding.upper()} after line {self.line - 1}: {error}") from None

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from raypd import storage
 
-_SKIP = 1 << 20  # bytes at a time of a line that is not wanted
+_SKIP = 1 << 20  # bytes at a time of a line that is passed over
 BOM = b"\xef\xbb\xbf"
 
 
@@ -29,12 +29,7 @@ class Line(NamedTuple):
 
 
 def open_lines(path: str, compression: str | None, offset: int = 0, version: str | None = None) -> BinaryIO:
-    """The uncompressed bytes of a JSONL or CSV file.
-
-    Args:
-        compression: gz, zst or None.
-        offset: byte to begin at, for uncompressed files alone.
-        version: the only one to read.
+    """The uncompressed bytes of a JSONL or CSV file, of this version alone; an offset is for uncompressed files.
 
     Raises:
         storage.Changed: the file is not of this version.
@@ -58,9 +53,7 @@ def is_broken(error: Exception) -> bool:
 def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator[Line]:
     """The lines whose first byte lies in [start, end); numbers count from the first of them.
 
-    Args:
-        file: opened at max(0, start - 1), because a line begins at `start` where the byte before it ends one.
-        limit: as in `lines`.
+    The file is opened at max(0, start - 1): a line begins at `start` where the byte before it ends one.
     """
     offset = start
     if start > 0:
@@ -75,12 +68,8 @@ def lines_of_range(file: BinaryIO, limit: int, start: int, end: int) -> Iterator
 
 
 def lines(file: BinaryIO, limit: int, offset: int = 0, end: int | None = None) -> Iterator[Line]:
-    """The lines of a file that are not blank, in memory bounded by `limit` bytes a line.
-
-    Args:
-        file: opened at `offset`.
-        limit: bytes of a line above which its text is left out.
-        end: byte before which the last line begins; None: that of the file.
+    """The lines of a file (opened at `offset`) that are not blank and begin before byte `end`, without the text of
+    those of more than `limit` bytes: memory is bounded by it.
     """
     number = 1
     while (end is None or offset < end) and (data := file.readline(limit + 2)):

@@ -40,7 +40,6 @@ class PassedOver:
     names: list[str] = field(default_factory=list)
 
     def add(self, name: str) -> None:
-        """Counts a file, and keeps its name while there are few."""
         self.files += 1
         if len(self.names) < _NAMED:
             self.names.append(name)
@@ -55,8 +54,7 @@ class PassedOver:
 def objects(source: InputConfig, passed: PassedOver | None = None) -> Iterator[InputObject]:
     """The input's objects, each once, in the order of the roots (entries of input.path) and of the names below each.
 
-    Args:
-        passed: gets the files that are no objects of the input.
+    `passed` gets the files that are none.
 
     Raises:
         InputError: a root does not exist or holds nothing that raypd reads.

@@ -33,27 +33,21 @@ _SCHEMA = pa.schema(
 class Plan:
     """Iterates over its units in the order of the input; `units`, `documents`, `bytes` leave damaged ones out.
 
-    Args:
-        folder: of the chunks.
-        spool: the temporary folder of a plan that is not stored yet.
-
-    Attributes:
-        exact: whether `documents` is a count, or an estimate from the first lines of JSONL objects.
-        changes: objects that are not what they were in the last session's plan.
-        passed_over: files beside the input's objects that raypd does not read, in words; "" where there are none.
+    Its chunks lie in `folder`, or in the temporary folder `spool` until it is stored.
     """
 
     def __init__(self, totals: PlanTotals, folder: str, spool: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.totals, self._folder, self._spool = totals, folder, spool
-        self.units, self.documents, self.bytes, self.exact = totals.units, totals.documents, totals.bytes, totals.exact
-        self.changes = self.passed_over = ""
+        self.units, self.documents, self.bytes = totals.units, totals.documents, totals.bytes
+        self.exact = totals.exact  # whether `documents` is a count, or an estimate from the first lines of JSONL
+        self.changes = ""  # objects that are not what they were in the last session's plan, in words
+        self.passed_over = ""  # files beside the input's objects that raypd does not read, in words
 
     def __iter__(self) -> Iterator[Unit]:
         """The units that can be read. Raises RunError when a chunk is damaged; storage.Unavailable."""
         return (unit for unit in self.all() if unit.damaged is None)
 
     def left(self, done: Container[str]) -> Iterator[Unit]:
-        """The units whose ids are not in `done`."""
         return (unit for unit in self if unit.id not in done)
 
     def damaged(self) -> Iterator[Unit]:
@@ -61,7 +55,6 @@ class Plan:
         return (unit for unit in self.all() if unit.damaged is not None) if self.totals.damaged else iter(())
 
     def all(self) -> Iterator[Unit]:
-        """Every unit, damaged ones too."""
         for number in range(self.totals.chunks):
             path = _chunk(self._folder, number)
             try:
@@ -132,7 +125,6 @@ class PlanWriter:
         self._totals = PlanTotals(uuid.uuid4().hex[:12])
 
     def add(self, unit: Unit) -> None:
-        """Appends a unit."""
         totals = self._totals
         if unit.damaged is not None:
             totals.damaged += 1
@@ -159,7 +151,7 @@ class PlanWriter:
 
         Args:
             objects: how many were listed.
-            listing: digest of these; a later session keeps the plan as it is where its own is the same.
+            listing: digest of these; a later session with the same one keeps the plan as it is.
             alone: how many objects share no unit.
             cut: the keys of the configuration that decide how objects are cut.
         """

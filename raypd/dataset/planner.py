@@ -32,10 +32,9 @@ _TAIL_PIECES, _TAIL_DOCUMENTS = 4, 64  # each is cut into so many units where it
 def plan(config: RunConfig, output: str | None = None) -> Plan:
     """All units of a run; `Plan.keep` stores them for later sessions.
 
-    Args:
-        output: the run's folder. Of the plan that is stored there every unit is kept whose objects are unchanged: a
-            later session lists the input and reads nothing of it again, and what is new becomes units of its own, the
-            last of them smaller. None: all units have their whole size, and are the same when other objects are added.
+    Of a plan that is stored in `output`, the run's folder, every unit is kept whose objects are unchanged, and nothing
+    of these is read again; what is new becomes units of its own, the last of them smaller. Without `output` all units
+    have their full size, and are the same when objects are added.
 
     Raises:
         InputError: the run is pointless: no such input, nothing in it, a format that is not known, a column that is
@@ -79,16 +78,15 @@ def _plan(config: RunConfig, output: str | None, passed: PassedOver) -> Plan:
 class _Planning:
     """Makes a plan of units that are kept and of objects that are looked into."""
 
-    def __init__(self, config: RunConfig, alone: set[str], most_in_tail: int) -> None:
+    def __init__(self, config: RunConfig, alone: set[str], tail_units: int) -> None:
         self.config, self.alone, self.fingerprint = config, alone, config.fingerprint()
-        self._most_in_tail = most_in_tail
+        self._tail_units = tail_units
         self.writer, self.columns = PlanWriter(), Columns(config)
         self.objects = 0  # that were looked into
         self._kept = self._readable = 0
         self._damage: str | None = None  # of the first object that cannot be read
 
     def keep(self, unit: Unit) -> None:
-        """Takes a unit of an earlier plan as it is."""
         self._kept += 1
         self.writer.add(unit)
 
@@ -100,7 +98,7 @@ class _Planning:
         for count, unit in enumerate(self._units(self._looked_into(inspected)), 1):
             tail.append(unit)
             parts += len(unit.parts)
-            while len(tail) > min(count // _TAIL, self._most_in_tail) or parts > _TAIL_PARTS:
+            while len(tail) > min(count // _TAIL, self._tail_units) or parts > _TAIL_PARTS:
                 parts -= len(tail[0].parts)
                 self.writer.add(tail.popleft())
         for unit in itertools.chain.from_iterable(in_threads(self._pieces, tail, _THREADS)):
@@ -169,6 +167,12 @@ class _Planning:
             shown = self.config.input.path
             raise InputError(f"{shown if isinstance(shown, str) else ', '.join(shown)}: no documents in it")
         return result
+
+
+def documents_of_last_unit(documents: float, unit_documents: int) -> float:
+    """How many a unit at the end of a plan has."""
+    smaller = unit_documents >= _TAIL_DOCUMENTS and documents >= _TAIL * unit_documents
+    return unit_documents / _TAIL_PIECES if smaller else unit_documents
 
 
 def _cut(part: Part, source: InputConfig) -> list[Part]:

@@ -26,13 +26,10 @@ Row = tuple[int, str, Callable[[], dict[str, Any]]]  # a row's place, that in wo
 
 
 def read_unit(unit: Unit, config: RunConfig, columns: Sequence[str] = ()) -> list[Document]:
-    """The documents of a unit, in order; of a unit with `only` these alone, numbered as in the whole unit.
+    """The documents of a unit, in order; of a unit with `only` these alone, numbered as in the unit without it.
 
     Args:
         columns: of Parquet and of the path, beside those that the configuration names.
-
-    Returns:
-        As many as the unit's rows, or where these are None as many as there are.
 
     Raises:
         InputError: an object cannot be read, or is not the one that was planned.
@@ -67,7 +64,7 @@ def _read_part(part: Part, config: RunConfig, columns: Sequence[str], row: int) 
             document = Document(number, f"{part.name}:{place}", source=part.name, place=place)
             documents.append(document)
             try:
-                _fill(document, {**of_path, **fields()}, config)
+                fill(document, {**of_path, **fields()}, config)
             except ValueError as error:
                 document.error = f"{part.name}, {where}: {error}"
     except storage.Changed as error:
@@ -106,7 +103,7 @@ def _records(part: Part, config: RunConfig) -> Iterator[Row]:
 
 
 def _named(names: Sequence[str], record: delimited.DelimitedRecord) -> dict[str, str]:
-    """A record's fields. Raises ValueError."""
+    """Raises ValueError."""
     if record.error is not None:
         raise ValueError(record.error)
     if len(record.fields) != len(names):
@@ -115,7 +112,7 @@ def _named(names: Sequence[str], record: delimited.DelimitedRecord) -> dict[str,
 
 
 def _parsed(line: Line, config: RunConfig) -> dict[str, Any]:
-    """A line's fields. Raises ValueError."""
+    """Raises ValueError."""
     if line.data is None:
         limit = config.input.max_document_bytes
         raise ValueError(f"the line has {line.length} bytes; input.max_document_bytes is {limit}")
@@ -173,7 +170,7 @@ def _decoded(value: bytes) -> str | UnicodeDecodeError:
         return error
 
 
-def _fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None:
+def fill(document: Document, fields: dict[str, Any], config: RunConfig) -> None:
     """Gives a document its id and its fields. Raises ValueError with what is wrong with them."""
     bad = [name for name, value in fields.items() if isinstance(value, UnicodeDecodeError)]
     if bad:
@@ -219,7 +216,7 @@ def read_table(table: pa.Table, config: RunConfig) -> list[Document]:
         document = Document(number, str(number), place=number)
         documents.append(document)
         try:
-            _fill(document, {name: values[number] for name, values in columns.items()}, config)
+            fill(document, {name: values[number] for name, values in columns.items()}, config)
         except ValueError as error:
             document.error = str(error)
     return documents

@@ -59,7 +59,6 @@ class Listing:
         return ", ".join(self._examples) + remainder
 
     def keep(self, name: str) -> None:
-        """Marks an object as planned."""
         self._base.execute("UPDATE now SET kept = 1 WHERE name = ?", (name,))
 
     def left(self) -> Iterator[InputObject]:

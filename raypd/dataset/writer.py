@@ -8,7 +8,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,21 +19,12 @@ from raypd.errors import ConfigError, Damaged, RunError
 from raypd.run import layout
 from raypd.run.records import UnitSummary, encoded, from_json
 from raypd.storage.threads import in_threads
-
-if TYPE_CHECKING:  # tasks and torch behind them take seconds to import, which the command line need not wait for
-    from raypd.tasks.base import Document, Record
+from raypd.tasks.base import Document, Record
+from raypd.tasks.columns import OWN, record_row
 
 COUNTS = ("prefill_tokens", "shared_tokens", "decode_tokens", "steps")
 _KEY = b"raypd"
 _MISFITS = (pa.ArrowException, ValueError, TypeError, OverflowError)  # raised for a value that fits no column
-_OWN = [
-    pa.field("id", pa.string(), nullable=False),
-    pa.field("status", pa.string(), nullable=False),
-    pa.field("error", pa.string()),
-    pa.field("source", pa.string(), nullable=False),
-    pa.field("row", pa.int64(), nullable=False),
-    pa.field("attempts", pa.int32(), nullable=False),
-]
 
 
 def units_folder(output: str) -> str:
@@ -41,21 +32,21 @@ def units_folder(output: str) -> str:
 
 
 def unit_path(output: str, unit_id: str, partition: Mapping[str, str] | None = None) -> str:
-    """Where a unit's object stands: units/<id>.parquet, or units/key=value/<id>.parquet."""
+    """units/<id>.parquet, or units/key=value/<id>.parquet."""
     folders = [f"{key}={value}" for key, value in (partition or {}).items()]
     return storage.join(units_folder(output), *folders, f"{unit_id}.parquet")
 
 
 def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.Schema:
-    """The columns of every committed object, whatever is in it: a unit of nothing but nulls or errors has them too.
+    """The columns of every committed object, also of one that holds nothing but errors.
 
     Raises:
         ConfigError: a key of the partition is one of them.
         ValueError: a task's column hides one of raypd's.
     """
-    if twice := {f.name for f in _OWN} & set(task_columns.names):
+    if twice := set(OWN.names) & set(task_columns.names):
         raise ValueError(f"the task's columns {sorted(twice)} are names that every output has already")
-    schema = pa.schema([*_OWN, *task_columns])
+    schema = pa.schema([*OWN, *task_columns])
     for key in partition:
         if key in schema.names:
             raise ConfigError(f"output.partition: {key!r} is a column of the output: {', '.join(schema.names)}")
@@ -65,14 +56,7 @@ def output_schema(task_columns: pa.Schema, partition: Iterable[str] = ()) -> pa.
 def make_table(
     documents: Sequence[Document], records: Sequence[Record], task_columns: pa.Schema, attempts: int
 ) -> pa.Table:
-    """The rows of a unit in the order of its documents, one for each record; a document without any gets an error row.
-
-    Args:
-        records: in any order.
-        attempts: how many it took, for the column of that name.
-    """
-    from raypd.tasks.base import Record
-
+    """The rows of a unit in the order of its documents, one a record; a document without any gets an error row."""
     schema = output_schema(task_columns)
     by_row: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
@@ -95,7 +79,7 @@ def _writable(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
         pa.Table.from_pylist([row], schema)
         return row
     except _MISFITS as error:
-        values = {f.name: row.get(f.name) for f in _OWN}
+        values = {name: row.get(name) for name in OWN.names}
         return {**values, "status": "error", "error": _printable(f"the answer cannot be written: {error}")}
 
 
@@ -119,12 +103,7 @@ def _places(table: pa.Table) -> set[tuple[str, int]]:
 
 
 def commit(output: str, table: pa.Table, summary: UnitSummary, partition: Mapping[str, str] | None = None) -> bool:
-    """Writes a unit's object; False when the unit was committed before, and what is there stays.
-
-    Args:
-        summary: goes into the object's metadata; gets its time of commit here.
-        partition: output.partition of the configuration.
-    """
+    """Writes a unit's object, with the summary in its metadata; False where there is one already, which stays."""
     summary.committed_at = time.time()
     return storage.put_new(unit_path(output, summary.unit, partition), _encoded(table, summary))
 
@@ -156,7 +135,6 @@ def summaries(output: str) -> list[UnitSummary]:
 
 
 def committed(output: str) -> set[str]:
-    """The ids of the units that are done."""
     return {unit for unit, _ in objects(output)}
 
 
@@ -166,10 +144,7 @@ def is_committed(output: str, unit_id: str, partition: Mapping[str, str] | None 
 
 
 def read_summary(output: str, unit_id: str, path: str | None = None) -> UnitSummary:
-    """What a committed unit holds.
-
-    Args:
-        path: of the unit's object, where `objects` has listed it; None: partitions are searched for it.
+    """What a committed unit holds. Without its object's path, as `objects` lists it, partitions are searched for it.
 
     Raises:
         Damaged: its object is damaged, or not from raypd.
@@ -220,12 +195,9 @@ def _locate(output: str, unit_id: str) -> str:
 
 
 def read_rows(output: str, unit_id: str, limit: int) -> list[dict[str, Any]]:
-    """The first rows of a committed unit."""
     return as_records(read_table(output, unit_id)[1].slice(0, limit))
 
 
 def as_records(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     """The rows of a table; those of typed columns with `record` and `values` in their place."""
-    from raypd.tasks.columns import record_row
-
     return [record_row(row) for row in table.to_pylist()]

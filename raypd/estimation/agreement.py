@@ -1,8 +1,7 @@
 """How far two ways to decode give the same values: value by value, after normalisation.
 
-A value that was cut at its limit, is ambiguous or not valid counts as different from anything, even where what there
-is of it is the same: a setting must not look good because it cuts. Where the reference itself has no whole value there
-is nothing to agree with, and the value is left out and counted as such.
+A value that was cut at its limit, is ambiguous or not valid differs from anything: a setting must not look good because
+it cuts. Where the reference itself has no whole value, the value is left out and counted as such.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import numpy as np
 
 from raypd.estimation.profile import DocumentCost
 from raypd.run.text import counted
+from raypd.tasks.columns import row_values
 
 _Z = 1.96  # 95%, both sides
 _WHOLE = ("ok", "null")  # statuses
@@ -27,10 +27,10 @@ Judge = Literal["low", "share"]
 
 @dataclass(frozen=True)
 class NormalValue:
-    """One value of one document, normalised; text None: the document has none. whole: not cut, ambiguous or invalid."""
+    """One value of one document, normalised."""
 
-    text: str | None
-    whole: bool
+    text: str | None  # None: the document has none
+    complete: bool  # not cut, ambiguous or invalid
 
 
 Answers = Sequence[Mapping[str, NormalValue] | None]  # of each document, by what was asked; None: no answer
@@ -38,16 +38,12 @@ Answers = Sequence[Mapping[str, NormalValue] | None]  # of each document, by wha
 
 @dataclass(frozen=True)
 class Agreement:
-    """agree of `of` values; left_out: values, or documents without any, of which the reference has nothing whole.
-
-    alike: how many values count as one, since those of the same document are right or wrong together (Kish's design
-    effect, 1 where they are independent).
-    """
+    """Of two ways to decode."""
 
     agree: int
-    of: int
-    left_out: int = 0
-    alike: float = field(default=1.0, compare=False)
+    of: int  # values
+    left_out: int = 0  # values, or documents without any, of which the reference has nothing whole
+    alike: float = field(default=1.0, compare=False)  # Kish's design effect: values of a document err together
 
     @property
     def share(self) -> float:
@@ -72,10 +68,10 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least share of values that must agree. by: what must reach it, the low end of the interval or the share."""
+    """The least share of values that must agree."""
 
     share: float
-    by: Judge = "low"
+    by: Judge = "low"  # what must reach it: the low end of the interval, or the share
 
     def reached(self, agreement: Agreement) -> bool:
         if self.by == "low":
@@ -95,15 +91,12 @@ class Floor:
 
 
 def compare(reference: Answers, candidate: Answers) -> Agreement:
-    """The values of `other` against those of `reference`, document by document."""
     left_out = 0
     counts: list[tuple[int, int]] = []  # of each document: (values that agree, values)
     for expected, actual in zip(reference, candidate, strict=True):
-        whole_values = {name: value for name, value in (expected or {}).items() if value.whole}
-        left_out += 1 if expected is None else len(expected) - len(whole_values)
-        counts.append(
-            (sum((actual or {}).get(name) == value for name, value in whole_values.items()), len(whole_values))
-        )
+        values = {name: value for name, value in (expected or {}).items() if value.complete}
+        left_out += 1 if expected is None else len(expected) - len(values)
+        counts.append((sum((actual or {}).get(name) == value for name, value in values.items()), len(values)))
     agree, of = (sum(column) for column in zip((0, 0), *counts, strict=True))
     return Agreement(agree, of, left_out, _alike(counts, agree, of))
 
@@ -122,16 +115,8 @@ def values_of(cost: DocumentCost | None) -> dict[str, NormalValue] | None:
     """What a measured document was answered with; None where it failed or was not done."""
     if cost is None or cost.error is not None or not cost.rows:
         return None
-    values: dict[str, NormalValue] = {}
-    for row in cost.rows:
-        if "values" in row:  # extraction
-            values |= {v["name"]: NormalValue(normal(v["value"]), v["status"] in _WHOLE) for v in row["values"]}
-        elif "question" in row:
-            values[str(row["question_id"])] = NormalValue(normal(row["answer"]), row["answer_status"] in _WHOLE)
-        else:
-            name = f"sample {row['sample']}, turn {row['turn']}"
-            values[name] = NormalValue(normal(row["text"]), row["finish_reason"] == "stop")
-    return values
+    answers = (answer for row in cost.rows for answer in row_values(row))
+    return {answer.key: NormalValue(normal(answer.value), answer.status in _WHOLE) for answer in answers}
 
 
 def normal(value: Any) -> str | None:

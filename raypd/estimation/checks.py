@@ -1,4 +1,4 @@
-"""What `estimate`, `tune` and `suggest` share: a changed configuration, and checks before and after a measurement."""
+"""What `estimate`, `tune` and `suggest` share: a changed configuration, and a check after a measurement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from raypd.cluster.driver import say
 from raypd.config import RunConfig
 from raypd.config.load import set_key
 from raypd.errors import ConfigError, RunError
@@ -25,19 +24,6 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     except ValidationError as error:
         why = [item["msg"].removeprefix("Value error, ") for item in error.errors()]
         raise ConfigError("; ".join(why)) from None
-
-
-def check_model(config: RunConfig) -> None:
-    """Raises ModelError or ConfigError for what can be known before any weights are loaded."""
-    if config.model.has_weights:
-        say("checking the model")
-        from raypd.models.check_method import check_method
-        from raypd.models.load import check_model_config
-        from raypd.tasks import check_task
-
-        check_model_config(config.model, machine=False)
-        check_method(config)
-        check_task(config)
 
 
 def check_sample(profiled: Profile) -> None:

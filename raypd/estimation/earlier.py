@@ -13,8 +13,8 @@ from raypd.billing.prices import INSTANCES
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError
-from raypd.estimation import estimator, sampling
-from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
+from raypd.estimation import bootstrap, sampling
+from raypd.estimation.machines import TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.run import layout, records
 from raypd.run.records import Bill, Estimate, RecordError, RunRecord
 from raypd.run.text import counted
@@ -23,8 +23,7 @@ from raypd.run.text import counted
 def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     """The corpus of the configuration at the speed of the run `options.run`.
 
-    Raises:
-        ConfigError: that is no run, has no committed units, does not tell what they took, or had several kinds of GPU.
+    Raises ConfigError where that is no run, has no committed units, or had several kinds of GPU.
     """
     assert options.run is not None
     run = storage.absolute(options.run)
@@ -37,18 +36,16 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     units, bills = writer.summaries(run), book.bills(run)
     if not units:
         raise ConfigError(f"--from {run}: no unit is committed there yet")
-    if not any(unit.busy_seconds for unit in units):
-        raise ConfigError(f"--from {run}: its units do not tell how long a worker was busy with them (an older raypd)")
     documents = [float(unit.documents) for unit in units]
     rng = np.random.default_rng(sampling.SEED)
     gpu, machine = _machine(run, bills)
     speed = MethodSpeed(
         str(earlier_config.get("decoding", {}).get("method", "")),
-        estimator.ratio([unit.busy_seconds for unit in units], documents, rng),
+        bootstrap.ratio([unit.busy_seconds for unit in units], documents, rng),
         f"{counted(len(units), 'unit')} of {run}, {counted(int(sum(documents)), 'document')}",
         gpu,
         machine,
-        {name: estimator.ratio([unit.counts.get(name, 0) for unit in units], documents, rng) for name in TOKENS},
+        {name: bootstrap.ratio([unit.counts.get(name, 0) for unit in units], documents, rng) for name in TOKENS},
     )
     notes = [f"it is taken that documents are as those of {run}"]
     changed = [
@@ -59,15 +56,14 @@ def estimate_from(config: RunConfig, options: EstimateOptions) -> Estimate:
     ]
     if changed:
         notes.append(f"that run had other values of {', '.join(changed[:6])}: its speed may not be yours")
-    total = estimator.exact(options.documents) if options.documents else sampling.scan(config).documents
+    total = bootstrap.exact(options.documents) if options.documents else sampling.scan(config).documents
     return assemble(config, options, total, [speed], [], _overhead(bills), notes)
 
 
 def _machine(run: str, bills: list[Bill]) -> tuple[str | None, str]:
     """(the GPU of its workers' nodes as instance types have it, the machine in words)."""
     types = {node.instance_type for bill in bills for node in bill.nodes if node.instance_type}
-    with_gpu = [INSTANCES[name] for name in types if name in INSTANCES and INSTANCES[name].gpus]
-    gpus = {gpu_kind(instance) for instance in with_gpu}
+    gpus = {INSTANCES[name].gpu for name in types if name in INSTANCES and INSTANCES[name].gpus}
     if len(gpus) > 1:
         raise ConfigError(f"--from {run}: it ran on several kinds of GPU ({', '.join(sorted(gpus))}): no one speed")
     return (gpus.pop(), ", ".join(sorted(types))) if gpus else (None, "that run's machine")

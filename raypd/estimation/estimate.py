@@ -9,42 +9,34 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
 from raypd import storage
+from raypd.answering.check import check_model
 from raypd.billing import prices
 from raypd.cluster.driver import Interrupted, output_folder
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
-from raypd.estimation import earlier, estimator, hosted, profile, sampling
-from raypd.estimation.checks import check_model, check_sample, with_changes
-from raypd.estimation.estimator import Array
-from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble, gpu_kind
+from raypd.estimation import bootstrap, earlier, hosted, profile, sampling
+from raypd.estimation.bootstrap import Array
+from raypd.estimation.checks import check_sample, with_changes
+from raypd.estimation.machines import GIVEN, TOKENS, EstimateOptions, MethodSpeed, Overhead, assemble
 from raypd.estimation.profile import DocumentCost, Profile
-from raypd.estimation.sampling import CorpusSample, ScannedDocument
+from raypd.estimation.sampling import CorpusSample
 from raypd.estimation.views import show_estimate
 from raypd.run import layout, records
 from raypd.run.records import Estimate, RecordError, RunRecord
 from raypd.run.text import counted
 
-# Of each stratum all that was scanned, and what was measured of it.
-_Strata = list[tuple[list[ScannedDocument], list[tuple[ScannedDocument, DocumentCost]]]]
 _FEW = 30  # documents: the note says that more would be better
 
 
 def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbose: bool) -> None:
-    """Estimates, prints, and writes estimate.json into the run's folder.
+    """Estimates, prints (as_json: estimate.json in place of tables), and writes estimate.json into the run's folder.
 
-    Args:
-        config: the run to estimate; None where throughput, documents and instance types are all given.
-        options: what to measure, and for which machines.
-        as_json: print estimate.json in place of the tables.
-        verbose: show what Ray's processes print.
-
-    Raises:
-        Interrupted: Ctrl-C while it measured.
-        UserError: as `estimate`; RunError, too, where estimate.json cannot be written.
+    Raises Interrupted at Ctrl-C, what `estimate` raises, and RunError where estimate.json cannot be written.
     """
     try:
         result = estimate(config, options, verbose)
@@ -61,11 +53,9 @@ def run(config: RunConfig | None, options: EstimateOptions, as_json: bool, verbo
 
 
 def estimate(config: RunConfig | None, options: EstimateOptions, verbose: bool = False) -> Estimate:
-    """Makes the estimate. The arguments are those of `run`.
+    """Makes the estimate. config: None where throughput, documents and instance types are all given.
 
-    Raises:
-        ConfigError, InputError, ModelError: before anything is measured.
-        RunError: the sample cannot be decoded.
+    Raises ConfigError, InputError or ModelError before anything is measured, RunError where no sample can be decoded.
     """
     if config is not None:
         storage.configure(config.storage)
@@ -116,14 +106,12 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
         if options.baseline and config.decoding.method != "autoregressive":
             changed = with_changes(config, {"decoding.method": "autoregressive"})
             limit = ends - time.monotonic()
-            plain = (
-                profiler.profile(changed, documents, max(1.0, limit), "measure autoregressive") if limit >= 0 else None
-            )
+            plain = profiler.profile(changed, documents, limit, "measure autoregressive") if limit > 0 else None
             if plain is not None and plain.documents_per_second:
                 baseline = [speed_of(sample, plain, notes)]
             else:
                 notes.append("there was no time to measure autoregressive decoding: raise --minutes")
-    total = sample.scan.documents if options.documents is None else estimator.exact(options.documents)
+    total = sample.scan.documents if options.documents is None else bootstrap.exact(options.documents)
     overhead = Overhead(
         profiler.startup_seconds + profiled.load_seconds + profiled.warmup_seconds,
         profiler.unpaid_seconds + profiler.closing_seconds,
@@ -131,7 +119,6 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
     result = assemble(config, options, total, [speed], baseline, overhead, notes + _notes(config, sample, profiled))
     result.sample = {
         "documents": len(documents),
-        "strata": len(sample.strata),
         "seconds": round(profiled.seconds, 3),
         "warmup_seconds": round(profiled.warmup_seconds, 3),
         "load_seconds": round(profiled.load_seconds, 3),
@@ -144,86 +131,68 @@ def _measured(config: RunConfig, options: EstimateOptions, verbose: bool) -> Est
 
 def _compare_hosted(config: RunConfig, result: Estimate, total: Array, sample: CorpusSample, profiled: Profile) -> None:
     """Adds to an estimate what hosted batch services would ask for the same documents."""
+    done = _done(sample, profiled)
     tokens = hosted.counter(config)
-    for cost in profiled.costs:
-        if cost is not None and cost.error is None:
-            hosted.count(config, cost, tokens)
-    strata = _strata(sample, profiled)
-    sent, written = (_corpus_mean(sample, strata, name) for name in ("hosted_input", "hosted_output"))
-    result.hosted_tokens = {"input": estimator.figure(sent), "output": estimator.figure(written)}
+    counts = [hosted.count(config, cost, tokens) for _, cost in done]
+    sent, written = (_corpus_mean(sample, done, values) for values in zip(*counts, strict=True))
+    result.hosted_tokens = {"input": bootstrap.figure(sent), "output": bootstrap.figure(written)}
     result.hosted = hosted.estimates(config.cost, total, sent, written)
 
 
-def _strata(sample: CorpusSample, profiled: Profile) -> _Strata:
-    """The strata of which something was done."""
-    strata: _Strata = []
-    for place, members in enumerate(sample.strata):
-        measured = zip(sample.drawn, profiled.costs, strict=True)
-        done = [(document, cost) for (number, document), cost in measured if number == place and cost is not None]
-        if not done:
-            continue
-        if not strata or (len(strata[-1][1]) > 1 and (len(done) > 1 or len(members) == 1)):
-            strata.append(([], []))  # else it joins the one before: one document tells nothing of the scatter
-        strata[-1][0].extend(members)
-        strata[-1][1].extend(done)
-    return strata
+_Done = list[tuple[int, DocumentCost]]  # of what was done: the place in the sample's order, and what it took
+
+
+def _done(sample: CorpusSample, profiled: Profile) -> _Done:
+    measured = zip(sample.places, profiled.costs, strict=True)
+    return sorted(((place, cost) for place, cost in measured if cost is not None), key=lambda item: item[0])
 
 
 def speed_of(sample: CorpusSample, profiled: Profile, notes: list[str]) -> MethodSpeed:
-    """The speed over the corpus: strata by their shares, with the scatter of documents, shares and machine.
+    """The speed over the corpus, with the scatter of documents, units and machine.
 
     For every method the bootstrap draws the same documents again, as these were measured on the same ones. notes: gets
-    what the user has to know of documents that failed or were not done.
+    what the user has to know of documents that failed.
     """
-    strata = _strata(sample, profiled)
-    scanned = sum(map(len, sample.strata))
-    if missing := scanned - sum(len(members) for members, _ in strata):
-        notes.append(
-            f"{profiled.method}: {missing / scanned:.0%} of the corpus is of a kind of which no document was done"
-        )
-    costs = [cost for _, done in strata for _, cost in done]
-    failed = [cost for cost in costs if cost.error is not None]
+    done = _done(sample, profiled)
+    failed = [cost for _, cost in done if cost.error is not None]
     if failed:
         notes.append(
-            f"{profiled.method}: {len(failed)} of {counted(len(costs), 'document')} failed, "
-            f"the first: {failed[0].error}"
+            f"{profiled.method}: {len(failed)} of {counted(len(done), 'document')} failed, the first: {failed[0].error}"
         )
     machine = np.random.default_rng([sampling.SEED, zlib.crc32(profiled.method.encode())])
-    pace = estimator.ratio(
+    pace = bootstrap.ratio(
         [took for _, took in profiled.samples], [expected for expected, _ in profiled.samples], machine
     )
+
+    def mean(name: str) -> Array:
+        return _corpus_mean(sample, done, [getattr(cost, name) for _, cost in done])
+
     return MethodSpeed(
         profiled.method,
-        _corpus_mean(sample, strata, "seconds") * (pace / pace[0]),
-        f"measured on {profiled.worker.machine}, {counted(len(costs), 'document')}, {profiled.seconds:.0f} s",
+        mean("seconds") * (pace / pace[0]),
+        f"measured on {profiled.worker.machine}, {counted(len(done), 'document')}, {profiled.seconds:.0f} s",
         profiled.worker.gpu,
         profiled.worker.machine,
-        {name: _corpus_mean(sample, strata, name) for name in TOKENS},
+        {name: mean(name) for name in TOKENS},
     )
 
 
-def _corpus_mean(sample: CorpusSample, strata: _Strata, name: str) -> Array:
+def _corpus_mean(sample: CorpusSample, done: _Done, values: Sequence[float]) -> Array:
     """The mean of a document of the corpus, those that cannot be read included (they take nothing)."""
     scan, rng = sample.scan, np.random.default_rng(sampling.SEED)
-    populations = np.array([len(members) for members, _ in strata], float)
-    mean = estimator.stratified(
-        values=np.array([getattr(cost, name) for _, done in strata for _, cost in done]),
-        lengths=np.array([float(document.length) for _, done in strata for document, _ in done]),
-        strata=np.repeat(np.arange(len(strata)), [len(done) for _, done in strata]),
-        populations=populations * scan.documents[0] / len(scan.seen),
-        mean_lengths=np.array([np.mean([document.length for document in members]) for members, _ in strata]),
-        rng=rng,
-    )
-    mean = mean * (1 - sample.unreadable / len(scan.seen))
+    places, amounts = [place for place, _ in done], np.array(values, float)
+    lengths = np.array([document.length for document in sample.readable], float)
+    readable = len(lengths) / len(scan.scanned)
+    mean = readable * bootstrap.mean(amounts, lengths[places], float(lengths.mean()), readable * scan.documents[0], rng)
     if scan.whole or mean[0] <= 0:
         return mean
-    # The shares of the strata are estimates themselves, from units that differ.
+    # Units differ in what they hold, and some of them were read: each of their documents is as those drawn beside it.
     totals = np.zeros(len(scan.units))
-    for members, done in strata:
-        each = np.mean([getattr(cost, name) for _, cost in done])
-        np.add.at(totals, [document.unit for document in members], each)
-    shares = estimator.ratio(totals.tolist(), scan.counts, rng, scan.units_planned)
-    return mean * (shares / shares[0])
+    np.add.at(
+        totals, [document.unit for document in sample.readable], np.interp(np.arange(len(lengths)), places, amounts)
+    )
+    by_unit = bootstrap.ratio(totals.tolist(), scan.counts, rng, scan.units_planned)
+    return mean * (by_unit / by_unit[0])
 
 
 def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[str]:
@@ -240,7 +209,7 @@ def _notes(config: RunConfig, sample: CorpusSample, profiled: Profile) -> list[s
             f"shares of categories and lengths are from {len(scan.units)} of {counted(scan.units_planned, 'unit')}"
         )
     if sample.unreadable:
-        scanned = counted(len(scan.seen), "document")
+        scanned = counted(len(scan.scanned), "document")
         notes.append(f"{sample.unreadable} of {scanned} cannot be read: error rows in the run")
     return notes
 
@@ -250,7 +219,7 @@ def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
     main = _speeds(options, "--throughput", config.decoding.method if config is not None else "given")
     baseline = _speeds(options, "--baseline-throughput", "autoregressive")
     if options.documents is not None:
-        total = estimator.exact(options.documents)
+        total = bootstrap.exact(options.documents)
     elif config is not None:
         total = sampling.scan(config).documents
     else:
@@ -260,7 +229,7 @@ def _given(config: RunConfig | None, options: EstimateOptions) -> Estimate:
 
 def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSpeed]:
     """The speeds that an option gives, `[GPU=]RATE` each; without a GPU, of the one of the instance types asked for."""
-    gpus = {gpu_kind(i) for i in prices.INSTANCES.values() if i.gpu}
+    gpus = {instance.gpu for instance in prices.INSTANCES.values() if instance.gpu}
     speeds = []
     for text in (options.throughput if option == "--throughput" else options.baseline_throughput) or []:
         gpu, _, rate = text.rpartition("=")
@@ -272,11 +241,11 @@ def _speeds(options: EstimateOptions, option: str, method: str) -> list[MethodSp
             per_second = 0.0
         if not 0 < per_second < float("inf"):
             raise ConfigError(f"{option} {text}: give documents per second of one GPU, as in {option} L40S=6.28")
-        wanted_gpus = {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
-        if len(wanted_gpus) != 1:
+        of_types = {gpu} if gpu else {prices.INSTANCES[name].gpu for name in options.instances or []}
+        if len(of_types) != 1:
             raise ConfigError(
                 f"which GPU does {option} hold for? Give --instance with types of one GPU, or {option} GPU=RATE with "
                 f"one of {', '.join(sorted(gpus))}"
             )
-        speeds.append(MethodSpeed(method, estimator.exact(1 / per_second), GIVEN, wanted_gpus.pop()))
+        speeds.append(MethodSpeed(method, bootstrap.exact(1 / per_second), GIVEN, of_types.pop()))
     return speeds

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from raypd.billing.prices import hosted
 from raypd.config import CostConfig, ExtractionConfig, GenerationConfig, RunConfig
 from raypd.decoding.methods.registry import REGISTRY
-from raypd.estimation.estimator import Array, figure
+from raypd.estimation.bootstrap import Array, figure
 from raypd.estimation.profile import DocumentCost
 from raypd.run.records import HostedEstimate
 
@@ -31,34 +31,26 @@ def counter(config: RunConfig) -> Callable[[str], int]:
     return lambda text: len(encode(tokenizer, text, special=False))
 
 
-def count(config: RunConfig, cost: DocumentCost, tokens: Callable[[str], int]) -> None:
-    """Fills in `hosted_input` and `hosted_output` of an answered document. tokens: counts those of a text."""
+def count(config: RunConfig, cost: DocumentCost, tokens: Callable[[str], int]) -> tuple[float, float]:
+    """(tokens sent, tokens written) of a document; none of one that failed. tokens: counts those of a text."""
+    if cost.error is not None:
+        return 0.0, 0.0
     if isinstance(config.task, GenerationConfig):  # what was drafted, and answers that share a prompt, count once
         prompt_tokens = [json.loads(row["counters"])["prompt_tokens"] for row in cost.rows if row["sample"] == 0]
-        cost.hosted_input, cost.hosted_output = sum(prompt_tokens), sum(row["tokens"] for row in cost.rows)
-        return
-    cost.hosted_input = cost.prefill_tokens + cost.shared_tokens
-    cost.hosted_output = cost.decode_tokens
+        return sum(prompt_tokens), sum(row["tokens"] for row in cost.rows)
+    sent, written = cost.prefill_tokens + cost.shared_tokens, cost.decode_tokens
     if isinstance(config.task, ExtractionConfig) and cost.rows:
         record = json.loads(cost.rows[0]["record"])
-        cost.hosted_output = tokens(json.dumps(record, indent=0, ensure_ascii=False))
+        written = tokens(json.dumps(record, indent=0, ensure_ascii=False))
         if not REGISTRY[config.decoding.method].whole_record:  # its prompt ends in the keys
-            cost.hosted_input -= sum(tokens(",\n" + json.dumps(name, ensure_ascii=False) + ":") for name in record)
+            sent -= sum(tokens(",\n" + json.dumps(name, ensure_ascii=False) + ":") for name in record)
+    return sent, written
 
 
 def estimates(cost: CostConfig, documents: Array, sent: Array, written: Array) -> list[HostedEstimate]:
     """The price of a corpus at every service, the cheapest first. sent, written: tokens of one document."""
     services = []
     for price in hosted(cost):
-        each = (sent * price.input + written * price.output) / 1e6
-        estimate = HostedEstimate(
-            model=price.model,
-            input=price.input,
-            output=price.output,
-            date=price.date,
-            source=price.source,
-            usd_per_1000=figure(1000 * each),
-            usd=figure(documents * each),
-        )
-        services.append(estimate)
+        usd = (sent * price.input + written * price.output) / 1e6
+        services.append(HostedEstimate(**vars(price), usd_per_1000=figure(1000 * usd), usd=figure(documents * usd)))
     return sorted(services, key=lambda service: service.usd_per_1000.value)

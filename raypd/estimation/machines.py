@@ -1,7 +1,7 @@
 """What the corpus takes and costs on each kind of machine.
 
 A speed holds for the GPU that it was measured on and for no other: an instance type with another GPU gets no figure.
-Quantities are arrays as in `estimator`: seconds of one worker (one GPU, or one worker's cores), USD.
+Quantities are arrays as in `bootstrap`: seconds of one worker (one GPU, or one worker's cores), USD.
 """
 
 from __future__ import annotations
@@ -14,35 +14,30 @@ import numpy as np
 
 from raypd.billing import prices
 from raypd.config import CostConfig, RunConfig
+from raypd.dataset.planner import documents_of_last_unit
 from raypd.errors import ConfigError, did_you_mean
-from raypd.estimation.estimator import Array, figure
+from raypd.estimation.bootstrap import Array, figure
 from raypd.run.records import BillEstimate, Estimate, MachineEstimate, SpeedEstimate
 
 # of a document, as the meter counts them -> as tables call them
 TOKENS = {"prefill_tokens": "prefilled", "shared_tokens": "shared", "decode_tokens": "decoded"}
 GIVEN = "as given"  # the source of a speed that the user states
-_CUT_UNIT, _CUT_UNITS = 64, 8  # documents of a unit, and units, from which on the last ones are cut (`dataset.planner`)
 
 
 @dataclass
 class EstimateOptions:
-    """Options of `raypd estimate`. sample: documents that are decoded; minutes: most time for that.
+    """Options of `raypd estimate`. Raises ConfigError at an unknown instance type, or if they do not go together."""
 
-    baseline: decode them autoregressively, too. throughput, baseline_throughput: `[GPU=]RATE`, documents a second of
-    one GPU. instances: the only types of the table. nodes: its last column. head: instance type of the head node,
-    "none" for no head. Raises ConfigError at an unknown instance type, and at options that do not go together.
-    """
-
-    sample: int = 64
-    minutes: float | None = None
-    baseline: bool = False
+    sample: int = 64  # documents that are decoded
+    minutes: float | None = None  # most time for that
+    baseline: bool = False  # decode them autoregressively, too
     run: str | None = None
-    throughput: list[str] | None = None
+    throughput: list[str] | None = None  # `[GPU=]RATE`, documents a second of one GPU
     baseline_throughput: list[str] | None = None
     documents: float | None = None
-    instances: list[str] | None = None
-    nodes: int = 8
-    head: str = "m7i.2xlarge"  # as infra/cluster.yaml has it
+    instances: list[str] | None = None  # the only types of the table
+    nodes: int = 8  # its last column
+    head: str = "m7i.2xlarge"  # of the head node, as infra/cluster.yaml has it; "none" for no head
 
     def __post_init__(self) -> None:
         for name in [*(self.instances or []), *([self.head] if self.head != "none" else [])]:
@@ -57,39 +52,23 @@ class EstimateOptions:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What a run takes beside the seconds of its documents.
+    """What a run takes beside the seconds of its documents."""
 
-    startup: seconds from when its nodes are paid until a worker decodes as fast as it will. unpaid: seconds of the run
-    before and after its nodes are paid. unit_documents: of a unit; 0: the corpus is not cut into units.
-    units_in_flight: of a worker.
-    """
-
-    startup: float = 0.0
-    unpaid: float = 0.0
-    unit_documents: int = 0
-    units_in_flight: int = 1
-
-    def in_run(self, config: RunConfig | None) -> Overhead:
-        """With what a configuration says of units and engines."""
-        if config is None:
-            return self
-        cluster = config.cluster
-        return replace(self, unit_documents=cluster.unit_documents, units_in_flight=cluster.units_in_flight)
+    startup: float = 0.0  # seconds from when its nodes are paid until a worker decodes as fast as it will
+    unpaid: float = 0.0  # seconds of the run before and after its nodes are paid
+    unit_documents: int = 0  # of a unit; 0: the corpus is not cut into units
+    units_in_flight: int = 1  # of a worker
 
 
 @dataclass
 class MethodSpeed:
-    """What a document takes on one worker. seconds: of the worker; tokens: of one document, by kind.
-
-    gpu: that it holds for, as instance types have it; None for others and for a CPU. machine: that measured it, None
-    where the speed was given. source: where it is from, in words.
-    """
+    """What a document takes on one worker."""
 
     method: str
     seconds: Array
-    source: str
-    gpu: str | None = None
-    machine: str | None = None
+    source: str  # where it is from, in words
+    gpu: str | None = None  # that it holds for, as instance types have it; None for others and for a CPU
+    machine: str | None = None  # that measured it; None where the speed was given
     tokens: dict[str, Array] = field(default_factory=dict)
 
     def estimate(self, baseline: MethodSpeed | None) -> SpeedEstimate:
@@ -106,18 +85,15 @@ class MethodSpeed:
 
 @dataclass(frozen=True)
 class NodeKind:
-    """One kind of node. workers: of one node. head_usd_per_hour: of a node beside them on which no worker runs.
-
-    instance_type: None for a machine that is not known to be of one.
-    """
+    """One kind of node."""
 
     name: str
-    workers: int
+    workers: int  # of one node
     usd_per_hour: float
     price_source: str
     market: str = "on-demand"
-    head_usd_per_hour: float = 0.0
-    instance_type: str | None = None
+    head_usd_per_hour: float = 0.0  # of a node beside them on which no worker runs
+    instance_type: str | None = None  # None for a machine that is not known to be of one
 
     def usd_per_1000(self, seconds: Array) -> Array:
         """Price of the seconds that 1,000 documents are decoded, as papers count: without start-up, tail and head."""
@@ -128,15 +104,12 @@ def bill(documents: Array, seconds: Array, kind: NodeKind, nodes: int, overhead:
     """What the whole corpus takes on `nodes` nodes: paid from the first node's start to the last worker's end.
 
     The tail: workers that end at chance times within one of the last units leave the others idle for half of it on
-    average. Units of 64 documents or more are cut in four there, where there are eight (`dataset.planner`). A small
-    corpus has few units: no more workers start than have as many as one overlaps.
+    average. A small corpus has few units: no more workers start than have as many as one overlaps.
 
-    Args:
-        seconds: of one worker, for a document.
-        kind: of every node; its head node is billed, too.
+    seconds: of one worker, for a document.
     """
     workers, unit = nodes * kind.workers, overhead.unit_documents
-    last_unit = unit / 4 if unit >= _CUT_UNIT and documents[0] >= _CUT_UNITS * unit else unit
+    last_unit = documents_of_last_unit(documents[0], unit)
     work = documents * seconds
     share = work / workers  # of each worker, if they all ended together
     tail = 0.5 * np.minimum(documents, last_unit) * seconds * (1 - 1 / workers)
@@ -169,11 +142,14 @@ def assemble(
 ) -> Estimate:
     """The speeds on every machine that they hold for. overhead: its seconds; None where they are not known."""
     cost = config.cost if config is not None else CostConfig()
-    on_top = (overhead or Overhead()).in_run(config)
+    on_top = overhead or Overhead()
+    if config is not None:
+        on_top = replace(
+            on_top, unit_documents=config.cluster.unit_documents, units_in_flight=config.cluster.units_in_flight
+        )
     of_gpu = {speed.gpu: speed for speed in baseline}
     machines: list[MachineEstimate] = []
     for speed in main:
-        baseline_speed = of_gpu.get(speed.gpu)
         kinds = _with_gpu(speed.gpu, options, cost, notes) if speed.gpu is not None else []
         nodes = sorted({1 << i for i in range(options.nodes.bit_length())} | {options.nodes})
         if not kinds and speed.machine is not None and config is not None:
@@ -181,24 +157,8 @@ def assemble(
             if not kinds[0].usd_per_hour:
                 notes.append("this machine has no price: cost.prices.local (USD per hour) gives it one")
         for kind in kinds:
-            each = kind.usd_per_1000(speed.seconds)
-            baseline_price = kind.usd_per_1000(baseline_speed.seconds) if baseline_speed is not None else None
             bills = [bill(documents, speed.seconds, kind, n, on_top) for n in nodes]
-            machines.append(
-                MachineEstimate(
-                    name=kind.name,
-                    instance_type=kind.instance_type,
-                    gpu=speed.gpu,
-                    workers=kind.workers,
-                    market=kind.market,
-                    usd_per_hour=kind.usd_per_hour,
-                    price_source=kind.price_source,
-                    usd_per_1000=figure(each),
-                    baseline_usd_per_1000=None if baseline_price is None else figure(baseline_price),
-                    saved_usd=None if baseline_price is None else figure(documents / 1000 * (baseline_price - each)),
-                    bills=bills,
-                )
-            )
+            machines.append(_machine(kind, speed, of_gpu.get(speed.gpu), documents, bills))
     machines.sort(key=lambda machine: (machine.usd_per_1000.value, machine.workers))
     if overhead is None:
         notes.append("start-up is not in the bill: it was not measured")
@@ -215,12 +175,27 @@ def assemble(
     )
 
 
+def _machine(
+    kind: NodeKind, speed: MethodSpeed, baseline: MethodSpeed | None, documents: Array, bills: list[BillEstimate]
+) -> MachineEstimate:
+    usd = kind.usd_per_1000(speed.seconds)
+    baseline_usd = kind.usd_per_1000(baseline.seconds) if baseline is not None else None
+    return MachineEstimate(
+        **{name: value for name, value in vars(kind).items() if name != "head_usd_per_hour"},
+        gpu=speed.gpu,
+        usd_per_1000=figure(usd),
+        baseline_usd_per_1000=None if baseline_usd is None else figure(baseline_usd),
+        saved_usd=None if baseline_usd is None else figure(documents / 1000 * (baseline_usd - usd)),
+        bills=bills,
+    )
+
+
 def _not_measured(measured: set[str | None], options: EstimateOptions) -> dict[str, list[str]]:
     """GPU -> instance types that get no figure."""
     missing: dict[str, list[str]] = {}
     for name, instance in prices.INSTANCES.items():
         listed = instance.gpu and (not options.instances or name in options.instances)
-        if listed and not any(has_gpu(name, gpu) for gpu in measured):
+        if listed and instance.gpu not in measured:
             missing.setdefault(instance.gpu, []).append(name)
     return missing
 
@@ -233,33 +208,19 @@ def known_type(name: str) -> prices.Instance:
     return prices.INSTANCES[name]
 
 
-def has_gpu(instance_type: str, gpu: str | None) -> bool:
-    """Whether a known instance type has the GPU of this name."""
-    instance = prices.INSTANCES[instance_type]
-    return gpu in (instance.gpu, gpu_kind(instance))
-
-
-def gpu_kind(instance: prices.Instance) -> str:
-    """The name of its GPU that tells it from its kin: of the A100, the one with more memory is also the faster one."""
-    return f"{instance.gpu} {instance.gpu_memory_gib:.0f}GB" if instance.gpu == "A100" else instance.gpu
-
-
 def instance_gpu(name: str, memory_gib: float) -> str | None:
     """The GPU of instance types that CUDA calls `name`: NVIDIA L40S is L40S; None for one that no type has."""
     if "PCIe" in name or "NVL" in name:  # these are slower than those of the instance types
         return None
     for instance in prices.INSTANCES.values():
         near = 0.8 < memory_gib / max(instance.gpu_memory_gib, 1) < 1.25
-        if instance.gpu and near and re.search(rf"\b{instance.gpu}\b", name):
-            return gpu_kind(instance)
+        if instance.gpu and near and re.search(rf"\b{instance.gpu.partition(' ')[0]}\b", name):
+            return instance.gpu
     return None
 
 
 def here(config: RunConfig, machine: str) -> NodeKind:
-    """The machine that was measured, with the workers that the run would have on it; its price by the configuration.
-
-    Raises ConfigError where cost.instance_type has no known price.
-    """
+    """The machine that was measured, as the run would use it. Raises ConfigError where its type has no known price."""
     cost, workers = config.cost, config.cluster.max_workers
     price = prices.price(cost.instance_type, None, None, cost)
     name, market = cost.instance_type or f"this machine ({machine})", cost.market or "local"
@@ -271,11 +232,11 @@ def _with_gpu(gpu: str, options: EstimateOptions, cost: CostConfig, notes: list[
     kinds: list[NodeKind] = []
     head = 0.0
     if options.head != "none" and cost.bill_head:
-        head = prices.price(options.head, None, "on-demand", cost, known=table).usd_per_hour
+        head = prices.price(options.head, None, "on-demand", cost, rows=table).usd_per_hour
     for name, instance in prices.INSTANCES.items():
-        if not has_gpu(name, gpu) or (options.instances and name not in options.instances):
+        if instance.gpu != gpu or (options.instances and name not in options.instances):
             continue
-        price = prices.price_or_bound(name, None, None, cost, known=table)
+        price = prices.price_or_bound(name, None, None, cost, rows=table)
         if price is None:
             notes.append(f"{name}: no {market} price is known in {cost.region or 'us-east-1'}")
             continue

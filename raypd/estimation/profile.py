@@ -30,7 +30,7 @@ from raypd.billing.meter import Meter
 from raypd.cluster.one_worker import OneWorker
 from raypd.config import RunConfig
 from raypd.estimation import sampling
-from raypd.estimation.estimator import Array
+from raypd.estimation.bootstrap import Array
 from raypd.estimation.machines import TOKENS, instance_gpu
 from raypd.tasks.base import Document
 
@@ -42,54 +42,43 @@ _LOADING = "loading the model, warming up"
 
 @dataclass
 class DocumentCost:
-    """What one document took. seconds: of one worker. rows: columns of its output rows; error: why it has none.
+    """What one document took."""
 
-    hosted_input, hosted_output: tokens that a hosted service would count (`estimate.hosted`).
-    """
-
-    seconds: float
+    seconds: float  # of one worker
     prefill_tokens: float
     shared_tokens: float
     decode_tokens: float
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    error: str | None = None
-    hosted_input: float = 0.0
-    hosted_output: float = 0.0
+    rows: list[dict[str, Any]] = field(default_factory=list)  # columns of its output rows
+    error: str | None = None  # why it has none
 
 
 @dataclass
 class WorkerFacts:
-    """A worker's machine, in words. gpu: as instance types have it; None on a CPU, and for one that no type has.
+    """A worker's machine."""
 
-    types: other (dtype, quantization) of weights worth a try. vllm: whether it is installed.
-    """
-
-    machine: str
-    gpu: str | None = None
-    types: list[tuple[str, str]] = field(default_factory=list)
-    vllm: bool = False
+    machine: str  # in words
+    gpu: str | None = None  # as instance types have it; None on a CPU, and for one that no type has
+    types: list[tuple[str, str]] = field(default_factory=list)  # other (dtype, quantization) of weights worth a try
+    vllm: bool = False  # whether it is installed
 
 
 @dataclass
 class Profile:
     """One configuration on one worker.
 
-    costs: of the documents in their order; None where one was not answered within the limit. seconds: of the window.
-    samples: (seconds at the rates of the whole window, seconds) of parts of it. load_seconds: 0 when the model was
-    loaded before. warmup_seconds: what the first documents took above what they take later: each category's instruction
-    was computed, and the engine was not full (as it will not be at a run's end). complete: the limit did not cut the
-    window short. share: of the documents that were to be answered, those that were.
+    warmup_seconds: what the first documents took above what they take later: each category's instruction was computed,
+    and the engine was not full (as it will not be at a run's end).
     """
 
     method: str
-    costs: list[DocumentCost | None]
-    seconds: float
-    samples: list[tuple[float, float]]
-    load_seconds: float
+    costs: list[DocumentCost | None]  # of the documents in their order; None where one was not answered in time
+    seconds: float  # of the window
+    samples: list[tuple[float, float]]  # (seconds at the rates of the whole window, seconds) of parts of it
+    load_seconds: float  # 0 when the model was loaded before
     warmup_seconds: float
     worker: WorkerFacts
-    complete: bool
-    share: float = 1.0
+    complete: bool  # the limit did not cut the window short
+    share: float = 1.0  # of the documents that were to be answered, those that were
 
     @property
     def documents_per_second(self) -> float:
@@ -101,9 +90,7 @@ class Profile:
 class SteppedMeter(Meter):
     """The meter of a run, which also notes after each step how many documents are answered and what it has metered.
 
-    Args:
-        in_flight_limit: documents that may be in flight; 0: there is no window.
-        together: documents of one prompt.
+    in_flight_limit: documents that may be in flight; 0: there is no window. together: documents of one prompt.
     """
 
     def __init__(self, method: str, in_flight_limit: int, together: int, **options: Any) -> None:
@@ -120,8 +107,7 @@ class SteppedMeter(Meter):
         return finished
 
     def window(self, sample: int) -> tuple[int, int]:
-        """Documents before the window, and in it: whole rounds of a sample, and never fewer than are in flight, since
-        those that begin together also end together."""
+        """Documents before the window, and in it: whole rounds, and as many as are in flight, which end together."""
         return self._in_flight, sample * math.ceil(max(self._in_flight, sample) / sample)
 
     def read(self) -> None:
@@ -140,7 +126,6 @@ class Profiler:
             import raypd.models.load  # noqa: F401  # its seconds are the start of a process, not of a load
 
     def ready(self) -> bool:
-        """Answers once the process stands."""
         return True
 
     def facts(self, config: RunConfig) -> WorkerFacts:
@@ -235,7 +220,7 @@ class Profiler:
             itertools.cycle(documents), 4 * in_flight_limit + (2 if in_flight_limit else 1) * len(documents)
         )
         stream = [_copy(config, document, index, index // len(documents)) for index, document in enumerate(rounds)]
-        meter = SteppedMeter(config.decoding.method, in_flight_limit, documents_of_a_prompt(config))
+        meter = SteppedMeter(config.decoding.method, in_flight_limit, config.decoding.documents_per_prompt)
         meter.ready()
         meter.begin(_UNIT)
         queue = RequestQueue(parts, config.engine.max_num_seqs, meter)
@@ -291,32 +276,25 @@ def _costs(
 ) -> list[DocumentCost | None]:
     """What each document of the sample took, on average over its rounds. tokens: by row."""
     answered = sorted(unit.answered)
-    costs: list[DocumentCost | None] = []
-    for number in range(count):
+
+    def cost(number: int) -> DocumentCost | None:
         rounds = [row for row in answered if row % count == number]
         if not rounds:
-            costs.append(None)
-            continue
+            return None
         fed = {name: float(np.mean([tokens.get(str(row), {}).get(name, 0.0) for row in rounds])) for name in TOKENS}
         seconds = fed["prefill_tokens"] * float(rates[0]) + fed["decode_tokens"] * float(rates[1])
         first = [record for record in unit.records if record.index == rounds[0]]
         error = next((record.error for record in first if record.error is not None), None)
-        rows = [record.columns for record in first if record.error is None]
-        costs.append(DocumentCost(seconds, **fed, rows=rows, error=error))
-    return costs
+        return DocumentCost(seconds, **fed, rows=[r.columns for r in first if r.error is None], error=error)
 
-
-def documents_of_a_prompt(config: RunConfig) -> int:
-    """Most documents that are decoded in one prompt."""
-    decoding = config.decoding
-    if decoding.method == "hyper_parallel" and decoding.isolate == "none":
-        return decoding.stacked_documents
-    return decoding.contexts_per_prompt if decoding.method == "intra_prompt" else 1
+    return [cost(number) for number in range(count)]
 
 
 def most_in_flight(config: RunConfig) -> int:
     """Most documents that an engine decodes at the same time."""
-    return 1 if config.decoding.method == "speculative" else config.engine.most_seqs * documents_of_a_prompt(config)
+    return (
+        1 if config.decoding.method == "speculative" else config.engine.most_seqs * config.decoding.documents_per_prompt
+    )
 
 
 def _processor() -> str:
@@ -351,17 +329,15 @@ def _display(label: str) -> Iterator[Callable[[tuple[int, int]], None]]:
     console, lines = Console(stderr=True), ProgressLines()
     columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn()]
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    row = bar.add_task(label, total=None, done=_LOADING)
+    row = bar.add_task(label, total=None, done="")
 
-    def update(counts: tuple[int, int]) -> None:
+    def update(counts: tuple[int, int], at_once: bool = False) -> None:
         done, total = counts
         text = f"{done / total:.0%} done" if total else _LOADING
         bar.update(row, total=total or None, completed=done, done=text)
         if bar.disable:
-            lines.show(f"{label}: {text}")
+            lines.show(f"{label}: {text}", at_once)
 
-    if bar.disable:
-        lines.show(f"{label}: {_LOADING}", at_once=True)
-
+    update((0, 0), at_once=True)
     with bar:
         yield update

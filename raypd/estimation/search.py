@@ -35,17 +35,14 @@ class OutOfTime(Exception):
 
 @dataclass
 class Trial:
-    """One setting that was measured. error: why it has no speed. cut: it was stopped, being far slower than the best.
-
-    speeds: documents a second of one worker, of each measurement. answers: of the first; None: the agreement stands.
-    """
+    """One setting that was measured."""
 
     changes: Changes
-    speeds: list[float] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)  # documents a second of one worker, of each measurement
     agreement: Agreement = field(default_factory=lambda: Agreement(0, 0))
-    error: str | None = None
-    cut: bool = False
-    answers: Answers | None = None
+    error: str | None = None  # why it has no speed
+    cut: bool = False  # it was stopped, being far slower than the best
+    answers: Answers | None = None  # of the first measurement; None: the agreement stands
 
     @property
     def speed(self) -> float:
@@ -56,27 +53,18 @@ class Trial:
         return self.error is None and not self.cut and self.speed > 0
 
 
-# Measures the configuration with changes; the number: seconds a document after which it may be cut short.
-_Measure = Callable[[Changes, float], Trial]
-
-
 @dataclass
 class Search:
-    """floor: what a setting's agreement must reach. types: (dtype, quantization) of weights to try. vllm: whether the
-    worker has it.
-
-    reference_kind: the reference that was asked for. show: is called with each trial, and whether it is the reference.
-    reference: the first trial, or the one after it where that was poor.
-    """
+    """The search, what it has tried, and why it ended."""
 
     config: RunConfig
-    measure: _Measure
-    floor: Floor
-    types: Sequence[tuple[str, str]] = ()
-    vllm: bool = False
+    measure: Callable[[Changes, float], Trial]  # of a setting; seconds a document after which it may be cut short
+    floor: Floor  # what a setting's agreement must reach
+    types: Sequence[tuple[str, str]] = ()  # (dtype, quantization) of weights to try
+    vllm: bool = False  # whether the worker has it
     reference_kind: Reference = "auto"
-    show: Callable[[Trial, bool], None] = lambda trial, reference: None
-    reference: Trial = field(init=False)
+    show: Callable[[Trial, bool], None] = lambda trial, reference: None  # of each trial; whether it is the reference
+    reference: Trial = field(init=False)  # the first trial, or the one after it where that was poor
     trials: list[Trial] = field(default_factory=list)
     ended: str = "all settings were tried"
 
@@ -99,11 +87,9 @@ class Search:
 
     @property
     def by_guided(self) -> bool:
-        """Whether the reference is guided decoding."""
         return self.method_of(self.reference.changes) == "guided"
 
     def method_of(self, changes: Changes) -> str:
-        """The decoding method of a setting."""
         return str(changes.get("decoding.method", self.config.decoding.method))
 
     def agrees(self, trial: Trial) -> bool:
@@ -146,7 +132,6 @@ class Search:
         self._repeat()
 
     def _refer(self) -> None:
-        """Measures the reference."""
         extraction = self.config.task.kind == "extraction"
         if self.reference_kind != "guided" or not extraction:
             self._try({"decoding.method": "autoregressive"}, reference=True)
@@ -177,18 +162,13 @@ class Search:
 
     def _stacks(self, base: Changes) -> list[Trial]:
         """Two documents in a prompt, four, ... as long as that is better, with as many documents at once as before."""
-        stacks: list[Trial] = []
-        batch, stack = self.config.engine.max_num_seqs, 2
-        while stack <= (_MOST_STACK if batch == "auto" else min(_MOST_STACK, batch)):
-            together: Changes = {"decoding.isolate": "none", "decoding.stacked_documents": stack}
-            if batch != "auto":  # it counts prompts
-                together["engine.max_num_seqs"] = batch // stack
-            trial = self._try({**base, **together})
-            if not trial.usable or (stacks and self._rank(trial) <= self._rank(stacks[-1])):
-                break
-            stacks.append(trial)
-            stack *= 2
-        return stacks
+        batch = self.config.engine.max_num_seqs
+
+        def stacked(documents: int) -> Changes:
+            changes = {**base, "decoding.isolate": "none", "decoding.stacked_documents": documents}
+            return changes if batch == "auto" else {**changes, "engine.max_num_seqs": batch // documents}  # of prompts
+
+        return self._while_better([], stacked, 2, _MOST_STACK if batch == "auto" else min(_MOST_STACK, batch), 2)
 
     def _value(self, changes: Changes, key: str) -> Any:
         return changes.get(key, attrgetter(key)(self.config))
@@ -199,17 +179,24 @@ class Search:
 
     def _climb(self, start: Changes, key: str, limit: int, factors: Sequence[float] = (2, 0.5)) -> None:
         """Doubles a setting while that is better, or else halves it while that is (or other `factors`)."""
-        first = best = self._try(start)
-        began = int(self._value(start, key))
+        first, began = self._try(start), int(self._value(start, key))
         for factor in factors:
-            value = int(began * factor)
-            while 1 <= value <= max(limit, began):
-                trial = self._try({**start, key: value})
-                if not trial.usable or self._rank(trial) <= self._rank(best):
-                    break
-                best, value = trial, int(value * factor)
-            if best is not first:
+            better = self._while_better(
+                [first], lambda value: {**start, key: value}, int(began * factor), max(limit, began), factor
+            )
+            if len(better) > 1:
                 break
+
+    def _while_better(
+        self, trials: list[Trial], setting: Callable[[int], Changes], value: int, limit: int, factor: float
+    ) -> list[Trial]:
+        """Trials, and those of further values, each times `factor`, as long as each is better than the one before."""
+        while 1 <= value <= limit:
+            trial = self._try(setting(value))
+            if not trial.usable or (trials and self._rank(trial) <= self._rank(trials[-1])):
+                break
+            trials, value = [*trials, trial], int(value * factor)
+        return trials
 
     def _try(self, changes: Changes, reference: bool = False) -> Trial:
         """Measures a setting, once: those that come out the same are one. reference: others are compared with it."""

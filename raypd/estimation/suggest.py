@@ -1,9 +1,8 @@
 """`raypd schema suggest`: attributes that documents have, found by asking a model about a sample of them.
 
-The model lists what every document states, a line `attribute: value` each. Names that are one but for case and
-punctuation are merged and counted over documents; what many have is proposed, with a type that its values show. A line
-counts only if its value stands in the document: a small model's inventions, and its copies of the example that it is
-shown, do not.
+The model lists what every document states, a line `attribute: value` each, which counts only if its value stands in the
+document. Names that are one but for case and punctuation are merged and counted over documents; what many have is
+proposed, with a type that its values show.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raypd.answering.answer import answer
+from raypd.answering.check import check_model
 from raypd.answering.components import build
 from raypd.billing.meter import Meter
 from raypd.cluster.driver import say
@@ -24,7 +24,7 @@ from raypd.config.tasks import bare
 from raypd.config.yaml_file import dump
 from raypd.errors import RunError
 from raypd.estimation import sampling
-from raypd.estimation.checks import check_model, with_changes
+from raypd.estimation.checks import with_changes
 from raypd.run.text import count, counted, one_line, share
 from raypd.tasks.base import Document
 from raypd.tasks.documents import text_of
@@ -49,10 +49,10 @@ _EXAMPLE = (
 
 @dataclass
 class _NamedAttribute:
-    """What was named as one attribute: its spellings, and a value of every document that has it."""
+    """What was named as one attribute."""
 
-    names: Counter[str] = field(default_factory=Counter)
-    values: list[str] = field(default_factory=list)
+    names: Counter[str] = field(default_factory=Counter)  # spellings
+    values: list[str] = field(default_factory=list)  # of every document that has it
 
     def attribute(self) -> Attribute:
         """It with a type that its values show: number and enum where most do, boolean where all do."""
@@ -77,26 +77,24 @@ class _NamedAttribute:
 
 @dataclass
 class _CategoryCounts:
-    """Its sampled documents, and what they state by the bare name."""
-
     documents: int = 0
-    attributes: dict[str, _NamedAttribute] = field(default_factory=dict)
+    attributes: dict[str, _NamedAttribute] = field(default_factory=dict)  # by the bare name
 
     def proposed(self) -> list[_NamedAttribute]:
         """The most frequent, and none that one document of several alone has."""
         least = 2 if self.documents >= 4 else 1
-        kept = [item for item in self.attributes.items() if len(item[1].values) >= least]
-        return [named for _, named in sorted(kept, key=lambda item: (-len(item[1].values), item[0]))[:MOST]]
+        by_frequency = sorted(self.attributes.items(), key=lambda item: (-len(item[1].values), item[0]))
+        return [named for _, named in by_frequency if len(named.values) >= least][:MOST]
 
 
 @dataclass
 class Suggestion:
-    """Lines that the model wrote: all, those that are no `attribute: value`, and those whose value is not there."""
+    """What was found."""
 
     categories: dict[str, _CategoryCounts] = field(default_factory=dict)
-    lines: int = 0
-    unreadable: int = 0
-    invented: int = 0
+    lines: int = 0  # that the model wrote
+    unreadable: int = 0  # of them: no `attribute: value`
+    invented: int = 0  # of them: the value does not stand in the document
     failed: int = 0  # documents that could not be asked about
 
     def read(self, category: str, document: str, answer: str) -> None:
@@ -122,16 +120,16 @@ class Suggestion:
                 named.names[name] += 1
                 named.values.append(value)
 
-    def told(self) -> str:
-        """What was left out."""
+    def dropped(self) -> str:
+        """What does not count, in words."""
         of = f"of {counted(self.lines, 'line')} that it wrote, {count(self.unreadable)} are no `attribute: value` and "
         return f"{of}{count(self.invented)} name a value that is not in the document; {self.failed} documents failed"
 
     def as_yaml(self, about: str) -> str:
-        """The categories as `task.categories_file` takes them. about: what it was made of, for the first line."""
+        """The categories as `task.categories_file` takes them. about: what it was made of."""
         text = [
             f"# proposed by `raypd schema suggest` from {one_line(about)}",
-            f"# {self.told()}",
+            f"# {self.dropped()}",
             "# edit it, then: raypd extract CONFIG task.categories_file=THIS_FILE",
         ]
         for name, category in sorted(self.categories.items()):
@@ -148,16 +146,11 @@ class Suggestion:
 
 
 def suggest(source: str, category: str | None, size: int, overrides: list[str]) -> tuple[Suggestion, str]:
-    """Asks the model about documents of a data file.
+    """Asks the model about `size` documents of a data file; also what the suggestion was made of, in words.
 
     Args:
-        source: the data.
         category: of the documents; where they name none, what they are called. None: all that there are.
-        size: documents that are asked about.
         overrides: `key=value` of a configuration: input, model, engine, decoding.
-
-    Returns:
-        What was found, and what it was made of in words.
 
     Raises:
         ConfigError, InputError, ModelError: before the model is asked; RunError: nothing came of it.
@@ -173,7 +166,7 @@ def suggest(source: str, category: str | None, size: int, overrides: list[str]) 
     asking = with_changes(config, {"task": {"kind": "generation", "prompt_column": "prompt"}})
     check_model(asking)
     sample = sampling.draw(config, size, category)
-    shown = [text_of(shown_document, config.text_columns())[:_CHARACTERS] for shown_document in sample.documents]
+    shown = [text_of(document, config.text_columns())[:_CHARACTERS] for document in sample.documents]
     result = Suggestion()
     say(f"asking {config.model.name} about {counted(len(shown), 'document')}")
     for text, document, answer_text in zip(shown, sample.documents, _answers(asking, shown), strict=True):
@@ -181,25 +174,24 @@ def suggest(source: str, category: str | None, size: int, overrides: list[str]) 
             result.failed += 1
         else:
             result.read(sampling.kind_of(document, config)[0], text, answer_text)
-    if not any(shown_document.proposed() for shown_document in result.categories.values()):
+    if not any(category.proposed() for category in result.categories.values()):
         advice = "try a larger --sample or another model.name"
-        raise RunError(f"{config.model.name} named nothing that several documents state: {result.told()}; {advice}")
-    of = f"{counted(len(shown), 'document')} of {source}, by {config.model.name}"
-    return result, of
+        raise RunError(f"{config.model.name} named nothing that several documents state: {result.dropped()}; {advice}")
+    return result, f"{counted(len(shown), 'document')} of {source}, by {config.model.name}"
 
 
 def _answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
     """What the model lists about each document, in this process; None where it could not be asked."""
     parts = build(config, config.engine.threads)
     example, listed = _EXAMPLE
-    turns = [{"role": "user", "content": _asked(example)}, {"role": "assistant", "content": listed}]
-    prompts = [[*turns, {"role": "user", "content": _asked(text)}] for text in documents]
+    turns = [{"role": "user", "content": _question(example)}, {"role": "assistant", "content": listed}]
+    prompts = [[*turns, {"role": "user", "content": _question(text)}] for text in documents]
     questions = [Document(n, str(n), {"prompt": prompt}) for n, prompt in enumerate(prompts)]
     records = answer(parts, questions, config.engine.max_num_seqs, Meter("", config.decoding.method))
     return [turns[-1].columns.get("text") for turns in records]
 
 
-def _asked(document: str) -> str:
+def _question(document: str) -> str:
     return f"{_INSTRUCTION}\n\nDocument:\n{document}"
 
 

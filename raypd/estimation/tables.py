@@ -1,7 +1,4 @@
-"""The tables of an estimate, as text: `raypd estimate` prints them, and the page of a report shows them.
-
-Brackets hold the 95% interval. The first column is the name of the row.
-"""
+"""The tables of an estimate, as text: `raypd estimate` prints them, and the page of a report shows them."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ Cells = list[list[str]]  # the heads, then the rows
 
 
 def with_interval(figure: Figure, show: text.Show, between: str = " ") -> str:
-    """1.23 [1.1-1.4]; [?] where the sample cannot tell it, and nothing for what was counted or given."""
+    """1.23 [1.1-1.4], the 95% interval; [?] where the sample cannot tell it, nothing for what was counted or given."""
     if math.isinf(figure.value):
         return text.NONE
     if figure.low is None or figure.high is None:

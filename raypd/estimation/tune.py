@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from raypd import storage
+from raypd.answering.check import check_model
 from raypd.billing import prices
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError, UserError
 from raypd.estimation import sampling
 from raypd.estimation.agreement import Floor, Judge, values_of
-from raypd.estimation.checks import check_model, check_sample, with_changes
-from raypd.estimation.estimator import exact
-from raypd.estimation.machines import NodeKind, has_gpu, here, known_type
+from raypd.estimation.bootstrap import exact
+from raypd.estimation.checks import check_sample, with_changes
+from raypd.estimation.machines import NodeKind, here, known_type
 from raypd.estimation.profile import RemoteProfiler, WorkerFacts, most_in_flight
 from raypd.estimation.search import Changes, OutOfTime, Reference, Search, Trial
 from raypd.run import records
@@ -38,32 +39,28 @@ _LEAST_TRIALS = 3  # the reference, a second one where that is poor, and the con
 
 @dataclass
 class TuneOptions:
-    """Of the command line. agreement: the floor, 0 to 1. budget_usd: most money for measuring, at one node's price.
-
-    judge: what of the agreement must reach the floor. reference: with what answers are compared. fresh: forget what the
-    file of measurements holds.
-    """
+    """Of the command line."""
 
     sample: int = 32
     minutes: float | None = None
-    budget_usd: float | None = None
-    agreement: float = 0.9
-    judge: Judge = "low"
-    reference: Reference = "auto"
+    budget_usd: float | None = None  # most money for measuring, at one node's price
+    agreement: float = 0.9  # the floor, 0 to 1
+    judge: Judge = "low"  # what of the agreement must reach the floor
+    reference: Reference = "auto"  # with what answers are compared
     instance: str | None = None
-    fresh: bool = False
+    fresh: bool = False  # forget what the file of measurements holds
 
 
 @dataclass
 class TuneResult:
-    """What was found. kind: whose price stands. taken: measurements that stood in the file. machine: in words."""
+    """What was found."""
 
     search: Search
     best: Trial
-    kind: NodeKind
+    kind: NodeKind  # whose price stands
     documents: int
-    taken: int
-    machine: str
+    reused: int  # measurements that stood in the file
+    machine: str  # in words
 
     def usd_per_1000(self, trial: Trial) -> float | None:
         if not self.kind.usd_per_hour or not trial.usable:
@@ -79,18 +76,11 @@ def tune(
     verbose: bool = False,
     say: Callable[[str], None] = print,
 ) -> TuneResult:
-    """Measures and searches.
+    """Measures and searches, from the configuration as it is.
 
-    Args:
-        config: what the search begins with.
-        options: of the command line.
-        measurements: the file of what was measured, from which the same search goes on.
-        verbose: show what Ray's processes print.
-        say: shows the user each measurement.
+    measurements: the file of what was measured, from which the same search goes on. say: shows the user each of them.
 
-    Raises:
-        ConfigError, InputError, ModelError: before anything is measured.
-        RunError: nothing could be measured.
+    Raises ConfigError, InputError or ModelError before anything is measured, RunError where nothing could be.
     """
     storage.configure(config.storage)
     check_model(config)
@@ -107,28 +97,26 @@ def tune(
         search = Search(config, trials.measure, floor, facts.types, facts.vllm, options.reference, trials.show)
         best = search.run()
     if best is None:
-        suffices, errors = (
-            _suffices(trials, options, kind),
-            [document.error for document in search.trials if document.error is not None],
-        )
+        suffices = _suffices(trials, options, kind)
+        errors = [trial.error for trial in search.trials if trial.error is not None]
         if any(trial.usable for trial in search.trials):
             raise RunError(
                 f"{search.ended} before the configuration itself was measured: {suffices}; what was measured stands in "
                 f"{measurements}, and the same command goes on from there"
             )
         raise RunError(f"nothing could be measured ({search.ended}): {errors[0] if errors else suffices}")
-    return TuneResult(search, best, kind, len(documents), trials.taken, facts.machine)
+    return TuneResult(search, best, kind, len(documents), trials.reused, facts.machine)
 
 
 def _kind(config: RunConfig, facts: WorkerFacts, instance: str | None) -> NodeKind:
     """Whose price counts: that of the type that is named, else what the configuration states of this machine."""
     if instance is None:
         return here(config, facts.machine)
-    gpus = known_type(instance).gpus
-    if not has_gpu(instance, facts.gpu):
+    kind = known_type(instance)
+    if kind.gpu != facts.gpu:
         raise ConfigError(f"--instance {instance}: this machine ({facts.machine}) has not the GPU of that type")
     price = prices.price(instance, None, None, config.cost)
-    return NodeKind(instance, gpus, price.usd_per_hour, price.source)
+    return NodeKind(instance, kind.gpus, price.usd_per_hour, price.source)
 
 
 def _seconds(options: TuneOptions, kind: NodeKind) -> float:
@@ -157,24 +145,19 @@ def _suffices(trials: _Trials, options: TuneOptions, kind: NodeKind) -> str:
 
 @dataclass
 class _Trials:
-    """Measures settings for the search, and keeps the measurements as lines of a file, one JSON object each.
-
-    about: sample and machine; lines of others are left alone. ends: by `time.monotonic`, when the time is over.
-    count: settings asked for. measured: those that could be. taken: from the file. needed: seconds of the measurement
-    that took longest, or would have.
-    """
+    """Measures settings for the search, and keeps the measurements as lines of a file, one JSON object each."""
 
     config: RunConfig
     documents: Sequence[Document]
     profiler: RemoteProfiler
     path: Path
-    about: str
-    ends: float
+    about: str  # sample and machine; lines of others are left alone
+    ends: float  # by `time.monotonic`, when the time is over
     say: Callable[[str], None]
-    count: int = 0
-    measured: int = 0
-    taken: int = 0
-    needed: float = 0.0
+    count: int = 0  # settings to measure
+    measured: int = 0  # those that could be
+    reused: int = 0  # from the file
+    needed: float = 0.0  # seconds of the measurement that took longest, or would have
 
     def __post_init__(self) -> None:
         self._known: dict[str, list[Trial]] = defaultdict(list)
@@ -195,7 +178,7 @@ class _Trials:
         key = _hash([changed.fingerprint(), settings])
         if self._known[key]:
             trial = self._known[key].pop(0)
-            self.taken += 1
+            self.reused += 1
         else:
             trial = Trial(changes)
             self._fill(trial, changed, limit)
@@ -204,7 +187,7 @@ class _Trials:
         return replace(trial, changes=changes)
 
     def _fill(self, trial: Trial, config: RunConfig, limit: float) -> None:
-        """Measures one setting. limit: seconds a document."""
+        """limit: seconds a document."""
         together = min(_IN_FLIGHT, most_in_flight(config))
         limit = min(self._left(), limit * (len(self.documents) + 3 * together))
         began = time.monotonic()
@@ -229,7 +212,7 @@ class _Trials:
             trial.speeds, trial.answers = [profiled.documents_per_second], [values_of(cost) for cost in profiled.costs]
 
     def _left(self) -> float:
-        """Seconds that are left. Raises OutOfTime at the end."""
+        """Seconds. Raises OutOfTime at the end."""
         remaining = self.ends - time.monotonic()
         if remaining <= 0:
             raise OutOfTime("the time or money given was used up")
@@ -247,7 +230,6 @@ class _Trials:
             raise RunError(f"{self.path}: cannot be written: {error}; --output names another place") from None
 
     def show(self, trial: Trial, reference: bool) -> None:
-        """Shows the user what the last measurement found."""
         outcome, same = f"{trial.speed:.3g} documents/s", trial.agreement
         if trial.error is not None:
             outcome = trial.error.splitlines()[0]

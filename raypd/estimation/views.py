@@ -17,7 +17,7 @@ from raypd.run.records import Estimate
 
 
 def show_estimate(result: Estimate) -> None:
-    """Prints to stdout, in the width of the terminal. Brackets hold the 95% interval."""
+    """Prints to stdout, in the width of the terminal."""
     console = Console(highlight=False, markup=False)
     about = "" if result.documents.counted else "about "
     words = "document" if result.documents.counted and result.documents.value == 1 else "documents"
@@ -129,8 +129,8 @@ def _notes(result: TuneResult) -> list[str]:
     notes += [f"{describe(t.changes)}: {t.error.splitlines()[0]}" for t in search.trials if t.error is not None]
     if search.judged and any(t.usable and not search.agrees(t) and search.unsure(t) for t in search.trials):
         notes.append(f"unsure: it may agree in less than {search.floor.share:.0%} of values; a larger --sample tells")
-    if result.taken:
-        notes.append(f"{result.taken} measurements are from the file; --fresh makes them again")
+    if result.reused:
+        notes.append(f"{result.reused} measurements are from the file; --fresh makes them again")
     agreement = search.reference.agreement
     if search.by_guided:
         note = (

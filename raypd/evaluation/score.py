@@ -31,10 +31,11 @@ import numpy as np
 from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import InputError
+from raypd.estimation import bootstrap
 from raypd.run.load import load_record
 from raypd.run.text import counted
 
-_SAMPLES, _SEED = 1000, 0
+_SEED = 0
 VC, VW, NV, VN, NN = range(5)
 
 
@@ -343,9 +344,8 @@ def _measure(name: str, scores: list[Score], category: str = "") -> Measure | No
     if table is None:
         return None
     metric = _METRICS[name][1]
-    drawn = metric(_weights(len(scores)) @ table)  # [samples]
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Measure(name, float(metric(table.sum(0))), float(low), float(high), len(scores), category)
+    value, low, high = _interval(metric(_weights(scores) @ table))
+    return Measure(name, value, low, high, len(scores), category)
 
 
 def _differences(scores: list[Score], other_scores: list[Score]) -> list[ScoreDifference]:
@@ -354,10 +354,9 @@ def _differences(scores: list[Score], other_scores: list[Score]) -> list[ScoreDi
         a, b = _table(name, scores), _table(name, other_scores)
         if a is None or b is None:
             continue
-        metric, weights = _METRICS[name][1], _weights(len(scores))
-        low, high = np.quantile(metric(weights @ a) - metric(weights @ b), [0.025, 0.975])
-        value, other_value = (float(metric(table.sum(0))) for table in (a, b))
-        differences.append(ScoreDifference(name, value, other_value, float(low), float(high), len(scores)))
+        values, other_values = (_METRICS[name][1](_weights(scores) @ table) for table in (a, b))
+        _, low, high = _interval(values - other_values)
+        differences.append(ScoreDifference(name, float(values[0]), float(other_values[0]), low, high, len(scores)))
     return differences
 
 
@@ -370,9 +369,14 @@ def _table(name: str, scores: list[Score]) -> np.ndarray | None:
     return table if table.any() else None
 
 
-def _weights(count: int) -> np.ndarray:
-    """How often each document is in each bootstrap sample: [samples, documents]."""
-    return np.random.default_rng(_SEED).multinomial(count, np.full(count, 1 / count), size=_SAMPLES)
+def _weights(scores: list[Score]) -> np.ndarray:
+    """How often each document counts: once, then as often as a bootstrap sample has it: [1 + samples, documents]."""
+    return bootstrap.weights(len(scores), np.random.default_rng(_SEED))
+
+
+def _interval(draws: np.ndarray) -> tuple[float, float, float]:
+    figure = bootstrap.figure(draws)
+    return figure.value, figure.low or 0.0, figure.high or 0.0
 
 
 def describe(evaluation: Evaluation) -> str:

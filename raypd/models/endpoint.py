@@ -6,31 +6,44 @@ messages into ids, and the engine here turns them back into messages.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
+from requests.exceptions import RequestException
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
-from urllib3.util import Retry
+from urllib3.exceptions import HTTPError
 
 from raypd.config import RunConfig
+from raypd.config.secrets import HIDDEN, redact
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.program import Program
 from raypd.errors import ConfigError
 
+_log = logging.getLogger(__name__)
 CONTEXT = 400_000  # bytes of a prompt and its answer; what the server cannot take it refuses, for that document alone
 _ROLES, _END = ("system", "user", "assistant"), "<|end|>"
 _AGAIN = (408, 429, 500, 502, 503, 504)
 _WAIT_SECONDS = 1.0
 _AT_ONCE = 64  # requests, where engine.max_num_seqs is auto
+_CHUNK = 1 << 14  # bytes that are read at a time
+_BYTES, _BYTES_A_TOKEN = 1 << 20, 64  # of an answer, and for each token that it may have
+_TEMPLATE_TOKENS = 4096  # that a server may count for a prompt over its bytes
+_LONGEST_WAIT = 600.0  # seconds that a server may ask to wait
+_IN_A_ROW = 20  # requests that failed, after which all wait
+_PAUSE = 30.0  # seconds of that, doubled while requests fail, up to _LONGEST_WAIT
 
 
 def check_endpoint(config: RunConfig) -> None:
@@ -47,6 +60,14 @@ def check_endpoint(config: RunConfig) -> None:
             f"model.endpoint.key_variable: the environment variable {endpoint.key_variable} holds no key; set it "
             "(on a cluster in the job's runtime environment), or set the key to null for a server without one"
         )
+    with contextlib.suppress(RequestException):  # what cannot be reached from here may be from a worker
+        reply = requests.head(endpoint.url, timeout=5, allow_redirects=False)
+        target = urljoin(endpoint.url, reply.headers.get("location", ""))
+        if reply.is_redirect and urlsplit(target)[:2] != urlsplit(endpoint.url)[:2]:
+            raise ConfigError(
+                f"model.endpoint.url: {endpoint.url} redirects to {redact(target)[:200]}; documents are not sent "
+                "there: set the URL that is meant"
+            )
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -80,14 +101,15 @@ class EndpointEngine:
         at_once = _AT_ONCE if config.engine.max_num_seqs == "auto" else config.engine.max_num_seqs
         self._pool = ThreadPoolExecutor(at_once)
         self._lock, self._next = threading.Lock(), 0.0  # when the next request may be sent (monotonic)
+        self._failed_in_a_row = 0
         self._session = requests.Session()
-        retry = Retry(self.endpoint.retries, status_forcelist=_AGAIN, allowed_methods=None, backoff_factor=1.0)
-        adapter = HTTPAdapter(pool_maxsize=at_once, max_retries=retry)
-        self._session.mount("http://", adapter)
-        self._session.mount("https://", adapter)
+        self._session.mount("http://", HTTPAdapter(pool_maxsize=at_once))
+        self._session.mount("https://", HTTPAdapter(pool_maxsize=at_once))
         check_endpoint(config)  # on this machine, too
-        if self.endpoint.key_variable is not None:
-            self._session.headers["Authorization"] = f"Bearer {os.environ[self.endpoint.key_variable]}"
+        self._url = f"{self.endpoint.url.rstrip('/')}/chat/completions"
+        self._key = os.environ[self.endpoint.key_variable] if self.endpoint.key_variable is not None else ""
+        if self._key:
+            self._session.headers["Authorization"] = f"Bearer {self._key}"
 
     @property
     def pending(self) -> int:
@@ -123,23 +145,108 @@ class EndpointEngine:
             "top_p": sampling.top_p if sampling.top_p is not None else 1.0,
             "seed": seed % 2**31,
         }
-        self._wait_for_turn()
-        url = f"{self.endpoint.url.rstrip('/')}/chat/completions"
-        answer = self._session.post(url, json=body, timeout=self.endpoint.timeout_seconds)
-        if not answer.ok:
-            raise RuntimeError(f"{url}: {answer.status_code} {answer.reason}: {answer.text[:300].strip()}")
-        tree = answer.json()
-        (choice, *_), usage = tree["choices"], tree.get("usage") or {}
-        text = choice["message"]["content"] or ""
+        tree = self._reply(body)
+        try:
+            choice = tree["choices"][0]
+            content = choice["message"]["content"] or ""
+            if isinstance(content, list):  # parts, as some servers write them
+                content = "".join(part.get("text", "") for part in content)
+            text = self._shown(content)
+        except (LookupError, TypeError, AttributeError):
+            raise RuntimeError(self._unexpected(json.dumps(tree))) from None
         if begun and begun.strip() in text:  # the answer's beginning, which the prompt gives; a server writes it again
             text = text.partition(begun.strip())[2].lstrip("\n")
         stopped = choice.get("finish_reason") == "stop"
         ids = [*self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
-        shared = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-        counts = TokenCounts(
-            int(usage.get("prompt_tokens") or 0) - shared, shared, int(usage.get("completion_tokens") or 0), 1
-        )
+        counts = self._counts(tree.get("usage") or {}, len(prompt))
         return Continuation([*ids, self._end] if stopped else ids, [], stopped), counts
+
+    def _counts(self, usage: Any, prompt_bytes: int) -> TokenCounts:
+        """The tokens that the bill counts. Raises RuntimeError for numbers that cannot be true of the request."""
+        try:
+            shared = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            prompt, answer = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        except (TypeError, ValueError, AttributeError, OverflowError):
+            raise RuntimeError(self._unexpected(json.dumps(usage))) from None
+        most = prompt_bytes + _TEMPLATE_TOKENS, self.config.decoding.max_new_tokens
+        if not (0 <= shared <= prompt <= most[0] and 0 <= answer <= most[1]):
+            raise RuntimeError(
+                f"{self._url}: its usage says {prompt:,} tokens read ({shared:,} cached) and {answer:,} written; at "
+                f"most {most[0]:,} were sent and {most[1]:,} asked for"
+            )
+        return TokenCounts(prompt - shared, shared, answer, 1)
+
+    def _reply(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The server's answer; what is refused for now is tried again. Raises RuntimeError."""
+        for attempt in range(self.endpoint.retries + 1):
+            self._wait_for_turn()
+            wait = min(2.0**attempt, _LONGEST_WAIT)
+            try:
+                status, headers, data = self._post(body)
+            except (RequestException, HTTPError, TimeoutError) as error:
+                reason = self._shown(f"{self._url}: {error}")
+            else:
+                if status == 200:
+                    self._failed_in_a_row = 0
+                    try:
+                        tree = json.loads(data)
+                    except (ValueError, RecursionError):
+                        tree = None
+                    if not isinstance(tree, dict):
+                        raise RuntimeError(self._unexpected(data.decode(errors="replace")))
+                    return tree
+                words = " ".join(redact(self._shown(data[:2000].decode(errors="replace"))).split())
+                reason = f"{self._url}: {status}: {words[:300]}"
+                if 300 <= status < 400:
+                    where = self._shown(headers.get("location", ""))[:200]
+                    reason = f"{self._url}: {status}: redirects to {where}; documents are not sent there"
+                if status not in _AGAIN:
+                    raise RuntimeError(reason)
+                with contextlib.suppress(ValueError):
+                    wait = max(wait, float(headers.get("retry-after", 0)))
+                if wait > _LONGEST_WAIT:
+                    raise RuntimeError(f"{reason} (it asks to wait {wait:,.0f} s)")
+            self._count_failure(reason)
+            if attempt < self.endpoint.retries:
+                if wait >= _PAUSE:
+                    _log.warning("%s: waiting %.0f s", reason, wait)
+                time.sleep(wait)
+        raise RuntimeError(reason)
+
+    def _post(self, body: dict[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+        """(status, headers, body) of one request. Raises TimeoutError, RuntimeError where the body has no end."""
+        most = _BYTES + _BYTES_A_TOKEN * self.config.decoding.max_new_tokens
+        seconds = self.endpoint.timeout_seconds
+        end = time.monotonic() + seconds
+        with self._session.post(self._url, json=body, timeout=seconds, stream=True, allow_redirects=False) as reply:
+            data = b""
+            while chunk := reply.raw.read1(_CHUNK, decode_content=True):
+                data += chunk
+                if len(data) > most:
+                    raise RuntimeError(f"{self._url}: the answer has more than {most:,} bytes")
+                if time.monotonic() > end:
+                    raise TimeoutError(f"no whole answer after {seconds:g} s (model.endpoint.timeout_seconds)")
+            return reply.status_code, reply.headers, data
+
+    def _count_failure(self, reason: str) -> None:
+        """After many failures in a row all requests wait, longer each time, so that a server can come back."""
+        with self._lock:
+            self._failed_in_a_row += 1
+            rounds, rest = divmod(self._failed_in_a_row, _IN_A_ROW)
+            if rest == 0:
+                pause = min(_PAUSE * 2 ** (rounds - 1), _LONGEST_WAIT)
+                self._next = max(self._next, time.monotonic() + pause)
+                _log.warning(
+                    "%d requests failed in a row: no more for %.0f s: %s", self._failed_in_a_row, pause, reason
+                )
+
+    def _unexpected(self, text: str) -> str:
+        found = " ".join(redact(self._shown(text[:2000])).split())
+        return f"{self._url}: expected a chat completion, found {found[:200]}"
+
+    def _shown(self, text: str) -> str:
+        """What the server says, without the key that it was sent."""
+        return str(text.replace(self._key, HIDDEN) if self._key else text)
 
     def _messages(self, prompt: list[int]) -> tuple[list[dict[str, str]], str]:
         """(messages of the ids, the beginning of the answer behind them)."""
@@ -162,9 +269,9 @@ class EndpointEngine:
 
     def _wait_for_turn(self) -> None:
         """Spaces requests evenly over the minute."""
-        if self.endpoint.requests_per_minute is None:
-            return
+        per_minute = self.endpoint.requests_per_minute
         with self._lock:
             now = time.monotonic()
-            turn = self._next = max(now, self._next + 60.0 / self.endpoint.requests_per_minute)
+            turn = max(now, self._next)
+            self._next = turn + (60.0 / per_minute if per_minute is not None else 0.0)
         time.sleep(max(0.0, turn - now))

@@ -60,14 +60,11 @@ def unit_key(unit: Unit) -> str:
 
 def _content_hash(document: Document, config: RunConfig) -> int:
     """64 bits over what decides a document's answer: nightly.hash_column, else all columns that are read but the id."""
-    if document.error is not None:
-        text = document.error
-    elif config.nightly.hash_column is not None:
-        text = json.dumps(document.fields.get(config.nightly.hash_column), default=str)
-    else:
-        read = {*config.wanted_columns().values(), config.input.category_column or ""}
-        names = sorted(read - {config.input.id_column, ""})
-        text = json.dumps([[name, document.fields.get(name)] for name in names], default=str, sort_keys=True)
+    columns = {*config.wanted_columns().values(), config.input.category_column} - {config.input.id_column}
+    if config.nightly.hash_column is not None:
+        columns = {config.nightly.hash_column}
+    fields = [[name, document.fields.get(name)] for name in sorted(name for name in columns if name)]
+    text = document.error or json.dumps(fields, default=str, sort_keys=True)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
@@ -81,10 +78,9 @@ def load_index(scratch: Scratch, root: str, files: Iterable[str]) -> None:
 
 @dataclass
 class Input:
-    """What tonight's input is. units: that can be read. digest: of all, the same for the same input.
+    """What tonight's input is. units: that can be read. digest: of all. hidden: digest of the names of what is damaged.
 
-    apart: ids of units of several objects, of which one cannot be read: each object is a unit of its own. damaged: what
-    cannot be read; hidden: digest of the names of that.
+    apart: ids of units of several objects, of which one cannot be read: each object is a unit of its own.
     """
 
     digest: str
@@ -106,10 +102,9 @@ def placed(plan: Iterable[Unit], config: RunConfig, apart: Container[str]) -> It
 def unreadable(
     plan: Plan, config: RunConfig, take: Callable[[int, Unit], None], apart: set[str], threads: int
 ) -> Iterator[tuple[Unit, str]]:
-    """Reads all units of a plan, those of several objects by their objects where one of these cannot be read.
+    """Reads all units of a plan, those of several objects by object where one cannot be read; yields what, and why.
 
-    take: reads a unit, given with its ordinal, in a thread; raises InputError when it cannot be read. apart: is filled
-    with the ids of the units that were read by their objects. Yields what cannot be read, and why.
+    take: reads a unit, with its ordinal, in a thread; raises InputError. apart: gets the ids of units read by object.
     """
 
     def attempt(item: tuple[int, Unit]) -> list[tuple[Unit, str]]:
@@ -129,12 +124,8 @@ def unreadable(
 
 
 def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8) -> Input:
-    """Reads what is new in the input.
-
-    Fills `planned` with the units, `read` with the documents of those that last night did not have, and `damaged` with
-    the names of the objects that cannot be read.
-    """
-    known_units = {row["unit"] for row in scratch.rows("SELECT DISTINCT unit FROM old WHERE live")}
+    """Fills `planned` (units), `read` (the documents of those that last night did not have) and `damaged` (objects)."""
+    old_units = {row["unit"] for row in scratch.rows("SELECT DISTINCT unit FROM old WHERE live")}
     extra = [config.nightly.hash_column] if config.nightly.hash_column is not None else []
     for name, schema in {"planned": _PLANNED, "read": _READ, "damaged": DAMAGED}.items():
         scratch.create(name, schema)
@@ -145,12 +136,11 @@ def read_input(scratch: Scratch, plan: Plan, config: RunConfig, threads: int = 8
 
     def take(ordinal: int, unit: Unit) -> None:
         key = unit_key(unit)
-        if key not in known_units:
-            rows = [
-                {"id": d.id, "hash": _content_hash(d, config), "position": d.index, "source": d.source, "row": d.place}
-                for d in read_unit(unit, config, extra)
-            ]
-            scratch.add("read", [{**row, "unit": key} for row in rows])
+        if key not in old_units:
+            documents = read_unit(unit, config, extra)
+            places = [{"id": d.id, "position": d.index, "source": d.source, "row": d.place} for d in documents]
+            hashes = [{"unit": key, "hash": _content_hash(d, config)} for d in documents]
+            scratch.add("read", [place | content for place, content in zip(places, hashes, strict=True)])
         scratch.add("planned", [{"unit": key, "ordinal": ordinal}])
 
     for unit, reason in unreadable(plan, config, take, tonight.apart, threads):

@@ -39,12 +39,7 @@ def check_installed() -> None:
 
 
 def register(root: str, night: str, objects: Iterable[str]) -> None:
-    """Makes the Delta table show exactly these objects, in one commit; makes none where it does so already.
-
-    Args:
-        root: the folder of nightly runs.
-        night: whose objects they are; the commit has it as raypd.night.
-        objects: paths, as the list of the night has them.
+    """Makes the Delta table show exactly these objects of a night, in one commit; makes none where it does so already.
 
     Raises:
         RunError: it could not be committed; the Delta table shows what it did.
@@ -128,7 +123,6 @@ def _shown(table: DeltaTable | None) -> dict[str, int]:
 
 
 def _words(error: Exception) -> str:
-    """An error of deltalake, which has lines and colours, on a line."""
     return " ".join(re.sub(r"\x1b\[[\d;]*m", "", str(error)).split())
 
 

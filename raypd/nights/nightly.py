@@ -20,7 +20,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.nights import changes, delta, schema_change, table
 from raypd.nights.changes import Input
 from raypd.nights.schema_change import Change
-from raypd.run import layout, manifest, records
+from raypd.run import layout, manifest, read, records
 from raypd.run.lease import RunLease, held
 from raypd.run.records import NightStart, NightState, RecordError
 from raypd.run.text import counted
@@ -56,17 +56,17 @@ class Night:
     def describe(self) -> str:
         """In words, for the user."""
         where = storage.join(self.root, layout.CURRENT)
-        left_out = ""
+        lines, documents = [], counted(self.documents, "document")
         if self.damaged.units:
             objects = counted(self.damaged.units, "object")
-            left_out = f"{objects} of the input cannot be read; all that can is done:\n{self.damaged.shown()}"
-        documents = counted(self.documents, "document")
+            shown = self.damaged.shown().rstrip("\n")
+            lines.append(f"{objects} of the input cannot be read; all that can is done:\n{shown}")
         if self.nothing_new:
-            return f"{left_out}nothing new since the night {self.name}: {documents} in {where}"
-        lines = [
+            return "\n".join([*lines, f"nothing new since the night {self.name}: {documents} in {where}"])
+        lines.append(
             f"night {self.name}: {self.new:,} new, {self.changed:,} changed, {self.removed:,} removed, "
             f"{self.unchanged:,} as they were; {self.extracted:,} extracted"
-        ]
+        )
         if self.added_attributes:
             lines.append(f"added attributes: {self.added_attributes}")
         if self.shadowed:
@@ -76,8 +76,7 @@ class Night:
             kept = counted(self.stale, "document")
             lines.append(f"{kept} of objects that cannot be read: as an earlier night had them")
         failed = f", {self.failed:,} of them failed (raypd errors {self.root})" if self.failed else ""
-        lines.append(f"table: {documents}{failed}; its objects: {where}")
-        return left_out + "\n".join(lines)
+        return "\n".join([*lines, f"table: {documents}{failed}; its objects: {where}"])
 
 
 def run_night(
@@ -90,11 +89,8 @@ def run_night(
 ) -> Night:
     """Brings the table under output.path up to tonight's input; the same call goes on where one was cut off.
 
-    Args:
-        config: its output.path is the folder of all nights.
-        full: extracts everything anew.
-        retry_errors: extracts also what failed before.
-        verbose, build: as in `driver.run_extract`.
+    full: extracts everything anew. retry_errors: extracts also what failed before. verbose, build: as in
+    `driver.run_extract`.
 
     Raises:
         RunError: another session that is alive is at it; or, after all that can be done is done, objects cannot be read
@@ -163,11 +159,9 @@ class NightRun:
         path = storage.join(self.root, layout.STATE)
         try:
             version = storage.version(path)
-            return records.read(NightState, path), version
+            return read.record(NightState, path), version
         except FileNotFoundError:
             return None, None
-        except RecordError as error:
-            raise RunError(str(error)) from None
         except OSError as error:
             raise RunError(f"{path}: cannot be read: {error}") from None
 
@@ -239,7 +233,6 @@ class NightRun:
             raise RunError(f"{self.lease.lost}; the same command goes on")
 
     def _extract(self, plan: Plan, tonight: Input, night: Night) -> None:
-        """Runs what is to be extracted, and makes `answered` and `added` of it."""
         folder = f"{layout.NIGHTS}/{night.name}"
         night.extracted = self._run_over("file IS NULL", plan, tonight, "answered", folder, self.config)
         condition, config = "FALSE", self.config

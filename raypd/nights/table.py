@@ -5,7 +5,7 @@ attributes, the object of its unit is written again from the rows that are there
 readers follow is the list.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
@@ -19,6 +19,7 @@ from raypd.config import RunConfig
 from raypd.errors import RunError
 from raypd.nights import schema_change
 from raypd.nights.schema_change import Change
+from raypd.run.read import by_document
 from raypd.run.text import counted
 from raypd.storage.threads import in_threads
 from raypd.verify.scratch import Scratch
@@ -112,18 +113,14 @@ def compose(scratch: Scratch, root: str, config: RunConfig, change: Change | Non
 
 
 def _write(root: str, documents: list[dict[str, Any]], config: RunConfig, change: Change | None) -> None:
-    """Writes the object of a unit from the rows of the objects that its documents stand in."""
     files = sorted({document[key] for document in documents for key in ("file", "added_file") if document[key]})
     tables = {file: read_object(storage.join(root, file)).replace_schema_metadata(None) for file in files}
-    there: defaultdict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
-    for file, table in tables.items():
-        for row in table.to_pylist():
-            there[file, row["source"], row["row"]].append(row)
+    answers_of = {file: by_document(table.to_pylist()) for file, table in tables.items()}
 
     def find(file: str, source: str, row: int) -> list[dict[str, Any]]:
-        if (file, source, row) not in there:
+        if (source, row) not in answers_of[file]:
             raise RunError(f"{file}: has no row for {source}, at {row}, that the index says it has; run with --full")
-        return there[file, source, row]
+        return answers_of[file][source, row]
 
     rows: list[dict[str, Any]] = []
     for document in documents:

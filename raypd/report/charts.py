@@ -7,7 +7,8 @@ the one that fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,15 +21,20 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from raypd.report.sections import Table
-from raypd.report.series import RunningTime
+from raypd.report.data import ReportSession, RunReport
+from raypd.report.ledger import RunBill
 from raypd.report.svg import ROLES, inline
 from raypd.run import text
-from raypd.run.training import Curve
+from raypd.run.read import spread
+from raypd.run.records import WorkerTime
+from raypd.run.training import TrainingRecord
 
 KINDS = {"busy": "busy", "startup": "starting up", "idle": "idle", "lost": "work that was lost"}  # of a worker's time
 HALF, FULL, NARROW = 520, 940, 360  # widths in CSS pixels
 _FONT = 12.0
+_BINS = 120  # of the speed
+_TIMELINE_ROWS = 600
+_WORKER_ROWS = 100  # of the table
 _UNITS = [(1, "seconds", 180), (60, "minutes", 3 * 3600), (3600, "hours", 4 * 86400), (86400, "days", float("inf"))]
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text, in the page's font
@@ -58,28 +64,69 @@ _STYLE: Any = {
 
 
 @dataclass
-class Chart:
-    """A chart in its two forms with the same figures as a table, or none and why there is none."""
+class Table:
+    """Rows of text under heads; the first column is the name of the row, the others are figures unless `text_columns`.
 
-    wide: str = ""
-    narrow: str = ""
+    The page makes cells harmless and cuts long ones.
+    """
+
+    heads: list[str]
+    rows: list[list[str]]
+    note: str = ""
+    text_columns: tuple[int, ...] = (0,)
+
+
+@dataclass
+class Chart:
+    """A chart in its two forms with the same figures as a table; or why there is none."""
+
+    title: str
+    caption: str = ""
     missing: str = ""
+    forms: dict[str, str] = field(default_factory=dict)  # wide, narrow: SVG
     table: Table | None = None
     legend: dict[str, str] = field(default_factory=dict)  # role of the colour: what it means
     note: str = ""
-    unit: str = ""
+
+    def draw(
+        self, name: str, title: str, summary: str, size: tuple[int, int], draw: Callable[[Axes, int], None]
+    ) -> None:
+        """Draws both forms; `draw` gets the axes and the width in pixels.
+
+        name: unique on the page. title, summary: what a screen reader says. size: of the wide form.
+        """
+        for form, pixels in (("wide", size[0]), ("narrow", NARROW)):
+            with rc_context(_STYLE):
+                layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.04)
+                figure = Figure(figsize=(pixels / 72, size[1] / 72), layout=layout)
+                draw(figure.add_subplot(), pixels)
+                self.forms[form] = inline(figure, f"{name}-{form}", title, summary)
 
 
-def _draw(name: str, title: str, description: str, width: int, height: int, draw: Callable[[Axes, int], None]) -> Chart:
-    """Both forms; `draw` gets the axes and the width in pixels."""
-    forms = []
-    for form, pixels in (("wide", width), ("narrow", NARROW)):
-        with rc_context(_STYLE):
-            figure = Figure(figsize=(pixels / 72, height / 72), layout=ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.04))
-            axes = figure.add_subplot()
-            draw(axes, pixels)
-            forms.append(inline(figure, f"{name}-{form}", title, description))
-    return Chart(wide=forms[0], narrow=forms[1])
+class RunningTime:
+    """Unix seconds to seconds of running time: it stands between two sessions.
+
+    total: of all sessions. borders: where one session follows on another.
+    """
+
+    def __init__(self, sessions: Sequence[ReportSession]) -> None:
+        self._unix: list[float] = []
+        self._elapsed: list[float] = []
+        self.borders: list[float] = []
+        self.total = 0.0
+        for session in sessions:
+            began = max([session.began, *self._unix[-1:]])  # sessions do not overlap
+            ended = max(began, session.ended)
+            if self._unix:
+                self.borders.append(self.total)
+            self._unix += [began, ended]
+            self._elapsed += [self.total, self.total + ended - began]
+            self.total += ended - began
+
+    def at(self, unix: Sequence[float] | np.ndarray) -> np.ndarray:
+        """Seconds of running time up to a time."""
+        times = np.asarray(unix, dtype=float)
+        return np.asarray(np.interp(times, self._unix, self._elapsed)) if self._unix else np.zeros_like(times)
 
 
 def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
@@ -90,7 +137,7 @@ def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
     axes.xaxis.set_major_locator(MaxNLocator(6 if width > NARROW else 4, steps=[1, 2, 3, 5, 10]))
     axes.set_xlabel(f"running time, {name}")
     for border in clock.borders:
-        axes.axvline(border / size, color=ROLES["muted"], linewidth=1, linestyle=(0, (2, 3)))
+        _dashed(axes.axvline, border / size, "muted", 1, (2, 3))
     if clock.borders and len(clock.borders) < 6:
         point = (clock.borders[0] / size, 1)
         _write(axes, "resumed", point, (4, 2), "muted", xycoords=("data", "axes fraction"), va="bottom")
@@ -98,10 +145,15 @@ def _time_axis(axes: Axes, clock: RunningTime, width: int) -> float:
 
 
 def _value_axis(axes: Axes, top: float, label: str) -> None:
-    """Puts 0 to the top value, and a little more, on y."""
     axes.set_ylim(0, max(top, 1e-9))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.set_ylabel(label)
+
+
+def _dashed(
+    line: Callable[..., Any], position: float, role: str, width: float = 1, dashes: tuple[int, int] = (5, 3)
+) -> None:
+    line(position, color=ROLES[role], linewidth=width, linestyle=(0, dashes))
 
 
 def _write(axes: Axes, words: str, xy: tuple[float, float], offset: tuple[float, float], role: str, **how: Any) -> None:
@@ -114,9 +166,25 @@ def _dollars(ticks: np.ndarray) -> Callable[[float, Any], str]:
     return lambda value, _: f"${value:,.{digits}f}"
 
 
-def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: RunningTime) -> tuple[Chart, bool]:
-    """Dollars spent over running time; the budget as a line, and whether it fits the scale."""
-    spent = float(dollars[-1])
+def _over_time(heads: list[str], times: np.ndarray, values: np.ndarray, show: text.Show) -> Table:
+    chosen = range(0, len(values), max(1, len(values) // 12))
+    return Table(heads, [[text.duration(times[i]), show(values[i])] for i in chosen])
+
+
+def money(bill: RunBill | None, clock: RunningTime) -> Chart:
+    """Dollars spent over running time, and the budget as a line where it fits the scale."""
+    chart = Chart("Money over time", "dollars spent")
+    if bill is None or not bill.sessions:
+        chart.missing = "No bill was kept for this run."
+    elif not bill.usd:
+        chart.missing = "No machine of this run has a price. cost.prices (USD per hour) gives the next run one."
+    elif len(bill.series) < 2 or clock.total <= 0:
+        chart.missing = f"{text.usd(bill.usd)} in all; how it grew was not kept."
+    if bill is None or chart.missing:
+        return chart
+    unix, usd = np.array(bill.series).T
+    times, dollars = np.concatenate([[0.0], clock.at(unix)]), np.concatenate([[0.0], usd])
+    spent, budget = float(dollars[-1]), bill.newest.budget_usd
     shown = budget if budget is not None and budget <= max(spent, 1e-9) * 5 else None
 
     def draw(axes: Axes, width: int) -> None:
@@ -127,36 +195,67 @@ def money(times: np.ndarray, dollars: np.ndarray, budget: float | None, clock: R
         _value_axis(axes, max(spent, shown or 0.0) * 1.12, "spent, USD")
         axes.yaxis.set_major_formatter(FuncFormatter(_dollars(axes.get_yticks())))
         if shown is not None:
-            axes.axhline(shown, color=ROLES["budget"], linewidth=1.5, linestyle=(0, (5, 3)))
+            _dashed(axes.axhline, shown, "budget", 1.5)
             _write(axes, f"budget {text.usd(shown)}", (0, shown), (4, -4), "budget", va="top")
         point = (times[-1] / size, spent)
         _write(axes, text.usd(spent), point, (-4, 5), "accent", ha="right", fontweight="bold")
 
     summary = f"{text.usd(spent)} spent in {text.duration(clock.total)}"
     summary += f", of a budget of {text.usd(budget)}." if budget is not None else "; no budget was set."
-    return _draw("money", "Money over time", summary, HALF, 250, draw), shown is not None
+    chart.draw("money", chart.title, summary, (HALF, 250), draw)
+    chart.table = _over_time(["running time", "spent"], times, dollars, text.usd)
+    if budget and shown is None:
+        chart.note = f"The budget of {text.usd(budget)} lies far above this scale."
+    return chart
 
 
-def rate(times: np.ndarray, values: np.ndarray, clock: RunningTime, mean: float) -> Chart:
-    """Documents a second over running time, with their mean. times: edges, of which there is one more than values."""
-    peak = float(values.max())
+def speeds(run: RunReport, clock: RunningTime) -> tuple[np.ndarray, np.ndarray]:
+    """Edges of equal spans of running time, and the documents/s in each.
+
+    The documents of each unit are spread over the time in which it was worked on.
+    """
+    units = run.units.read
+    edges = np.linspace(0, clock.total, min(_BINS, max(12, len(units) // 2)) + 1)
+    began = clock.at([u.began for u in units])
+    ended = np.maximum(clock.at([u.committed_at for u in units]), began + 1e-3)
+    documents = np.array([u.documents for u in units], dtype=float)
+    done = np.array([(documents * np.clip((t - began) / (ended - began), 0, 1)).sum() for t in edges])
+    return edges, np.diff(done) * run.units.scale / np.diff(edges)
+
+
+def rate(run: RunReport, clock: RunningTime) -> Chart:
+    """Documents a second over running time, with their mean."""
+    chart = Chart("Speed over time")
+    if not run.units.read or clock.total <= 0:
+        chart.missing = "No unit is committed yet."
+        return chart
+    edges, values = speeds(run, clock)
+    mean, peak = run.units.total("documents") / clock.total, float(values.max())
 
     def draw(axes: Axes, width: int) -> None:
-        edges = times / _time_axis(axes, clock, width)
-        axes.stairs(values, edges, fill=True, color=ROLES["wash"], linewidth=0)
-        axes.stairs(values, edges, color=ROLES["accent"], linewidth=1.5, baseline=None)
+        scaled = edges / _time_axis(axes, clock, width)
+        axes.stairs(values, scaled, fill=True, color=ROLES["wash"], linewidth=0)
+        axes.stairs(values, scaled, color=ROLES["accent"], linewidth=1.5, baseline=None)
         _value_axis(axes, max(peak, mean) * 1.18, "documents/s")
-        axes.axhline(mean, color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
+        _dashed(axes.axhline, mean, "ink")
 
     summary = f"{text.number(mean)} documents a second on average, at most {text.number(peak)}."
-    return _draw("rate", "Documents a second over time", summary, HALF, 250, draw)
+    chart.draw("rate", "Documents a second over time", summary, (HALF, 250), draw)
+    chart.table = _over_time(["running time, from", "documents/s"], edges, values, text.number)
+    chart.caption = f"documents a second; the dashed line is the mean, {text.number(mean)}"
+    return chart
 
 
-def timeline(
-    rows: Sequence[Sequence[tuple[float, float, str]]], labels: Sequence[str], clock: RunningTime, description: str
-) -> Chart:
-    """One row a worker: when it started up, was busy, idle, or did work that was lost. Times in running seconds."""
-    count = len(rows)
+def timeline(bill: RunBill | None, clock: RunningTime) -> Chart:
+    """One row a worker: when it started up, was busy, idle, or did work that was lost."""
+    chart = Chart("Workers", "what each did when")
+    workers = [w for w in bill.workers if w.spans] if bill else []
+    if not workers or clock.total <= 0:
+        chart.missing = "Which worker did what was not kept for this run."
+        return chart
+    by_share = sorted(workers, key=lambda w: -w.spent("busy") / w.lived())
+    workers = spread(sorted(by_share, key=lambda w: w.began), _TIMELINE_ROWS)
+    count = len(workers)
     each = 22 if count <= 16 else 14 if count <= 32 else max(2.0, min(10.0, 640 / count))
     gap = 0.2 if each >= 10 else 0.1 if each >= 4 else 0.0
 
@@ -165,32 +264,50 @@ def timeline(
         axes.grid(False)
         least = clock.total / size / width  # a span is never thinner than a pixel
         for kind in KINDS:
-            bars = [
-                (i, began / size, max((ended - began) / size, least))
-                for i, row in enumerate(rows)
-                for began, ended, span_kind in row
-                if span_kind == kind
-            ]
-            if bars:
-                path = Path.make_compound_path(*(_box(x, x + long, i + gap, i + 1 - gap) for i, x, long in bars))
+            boxes = []
+            for row, worker in enumerate(workers):
+                spans = [clock.at([began, ended]) / size for began, ended, state, _ in worker.spans if state == kind]
+                boxes += [_box(x, x + max(end - x, least), row + gap, row + 1 - gap) for x, end in spans]
+            if boxes:
+                path = Path.make_compound_path(*boxes)
                 axes.add_patch(PathPatch(path, facecolor=ROLES[kind], edgecolor="none", linewidth=0))
         axes.set_ylim(count, 0)
         if each >= 10 and count <= 40:
+            labels = [text.clean(worker.worker, 12) for worker in workers]
             axes.set_yticks(np.arange(count) + 0.5, [label if width > NARROW else label[-8:] for label in labels])
         else:
             axes.set_yticks([])
             axes.set_ylabel(f"{count} workers, the first to start on top")
 
-    return _draw("workers", "What each worker did when", description, FULL, int(56 + count * each), draw)
+    who = "The one worker was" if len(by_share) == 1 else f"{text.count(len(by_share))} workers were"
+    busy = sum(w.spent("busy") for w in by_share) / sum(w.lived() for w in by_share)
+    chart.note = f"{who} busy {text.share(busy, 1)} of the time."
+    chart.table, chart.legend = _worker_table(by_share), KINDS
+    chart.draw("workers", "What each worker did when", chart.note, (FULL, int(56 + count * each)), draw)
+    return chart
 
 
-def _box(left: float, right: float, top: float, bottom: float) -> Path:
-    corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+def _worker_table(workers: list[WorkerTime]) -> Table:
+    rows = []
+    for worker in workers[:_WORKER_ROWS]:
+        lived = worker.lived()
+        shares = [text.share(worker.spent(kind), lived) for kind in ("busy", "startup", "idle", "lost")]
+        rows.append([worker.worker, worker.node or text.NONE, text.duration(lived), *shares])
+    note = f"The {_WORKER_ROWS} busiest of {len(workers)}." if len(workers) > _WORKER_ROWS else ""
+    return Table(["worker", "machine", "time", "busy", "starting", "idle", "lost"], rows, note, (0, 1))
+
+
+def _box(x0: float, x1: float, y0: float, y1: float) -> Path:
+    corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)]
     return Path(corners, [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY])
 
 
 def confidence(values: Sequence[float]) -> Chart:
     """How sure the model was: the share of sampled answers in each twentieth of 0 to 1."""
+    chart = Chart("Confidence of the answers", "share of sampled answers")
+    if not values:
+        chart.missing = "The sampled answers carry no confidence."
+        return chart
     counts, edges = np.histogram(np.asarray(values), bins=20, range=(0, 1))
     shares = 100 * counts / max(counts.sum(), 1)
     middle = float(np.median(values))
@@ -202,36 +319,43 @@ def confidence(values: Sequence[float]) -> Chart:
         axes.set_xlabel("confidence, 0 to 1")
         _value_axis(axes, float(shares.max()) * 1.22, "answers")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
-        axes.axvline(middle, color=ROLES["ink"], linewidth=1, linestyle=(0, (5, 3)))
+        _dashed(axes.axvline, middle, "ink")
         offset, side = ((5, -2), "left") if middle < 0.5 else ((-5, -2), "right")
         _write(axes, f"median {middle:.2f}", (middle, axes.get_ylim()[1]), offset, "ink", va="top", ha=side)
 
     summary = f"Half of {text.count(len(values))} sampled answers have a confidence above {middle:.2f}."
-    return _draw("confidence", "Confidence of the answers", summary, HALF, 250, draw)
+    chart.draw("confidence", chart.title, summary, (HALF, 250), draw)
+    tenths = Counter(min(9, int(10 * value)) for value in values)
+    rows = [[f"{low / 10:.1f} to {low / 10 + 0.1:.1f}", text.count(tenths[low])] for low in range(10)]
+    chart.table = Table(["confidence", "answers"], rows)
+    return chart
 
 
-def losses(curves: Mapping[str, Curve], best: str) -> Chart:
-    """Losses over steps by learning rate: thin lines, and thick ones for validations.
-
-    best: the learning rate whose weights were kept.
-    """
-    held_out = {rate: [(step, loss) for step, _, loss in curve if loss is not None] for rate, curve in curves.items()}
-    highest = max((loss for points in held_out.values() for _, loss in points), default=1.0)
+def losses(training: TrainingRecord) -> Chart:
+    """Losses over steps by learning rate: thin lines, and thick ones for validations."""
+    chart = Chart("Losses over steps", "thin: of the latest steps; thick: on the documents that are not trained on")
+    best = training.best
+    validations = {
+        attempt.learning_rate: [(step, loss) for step, _, loss in attempt.curve if loss is not None]
+        for attempt in training.attempts
+    }
+    highest = max((loss for points in validations.values() for _, loss in points), default=1.0)
 
     def draw(axes: Axes, width: int) -> None:
-        for rate, curve in sorted(curves.items(), key=lambda item: item[0] == best):  # the best on top
-            color = ROLES["accent" if rate == best else "muted"]
-            trained = [(step, loss) for step, loss, _ in curve if loss is not None]
+        for attempt in sorted(training.attempts, key=lambda attempt: attempt is best):  # the best on top
+            role = "accent" if attempt is best else "muted"
+            trained = [(step, loss) for step, loss, _ in attempt.curve if loss is not None]
             if trained:
-                axes.plot(*zip(*trained, strict=True), color=color, linewidth=1)
-            if held_out[rate]:
-                points = held_out[rate] if len(held_out[rate]) > 1 else [(0, held_out[rate][0][1]), *held_out[rate]]
-                axes.plot(*zip(*points, strict=True), color=color, linewidth=2)
-                _write(axes, rate, held_out[rate][-1], (-4, 6), "accent" if rate == best else "muted", ha="right")
+                axes.plot(*zip(*trained, strict=True), color=ROLES[role], linewidth=1)
+            if points := validations[attempt.learning_rate]:
+                line = points if len(points) > 1 else [(0, points[0][1]), *points]
+                axes.plot(*zip(*line, strict=True), color=ROLES[role], linewidth=2)
+                _write(axes, f"{attempt.learning_rate:g}", points[-1], (-4, 6), role, ha="right")
         axes.set_xlim(left=0)
         axes.set_xlabel("steps")
         _value_axis(axes, 2 * highest, "loss")
 
-    lowest = min((loss for _, loss in held_out.get(best, [])), default=0.0)
-    summary = f"The lowest validation loss is {lowest:.4f}, at learning rate {best}."
-    return _draw("losses", "Losses over steps", summary, FULL, 280, draw)
+    lowest = min((loss for _, loss in validations[best.learning_rate]), default=0.0)
+    summary = f"The lowest validation loss is {lowest:.4f}, at learning rate {best.learning_rate:g}."
+    chart.draw("losses", chart.title, summary, (FULL, 280), draw)
+    return chart

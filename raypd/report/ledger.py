@@ -8,8 +8,20 @@ from dataclasses import dataclass, field, replace
 from raypd import storage
 from raypd.billing import book
 from raypd.billing.bill import PARTS
-from raypd.run import layout
+from raypd.run import layout, read
 from raypd.run.records import Bill, Counts, NodeTime, RunCost, WorkerTime
+
+_PART_NAMES = {
+    "decode": "decoding answers",
+    "prefill": "reading prompts",
+    "startup": "starting workers",
+    "idle": "idle workers",
+    "lost": "work that was lost",
+    "head": "the head machine",
+    "other": "everything else",
+    "endpoint": "tokens of the model's server",
+    "retry": "trying failed documents again",
+}
 
 
 @dataclass
@@ -21,18 +33,33 @@ class RunBill:
     torn: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.all = [*self.sessions, *self.retries]
         self.newest = self.sessions[-1] if self.sessions else Bill("", 0.0, 0.0, final=True)
         self.cost = book.summed(self.sessions) or RunCost(0.0)
-        self.usd = sum(bill.usd for bill in (*self.sessions, *self.retries))
+        self.usd = sum(bill.usd for bill in self.all)
         self.parts = {name: sum(bill.parts.get(name, 0.0) for bill in self.sessions) for name in PARTS}
         if self.retries:  # all that they took, since their documents were there already
             self.parts["retry"] = sum(bill.usd for bill in self.retries)
 
     @property
+    def spent(self) -> dict[str, float]:
+        """USD by what it went to, in words."""
+        return {_PART_NAMES[name]: usd for name, usd in self.parts.items() if usd}
+
+    @property
     def nodes(self) -> list[NodeTime]:
         """Each with an end: where it is there, how far the bill of its session goes."""
-        pairs = [(node, bill.until) for bill in (*self.sessions, *self.retries) for node in bill.nodes]
-        return [replace(node, ended=until if node.ended is None else node.ended) for node, until in pairs]
+        return [replace(n, ended=bill.until if n.ended is None else n.ended) for bill in self.all for n in bill.nodes]
+
+    @property
+    def machines(self) -> list[tuple[tuple[str, str, float, str], list[NodeTime]]]:
+        """((kind, market, USD per hour, where that is from), nodes): those of one kind together, the dearest first."""
+        groups: dict[tuple[str, str, float, str], list[NodeTime]] = {}
+        for node in self.nodes:
+            kind = node.instance_type or ("local machine" if node.market == "local" else "machine of unknown type")
+            place = f" in {node.region}" if node.region else ""
+            groups.setdefault((kind + place, node.market, node.usd_per_hour, node.price_source), []).append(node)
+        return sorted(groups.items(), key=lambda group: -sum(node.usd for node in group[1]))
 
     @property
     def workers(self) -> list[WorkerTime]:
@@ -56,10 +83,6 @@ class RunBill:
     def categories(self) -> dict[str, Counts]:
         return book.added(each for bill in self.sessions for each in bill.categories.items())
 
-    @property
-    def totals(self) -> dict[str, int]:
-        return {name: sum(bill.totals.get(name, 0) for bill in self.sessions) for name in ("documents", "failed")}
-
 
 def read_bill(runs: Sequence[str]) -> RunBill | None:
     """The bill of some runs together, None where none was kept. Raises OSError when storage does not answer."""
@@ -67,12 +90,12 @@ def read_bill(runs: Sequence[str]) -> RunBill | None:
     retries: dict[str, Bill] = {}
     torn: list[str] = []
     for run in runs:
-        tries = storage.join(run, layout.RETRIES)
-        for number in storage.folders(tries):
-            bills, damaged = book.read_all(storage.join(tries, number))
+        folder = storage.join(run, layout.RETRIES)
+        for number in storage.folders(folder):
+            bills, damaged = read.bills(storage.join(folder, number))
             retries |= {bill.session: bill for bill in bills}
             torn += damaged
-        bills, damaged = book.read_all(run)
+        bills, damaged = read.bills(run)
         sessions += bills
         torn += damaged
     # The bills of a retry that has ended are copied into the run's own.

@@ -7,11 +7,10 @@ beside them, for the errors alone.
 from __future__ import annotations
 
 import json
-import zlib
+import statistics
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -19,8 +18,11 @@ import pyarrow.parquet as pq
 
 from raypd import storage
 from raypd.dataset import writer
-from raypd.report.units import CommittedUnit, spread
-from raypd.run.text import clean
+from raypd.errors import RunError
+from raypd.report.units import CommittedUnit
+from raypd.run.read import by_document, spread
+from raypd.run.text import NONE, clean, share
+from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters
 
 _UNITS = 60  # read whole or in part for answers
@@ -32,9 +34,9 @@ _CHARACTERS = 600_000  # of all documents together: the page stays small
 _ENTRIES = 60  # values of one document
 _VALUE_CHARACTERS = 400
 _TEXT_CHARACTERS = 1500
-_OWN = ("id", "status", "error", "source", "row", "attempts")
+_THREADS = 16
 _ANSWERS = ("record", "values", "raw", "counters", "warnings", "tokens", "sample")
-_HIDDEN = {*_OWN, *_ANSWERS, "unit", "category", "truncated"}
+_HIDDEN = {*dead_letters.COLUMNS, *_ANSWERS, "unit", "category", "truncated"}
 Row = dict[str, Any]  # of a unit's object
 
 
@@ -47,14 +49,6 @@ class Entry:
     confidence: float | None
     status: str
     span: tuple[int, int] | None = None  # characters of the document's text where it stands
-
-
-@dataclass
-class TextPiece:
-    """A piece of a document's text; marked: the names of the values that stand there, or nothing."""
-
-    text: str
-    marked: str
 
 
 @dataclass
@@ -72,7 +66,8 @@ class SampleDocument:
     entries: list[Entry]
     left_out: int = 0  # answers beyond those shown
     unit: str = ""
-    text: list[TextPiece] = field(default_factory=list)  # where it was asked for (raypd.report.texts)
+    # With `raypd report --texts`, in pieces: each with the names of the values that stand there, or nothing.
+    text: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def confidence(self) -> float | None:
@@ -92,8 +87,18 @@ class SampleAttribute:
     category: str
     name: str
     statuses: Counter[str] = field(default_factory=Counter)
-    found: int = 0  # values, those that were cut among them
+    values: int = 0  # those that were cut among them
     confidences: list[float] = field(default_factory=list)
+
+    @property
+    def shares(self) -> list[str]:
+        """Of values, nulls, ambiguous ones, and all others: invalid or cut."""
+        counts, total = [self.values, self.statuses["null"], self.statuses["ambiguous"]], self.statuses.total()
+        return [share(count, total) for count in (*counts, total - sum(counts))]
+
+    @property
+    def median(self) -> str:
+        return f"{statistics.median(self.confidences):.2f}" if self.confidences else NONE
 
 
 @dataclass
@@ -119,40 +124,29 @@ class AnswerSample:
             key = (str(row.get("category") or ""), str(value["name"]))
             attribute = self.attributes.setdefault(key, SampleAttribute(*key))
             attribute.statuses[str(value["status"])] += 1
-            attribute.found += value["value"] is not None
-            if _is_confidence(value.get("confidence")):
-                attribute.confidences.append(value["confidence"])
-                self.confidences.append(min(value["confidence"], 1.0))
-        if _is_confidence(row.get("confidence")):
-            self.confidences.append(min(row["confidence"], 1.0))
+            attribute.values += value["value"] is not None
+            self._add_confidence(value.get("confidence"), attribute.confidences)
+        self._add_confidence(row.get("confidence"))
+
+    def _add_confidence(self, value: float | None, of_attribute: list[float] | None = None) -> None:
+        if value is not None and 0 <= value <= 1.001:
+            self.confidences.append(min(value, 1.0))
+            if of_attribute is not None:
+                of_attribute.append(value)
 
 
-def _is_confidence(value: float | None) -> bool:
-    return value is not None and 0 <= value <= 1.001
-
-
-def read_sample(units: Sequence[CommittedUnit], seed: str) -> AnswerSample:
+def read_sample(units: Sequence[CommittedUnit]) -> AnswerSample:
     """Reads the sample; objects that cannot be read are left out."""
-    failed = [unit for unit in units if unit.failed]
-    with ThreadPoolExecutor(16) as pool:
-        tables = [rows for rows in pool.map(_rows, _choose(units, _UNITS, seed)) if rows is not None]
-        chosen = pool.map(read_errors, (unit.path for unit in _choose(failed, _FAILED_UNITS, seed)))
-        failures = [rows for rows in chosen if rows is not None]
-    sample = AnswerSample(failed_units=len(failed), error_units=len(failures))
+    with_failures = [unit for unit in units if unit.failed]
+    tables = [rows for rows in in_threads(_rows, spread(units, _UNITS), _THREADS) if rows is not None]
+    chosen = in_threads(failed_documents, spread(with_failures, _FAILED_UNITS), _THREADS)
+    failures = [rows for rows in chosen if rows is not None]
+    sample = AnswerSample(failed_units=len(with_failures), error_units=len(failures))
     for row in (row for rows in tables for row in rows):
         sample.add(row)
     sample.errors.update(dead_letters.normalize(row["source"], row["error"]) for rows in failures for row in rows)
-    sample.documents = _documents([_by_document(rows) for rows in tables], failures)
+    sample.documents = _documents([list(by_document(rows).values()) for rows in tables], failures)
     return sample
-
-
-def _choose(units: Sequence[CommittedUnit], limit: int, seed: str) -> Sequence[CommittedUnit]:
-    """An even choice over the run with a start that the seed gives."""
-    if len(units) <= limit:
-        return units
-    step = len(units) / limit
-    start = zlib.crc32(seed.encode()) / 2**32 * step
-    return [units[int(start + i * step)] for i in range(limit)]
 
 
 def _rows(unit: CommittedUnit) -> list[Row] | None:
@@ -164,29 +158,19 @@ def _rows(unit: CommittedUnit) -> list[Row] | None:
         return None
 
 
-def read_errors(path: str) -> list[Row] | None:
-    """The failed documents of a unit, each once; None where its object cannot be read."""
+def failed_documents(unit: CommittedUnit) -> list[Row] | None:
+    """A row of each; None where the unit's object cannot be read."""
     try:
-        with storage.open_file(path) as file:
-            table = pq.ParquetFile(file).read(columns=list(_OWN))
-    except (pa.ArrowException, OSError):
+        rows = dead_letters.error_rows(unit.path).to_pylist()
+    except RunError:
         return None
-    return list({row["row"]: row for row in table.to_pylist() if row["status"] != "ok"}.values())
-
-
-def _by_document(rows: list[Row]) -> list[list[Row]]:
-    """The rows of each document together: a document with questions or turns has several."""
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["source"], row["row"]), []).append(row)
-    return list(groups.values())
+    return [answers[-1] for answers in by_document(rows).values()]
 
 
 def _documents(units: list[list[list[Row]]], failures: list[list[Row]]) -> list[SampleDocument]:
-    """Some of every unit, until there are enough or the page would grow too large; failures first."""
     failed = [row for rows in failures for row in rows[: max(1, _FAILED_DOCUMENTS // max(len(failures), 1))]]
     failed = failed[:_FAILED_DOCUMENTS]
-    failed_places = {(row["source"], row["row"]) for row in failed}
+    failed_places = by_document(failed)
     limit = _DOCUMENTS - len(failed)
     each = -(-limit // max(len(units), 1))
     chosen = []
@@ -224,17 +208,10 @@ def document_of(rows: list[Row]) -> SampleDocument:
 
 
 def _entries(row: Row) -> list[Entry]:
-    """The answers of a row, whatever kind of task it is of."""
     if row.get("status") != "ok":
         return []
     if "values" in row:
-        return [
-            replace(
-                _entry(v["name"], v["value"] if v["value"] is not None else v.get("raw"), v["confidence"], v["status"]),
-                span=(v["span"]["begin"], v["span"]["end"]) if v.get("span") else None,
-            )
-            for v in row["values"] or []
-        ]
+        return [_value(value) for value in row["values"] or []]
     confidence = row.get("confidence")
     if "question" in row:
         return [_entry(row["question"], row["answer"], confidence, row.get("answer_status") or "ok")]
@@ -243,6 +220,14 @@ def _entries(row: Row) -> list[Entry]:
         name = f"turn {row.get('turn') or 0}, sample {row.get('sample') or 0}"
         return [_entry(name, row["text"], confidence, status, _TEXT_CHARACTERS)]
     return [_entry(name, _plain(value), None, "ok") for name, value in row.items() if name not in _HIDDEN]
+
+
+def _value(value: Row) -> Entry:
+    shown = value["value"] if value["value"] is not None else value.get("raw")
+    entry = _entry(value["name"], shown, value["confidence"], value["status"])
+    if span := value.get("span"):
+        entry.span = span["begin"], span["end"]
+    return entry
 
 
 def _entry(name: Any, value: Any, confidence: float | None, status: Any, limit: int = _VALUE_CHARACTERS) -> Entry:

@@ -6,22 +6,22 @@ some footers, and none twice.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from raypd import storage
-from raypd.report import data
-from raypd.report.ledger import read_bill
-from raypd.report.sample import read_errors
-from raypd.report.units import CommittedUnit, read_unit, spread, unit_objects
+from raypd.report.data import RunFiles, is_fake
+from raypd.report.sample import failed_documents
+from raypd.report.units import CommittedUnit, read_unit
 from raypd.run.load import load_record
+from raypd.run.read import spread
 from raypd.run.records import Bill, Manifest, PlanTotals
 from raypd.run.text import clean, counted
+from raypd.storage.threads import in_threads
 from raypd.verify import dead_letters
 
 _FOOTERS = 512  # read in one look
+_THREADS = 32
 _ERROR_UNITS = 8  # read for their errors in one look
 _ERRORS = 5
 _RATE_SECONDS = 600.0  # the speed of now is that of the last ten minutes
@@ -77,28 +77,24 @@ class Watch:
     overrides: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        record = load_record(self.root, self.overrides)
-        self._fake = data.is_fake(record.config)
-        self._held: dict[storage.Object, CommittedUnit | None] = {}  # footers that were read
+        self._fake = is_fake(load_record(self.root, self.overrides).config)
+        self._summaries: dict[storage.Object, CommittedUnit | None] = {}  # that were read
         self._errors: dict[str, list[str]] = {}
 
     def look(self) -> Status:
         """Raises OSError when storage does not answer."""
-        now, table, runs = time.time(), data.read_table(self.root), data.runs_of(self.root)
-        plan, manifest = data.read_plan(self.root), data.read_manifest(self.root)
-        objects, bill = unit_objects(runs), read_bill(runs)
-        self._read_footers(objects)
-        footers = [unit for unit in map(self._held.get, objects) if unit is not None]
-        sessions = data.read_sessions(runs, footers, bill, now)
-        documents, failed, exact = _documents(len(objects), footers, manifest)
+        files = RunFiles(self.root)
+        objects, plan, table, bill = files.objects, files.plan, files.table, files.bill
+        self._read_summaries(objects)
+        units = [unit for unit in map(self._summaries.get, objects) if unit is not None]
+        sessions = files.sessions(units)
+        documents, failed, exact = _documents(len(objects), units, files.manifest)
         planned, planned_exact = _planned(plan, len(objects), documents, exact)
-        # Of nights it is the night that ends well or not, and each may have run twice or not at all.
-        ended = data.read_sessions([self.root], [], None, now) if table else sessions
         status = Status(
             run=self.root,
-            state=data.state_of(ended, len(objects), plan.units if plan else None),
+            state=files.state(sessions),
             fake=self._fake,
-            at=now,
+            at=files.now,
             units=len(objects),
             units_planned=max(plan.units, len(objects)) if plan else None,
             documents=table.documents if table else documents,
@@ -109,50 +105,51 @@ class Watch:
             sessions=len(sessions),
             running_seconds=sum(s.seconds for s in sessions),
             extracted=documents if table else None,
-            unreadable=data.unreadable(plan, manifest),
+            unreadable=files.unreadable,
             heard=max((s.ended for s in sessions), default=None),
-            errors=self._last_errors(footers),
-            notes=list(bill.cost.notes) if bill else ["no bill is kept for this run"],
+            errors=self._last_errors(units),
         )
+        if status.unreadable:
+            unreadable = counted(status.unreadable, "unit")
+            status.notes.append(f"{unreadable} of the input cannot be read: their documents are not in these figures")
         if table:
             extracted = f"{counted(documents, 'document')} extracted in all nights"
-            status.notes.insert(0, f"the table is that of the night {table.night}; {extracted}")
-        if status.unreadable:
-            units = counted(status.unreadable, "unit")
-            status.notes.insert(0, f"{units} of the input cannot be read: their documents are not in these figures")
+            status.notes.append(f"the table is that of the night {table.night}; {extracted}")
+        status.notes += bill.cost.notes if bill else ["no bill is kept for this run"]
         if bill:
             status.usd, status.budget_usd, status.deadline = bill.usd, bill.newest.budget_usd, bill.newest.deadline
             status.workers = _workers(bill.newest)
         _forecast(status, bill.newest if bill else None)
         return status
 
-    def _read_footers(self, objects: Sequence[storage.Object]) -> None:
+    def _read_summaries(self, objects: Sequence[storage.Object]) -> None:
         """The newest units are not known by name: of those that were not read, an even choice is."""
-        new = [o for o in objects if o not in self._held]
-        with ThreadPoolExecutor(32) as pool:
-            chosen = spread(new, _FOOTERS)
-            for item, unit in zip(chosen, pool.map(read_unit, chosen), strict=True):
-                self._held[item] = unit
-                self._errors.pop(item.path, None)
+        chosen = spread([o for o in objects if o not in self._summaries], _FOOTERS)
+        for item, unit in zip(chosen, in_threads(read_unit, chosen, _THREADS), strict=True):
+            self._summaries[item] = unit
+            self._errors.pop(item.path, None)
 
-    def _last_errors(self, footers: Sequence[CommittedUnit]) -> list[str]:
-        """Why the documents failed that failed last, of the units whose footers are known."""
-        failed = sorted((u for u in footers if u.failed), key=lambda u: -u.committed_at)[:_ERROR_UNITS]
+    def _last_errors(self, units: Sequence[CommittedUnit]) -> list[str]:
+        """Why the documents failed that failed last, of the units whose summaries are known."""
+        failed = sorted((u for u in units if u.failed), key=lambda u: -u.committed_at)[:_ERROR_UNITS]
         for unit in failed:
             if unit.path not in self._errors:
-                rows = read_errors(unit.path) or []
+                rows = failed_documents(unit) or []
                 self._errors[unit.path] = [dead_letters.normalize(row["source"], row["error"]) for row in rows]
         reasons = dict.fromkeys(error for unit in failed for error in self._errors[unit.path])
         return [clean(error, 160) for error in list(reasons)[:_ERRORS]]
 
 
-def _documents(units: int, footers: Sequence[CommittedUnit], manifest: Manifest | None) -> tuple[int, int, bool]:
-    """(documents, failed, whether they were counted): of the units' own summaries, or of the manifest over them all."""
-    if len(footers) < units and manifest is not None and manifest.units == units:
+def _documents(count: int, units: Sequence[CommittedUnit], manifest: Manifest | None) -> tuple[int, int, bool]:
+    """(documents, failed, whether they were counted): of the units' own summaries, or of the manifest over them all.
+
+    count: of all units.
+    """
+    if len(units) < count and manifest is not None and manifest.units == count:
         return manifest.documents, manifest.failed, True
-    scale = units / len(footers) if footers else 0.0
-    documents, failed = (round(sum(getattr(u, name) for u in footers) * scale) for name in ("documents", "failed"))
-    return documents, failed, len(footers) == units
+    scale = count / len(units) if units else 0.0
+    documents, failed = (round(sum(getattr(u, name) for u in units) * scale) for name in ("documents", "failed"))
+    return documents, failed, len(units) == count
 
 
 def _planned(plan: PlanTotals | None, units: int, documents: int, exact: bool) -> tuple[int | None, bool]:
@@ -186,23 +183,17 @@ def _forecast(status: Status, bill: Bill | None) -> None:
 
 
 def _recent(bill: Bill) -> float | None:
-    """Documents a second of the last minutes of a session, where its bill tells."""
-    if not bill.series:
+    points = [(moment, documents) for moment, _, documents, *_ in bill.series if moment >= bill.began]
+    if not points:
         return None
-    end, done = bill.series[-1][0], bill.series[-1][2]
-    points = [
-        (moment, documents)
-        for moment, _, documents, *_ in bill.series
-        if moment >= max(end - _RATE_SECONDS, bill.began)
-    ]
+    end, done = points[-1]
     if end - bill.began < _RATE_SECONDS:  # it has only begun: the start of its workers is no pace
         points = [p for p in points if p[1] > points[0][1]] or points
-    moment, before = points[0] if points else (end, done)
+    moment, before = next(p for p in points if p[0] >= end - _RATE_SECONDS)
     return (done - before) / (end - moment) if end > moment and done > before else None
 
 
 def _workers(bill: Bill) -> list[WorkerState]:
-    """The workers of a session, those that still run first."""
     states = []
     for worker in bill.workers:
         state = "ended" if bill.final else worker.state

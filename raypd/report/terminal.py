@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from rich.console import Console, Group, RenderableType
@@ -24,49 +24,34 @@ _COLORS = {"complete": "green", "running": "cyan", "busy": "green", "idle": "yel
 
 
 def show(watch: Watch, *, again: float | None = None, as_json: bool = False, console: Console | None = None) -> None:
-    """Prints how a run stands.
+    """Prints how a run stands. again: seconds between two looks, until the run has ended or Ctrl-C; None: one look.
 
-    Args:
-        watch: what looks at it.
-        again: seconds between two looks, until the run has ended or Ctrl-C; None: one look.
-        as_json: print each look as a line of JSON.
-        console: in place of stdout, of which it takes the width.
-
-    Raises:
-        RunError: storage does not answer at the first look; a later look that fails is a note.
+    Raises RunError when storage does not answer at the first look; a later look that fails is a note.
     """
     console = console or Console(highlight=False, markup=False)
-
-    def show_look(look: Status) -> None:
-        if as_json:
-            print(json.dumps(asdict(look)), flush=True)
-        else:
-            console.print(render(look, console.width))
-
     try:
         status = watch.look()
     except OSError as error:
         raise RunError(f"{watch.root}: cannot be read: {error}") from None
-    if again is None:
-        show_look(status)
-        return
-    with contextlib.suppress(KeyboardInterrupt):  # the way to leave it
-        if as_json or not console.is_terminal:
-            _follow(watch, status, again, show_look)
-            return
+    if as_json:
+        _follow(watch, status, again, lambda look: print(json.dumps(asdict(look)), flush=True))
+    elif again is None or not console.is_terminal:
+        _follow(watch, status, again, lambda look: console.print(render(look, console.width)))
+    else:
         with Live(console=console, auto_refresh=False) as live:
             _follow(watch, status, again, lambda look: live.update(render(look, console.width), refresh=True))
 
 
-def _follow(watch: Watch, status: Status, again: float, show_look: Callable[[Status], None]) -> None:
+def _follow(watch: Watch, status: Status, again: float | None, show_look: Callable[[Status], None]) -> None:
     show_look(status)
-    while status.state == "running":
-        time.sleep(again)
-        try:
-            status = watch.look()
-        except OSError as error:
-            status.notes = [f"the last look failed, these are the figures of before: {error}"]
-        show_look(status)
+    with contextlib.suppress(KeyboardInterrupt):  # the way to leave it
+        while again is not None and status.state == "running":
+            time.sleep(again)
+            try:
+                status = watch.look()
+            except OSError as error:
+                status.notes = [f"the last look failed, these are the figures of before: {error}"]
+            show_look(status)
 
 
 def render(status: Status, width: int = 100) -> RenderableType:
@@ -74,15 +59,17 @@ def render(status: Status, width: int = 100) -> RenderableType:
     parts: list[RenderableType] = []
     if status.fake:
         parts.append(Text("model: fake. THESE ANSWERS ARE MADE UP: no model read the documents.", style="bold red"))
-    head = Text(text.clean(status.run), style="bold")
-    head.append(f"  {status.state}", style=_COLORS.get(status.state, "red"))
-    parts.append(head)
+    state = (f"  {status.state}", _COLORS.get(status.state, "red"))
+    parts.append(Text.assemble(text.clean(status.run), state, style="bold"))
     if status.documents_planned:
         done = min(status.documents, status.documents_planned)
         bar = Table.grid()  # a bar alone would not end its line
         bar.add_row(ProgressBar(status.documents_planned, done, width=min(width, 60)))
         parts.append(bar)
-    parts.append(_figures(status))
+    figures = _grid()
+    for name, figure in _figures(status):
+        figures.add_row(name, figure)
+    parts.append(figures)
     if status.workers:
         parts.append(_workers(status.workers))
     if status.errors:
@@ -100,46 +87,42 @@ def _grid() -> Table:
     return table
 
 
-def _figures(status: Status) -> Table:
-    table = _grid()
-    about = "" if status.exact else "about "
+def _figures(status: Status) -> Iterator[tuple[str, str]]:
+    about, about_planned = ("" if exact else "about " for exact in (status.exact, status.planned_exact))
     done, planned = f"{about}{text.count(status.documents)}", status.documents_planned
     if planned:
-        nearly = "" if status.planned_exact else "about "
-        done += f" of {nearly}{text.count(planned)}, {text.share(status.documents, planned)}"
+        done += f" of {about_planned}{text.count(planned)}, {text.share(status.documents, planned)}"
     if status.failed:
         done += f"; {about}{text.count(status.failed)} failed"
-    table.add_row("documents", done)
-    units = text.count(status.units) + (f" of {text.count(status.units_planned)}" if status.units_planned else "")
-    table.add_row("units", f"{units} committed")
+    yield "documents", done
+    of_planned = f" of {text.count(status.units_planned)}" if status.units_planned else ""
+    yield "units", f"{text.count(status.units)}{of_planned} committed"
     if status.documents_per_second is not None:
-        table.add_row("speed", f"{text.number(status.documents_per_second)} documents/s")
+        yield "speed", f"{text.number(status.documents_per_second)} documents/s"
     if status.eta_seconds is not None:
-        table.add_row("left", f"{text.duration(status.eta_seconds)}, until {text.when(status.at + status.eta_seconds)}")
-    table.add_row("ran", f"{text.duration(status.running_seconds)} in {text.counted(status.sessions, 'session')}")
+        yield "left", f"{text.duration(status.eta_seconds)}, until {text.when(status.at + status.eta_seconds)}"
+    yield "ran", f"{text.duration(status.running_seconds)} in {text.counted(status.sessions, 'session')}"
     if status.heard is not None and status.state != "complete":
-        table.add_row("heard", f"{text.duration(max(0.0, status.at - status.heard))} ago")
+        yield "heard", f"{text.duration(max(0.0, status.at - status.heard))} ago"
     if status.usd is not None:
-        table.add_row("cost", _cost(status, status.usd))
+        yield "cost", _cost(status, status.usd)
     if status.deadline:
-        table.add_row("deadline", text.clean(status.deadline))
-    return table
+        yield "deadline", text.clean(status.deadline)
 
 
 def _cost(status: Status, usd: float) -> str:
     if not usd and not status.usd_per_hour:
         return text.cost(usd)
-    line = text.usd(usd)
+    parts = [text.usd(usd)]
     if status.budget_usd:
-        line += f" of {text.usd(status.budget_usd)}, {text.share(usd, status.budget_usd)}"
-    documents = status.documents if status.extracted is None else status.extracted
-    if documents:
-        line += f"; {text.usd(1000 * usd / documents)} per 1,000 documents"
+        parts[0] += f" of {text.usd(status.budget_usd)}, {text.share(usd, status.budget_usd)}"
+    if documents := status.documents if status.extracted is None else status.extracted:
+        parts.append(f"{text.usd(1000 * usd / documents)} per 1,000 documents")
     if status.usd_per_hour:
-        line += f"; {text.usd(status.usd_per_hour)} an hour"
+        parts.append(f"{text.usd(status.usd_per_hour)} an hour")
     if status.usd_at_end is not None:
-        line += f"; about {text.usd(status.usd_at_end)} at the end"
-    return line
+        parts.append(f"about {text.usd(status.usd_at_end)} at the end")
+    return "; ".join(parts)
 
 
 def _workers(workers: list[WorkerState]) -> Table:

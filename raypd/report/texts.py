@@ -13,7 +13,7 @@ from raypd.dataset import planner
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError
 from raypd.report.data import RunReport
-from raypd.report.sample import Entry, TextPiece
+from raypd.report.sample import Entry
 from raypd.run.load import load_run
 from raypd.run.text import clean
 from raypd.tasks.base import Document
@@ -24,9 +24,7 @@ _CHARACTERS = 4000  # of a text
 
 
 def add(run: RunReport, overrides: Sequence[str] = ()) -> None:
-    """Gives documents of the report's sample their texts.
-
-    overrides: key=value of what has moved since the run (`input.path`).
+    """Gives documents of the sample their texts. overrides: key=value of what has moved since the run (`input.path`).
 
     Raises:
         ConfigError: the run has no documents of text, or is not one run; InputError: its input cannot be read.
@@ -55,8 +53,7 @@ def _text(document: Document, config: RunConfig) -> str:
     return str(document.fields.get(columns[0])) if len(columns) == 1 else text_of(document, columns)
 
 
-def _pieces(text: str, entries: Sequence[Entry]) -> Iterator[TextPiece]:
-    """The text in pieces, each with the names of the values that stand there."""
+def _pieces(text: str, entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
     names: dict[tuple[int, int], list[str]] = {}
     for entry in entries:
         if entry.span is not None:
@@ -64,7 +61,7 @@ def _pieces(text: str, entries: Sequence[Entry]) -> Iterator[TextPiece]:
     position = 0
     for (begin, end), marks in sorted(names.items(), key=lambda item: (item[0][0], -item[0][1])):
         if position <= begin < end <= min(len(text), _CHARACTERS):  # of two that overlap the first is marked
-            yield TextPiece(clean(text[position:begin]), "")
-            yield TextPiece(clean(text[begin:end]), ", ".join(marks))
+            yield clean(text[position:begin]), ""
+            yield clean(text[begin:end]), ", ".join(marks)
             position = end
-    yield TextPiece(clean(text[position:], max(1, _CHARACTERS - position)), "")
+    yield clean(text[position:], max(1, _CHARACTERS - position)), ""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import RunError
 from raypd.run import layout
+from raypd.run.read import spread
 from raypd.run.records import UnitSummary
+from raypd.storage.threads import in_threads
 
 READ_UNITS = 20_000  # more units than this are read in part, evenly spread, and their figures scaled up
 _THREADS = 32
@@ -37,8 +37,8 @@ class Units:
         return (self.committed - len(self.damaged)) / len(self.read) if self.read else 1.0
 
     @property
-    def whole(self) -> bool:
-        """Whether every unit was read, so that sums are exact."""
+    def all_read(self) -> bool:
+        """Whether sums are exact."""
         return len(self.read) + len(self.damaged) == self.committed
 
     def total(self, name: str) -> int:
@@ -55,33 +55,22 @@ def unit_objects(runs: Sequence[str]) -> list[storage.Object]:
     return [o for o in objects if o.name.endswith(".parquet")]
 
 
-def read_units(runs: Sequence[str]) -> Units:
-    """The summaries of the committed units, of very many an even choice. Damaged ones are named, and not counted."""
-    objects = unit_objects(runs)
+def read_units(objects: Sequence[storage.Object]) -> Units:
+    """The summaries of committed units, of very many an even choice. Damaged ones are named, and not counted."""
     units = Units(committed=len(objects))
     chosen = spread(objects, READ_UNITS)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for unit, item in zip(pool.map(read_unit, chosen), chosen, strict=True):
-            if unit is None:
-                units.damaged.append(item.path)
-            else:
-                units.read.append(unit)
+    for unit, item in zip(in_threads(read_unit, chosen, _THREADS), chosen, strict=True):
+        if unit is None:
+            units.damaged.append(item.path)
+        else:
+            units.read.append(unit)
     units.read.sort(key=lambda u: u.committed_at)
     return units
-
-
-def spread(items: list[Any], limit: int) -> list[Any]:
-    """At most that many of them, evenly spaced."""
-    if len(items) <= limit:
-        return items
-    return [items[i * len(items) // limit] for i in range(limit)]
 
 
 def read_unit(item: storage.Object) -> CommittedUnit | None:
     """The summary in a unit's object; None where it is damaged or cannot be read."""
     try:
-        summary = writer.read_summary("", "", item.path)
+        return CommittedUnit(**vars(writer.read_summary("", "", item.path)), path=item.path)
     except RunError:
         return None
-    summary.began = summary.began or summary.committed_at - summary.seconds  # an older raypd
-    return CommittedUnit(**vars(summary), path=item.path)

@@ -28,7 +28,8 @@ STALE_SECONDS = 45.0  # without a beat: the holder is dead
 class RunLease:
     """One run of the command on an output folder, from the moment at which it holds the folder.
 
-    Raises RunError when another session that is alive holds it; OSError when it cannot be written.
+    say: takes lines for the user while another session's heartbeat is looked for. Raises RunError when another session
+    that is alive holds it; OSError when it cannot be written.
     """
 
     def __init__(self, output: str, say: Callable[[str], None] = lambda line: None) -> None:
@@ -107,7 +108,6 @@ class RunLease:
         )
 
     def _lease(self, ended: bool = False) -> bytes:
-        """The next lease.json of this session."""
         self._beats += 1
         since = datetime.fromtimestamp(self.began, UTC).isoformat(timespec="seconds")
         pid = os.getpid()
@@ -136,18 +136,13 @@ class RunLease:
         seconds = round(time.monotonic() - self._clock, 3)
         # Ends and heartbeats are counted from the beginning: a clock that is set in between does not move them.
         now = self.began + seconds
-        session = Session(self.began, self.id, now)
-        if how:
-            session = Session(self.began, self.id, now, now, seconds, how)
-        records.write(self._path, session)
+        end = (now, seconds, how) if how else ()
+        records.write(self._path, Session(self.began, self.id, now, *end))
 
 
 @contextlib.contextmanager
 def held(output: str, say: Callable[[str], None]) -> Iterator[RunLease]:
-    """Holds a folder for the length of a block, which ends complete or failed.
-
-    Args:
-        say: takes lines for the user while another session's heartbeat is looked for.
+    """Holds a folder for the length of a block, which ends complete or failed. say: as of `RunLease`.
 
     Raises:
         RunError: another session that is alive holds it.
@@ -182,7 +177,6 @@ def _started(pid: int) -> str | None:
 
 
 def _runs_here(holder: Lease) -> bool | None:
-    """Whether the holder's process is alive, or None where this machine cannot know."""
     machine = _machine()
     if machine is None or holder.machine != machine:
         return None

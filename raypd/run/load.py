@@ -24,8 +24,7 @@ def is_nightly(output: str) -> bool:
 def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
     """A run's run.json, or the state.json of nightly runs; from here on this process reaches S3 as the run did.
 
-    Args:
-        overrides: key=value; those of section `storage` replace how the run reached S3.
+    overrides: key=value; those of section `storage` replace how the run reached S3.
 
     Raises:
         ConfigError: it cannot be read; NoRun: there is none.
@@ -56,10 +55,7 @@ def load_record(output: str, overrides: Sequence[str] = ()) -> RunRecord:
 
 
 def load_run(output: str, overrides: list[str]) -> RunConfig:
-    """The configuration of a run, from its run.json.
-
-    Args:
-        overrides: key=value of what has moved since.
+    """The configuration of a run, from its run.json. overrides: key=value of what has moved since.
 
     Raises:
         ConfigError: there is no run, or what its answers depend on is not what it was.

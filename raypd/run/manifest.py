@@ -14,8 +14,8 @@ import raypd
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.errors import ConfigError
-from raypd.run import layout, records
-from raypd.run.records import Manifest, RecordError, RunCost, RunRecord, Session, SessionTotals, UnitSummary
+from raypd.run import layout, read, records
+from raypd.run.records import Manifest, RecordError, RunCost, RunRecord, SessionTotals, UnitSummary
 from raypd.run.unreadable import Unreadable
 
 NO_KEY = "a file that prompts come from, or raypd itself"  # what makes another fingerprint beside the keys
@@ -121,15 +121,9 @@ def make(
     unreadable: Unreadable,
     cost: RunCost | None,
 ) -> Manifest:
-    """Adds up the committed units and the sessions of a run.
-
-    Args:
-        units: the committed ones.
-        cost: the bill of all sessions; None where no ledger ran.
-    """
-    sessions, folder = [], storage.join(output, layout.SESSIONS)
-    session_records = [records.read(Session, storage.join(folder, name)) for name in storage.names(folder)]
-    for session in sorted(session_records, key=lambda session: session.began):  # names of one second sort by chance
+    """Adds up the committed units and the sessions of a run. cost: of all sessions; None where no ledger ran."""
+    sessions = []
+    for session in read.sessions([output]):
         committed = [u for u in units if u.session == session.id]
         # A session that was killed left no end: its last commit is what is known.
         ended = session.ended or max((u.committed_at for u in committed), default=session.began)
@@ -145,6 +139,10 @@ def make(
             )
         )
     documents, seconds = sum(u.documents for u in units), sum(s.seconds for s in sessions)
+
+    def tokens(kind: str) -> int:
+        return sum(u.counts.get(kind, 0) for u in units)
+
     return Manifest(
         fingerprint=config.fingerprint(),
         fake=config.model.is_fake,
@@ -155,9 +153,9 @@ def make(
         units=len(units),
         units_planned=units_planned,
         units_unreadable=unreadable.units,
-        prefill_tokens=sum(u.counts.get("prefill_tokens", 0) for u in units),
-        shared_tokens=sum(u.counts.get("shared_tokens", 0) for u in units),
-        decode_tokens=sum(u.counts.get("decode_tokens", 0) for u in units),
+        prefill_tokens=tokens("prefill_tokens"),
+        shared_tokens=tokens("shared_tokens"),
+        decode_tokens=tokens("decode_tokens"),
         seconds=round(seconds, 3),
         documents_per_second=round(documents / seconds, 3) if seconds else 0.0,
         started=sessions[0].started if sessions else None,

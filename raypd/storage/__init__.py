@@ -2,10 +2,8 @@
 
 A path is a local one (or file://) or `s3://bucket/key`. What goes wrong, in every function that touches files, is
 FileNotFoundError, another OSError (StorageError; of these Unavailable for a store that does not answer at all, Changed)
-or, for what the user asked to be read, InputError; no text of these holds a secret.
-
-The functions of this module are the methods of one `Storage`, that of the command or of the worker, which gives it the
-section `storage` of its configuration (`configure`).
+or, for what the user asked to be read, InputError; no text of these holds a secret. The functions are the methods of
+one `Storage`, to which a command or worker gives the section `storage` of its configuration (`configure`).
 """
 
 import io
@@ -32,11 +30,7 @@ def is_remote(path: str) -> bool:
 
 
 def absolute(path: str) -> str:
-    """A path that means the same in every process.
-
-    Raises:
-        InputError: it is of a kind of storage that raypd does not know.
-    """
+    """A path that means the same in every process. Raises InputError for an unknown kind of storage."""
     if not is_remote(path):
         return str(local.local_path(path))
     split(path)
@@ -61,9 +55,8 @@ def clean_temporary(folder: str) -> int:
 class Storage:
     """Local folders and S3 under one set of settings. Its connection to S3, `s3`, may be used from many threads.
 
-    Args:
-        settings: how S3 is reached. The SDK finds what they leave open (endpoint, region, credentials) in environment
-            variables (AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, ...), in its files or from the instance's role.
+    What the settings leave open (endpoint, region, credentials) the SDK finds in environment variables
+    (AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, ...), in its files or from the instance's role.
     """
 
     def __init__(self, settings: StorageConfig | None = None) -> None:
@@ -75,17 +68,12 @@ class Storage:
             self.s3 = S3Client(settings)
 
     def find(self, path: str) -> Iterator[Object]:
-        """The files that a path, a folder (all below it) or a glob stands for, one by one, in the order of their names.
+        """The files that a path, a folder (all below it) or a glob stands for, in the order of their names.
 
-        Hidden ones are left out: a part of their name below the folder begins with . or _.
+        Hidden ones are left out: a part of their name below the folder begins with . or _. In a glob `*`, `?` and
+        `[ab]` stop at /, `**` as a whole part does not; what stands before the first of these narrows a listing of S3.
 
-        Args:
-            path: in a glob `*`, `?` and `[ab]` stop at /, `**` as a whole part does not. On S3 what stands before the
-                first special character narrows the listing.
-
-        Raises:
-            InputError: there is no such file, or it may not be listed.
-            Unavailable: the store does not answer.
+        Raises InputError where there is no such file or it may not be listed; Unavailable.
         """
         return s3_list.find(self.s3, path) if is_remote(path) else local.find(path)
 
@@ -120,13 +108,9 @@ class Storage:
     def open_read(self, path: str, offset: int = 0, version: str | None = None) -> BinaryIO:
         """A file to be read in sequence. On S3 a body that breaks off is taken up where it broke.
 
-        Args:
-            offset: byte to begin at.
-            version: the only one to read; None: the one that is there. Two versions are never mixed.
+        version: the only one to read; None: the one that is there. Two versions are never mixed.
 
-        Raises:
-            FileNotFoundError, StorageError: here, or at a later read.
-            Changed: the file is another by now, here or at a later read.
+        Raises, here or at a later read, FileNotFoundError, StorageError, or Changed where the file is another by now.
         """
         if not is_remote(path):
             return local.open_read(path, offset, version)
@@ -137,8 +121,7 @@ class Storage:
     def open_file(self, path: str, version: str | None = None, size: int | None = None) -> Any:
         """A pyarrow file to be read anywhere, as Parquet is; raises as open_read does.
 
-        Args:
-            size: bytes, where a listing has them: it saves a request on S3.
+        size: bytes, where a listing has them: it saves a request on S3.
         """
         import pyarrow as pa
 
@@ -156,15 +139,11 @@ class Storage:
             local.make_folder(path)
 
     def put_new(self, path: str, data: bytes, private: bool = False) -> bool:
-        """Writes a file whole, and its folders, unless it exists.
+        """Writes a file whole, and its folders, unless it exists: False, and what is there stays as it is.
 
-        Args:
-            data: must differ between writers that want to know who was first.
-            private: a local file that its owner alone can read.
-
-        Returns:
-            False when it exists, and what is there stays as it is. Of many writers at once one gets True (on a store
-            that knows no conditional PUT: at least one), and so does one whose answer was lost, if it finds its data.
+        Of many writers at once one gets True (on a store that knows no conditional PUT: at least one), and so does one
+        whose answer was lost, if it finds its data; so these must differ between writers. private: a local file that
+        its owner alone can read.
         """
         return s3.put_new(self.s3, path, data) if is_remote(path) else local.put_new(path, data, private)
 

@@ -28,17 +28,11 @@ class Object:
 
 
 class StorageError(OSError, RunError):
-    """A store refused, did not answer or is not what it should be; the text says where and what to do.
-
-    An OSError for who reads and writes files, and an error that the command line prints without a traceback.
-    """
+    """A store refused, did not answer or is not what it should be; the text says where and what to do."""
 
 
 class Unavailable(StorageError):
-    """A store that is out of reach, overloaded, or lets this caller in nowhere; the object itself may be intact.
-
-    It passes with time or when somebody acts: never to be taken for damage.
-    """
+    """A store that is out of reach, overloaded, or lets this caller in nowhere: never to be taken for damage."""
 
 
 SINCE_PLANNED = "since it was planned"  # in every reason why a file is not the one that was planned
@@ -54,12 +48,7 @@ class Changed(StorageError):
 def outage(error: BaseException, path: str) -> Unavailable | None:
     """An error of reading a file as Unavailable, where it is about storage as a whole.
 
-    Args:
-        error: what the read raised.
-        path: of the file, for the message.
-
-    Returns:
-        None where it is about the file: a refusal (AccessDenied, PermissionError), a missing file, damaged content.
+    None where it is about the file: a refusal (AccessDenied, PermissionError), a missing file, damaged content.
     """
     if isinstance(error, Unavailable):
         return error
@@ -80,8 +69,7 @@ def literal(glob: str) -> str:
 def choose(items: Iterable[Object], glob: str | None, none: Callable[[bool], str]) -> Iterator[Object]:
     """The listed files that a glob over whole paths matches, without hidden ones.
 
-    Raises:
-        InputError: there is none; `none` makes the message, called with whether anything was listed.
+    Raises InputError where there is none; `none` makes the message, called with whether anything was listed.
     """
     matcher = pattern(glob) if glob is not None else None
     listed = matched = False

@@ -1,4 +1,4 @@
-"""Local folders, and file systems that all machines of a cluster share."""
+"""Local folders, and file systems that all machines of a cluster share. See `Storage` for each function."""
 
 import contextlib
 import fcntl
@@ -32,7 +32,6 @@ def local_path(path: str) -> Path:
 
 
 def find(path: str) -> Iterator[Object]:
-    """The files that a path, folder or glob stands for; see Storage.find."""
     place = local_path(path)
     if place.is_file():
         yield _object(place, place.parent)
@@ -55,7 +54,6 @@ def find(path: str) -> Iterator[Object]:
 
 
 def walk(folder: str) -> Iterator[Object]:
-    """Every file below a folder, hidden ones too except what is being written; none where there is no folder."""
     files = _objects(local_path(folder))
     return (item for item in files if not os.path.basename(item.name).startswith(_TEMPORARY))
 
@@ -73,16 +71,15 @@ def _object(file: Path, root: Path) -> Object:
         if not file.is_symlink():
             raise
         status = file.lstat()  # of a link to nothing: `version` tells
-    return Object(
-        str(file), file.relative_to(root).as_posix(), status.st_size, f"{status.st_size}-{status.st_mtime_ns}"
-    )
+    return Object(str(file), file.relative_to(root).as_posix(), status.st_size, _stamp(status))
+
+
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_size}-{status.st_mtime_ns}"
 
 
 def _files(folder: Path, every: bool) -> Iterator[Path]:
-    """The files below a folder in the order of their parts; links to folders are not followed.
-
-    every: also what is neither a file nor a folder (pipes, links to nothing or to folders).
-    """
+    """The files below a folder in the order of their parts; every: also pipes, links to nothing and to folders."""
     try:
         with os.scandir(folder) as scan:
             entries = sorted(scan, key=lambda e: e.name)
@@ -109,10 +106,9 @@ def _missing(folder: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    if not path.parent.is_dir():
-        return _missing(path.parent)
-    hint = did_you_mean(path.name, os.listdir(path.parent), path.parent.joinpath)
-    return f"; {hint}" if hint else ""
+    siblings = os.listdir(path.parent) if path.parent.is_dir() else []
+    hint = did_you_mean(path.name, siblings, path.parent.joinpath)
+    return f"; {hint}" if hint else _missing(path.parent)
 
 
 def names(folder: str, kind: Callable[[os.DirEntry[str]], bool]) -> list[str]:
@@ -136,7 +132,7 @@ def open_read(path: str, offset: int, expected: str | None) -> BinaryIO:
 
 
 def version(path: str) -> str:
-    """See Storage.version. A hash survives a copy of the file, as `ray job submit --working-dir` makes one."""
+    """A hash survives a copy of the file, as `ray job submit --working-dir` makes one."""
     place = local_path(path)
     try:
         status = os.stat(place)
@@ -147,7 +143,7 @@ def version(path: str) -> str:
     if not stat.S_ISREG(status.st_mode):  # to open a pipe is to wait for its writer
         raise StorageError(_no_file(place))
     if status.st_size > _HASHED_BYTES:
-        return f"{status.st_size}-{status.st_mtime_ns}"
+        return _stamp(status)
     return _hash(str(place), status.st_ino, status.st_size, status.st_mtime_ns)
 
 
@@ -158,14 +154,12 @@ def _hash(path: str, inode: int, size: int, changed: int) -> str:
 
 
 def make_folder(path: str) -> None:
-    """See Storage.make_folder."""
     folder = local_path(path)
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def put_new(path: str, data: bytes, private: bool) -> bool:
-    """Writes a file whole and durably unless it exists; False when it does (what is there stays as it is)."""
     path = str(local_path(path))
     with _written(path, data, 0o600 if private else 0o666) as temporary:
         try:
@@ -181,7 +175,7 @@ def put_new(path: str, data: bytes, private: bool) -> bool:
 
 
 def put_if(path: str, data: bytes, expected: str) -> bool:
-    """See Storage.put_if. Safe against other calls of it alone: they take a lock on a hidden file beside the file."""
+    """Safe against other calls of it alone: they take a lock on a hidden file beside the file."""
     path = str(local_path(path))
     folder, name = os.path.split(path)
     try:
@@ -196,7 +190,6 @@ def put_if(path: str, data: bytes, expected: str) -> bool:
 
 
 def put(path: str, data: bytes) -> None:
-    """Writes a file whole and durably in place of what is there."""
     path = str(local_path(path))
     with _written(path, data) as temporary:
         os.replace(temporary, path)
@@ -228,7 +221,6 @@ def _written(path: str, data: bytes, mode: int = 0o666) -> Iterator[str]:
 
 
 def temporary(folder: str) -> list[str]:
-    """Paths of half-written files below a folder, sorted."""
     paths = (os.path.join(parent, name) for parent, _, names in os.walk(local_path(folder)) for name in names)
     return sorted(path for path in paths if os.path.basename(path).startswith(_TEMPORARY))
 

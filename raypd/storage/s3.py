@@ -1,4 +1,4 @@
-"""Objects on S3: looked at, read whole, written under conditions, deleted."""
+"""Objects on S3: looked at, read whole, written under conditions, deleted. See `Storage` for each function."""
 
 import contextlib
 import logging
@@ -18,26 +18,22 @@ _log = logging.getLogger("raypd.storage")
 
 
 def exists(client: S3Client, path: str) -> bool:
-    """Whether there is an object of this key (a bucket itself is none). Raises StorageError."""
-    try:
+    try:  # a bucket itself is none
         return bool(split(path)[1] and head(client, path))
     except FileNotFoundError:
         return False
 
 
 def read(client: S3Client, path: str) -> bytes:
-    """A whole object. Raises FileNotFoundError, StorageError."""
     return S3Reader(client, path, None, None, ahead=True).readall()
 
 
 def put(client: S3Client, path: str, data: bytes) -> None:
-    """Writes an object in place of what is there. Raises StorageError."""
     with client.translated(path, "s3:PutObject"):
         _send(client, path, data, {})
 
 
 def put_new(client: S3Client, path: str, data: bytes) -> bool:
-    """Writes an object unless there is one of this key; False when there is. Raises StorageError."""
     conditional = _knows_conditions(client, path)
     # Some stores know the condition for a single PUT alone.
     unsure = not conditional or (len(data) > MULTIPART_BYTES and client.settings.endpoint_url)
@@ -47,7 +43,6 @@ def put_new(client: S3Client, path: str, data: bytes) -> bool:
 
 
 def put_if(client: S3Client, path: str, data: bytes, version: str) -> bool:
-    """Replaces exactly this version of an object; False when it is another or gone. Raises StorageError."""
     if _knows_conditions(client, path):
         return _put_if(client, path, data, {"IfMatch": f'"{version}"'})
     try:
@@ -78,7 +73,6 @@ def _put_if(client: S3Client, path: str, data: bytes, condition: dict[str, str])
 
 
 def _holds(client: S3Client, path: str, data: bytes) -> bool:
-    """Whether an object holds exactly these bytes."""
     try:
         return head(client, path).size == len(data) and read(client, path) == data
     except FileNotFoundError:
@@ -144,6 +138,5 @@ def _probe(client: S3Client, path: str) -> bool:
 
 
 def delete(client: S3Client, path: str) -> None:
-    """Removes an object; nothing where there is none. Raises StorageError."""
     with client.translated(path, "s3:DeleteObject"):
         client.boto().delete_object(**target(path))

@@ -58,7 +58,6 @@ def split(path: str) -> tuple[str, str]:
 
 
 def target(path: str) -> dict[str, str]:
-    """The parameters that name an object in a request."""
     bucket, key = split(path)
     return {"Bucket": bucket, "Key": key}
 
@@ -150,10 +149,7 @@ class S3Client:
 
     @contextlib.contextmanager
     def translated(self, path: str, action: str) -> Iterator[None]:
-        """Raises botocore's errors as FileNotFoundError, StorageError or Unavailable with `path` and what to do.
-
-        action: the permission that the call needs, for instance s3:GetObject.
-        """
+        """Raises botocore's errors as FileNotFoundError, StorageError or Unavailable. action: the permission needed."""
         try:
             try:
                 yield

@@ -9,7 +9,7 @@ from raypd.storage.s3_client import S3Client, split
 
 
 def find(client: S3Client, path: str) -> Iterator[Object]:
-    """The objects that a key, a folder or a glob stands for; see Storage.find."""
+    """See Storage.find."""
     bucket, key = split(path)
     try:
         if key and not key.endswith("/"):
@@ -38,24 +38,20 @@ def find(client: S3Client, path: str) -> Iterator[Object]:
 
 
 def walk(client: S3Client, folder: str) -> Iterator[Object]:
-    """Every object below a folder, hidden ones too."""
     return _objects(client, _folder(folder))
 
 
 def names(client: S3Client, folder: str) -> list[str]:
-    """Names of the objects right in a folder."""
     objects = _objects(client, _folder(folder), Delimiter="/")
     return [item.name for item in objects if not item.name.startswith(".")]
 
 
 def folders(client: S3Client, folder: str) -> list[str]:
-    """Names of the folders right in a folder."""
     pages = _pages(client, _folder(folder), Delimiter="/")
     return [p["Prefix"].split("/")[-2] for page in pages for p in page.get("CommonPrefixes", [])]
 
 
 def is_folder(client: S3Client, path: str) -> bool:
-    """Whether there is anything below a path."""
     with client.translated(path, "s3:ListBucket"):
         return client.first(*split(_folder(path))) is not None
 

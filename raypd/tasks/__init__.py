@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from raypd.config import GenerationConfig, QuestionAnsweringConfig, RunConfig
+from raypd.config import RunConfig
 from raypd.decoding.methods.registry import REGISTRY
 from raypd.tasks.base import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# By kind, and imported when one is built: they bring torch. The columns of their rows are in `columns.SHAPES`.
+TASKS = {
+    "extraction": "raypd.tasks.extraction:ExtractionTask",
+    "question_answering": "raypd.tasks.question_answering:QuestionAnsweringTask",
+    "generation": "raypd.tasks.generation:GenerationTask",
+}
 
 
 def build_task(
@@ -25,16 +33,8 @@ def build_task(
         ConfigError: a prompt and its answer cannot fit the context, or a template or an example cannot be used.
         ModelError: the tokenizer lacks control tokens of the method, or its heads do not fit the model.
     """
-    # Imported here: the tasks bring torch, and who needs a document's shape alone does without its seconds.
-    from raypd.tasks.extraction import ExtractionTask
-    from raypd.tasks.generation import GenerationTask
-    from raypd.tasks.question_answering import QuestionAnsweringTask
-
-    if isinstance(config.task, QuestionAnsweringConfig):
-        return QuestionAnsweringTask(config, tokenizer, context_length)
-    if isinstance(config.task, GenerationConfig):
-        return GenerationTask(config, tokenizer, context_length, model)
-    return ExtractionTask(config, tokenizer, context_length)
+    task: Task = resolve_name(TASKS[config.task.kind])(config, tokenizer, context_length, model)
+    return task
 
 
 def check_task(config: RunConfig) -> None:

@@ -25,16 +25,17 @@ _INTEGER_SLOT = r"-?(0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(,[0-9]{3}){1,5})(,[ \n\"
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
 _JSON_STRING = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 _JSON_NUMBER = _NUMBER + r"([eE][+-]?[0-9]+)?"
+_PATTERNS = {"text": _JSON_STRING, "integer": _INTEGER, "number": _NUMBER}
 Edges = list[dict[str, int]]
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
     """A tokenizer's vocabulary as these automata read it."""
 
-    def written(text: str) -> list[int]:
+    def tokens_of(text: str) -> list[int]:
         return encode(tokenizer, text.encode("latin-1").decode(errors="ignore"), special=False)
 
-    return Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)], written)
+    return Vocabulary([token.decode("latin-1") for token in token_bytes(tokenizer)], tokens_of)
 
 
 def automaton_of(attribute: Attribute) -> Automaton:
@@ -51,30 +52,26 @@ def automaton_of(attribute: Attribute) -> Automaton:
         begun = {0, table[0]["-"]}
         return OrNull(TransitionTable(table, finals, standing=set(range(len(table))) - begun), null)
     if attribute.type in ("boolean", "enum"):
-        return OneOf([*_texts(attribute), *["null"] * null])
+        return OneOf([*map(_as_bytes, _words(attribute)), *["null"] * null])
     return OrNull(_item(attribute), null)
 
 
 def record_pattern(attributes: Sequence[Attribute]) -> str:
     """What stands behind an object's opening brace and newline, as a regular expression: one member a line."""
-    members = (f"{_literal(json.dumps(one.name, ensure_ascii=False))}: {_value_pattern(one)}" for one in attributes)
+    members = (f"{_literal(json.dumps(a.name, ensure_ascii=False))}: {_value_pattern(a)}" for a in attributes)
     return ",\n".join(members) + "\n\\}"
 
 
 def _value_pattern(attribute: Attribute) -> str:
-    if attribute.type == "text":
-        item = _JSON_STRING
-    elif attribute.type in ("integer", "number"):
-        item = _INTEGER if attribute.type == "integer" else _NUMBER
+    if attribute.type in _PATTERNS:
+        item = _PATTERNS[attribute.type]
     elif attribute.type in ("boolean", "enum"):
-        words = ["true", "false"] if attribute.type == "boolean" else attribute.values
-        quote = "" if attribute.type == "boolean" else '"'
-        item = "|".join(quote + _literal(word) + quote for word in words)
+        item = "|".join(map(_literal, _words(attribute)))
     else:
         item = f'"({str(attribute.regex).removeprefix("^").removesuffix("$")})"'
     if attribute.many:
-        more = "*" if attribute.max_items is None else f"{{0,{attribute.max_items - 1}}}"
-        item = rf"\[(({item})(, ({item})){more})?\]"
+        repeated = "*" if attribute.max_items is None else f"{{0,{attribute.max_items - 1}}}"
+        item = rf"\[(({item})(, ({item})){repeated})?\]"
     null = not attribute.required or (attribute.type in ("text", "number") and not attribute.many)
     return f"({item}|null)" if null else f"({item})"
 
@@ -86,8 +83,8 @@ def _literal(text: str) -> str:
 def json_object(pattern: str | None) -> Automaton:
     """A JSON object: one that a pattern describes, or any. Raises ValueError where the pattern cannot be used."""
     if pattern is None:
-        others = [TransitionTable(*_edges(_JSON_NUMBER)), one_of(["true", "false", "null"])]
-        return JsonObject(TransitionTable(*_edges(_JSON_STRING)), others)
+        scalars = [TransitionTable(*_edges(_JSON_NUMBER)), one_of(["true", "false", "null"])]
+        return JsonObject(TransitionTable(*_edges(_JSON_STRING)), scalars)
     return TransitionTable(*_edges(pattern))
 
 
@@ -96,16 +93,18 @@ def _item(attribute: Attribute) -> TransitionTable:
     if attribute.type == "text":
         return STRING
     if attribute.type in ("boolean", "enum"):
-        return one_of(_texts(attribute))
-    if attribute.type in ("integer", "number"):
-        return TransitionTable(*_edges(_INTEGER if attribute.type == "integer" else _NUMBER))
+        return one_of(list(map(_as_bytes, _words(attribute))))
+    if attribute.type in _PATTERNS:
+        return TransitionTable(*_edges(_PATTERNS[attribute.type]))
     return TransitionTable(*_quoted(str(attribute.regex)))
 
 
-def _texts(attribute: Attribute) -> list[str]:
-    if attribute.type == "boolean":
-        return ["true", "false"]
-    return [json.dumps(value, ensure_ascii=False).encode().decode("latin-1") for value in attribute.values]
+def _words(attribute: Attribute) -> list[str]:
+    return ["true", "false"] if attribute.type == "boolean" else [f'"{value}"' for value in attribute.values]
+
+
+def _as_bytes(text: str) -> str:
+    return text.encode().decode("latin-1")
 
 
 def _quoted(pattern: str) -> tuple[Edges, list[int]]:
@@ -121,31 +120,30 @@ def _quoted(pattern: str) -> tuple[Edges, list[int]]:
 
 @lru_cache(64)
 def _edges(pattern: str, without: str = "") -> tuple[Edges, list[int]]:
-    """(transitions, whole states) of a regular expression over bytes: the index of a vocabulary of single bytes.
+    """(transitions, final states) of a regular expression over bytes: the index of a vocabulary of single bytes.
 
-    It is made with an end of its own behind it: out of a state that is whole the index takes no way that is longer
-    than a token.
+    It is made with an end behind it: out of a final state the index takes no way that is longer than a token.
     """
     tokens: dict[str | bytes, list[int]] = {bytes([b]): [b] for b in range(256) if chr(b) not in without or b == _END}
     try:
         index = Index(f"({pattern}){chr(_END)}", outlines_core.Vocabulary(_END_TOKEN, tokens))
     except ValueError as error:
-        raise ValueError(
-            f"the pattern {pattern!r} cannot be decoded: {str(error).partition('. This may')[0]}"
-        ) from None
-    found, over = index.get_transitions(), set(index.get_final_states())
+        reason = str(error).partition(". This may")[0]
+        raise ValueError(f"the pattern {pattern!r} cannot be decoded: {reason}") from None
+    transitions, ended = index.get_transitions(), set(index.get_final_states())
     table: Edges = []
     finals = []
     number = {index.get_initial_state(): 0}
-    new = list(number)
-    for state in new:  # grows
-        row = {chr(b): after for b, after in found.get(state, {}).items() if b not in (_END, _END_TOKEN)}
+    states = list(number)
+    for state in states:  # grows
+        edges = transitions.get(state, {})
+        row = {chr(b): after for b, after in edges.items() if b not in (_END, _END_TOKEN)}
         for after in row.values():
             if after not in number:
-                number[after] = len(new)
-                new.append(after)
+                number[after] = len(states)
+                states.append(after)
         table.append({char: number[after] for char, after in row.items()})
-        finals += [number[state]] * (found.get(state, {}).get(_END) in over)
+        finals += [number[state]] * (edges.get(_END) in ended)
     if sum(map(len, table)) > _MOST_EDGES:
         raise ValueError(
             f"the pattern {pattern!r} is too large to be ready in a few seconds: say [0-9A-Za-z] in place of "

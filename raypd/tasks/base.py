@@ -24,23 +24,14 @@ if TYPE_CHECKING:  # it brings torch, which a worker without weights does withou
 
 @dataclass
 class Document:
-    """One document of a unit, as it was read. No other document has the same source and place.
+    """One document of a unit, as it was read. No other document has the same source and place."""
 
-    Attributes:
-        index: its place in the unit, from 0.
-        fields: by column; may be empty where there is an error.
-        error: why it could not be read.
-        source: name of the object that it stands in.
-        place: in that object: the row's number in Parquet; of JSONL and CSV the byte of the (uncompressed) text at
-            which it begins.
-    """
-
-    index: int
+    index: int  # in the unit, from 0
     id: str
-    fields: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
-    source: str = ""
-    place: int = 0
+    fields: dict[str, Any] = field(default_factory=dict)  # by column
+    error: str | None = None  # why it could not be read
+    source: str = ""  # name of its object
+    place: int = 0  # in that object: the row's number in Parquet, else the byte of the text at which it begins
 
 
 @dataclass
@@ -54,22 +45,14 @@ class Record:
 
 @dataclass
 class Request:
-    """A program to decode, the documents it answers, and how its answer becomes records (one or more a document).
+    """A program to decode, the documents it answers, and how its answer becomes records (one or more a document)."""
 
-    Attributes:
-        documents: the index of each.
-        finish: also returns requests that follow on this one, such as the next turn of a conversation.
-        seed: made of the documents' ids, so that sampled answers do not depend on what they are batched with.
-        failed: the records of a program that could not be decoded, given the reason; None: an error record a document.
-        sampling: how its tokens are picked; None: as those of the run.
-    """
-
-    documents: list[int]
+    documents: list[int]  # the index of each
     program: Program[Any]
-    finish: Callable[[Any], Sequence[Record | Request]]
-    seed: int = 0
-    failed: Callable[[str], list[Record]] | None = None
-    sampling: Sampling | None = None
+    finish: Callable[[Any], Sequence[Record | Request]]  # requests follow on this one, as a conversation's next turn
+    seed: int = 0  # made of the documents' ids, so that sampled answers do not depend on what they are batched with
+    failed: Callable[[str], list[Record]] | None = None  # takes the reason; None: an error record a document
+    sampling: Sampling | None = None  # None: as the run's
 
     def fail(self, reason: str) -> list[Record]:
         """The records of a program that could not be decoded."""
@@ -86,10 +69,8 @@ class Task(Protocol):
 
 
 def confidence(logprobs: Sequence[float], choice: bool = False) -> float | None:
-    """How sure the model is of what it decoded; None where there is no token.
-
-    choice: it is one of a few that were allowed, and this is its probability among them. Otherwise the geometric mean
-    of the token probabilities, so that a long text is not unsure for its length.
+    """How sure the model is of what it decoded: of a choice its probability among what was allowed, else the geometric
+    mean of the tokens' probabilities, so that a long text is not unsure for its length. None where there is no token.
     """
     return math.exp(sum(logprobs) / (1 if choice else len(logprobs))) if logprobs else None
 

@@ -18,16 +18,15 @@ CARD = "raypd.json"
 
 @dataclass
 class Card:
-    """base, revision: of the model that was trained. decoding: the keys of `decoding` that the method's answers depend
-    on. template: digest of the prompt's template. data: digest of the documents and their labels."""
+    """What weights were trained for, and how."""
 
-    base: str
+    base: str  # the model that was trained
     revision: str | None
     task: str
     method: str
-    decoding: dict[str, Any]
-    template: str
-    data: str
+    decoding: dict[str, Any]  # the keys of `decoding` that the method's answers depend on
+    template: str  # digest of the prompt's template
+    data: str  # digest of the documents and their labels
     documents: int
     learning_rate: float
     epochs: float
@@ -35,12 +34,10 @@ class Card:
     version: str
 
     def write(self, folder: Path) -> None:
-        """Writes the card beside the weights in `folder`."""
         (folder / CARD).write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def make_card(config: RunConfig, data: str, documents: int, learning_rate: float, validation_loss: float) -> Card:
-    """The card of weights that were trained by a configuration."""
     return Card(
         base=config.model.name,
         revision=config.model.revision,

@@ -1,18 +1,20 @@
-"""The output columns of every kind of task, beside those that all have (raypd.dataset.writer)."""
+"""The rows of every kind of task: the columns that all have, those of the task, and which of these are the answer."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
 import pyarrow as pa
 
-from raypd.config import Attribute, Category, ExtractionConfig, RunConfig
+from raypd.config import OWN_COLUMNS, Attribute, Category, ExtractionConfig, RunConfig
 from raypd.tasks.base import Record
 
+Row = dict[str, Any]
+OWN = pa.schema([pa.field(name, pa.type_for_alias(kind), name == "error") for name, kind in OWN_COLUMNS.items()])
 VALUE = pa.struct(
     [
         ("name", pa.string()),
@@ -60,12 +62,84 @@ GENERATION = pa.schema(
         ("warnings", pa.list_(pa.string())),
     ]
 )
-BY_KIND = {"extraction": EXTRACTION, "question_answering": QUESTION_ANSWERING, "generation": GENERATION}
+_STATUSES = {"stop": "ok", "length": "truncated"}  # of a text
+
+
+@dataclass
+class RowValue:
+    """One answer of a row."""
+
+    key: str  # tells it from the other answers of its document
+    name: str  # what was asked; "" where the document itself asks
+    value: str | None
+    status: str  # as of VALUE
+    confidence: float | None = None
+    raw: str | None = None
+    span: tuple[int, int] | None = None  # characters of the document's text
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """The columns of a kind of task, and which of them say what."""
+
+    schema: pa.Schema
+    answer: str
+    status: str | None = None  # of the answer; None: where there is one, it is ok
+    name: str | None = None  # what was asked
+    parts: tuple[str, ...] = ()  # tell the rows of a document apart
+    repeats: bool = False  # rows of the same parts may be there: a question that is asked twice
+    many: bool = False  # the answer is a list of VALUE
+
+    @property
+    def marks(self) -> set[str]:
+        """Columns by which its rows are known."""
+        return {self.answer, *self.parts, *filter(None, [self.status, self.name])}
+
+    def values(self, row: Mapping[str, Any]) -> list[RowValue]:
+        """The answers of a row; none of an error row."""
+        if row.get("status", "ok") != "ok":
+            return []
+        if self.many:
+            return [
+                RowValue(v["name"], v["name"], v["value"], v["status"], v.get("confidence"), v.get("raw"), _ends(v))
+                for v in row[self.answer] or []
+            ]
+        value = row[self.answer]
+        status = row[self.status] if self.status else "null" if value is None else "ok"
+        several = len(self.parts) > 1
+        key = ", ".join(f"{part} {row[part]}" if several else str(row[part]) for part in self.parts)
+        name = str(row[self.name]) if self.name else ""
+        return [RowValue(key, name, value, _STATUSES.get(status, status), row.get("confidence"))]
+
+
+def _ends(value: Mapping[str, Any]) -> tuple[int, int] | None:
+    span = value.get("span")
+    return (span["begin"], span["end"]) if span else None
+
+
+SHAPES = {
+    "extraction": RowShape(EXTRACTION, "values", many=True),
+    "question_answering": RowShape(
+        QUESTION_ANSWERING, "answer", "answer_status", name="question", parts=("question_id",), repeats=True
+    ),
+    "generation": RowShape(GENERATION, "text", "finish_reason", parts=("turn", "sample")),
+}
+
+
+def shape_of(names: Collection[str]) -> RowShape | None:
+    """The shape of rows with these columns; None of typed ones (see `record_row`)."""
+    return next((shape for shape in SHAPES.values() if shape.marks <= set(names)), None)
+
+
+def row_values(row: Mapping[str, Any]) -> list[RowValue]:
+    """The answers of a row of any task; none of an error row."""
+    shape = shape_of(row.keys())
+    return [] if shape is None else shape.values(row)
+
 
 # ------------------------------------------------------------------------------------------------- typed columns
 _SPAN = pa.struct([("begin", pa.int32()), ("end", pa.int32()), ("exact", pa.bool_())])
 _TYPES = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_(), "date": pa.date32()}
-Tree = dict[str, Any]
 
 
 def columns_of(config: RunConfig) -> pa.Schema:
@@ -74,17 +148,17 @@ def columns_of(config: RunConfig) -> pa.Schema:
     A time stays text, which Spark and Athena read, and so does a date-time, whose offset a timestamp would lose.
     """
     if not isinstance(config.task, ExtractionConfig) or config.output.columns == "record":
-        return BY_KIND[config.task.kind]
-    trees: dict[str, Tree] = {}  # column -> its type, in nested objects by name
+        return SHAPES[config.task.kind].schema
+    trees: dict[str, Row] = {}  # column -> its type, in nested objects by name
     for category in config.task.categories.values():
         for attribute in category.attributes:
             head, *inner = attribute.place
-            found = {"": _type(attribute), "__confidence": pa.float32(), "__status": pa.string()}
+            types = {"": _type(attribute), "__confidence": pa.float32(), "__status": pa.string()}
             if _has_span(attribute):
-                found["__span"] = _SPAN
+                types["__span"] = _SPAN
             if config.task.too_long == "windows":
-                found["__window"] = pa.int32()
-            for suffix, kind in found.items():
+                types["__window"] = pa.int32()
+            for suffix, kind in types.items():
                 _put(trees, [head + suffix, *inner], kind)
     return pa.schema([("category", pa.string()), *_fields(trees), ("truncated", pa.bool_())])
 
@@ -98,11 +172,11 @@ def _has_span(attribute: Attribute) -> bool:
     return not attribute.many and attribute.type not in ("integer", "number", "boolean")
 
 
-def _fields(tree: Tree) -> list[pa.Field]:
+def _fields(tree: Row) -> list[pa.Field]:
     return [pa.field(name, pa.struct(_fields(kind)) if isinstance(kind, dict) else kind) for name, kind in tree.items()]
 
 
-def _put(tree: Tree, path: list[str], value: Any) -> None:
+def _put(tree: Row, path: list[str], value: Any) -> None:
     for name in path[:-1]:
         tree = tree.setdefault(name, {})
     tree[path[-1]] = value
@@ -120,9 +194,9 @@ def value_in(record: Any, attribute: Attribute) -> Any:
     return nested if nested is not None else record.get(attribute.name)
 
 
-def record_of(category: Category, named: Mapping[str, Any]) -> Tree:
+def record_of(category: Category, named: Mapping[str, Any]) -> Row:
     """The record of values by their attributes' names: nested objects are put together again."""
-    record: Tree = {}
+    record: Row = {}
     for attribute in category.attributes:
         value = named.get(attribute.name)
         if value is not None or not attribute.omit_null:
@@ -137,7 +211,7 @@ def _holds(value: Any) -> bool:
     return any(map(_holds, value.values())) if isinstance(value, dict) else value is not None
 
 
-def value_row(name: str, value: Any, status: str, confidence: float | None, raw: str | None = None) -> Tree:
+def value_row(name: str, value: Any, status: str, confidence: float | None, raw: str | None = None) -> Row:
     """A row of the column `values`. value: as JSON has it; raw: what was decoded."""
     text = value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     boolean = value if isinstance(value, bool) else None
@@ -146,25 +220,26 @@ def value_row(name: str, value: Any, status: str, confidence: float | None, raw:
     return {**row, "status": status, "raw": raw if value is None and status != "null" else None}
 
 
-def typed_row(columns: Tree, config: RunConfig) -> Tree:
+def typed_row(columns: Row, config: RunConfig) -> Row:
     """A row's own columns, `record` and `values`, as typed ones."""
     assert isinstance(config.task, ExtractionConfig)
     category = config.task.categories.get(columns.get("category") or "")
     if category is None:
         return columns
-    row: Tree = {"category": columns["category"], "truncated": columns["truncated"]}
+    row: Row = {"category": columns["category"], "truncated": columns["truncated"]}
     record, values = json.loads(columns["record"]), {value["name"]: value for value in columns["values"]}
     for attribute in category.attributes:
         head, *inner = attribute.place
-        own = values.get(attribute.name, {})
-        _put(row, [head, *inner], _arrow(attribute, _get(record, attribute.place)))
-        _put(row, [f"{head}__confidence", *inner], own.get("confidence"))
-        _put(row, [f"{head}__status", *inner], own.get("status"))
+        value = values.get(attribute.name, {})
+        details = {"": _arrow(attribute, _get(record, attribute.place))}
+        details |= {"__confidence": value.get("confidence"), "__status": value.get("status")}
         if _has_span(attribute):
-            span = own.get("span")
-            _put(row, [f"{head}__span", *inner], span and {**span, "exact": own["span_exact"]})
+            span = value.get("span")
+            details["__span"] = span and {**span, "exact": value["span_exact"]}
         if config.task.too_long == "windows":
-            _put(row, [f"{head}__window", *inner], own.get("window"))
+            details["__window"] = value.get("window")
+        for suffix, detail in details.items():
+            _put(row, [head + suffix, *inner], detail)
     return row
 
 
@@ -177,28 +252,29 @@ def rows_of(records: Sequence[Record], config: RunConfig) -> Sequence[Record]:
 
 def _arrow(attribute: Attribute, value: Any) -> Any:
     if isinstance(value, list):
-        return [_arrow(attribute.item, one) for one in value]
+        return [_arrow(attribute.item, item) for item in value]
     if value is not None and attribute.type == "date":
         return date.fromisoformat(value)
     return float(value) if value is not None and attribute.type == "number" else value
 
 
-def record_row(row: Tree) -> Tree:
+def record_row(row: Row) -> Row:
     """A row with `record` and `values`, also out of typed columns, which lack raw; any other as it is."""
     heads = [name for name in row if f"{name}__status" in row and f"{name}__confidence" in row]
     if "record" in row or not heads:
         return row
-    record: Tree = {}
+    record: Row = {}
     values = []
     for head in heads:
         for path, status in _leaves([], row[f"{head}__status"]):
             value = _json(_get(row, [head, *path]))
             _put(record, [head, *path], value)
-            span = _get(row, [f"{head}__span", *path]) or {}
-            own = value_row(".".join([head, *path]), value, status, _get(row, [f"{head}__confidence", *path]))
-            found = {"begin": span["begin"], "end": span["end"]} if span else None
-            window = _get(row, [f"{head}__window", *path])
-            values.append({**own, "span": found, "span_exact": span.get("exact"), "window": window})
+            confidence, span, window = (
+                _get(row, [f"{head}__{detail}", *path]) for detail in ("confidence", "span", "window")
+            )
+            details = {"span": span and {"begin": span["begin"], "end": span["end"]}, "window": window}
+            details["span_exact"] = span and span["exact"]
+            values.append({**value_row(".".join([head, *path]), value, status, confidence), **details})
     kept = {name: value for name, value in row.items() if name.split("__")[0] not in heads}
     ok = row.get("status", "ok") == "ok"
     return {**kept, "record": json.dumps(record, ensure_ascii=False) if ok else None, "values": values if ok else None}
@@ -214,5 +290,5 @@ def _leaves(path: list[str], status: Any) -> Iterator[tuple[list[str], str]]:
 
 def _json(value: Any) -> Any:
     if isinstance(value, list):
-        return [_json(one) for one in value]
+        return [_json(item) for item in value]
     return value.isoformat() if isinstance(value, date) else value

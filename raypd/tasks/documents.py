@@ -13,38 +13,26 @@ from raypd.tasks.base import Document
 _ROLES = ("system", "user", "assistant")
 
 
-def category_of(document: Document, source: InputConfig, known: Collection[str]) -> str:
-    """The name of the document's category.
-
-    Args:
-        source: names the column of the category, or the category of all documents.
-        known: names; where there is one alone, it is that of every document that names none.
+def category_of(document: Document, source: InputConfig, categories: Collection[str]) -> str:
+    """The document's category; where there is one alone, it is that of every document that names none.
 
     Raises:
-        ValueError: it has none, or one that is not known.
+        ValueError: it names none, or one that there is not.
     """
     column = source.category_column
     name = document.fields.get(column) if column else None
     name = name if name is not None else source.category
-    if name is None and len(known) == 1:
-        name = next(iter(known))
+    if name is None and len(categories) == 1:
+        name = next(iter(categories))
     if name is None:
         raise ValueError(f"column {column!r} is empty and input.category is not set: no category")
-    if str(name) not in known:
+    if str(name) not in categories:
         raise ValueError(f"category {name!r} has no schema in task.categories")
     return str(name)
 
 
 def billed_as(document: Document, config: RunConfig) -> str:
-    """The category under which a document's cost stands.
-
-    Args:
-        document: any, also one with an error.
-        config: of the run.
-
-    Returns:
-        The task's kind where it has no categories.
-    """
+    """The category under which a document's cost stands: the task's kind where it has none."""
     if not isinstance(config.task, ExtractionConfig):
         return config.task.kind
     try:
@@ -54,10 +42,7 @@ def billed_as(document: Document, config: RunConfig) -> str:
 
 
 def text_of(document: Document, columns: list[str]) -> str:
-    """The document's text.
-
-    Args:
-        columns: of its text; where they are several, their names stand before what they hold.
+    """The document's text; where its columns are several, their names stand before what they hold.
 
     Raises:
         ValueError: it is empty.
@@ -72,14 +57,7 @@ def text_of(document: Document, columns: list[str]) -> str:
 
 
 def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, str]], list[str]]:
-    """A prompt as a conversation.
-
-    Args:
-        prompt: what the document's column holds.
-        task: names the column, and may have a system turn.
-
-    Returns:
-        The turns up to now (`role` and `content`), and the user's turns that are to be answered.
+    """A column's prompt as a conversation: turns up to now (`role` and `content`), and the user's to be answered.
 
     Raises:
         ValueError: it is no prompt.
@@ -105,15 +83,14 @@ def conversation(prompt: Any, task: GenerationConfig) -> tuple[list[dict[str, st
     return [*([] if turns[0]["role"] == "system" else system), *turns[:-1]], [turns[-1]["content"]]
 
 
-def as_list(given: Any) -> list[Any] | None:
+def as_list(column: Any) -> list[Any] | None:
     """A list of questions as it is, or out of its JSON text."""
-    if isinstance(given, str):
+    if isinstance(column, str):
         with contextlib.suppress(ValueError, RecursionError):
-            given = json.loads(given)
-    return given if isinstance(given, list) else None
+            column = json.loads(column)
+    return column if isinstance(column, list) else None
 
 
 def kind_of(value: Any) -> str:
-    """What a value of the input is, in words."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
     return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

@@ -59,13 +59,13 @@ class _Body:
 
 
 class ExtractionTask:
-    """Task of kind `extraction`."""
-
-    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+    def __init__(
+        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: object = None
+    ) -> None:
         assert isinstance(config.task, ExtractionConfig)
         self.input, self.task, self.decoding = config.input, config.task, config.decoding
-        self._whole = REGISTRY[self.decoding.method].whole_record  # the model writes the keys, too
-        self._by_pattern = config.engine.kind == "vllm" and not self._whole  # ... as the engine makes it write them
+        self._writes_keys = REGISTRY[self.decoding.method].whole_record  # the model does
+        self._by_pattern = config.engine.kind == "vllm" and not self._writes_keys  # ... as the engine makes it
         self.tokenizer, self.context_length = tokenizer, context_length
         self._encode = partial(encode, tokenizer, special=False)
         self._text = partial(tokenizer.decode, skip_special_tokens=True)
@@ -78,23 +78,23 @@ class ExtractionTask:
         self._categories = {name: self._ready(name, message) for name, message in messages(self.task).items()}
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
-        stacked = self.decoding.method == "hyper_parallel" and self.decoding.isolate == "none"
         stacks: dict[str, list[_Body]] = {}
         for document in documents:
             try:
                 if document.error is not None:
                     raise ValueError(document.error)
                 category = self._categories[category_of(document, self.input, self._categories)]
-                body, *others = self._bodies(document, category)
+                bodies = self._bodies(document, category)
             except ValueError as error:
                 yield Record(index=document.index, error=str(error))
                 continue
-            if others:
-                yield from self._of_windows(category, [body, *others])
+            if len(bodies) > 1:
+                yield from self._of_windows(category, bodies)
                 continue
-            if not stacked:
-                yield self._request(category, [body])
+            if not self.decoding.stacked:
+                yield self._request(category, bodies)
                 continue
+            (body,) = bodies
             stack = stacks.setdefault(category.name, [])
             if stack and sum(len(b.tokens) for b in (*stack, body)) > self._remaining_tokens(category, len(stack) + 1):
                 yield self._request(category, stack)
@@ -116,7 +116,7 @@ class ExtractionTask:
         pattern = record_pattern(category.attributes) if self._by_pattern else None
         ready = _CategoryPrompt(name, category.attributes, before, behind, keys, grammars, pattern)
         if self._remaining_tokens(ready) < 16:
-            key = "max_new_tokens" if self._whole else "max_value_tokens"
+            key = "max_new_tokens" if self._writes_keys else "max_value_tokens"
             raise ConfigError(
                 f"task.categories.{name}: instruction, {len(keys)} attributes and their answers leave no room for a "
                 f"document in the model's context of {self.context_length} tokens; lower decoding.{key} "
@@ -138,7 +138,7 @@ class ExtractionTask:
         # A list of which the longest value fits: one of more is cut behind a whole one.
         longest = attribute.model_copy(update={"max_items": 1}) if attribute.many else attribute
         alone = Grammar(automaton_of(longest), self._vocabulary) if attribute.many else grammar
-        needed = 0 if self._whole else alone.needed()
+        needed = 0 if self._writes_keys else alone.needed()
         if needed >= UNREACHABLE:
             raise ConfigError(f"{where}: no value of its pattern {attribute.pattern!r} can be written without quotes")
         if needed > self.decoding.max_value_tokens:
@@ -153,17 +153,17 @@ class ExtractionTask:
         """The document's text as ids: cut to what fits, or as windows. Raises ValueError where it cannot be used."""
         text = text_of(document, list(self.input.text_columns))
         tokens = self._encode(text)
-        most = self._remaining_tokens(category)
+        limit = self._remaining_tokens(category)
         if self.task.max_document_tokens is not None:
-            most = min(most, self.task.max_document_tokens)
-        if len(tokens) <= most:
+            limit = min(limit, self.task.max_document_tokens)
+        if len(tokens) <= limit:
             return [_Body(document, text, tokens)]
         if self.task.too_long == "windows":
-            cut = windows(text, self._encode, most)
-            return [_Body(document, own, ids, begin=begin) for begin, own, ids in cut]
+            cut = windows(text, self._encode, limit)
+            return [_Body(document, piece, ids, begin=begin) for begin, piece, ids in cut]
         if self.task.too_long == "refuse":
-            raise ValueError(f"too long: {len(tokens)} tokens, at most {most} fit (task.too_long is refuse)")
-        return [_Body(document, text, tokens[:most], truncated=True)]
+            raise ValueError(f"too long: {len(tokens)} tokens, at most {limit} fit (task.too_long is refuse)")
+        return [_Body(document, text, tokens[:limit], truncated=True)]
 
     def _of_windows(self, category: _CategoryPrompt, bodies: list[_Body]) -> Iterator[Request]:
         """A request a window; the last one to end makes the document's record."""
@@ -173,13 +173,14 @@ class ExtractionTask:
             answers[window] = answer
             if len(answers) < len(bodies):
                 return []
-            for number, one in sorted(answers.items()):
-                if isinstance(one, str):
-                    reason = f"window {number + 1} of {len(bodies)}: {one}"
+            windows_rated = []
+            for number, result in sorted(answers.items()):
+                if isinstance(result, str):
+                    reason = f"window {number + 1} of {len(bodies)}: {result}"
                     return [Record(bodies[0].document.index, error=reason)]
-            rated = [one for _, one in sorted(answers.items()) if not isinstance(one, str)]
-            best = merged(category.attributes, rated)
-            return [self._record(category, [(bodies[window], window, own) for window, own in best])]
+                windows_rated.append(result)
+            best = merged(category.attributes, windows_rated)
+            return [self._record(category, [(bodies[window], window, rated) for window, rated in best])]
 
         for window, body in enumerate(bodies):
             program, read = self._program(category, [body])
@@ -195,7 +196,7 @@ class ExtractionTask:
         """Tokens that are left for the text of `documents` documents (all together) in one context."""
         fixed = len(category.before) + len(category.behind)
         frame = len(self._open) + len(self._close) + 4  # 4: an id in <product id="12">, a key in the answer
-        if self._whole:
+        if self._writes_keys:
             return self.context_length - fixed - frame - len(category.keys[0]) - self.decoding.max_new_tokens
         answer = sum(map(len, category.keys)) + len(category.keys) * self.decoding.max_value_tokens
         return self.context_length - fixed - documents * (frame + answer + 8)
@@ -205,7 +206,7 @@ class ExtractionTask:
 
         def finish(answer: Any) -> list[Record]:
             answers = zip(stack, read(answer), strict=True)
-            return [self._record(category, [(body, None, own) for own in rated]) for body, rated in answers]
+            return [self._record(category, [(body, None, value) for value in rated]) for body, rated in answers]
 
         documents = [body.document.index for body in stack]
         seed = seed_of(self.decoding.sampling.seed, [body.document.id for body in stack])
@@ -215,19 +216,20 @@ class ExtractionTask:
         self, category: _CategoryPrompt, stack: list[_Body]
     ) -> tuple[Program[Any], Callable[[Any], list[list[Rated]]]]:
         """What decodes documents, and what reads the values of each out of its answer."""
-        most = self.decoding.max_value_tokens
-        if self._whole or self._by_pattern:
+        value_tokens = self.decoding.max_value_tokens
+        if self._writes_keys or self._by_pattern:
             prompt = Prompt(*self._prompt(category, stack, self._encode("{\n")))
             stops = JsonObjectEnd(self.texts, self.ends, [attribute.name for attribute in category.attributes])
-            whole = sum(map(len, category.keys)) + len(category.keys) * most
-            length = self.decoding.max_new_tokens if self._whole else whole
+            length = self.decoding.max_new_tokens
+            if not self._writes_keys:
+                length = sum(map(len, category.keys)) + len(category.keys) * value_tokens
             program = autoregressive(prompt, length, stops, pattern=category.pattern)
             return program, lambda answer: [self._read_json(category, answer)]
         slotted = self._slotted(category, stack)
         if self.decoding.method == "guided":
-            slots = guided(slotted, most, self._rest, lambda slot, value: slot.grammar.behind(value.tokens))
+            slots = guided(slotted, value_tokens, self._closing, lambda slot, value: slot.grammar.behind(value.tokens))
         else:
-            slots = hyper_parallel(slotted, most, self.decoding.isolate == "values")
+            slots = hyper_parallel(slotted, value_tokens, self.decoding.isolate == "values")
         return slots, lambda values: self._read_slots(category, len(stack), values)
 
     def _prompt(self, category: _CategoryPrompt, stack: list[_Body], answer: list[int]) -> tuple[list[int], int]:
@@ -250,28 +252,24 @@ class ExtractionTask:
                 slots.append(Slot(len(tokens) - 1, grammar))
         return SlottedPrompt(tokens, slots, shared)
 
-    def _rest(self, slot: Slot, value: Value) -> list[int]:
+    def _closing(self, slot: Slot, value: Value) -> list[int]:
         """What `guided` puts behind the decoded tokens but the last; see Grammar.rest."""
         last = value.tokens[-1]
-        text, own = slot.grammar.rest(value.tokens), self._vocabulary.texts[last]
-        kept, more = ([last], text[len(own) :]) if own and text.startswith(own) else ([], text)
-        return [*kept, *self._encode(more.encode("latin-1").decode(errors="ignore"))] if more else kept
+        text, decoded = slot.grammar.rest(value.tokens), self._vocabulary.texts[last]
+        kept, text = ([last], text[len(decoded) :]) if decoded and text.startswith(decoded) else ([], text)
+        return [*kept, *self._encode(text.encode("latin-1").decode(errors="ignore"))] if text else kept
 
     def _read_slots(self, category: _CategoryPrompt, documents: int, values: list[Value]) -> list[list[Rated]]:
+        checked: list[Rated] = []
+        for attribute, value in zip(category.attributes * documents, values, strict=True):
+            choice = value.completion
+            text = self._text(value.tokens) if choice is None else choice.encode("latin-1").decode()
+            rated = confidence(value.logprobs, choice=choice is not None)
+            # A list that took all there was may have been made to end.
+            closed = value.closed and not (attribute.many and len(value.tokens) == self.decoding.max_value_tokens)
+            checked.append((check(attribute, text, closed), rated))
         count = len(category.attributes)
-        answers = []
-        for number in range(documents):
-            ours = values[number * count : (number + 1) * count]
-            checked: list[Rated] = []
-            for attribute, value in zip(category.attributes, ours, strict=True):
-                known = value.completion
-                text = self._text(value.tokens) if known is None else known.encode("latin-1").decode()
-                rated = confidence(value.logprobs, choice=known is not None)
-                # A list that took all there was may have been made to end.
-                closed = value.closed and not (attribute.many and len(value.tokens) == self.decoding.max_value_tokens)
-                checked.append((check(attribute, text, closed), rated))
-            answers.append(checked)
-        return answers
+        return [checked[n * count : (n + 1) * count] for n in range(documents)]
 
     def _read_json(self, category: _CategoryPrompt, answer: Continuation) -> list[Rated]:
         text = self._text(answer.tokens)
@@ -295,11 +293,11 @@ class ExtractionTask:
         first = answers[0][0]
         shift = span_shift(first.document, self.input.text_columns)
         values, named = [], {}
-        for attribute, (body, window, (found, rating)) in zip(category.attributes, answers, strict=True):
-            row = value_row(attribute.name, found.value, found.status, rating, found.raw)
-            span = span_of(attribute, found.value, body.text, shift + body.begin)
+        for attribute, (body, window, (checked, rating)) in zip(category.attributes, answers, strict=True):
+            row = value_row(attribute.name, checked.value, checked.status, rating, checked.raw)
+            span = span_of(attribute, checked.value, body.text, shift + body.begin)
             values.append({**row, **span, "window": window})
-            named[attribute.name] = found.value
+            named[attribute.name] = checked.value
         record = record_of(self.task.categories[category.name], named)
         columns: dict[str, Any] = {"category": category.name, "record": json.dumps(record, ensure_ascii=False)}
         return Record(first.document.index, {**columns, "values": values, "truncated": first.truncated})

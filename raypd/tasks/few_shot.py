@@ -49,5 +49,5 @@ def _solved(question: dict[str, Any]) -> dict[str, str]:
         indices = index if isinstance(index, list) else [index]
         return {"text": text, "answer": ", ".join(ascii_uppercase[range(len(choices))[i]] for i in indices)}
     answers = question["answers"] if "answers" in question else [question["answer"]]
-    given = answers[0] if answers else None
-    return {"text": text, "answer": "null" if given is None else str(given).strip()}
+    answer = answers[0] if answers else None
+    return {"text": text, "answer": "null" if answer is None else str(answer).strip()}

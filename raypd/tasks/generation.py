@@ -38,13 +38,13 @@ _METHODS = 64  # kept: one for every way that documents are to be answered in
 
 @dataclass
 class _Chat:
-    """A conversation that is being written: the turns so far, and the user's turns still to be answered."""
+    """A conversation that is being written."""
 
     document: Document
     sample: int
-    turns: list[dict[str, str]]
-    left: list[str]
-    asked: Parameters
+    turns: list[dict[str, str]]  # so far
+    unanswered: list[str]  # turns of the user
+    parameters: Parameters
     turn: int = 0
 
 
@@ -75,8 +75,6 @@ class StopStrings:
 
 
 class GenerationTask:
-    """Task of kind `generation`."""
-
     def __init__(
         self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: PreTrainedModel | None
     ) -> None:
@@ -86,10 +84,10 @@ class GenerationTask:
         self._here = config.engine.kind == "raypd" and config.model.endpoint is None  # others take a prompt alone
         self._bytes = token_bytes(tokenizer)
         self._ends = end_tokens(tokenizer)
-        self._given, self._kind = _text_method(config, tokenizer, context_length, model)
+        self._text_model, self._method_class = _text_method(config, tokenizer, context_length, model)
         self._method = lru_cache(_METHODS)(self._method_for)
         self._rules = lru_cache(_METHODS)(self._rules_for)
-        self._method(config.decoding.max_new_tokens, self._given.sampling)  # what cannot be had is said at once
+        self._method(config.decoding.max_new_tokens, self._text_model.sampling)  # what cannot be had is said at once
         self.end = end_of_turn(tokenizer)
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
@@ -97,82 +95,71 @@ class GenerationTask:
             try:
                 if document.error is not None:
                     raise ValueError(document.error)
-                asked = read_request(document, self.config)
+                request = read_request(document, self.config)
             except ValueError as error:
                 yield Record(index=document.index, error=str(error))
                 continue
-            for sample in range(asked.parameters.samples):
-                yield self._next(_Chat(document, sample, list(asked.turns), list(asked.left), asked.parameters))
+            for sample in range(request.parameters.samples):
+                yield self._next(_Chat(document, sample, request.turns, request.unanswered, request.parameters))
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return vocabulary_of(self.tokenizer)
 
-    def _rules_for(self, pattern: str | None, most: int) -> Bounded:
-        """What holds answers of so many tokens to the pattern of a schema, or to any JSON object.
-
-        Raises ValueError where they cannot be held to it.
-        """
+    def _rules_for(self, pattern: str | None, limit: int) -> Bounded:
+        """What holds answers of `limit` tokens to a schema's pattern, or to any JSON object. Raises ValueError."""
         try:
             grammar = Grammar(json_object(pattern), self._vocabulary)
         except ValueError:
             raise ValueError(f"{SCHEMA}: too large, or with a pattern that cannot be decoded") from None
         if pattern is None:  # no bound on what is open: an answer that is too long is cut
             return Bounded(grammar, None)
-        if grammar.distance() > most:
-            raise ValueError(f"{SCHEMA}: its shortest answer takes {grammar.distance()} tokens, {most} may be written")
-        return Bounded(grammar, most)
+        if grammar.distance() > limit:
+            raise ValueError(f"{SCHEMA}: its shortest answer takes {grammar.distance()} tokens, {limit} may be written")
+        return Bounded(grammar, limit)
 
-    def _program(self, method: TextMethod, asked: Parameters, tokens: list[int], seed: int) -> Program[Any]:
-        stops = StopStrings(self._bytes, self._ends, asked.stop)
-        if not asked.json:
+    def _program(self, method: TextMethod, parameters: Parameters, tokens: list[int], seed: int) -> Program[Any]:
+        stops = StopStrings(self._bytes, self._ends, parameters.stop)
+        if not parameters.json:
             return method.program(Prompt(tokens), stops, seed)
-        rules = self._rules(asked.pattern, asked.max_new_tokens)
+        rules = self._rules(parameters.pattern, parameters.max_new_tokens)
         return autoregressive(
             Prompt(tokens),
-            asked.max_new_tokens,
-            lambda written: rules.stops(written) or stops(written),
+            parameters.max_new_tokens,
+            lambda answer: rules.stops(answer) or stops(answer),
             rules.allowed_token_ids,
-            asked.pattern or ANY_OBJECT,
-            rules.forced if self._here else lambda tokens: (),
+            parameters.pattern or ANY_OBJECT,
+            rules.forced if self._here else lambda answer: (),
         )
 
-    def _method_for(self, most: int, sampling: Sampling) -> TextMethod:
-        """The method for answers of so many tokens at most, picked in this way."""
-        options = self._given.options.model_copy(update={"max_new_tokens": most})
-        return self._kind(dataclasses.replace(self._given, options=options, sampling=sampling))
+    def _method_for(self, max_new_tokens: int, sampling: Sampling) -> TextMethod:
+        options = self._text_model.options.model_copy(update={"max_new_tokens": max_new_tokens})
+        return self._method_class(dataclasses.replace(self._text_model, options=options, sampling=sampling))
 
     def _next(self, chat: _Chat) -> Request | Record:
         """The request that answers the conversation's next turn."""
-        asked = chat.asked
-        sampling = Sampling(asked.temperature, self.config.decoding.sampling.top_k, asked.top_p)
-        method = self._method(asked.max_new_tokens, sampling)
-        turns = [*chat.turns, {"role": "user", "content": chat.left[0]}]
-        tokens = self.tokens_of([*chat.turns, {"role": "user", "content": method.user_turn(chat.left[0])}])
+        parameters, prompt = chat.parameters, chat.unanswered[0]
+        sampling = Sampling(parameters.temperature, self.config.decoding.sampling.top_k, parameters.top_p)
+        method = self._method(parameters.max_new_tokens, sampling)
+        turns = [*chat.turns, {"role": "user", "content": prompt}]
+        tokens = self.tokens_of([*chat.turns, {"role": "user", "content": method.user_turn(prompt)}])
         room = self.context_length - method.most_positions()
         if room < 1 or (len(tokens) > room and self.task.too_long == "refuse"):
             key = "max_tokens" if self.task.openai else "decoding.max_new_tokens"
-            return Record(
-                index=chat.document.index,
-                error=f"{TOO_LONG}: {len(tokens)} tokens, at most {max(0, room)} leave room for {key} "
-                f"({asked.max_new_tokens}) in the model's context of {self.context_length}",
-            )
+            reason = f"{TOO_LONG}: {len(tokens)} tokens, at most {max(0, room)} leave room for {key} "
+            reason += f"({parameters.max_new_tokens}) in the model's context of {self.context_length}"
+            return Record(chat.document.index, error=reason)
         tokens = tokens[-room:]
-        if asked.seed is None:
+        if parameters.seed is None:
             seed = seed_of(self.config.decoding.sampling.seed, [chat.document.id, chat.sample, chat.turn])
         else:
-            seed = seed_of(asked.seed, [chat.sample, chat.turn])
+            seed = seed_of(parameters.seed, [chat.sample, chat.turn])
         try:
-            program = self._program(method, asked, tokens, seed)
+            program = self._program(method, parameters, tokens, seed)
         except ValueError as error:
-            return Record(index=chat.document.index, error=str(error))
-        return Request(
-            [chat.document.index],
-            program,
-            lambda answer: self._finish(chat, turns, len(tokens), answer),
-            seed,
-            sampling=sampling,
-        )
+            return Record(chat.document.index, error=str(error))
+        finish = partial(self._finish, chat, turns, len(tokens))
+        return Request([chat.document.index], program, finish, seed, sampling=sampling)
 
     def tokens_of(self, turns: list[dict[str, str]]) -> list[int]:
         """Ids of a conversation; control strings in the text of a turn stay text."""
@@ -181,21 +168,20 @@ class GenerationTask:
             return encode(self.tokenizer, text, special=True)
         marks = [_MARK.format(number) for number in range(len(turns))]
         marked = [{**turn, "content": mark} for turn, mark in zip(turns, marks, strict=True)]
-        rest = rendered(self.tokenizer, marked, thinking=self.task.thinking)
+        text = rendered(self.tokenizer, marked, thinking=self.task.thinking)
         tokens: list[int] = []
         for turn, mark in zip(turns, marks, strict=True):
-            before, found, behind = rest.partition(mark)
-            if found:  # a template may leave out what it does not know, such as a system turn
+            if mark in text:  # a template may leave out what it does not know, such as a system turn
+                before, _, text = text.partition(mark)
                 tokens += encode(self.tokenizer, before, special=True)
                 tokens += encode(self.tokenizer, turn["content"], special=False)
-                rest = behind
-        return tokens + encode(self.tokenizer, rest, special=True)
+        return tokens + encode(self.tokenizer, text, special=True)
 
     def _finish(
         self, chat: _Chat, turns: list[dict[str, str]], prompt_tokens: int, answer: TextAnswer
     ) -> list[Record | Request]:
-        generated = answer.generated(self._given.decode)
-        text, stopped = _cut(generated, chat.asked.stop)
+        generated = answer.generated(self._text_model.decode)
+        text, stopped = _cut(generated, chat.parameters.stop)
         columns = {
             "sample": chat.sample,
             "turn": chat.turn,
@@ -208,16 +194,17 @@ class GenerationTask:
             "warnings": generated.warnings,
         }
         done: list[Record | Request] = [Record(index=chat.document.index, columns=columns)]
-        if len(chat.left) > 1:
+        if unanswered := chat.unanswered[1:]:
             turns = [*turns, {"role": "assistant", "content": text}]
-            done.append(self._next(dataclasses.replace(chat, turns=turns, left=chat.left[1:], turn=chat.turn + 1)))
+            following = dataclasses.replace(chat, turns=turns, unanswered=unanswered, turn=chat.turn + 1)
+            done.append(self._next(following))
         return done
 
 
 def _cut(generated: GeneratedText, stops: Sequence[str]) -> tuple[str, bool]:
     """The text up to the first stop string, and whether all that stands in it came to its end."""
-    at = min((place for stop in stops if (place := generated.text.find(stop)) >= 0), default=None)
-    return generated.text[:at], generated.cut is None or (at is not None and at < generated.cut)
+    end = min((place for stop in stops if (place := generated.text.find(stop)) >= 0), default=None)
+    return generated.text[:end], generated.cut is None or (end is not None and end < generated.cut)
 
 
 def _text_method(
@@ -226,7 +213,7 @@ def _text_method(
     """The model as the method `decoding.method` sees it, and the method. Raises as `build_task` does."""
     options, spec = config.decoding, REGISTRY[config.decoding.method]
     around = cache(lambda: _around_a_turn(config, tokenizer))
-    given = TextModel(
+    text_model = TextModel(
         options=options,
         sampling=Sampling(options.sampling.temperature, options.sampling.top_k, options.sampling.top_p),
         context_length=context_length,
@@ -238,7 +225,7 @@ def _text_method(
         token_bytes=lambda: markup_bytes(tokenizer),
         next_turn=lambda content: [*around()[0], *encode(tokenizer, content, special=False), *around()[1]],
     )
-    return given, resolve_name(spec.text_method)
+    return text_model, resolve_name(spec.text_method)
 
 
 def _around_a_turn(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raypd.config import GenerationConfig, RunConfig
 from raypd.config.schema import referred
+from raypd.config.tasks import ascii_digits
 from raypd.tasks.base import Document
 from raypd.tasks.documents import conversation
 
@@ -51,25 +52,22 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True)
 class Parameters:
-    """How a prompt is answered. seed: the request's own, which then alone decides the draws. json: whether the answer
-    is to be a JSON object; pattern: of a schema that it is held to, as a regular expression."""
+    """How a prompt is answered."""
 
     max_new_tokens: int
     temperature: float
     top_p: float
     stop: tuple[str, ...]
     samples: int
-    seed: int | None = None
-    json: bool = False
-    pattern: str | None = None
+    seed: int | None = None  # the request's own, which then alone decides the draws
+    json: bool = False  # whether the answer is to be a JSON object
+    pattern: str | None = None  # of a schema that it is held to, as a regular expression
 
 
 @dataclass
 class ChatRequest:
-    """turns: the conversation up to now; left: the user's turns that are to be answered (see `conversation`)."""
-
-    turns: list[dict[str, str]]
-    left: list[str]
+    turns: list[dict[str, str]]  # the conversation up to now
+    unanswered: list[str]  # the user's turns that are to be answered
     parameters: Parameters
 
 
@@ -114,11 +112,7 @@ class _ChatBody(BaseModel):
 
 
 def read_request(document: Document, config: RunConfig) -> ChatRequest:
-    """What a document asks for.
-
-    Args:
-        document: that could be read.
-        config: says what the document leaves open.
+    """What a document asks for; the configuration says what it leaves open.
 
     Raises:
         ValueError: it is no prompt; BadRequest: it is no request, or one that cannot be done.
@@ -136,7 +130,7 @@ def read_request(document: Document, config: RunConfig) -> ChatRequest:
     if not all(stop or []):
         raise BadRequest("stop: an empty text", "stop", "invalid_value")
     try:
-        turns, left = conversation([_turn(number, message) for number, message in enumerate(body.messages)], task)
+        turns, unanswered = conversation([_turn(*message) for message in enumerate(body.messages)], task)
     except BadRequest:
         raise
     except ValueError as error:
@@ -150,7 +144,7 @@ def read_request(document: Document, config: RunConfig) -> ChatRequest:
         body.seed,
         *_held_to(body.response_format, config),
     )
-    return ChatRequest(turns, left, parameters)
+    return ChatRequest(turns, unanswered, parameters)
 
 
 def _body(fields: dict[str, Any]) -> _ChatBody:
@@ -163,8 +157,8 @@ def _body(fields: dict[str, Any]) -> _ChatBody:
     if fields.get("url") != URL:
         raise BadRequest(f"url: {fields.get('url')!r} is not supported; {URL} alone is", "url", "invalid_url")
     if unknown := sorted(fields.keys() - set(_OF_A_LINE)):
-        known = ", ".join(_OF_A_LINE)
-        raise BadRequest(f"{unknown[0]}: unknown key; a line has {known}", unknown[0], "unknown_parameter")
+        reason = f"{unknown[0]}: unknown key; a line has {', '.join(_OF_A_LINE)}"
+        raise BadRequest(reason, unknown[0], "unknown_parameter")
     try:
         body = _ChatBody.model_validate(fields.get("body"))
     except ValidationError as error:
@@ -179,27 +173,25 @@ def _body(fields: dict[str, Any]) -> _ChatBody:
     return body
 
 
-def _held_to(asked: _ResponseFormat | None, config: RunConfig) -> tuple[bool, str | None]:
+def _held_to(response: _ResponseFormat | None, config: RunConfig) -> tuple[bool, str | None]:
     """Whether an answer is to be JSON, and the pattern of its schema."""
-    if asked is None or asked.type == "text":
+    if response is None or response.type == "text":
         return False, None
-    if config.decoding.method != "autoregressive":
-        what = f"response_format {asked.type}: decoding.method {config.decoding.method} cannot hold an answer to it"
-        raise BadRequest(f"{what}; autoregressive can", RESPONSE_FORMAT, "unsupported_parameter")
-    if asked.type == "json_object":
+    method = config.decoding.method
+    if method != "autoregressive":
+        reason = f"response_format {response.type}: decoding.method {method} cannot hold an answer to it"
+        raise BadRequest(f"{reason}; autoregressive can", RESPONSE_FORMAT, "unsupported_parameter")
+    if response.type == "json_object":
         return True, None
-    if asked.json_schema is None:
-        raise BadRequest(
-            "response_format.json_schema: json_schema needs it, with name and schema",
-            RESPONSE_FORMAT,
-            "missing_required_parameter",
-        )
-    schema = asked.json_schema.schema_
+    if response.json_schema is None:
+        reason = "response_format.json_schema: json_schema needs it, with name and schema"
+        raise BadRequest(reason, RESPONSE_FORMAT, "missing_required_parameter")
+    schema = response.json_schema.schema_
     try:
         if schema.get("type") != "object":
             raise ValueError("its type must be object")
         _check_held(schema, schema, ())
-        return True, build_regex_from_schema(json.dumps(schema), "[ ]?")
+        return True, ascii_digits(build_regex_from_schema(json.dumps(schema), "[ ]?"))
     except ValueError as error:
         raise BadRequest(f"{SCHEMA}: {error}", RESPONSE_FORMAT, "invalid_value") from None
 
@@ -230,8 +222,7 @@ def _turn(number: int, message: _Message) -> dict[str, str]:
     parts = [_ContentPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     for part in parts:
         if part.type != "text" or part.text is None:
-            raise BadRequest(
-                f"{where}.content: {part.type} is not supported, text alone is", where, "unsupported_content"
-            )
+            reason = f"{where}.content: {part.type} is not supported, text alone is"
+            raise BadRequest(reason, where, "unsupported_content")
     role = "system" if message.role == "developer" else message.role
     return {"role": role, "content": "\n".join(part.text or "" for part in parts)}

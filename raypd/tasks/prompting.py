@@ -7,6 +7,7 @@ tokens split, so that a listing cannot end the user's turn.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,12 +49,12 @@ def messages(task: ExtractionConfig) -> dict[str, str]:
     ]
     where = task.template or _HERE / "extraction.j2"
     try:
-        made = (render_apart if task.template else render)(text, shown)
+        rendered_messages = (render_apart if task.template else render)(text, shown)
     except TemplateFault as fault:
         raise ConfigError(f"task.template {where}{f':{fault.line}' if fault.line else ''}: {fault}") from None
-    if any(message.count(PRODUCTS) != 1 for message in made):
+    if any(message.count(PRODUCTS) != 1 for message in rendered_messages):
         raise ConfigError(f"task.template {where}: it must hold {{{{ products }}}} once")
-    return dict(zip(task.categories, made, strict=True))
+    return dict(zip(task.categories, rendered_messages, strict=True))
 
 
 def _shown(category: Category) -> dict[str, Any]:
@@ -62,8 +63,8 @@ def _shown(category: Category) -> dict[str, Any]:
     tree = category.model_dump()
     for attribute, shown in zip(category.attributes, tree["attributes"], strict=True):
         shown["description"] = "; ".join(filter(None, [attribute.description, attribute.hint]))
-        if more := len(attribute.values[_SHOWN_VALUES:]):
-            shown["values"] = [*attribute.values[:_SHOWN_VALUES], f"or one of {more:,} more"]
+        if hidden := len(attribute.values[_SHOWN_VALUES:]):
+            shown["values"] = [*attribute.values[:_SHOWN_VALUES], f"or one of {hidden:,} more"]
     return tree
 
 
@@ -76,24 +77,16 @@ def check_template(config: RunConfig) -> None:
 def pieces(
     tokenizer: PreTrainedTokenizerBase, message: str, marks: Sequence[str], cue: str = "\n\n"
 ) -> list[list[int]]:
-    """Ids of what stands before, between and behind the marks of a message.
+    """Ids of what stands before, between and behind the marks of a message, which has each once, in this order.
 
-    It becomes a user's turn, with the answer's header behind it. Each piece is tokenized alone, so that the same ids
-    come out whatever is put in the place of a mark.
-
-    Args:
-        marks: stand in the message once each, in this order.
-        cue: stands behind the message as it is, for models without a chat template.
+    It becomes a user's turn, with the answer's header behind it, or for models without a chat template `cue`. Each
+    piece is tokenized alone, so that the same ids come out whatever is put in the place of a mark.
     """
     if tokenizer.chat_template:
-        rest = rendered(tokenizer, [{"role": "user", "content": message.strip()}])
+        text = rendered(tokenizer, [{"role": "user", "content": message.strip()}])
     else:
-        rest = f"{tokenizer.bos_token or ''}{message.rstrip()}{cue}"
-    texts = []
-    for mark in marks:
-        before, _, rest = rest.partition(mark)
-        texts.append(before)
-    return [encode(tokenizer, text, special=True) for text in (*texts, rest)]
+        text = f"{tokenizer.bos_token or ''}{message.rstrip()}{cue}"
+    return [encode(tokenizer, piece, special=True) for piece in re.split("|".join(map(re.escape, marks)), text)]
 
 
 def rendered(
@@ -103,10 +96,8 @@ def rendered(
 
     The one place that applies a chat template: parts of a conversation that are rendered apart fit together.
     """
-    text = tokenizer.apply_chat_template(
-        list(turns), tokenize=False, add_generation_prompt=header, enable_thinking=thinking
-    )
-    return str(text)
+    options = {"add_generation_prompt": header, "enable_thinking": thinking}
+    return str(tokenizer.apply_chat_template(list(turns), tokenize=False, **options))
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

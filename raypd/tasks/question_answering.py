@@ -41,14 +41,14 @@ def _line_ends(texts: Sequence[str], ends: frozenset[int], tokens: Sequence[int]
 
 
 @dataclass
-class _Asked:
+class _PageQuestion:
     """One question of a row: ready to be decoded, or with the reason why it cannot be."""
 
     id: str
     text: str = ""
     choices: list[str] | None = None
     rules: Bounded | None = None
-    question: Question = field(default_factory=lambda: Question([], bool))
+    program: Question = field(default_factory=lambda: Question([], bool))
     error: str | None = None
 
 
@@ -59,17 +59,17 @@ class _Page:
     document: Document
     context: list[int]
     truncated: bool
-    asked: list[_Asked]
+    questions: list[_PageQuestion]
 
-    def good(self) -> list[tuple[int, _Asked]]:
+    def good(self) -> list[tuple[int, _PageQuestion]]:
         """(number, question) of what can be decoded."""
-        return [(n, asked) for n, asked in enumerate(self.asked) if asked.error is None]
+        return [(n, question) for n, question in enumerate(self.questions) if question.error is None]
 
 
 class QuestionAnsweringTask:
-    """Task of kind `question_answering`."""
-
-    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+    def __init__(
+        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int, model: object = None
+    ) -> None:
         assert isinstance(config.task, QuestionAnsweringConfig)
         self.task, self.decoding = config.task, config.decoding
         self.tokenizer, self.context_length = tokenizer, context_length
@@ -118,54 +118,55 @@ class QuestionAnsweringTask:
         """A row's context and questions as ids. Raises ValueError where the row cannot be used."""
         if document.error is not None:
             raise ValueError(document.error)
-        context, questions = text_of(document, [self.task.context_column]), self.task.questions_column
-        given = as_list(document.fields.get(questions))
-        if given is None:
-            raise ValueError(f"column {questions!r} holds no list of questions")
-        if not given:
-            raise ValueError(f"empty: no questions in {questions}")
-        asked = [self._asked(number, question) for number, question in enumerate(given)]
+        context, column = text_of(document, [self.task.context_column]), self.task.questions_column
+        fields = as_list(document.fields.get(column))
+        if fields is None:
+            raise ValueError(f"column {column!r} holds no list of questions")
+        if not fields:
+            raise ValueError(f"empty: no questions in {column}")
+        questions = [self._question(number, question) for number, question in enumerate(fields)]
         tokens = self._encode(context)
-        most = self._remaining_tokens([a for a in asked if a.error is None])
-        if len(tokens) > most and self.task.too_long == "refuse":
-            beside = f"at most {most} fit beside its questions (task.too_long is refuse)"
+        limit = self._remaining_tokens([question for question in questions if question.error is None])
+        if len(tokens) > limit and self.task.too_long == "refuse":
+            beside = f"at most {limit} fit beside its questions (task.too_long is refuse)"
             raise ValueError(f"too long: {len(tokens)} tokens, {beside}")
-        return _Page(document, tokens[:most] + self._between, len(tokens) > most, asked)
+        return _Page(document, tokens[:limit] + self._between, len(tokens) > limit, questions)
 
-    def _asked(self, number: int, given: Any) -> _Asked:
+    def _question(self, number: int, fields: Any) -> _PageQuestion:
         """One question as ids, with the rules of its answer, or with the reason why it cannot be used."""
-        if not isinstance(given, dict):
-            given = {"question": given}
-        name = given.get("id")
-        asked = _Asked(str(number) if name is None or not _writable(str(name)) else str(name))
+        if not isinstance(fields, dict):
+            fields = {"question": fields}
+        name = fields.get("id")
+        question = _PageQuestion(str(number) if name is None or not _writable(str(name)) else str(name))
         try:
-            self._read_question(asked, given)
+            self._fill(question, fields)
         except ValueError as error:
-            asked.error = f"question {number + 1} ({asked.id}) {error}"
-        return asked
+            question.error = f"question {number + 1} ({question.id}) {error}"
+        return question
 
-    def _read_question(self, asked: _Asked, given: dict[str, Any]) -> None:
-        text, choices = given.get("question"), given.get("choices")
+    def _fill(self, question: _PageQuestion, fields: dict[str, Any]) -> None:
+        """Raises ValueError."""
+        text, choices = fields.get("question"), fields.get("choices")
         if not isinstance(text, str) or not text.strip():
             raise ValueError("is empty" if text is None or isinstance(text, str) else "is no text")
-        asked.text = text.strip()
-        shown = " " + asked.text
+        question.text = text.strip()
+        shown = " " + question.text
         if choices is not None:
             if not isinstance(choices, list) or not all(isinstance(c, (str, int, float)) for c in choices):
                 raise ValueError("has choices that are no list of texts")
             if not 1 <= len(choices) <= len(ascii_uppercase):
                 raise ValueError(f"has {len(choices)} choices: 1 to {len(ascii_uppercase)} have letters")
-            asked.choices = [str(choice).strip() for choice in choices]
-            shown += "".join(f"\n{a}. {c}" for a, c in zip(ascii_uppercase, asked.choices, strict=False))
+            question.choices = [str(choice).strip() for choice in choices]
+            shown += "".join(f"\n{a}. {c}" for a, c in zip(ascii_uppercase, question.choices, strict=False))
         if not _writable(shown):
-            asked.text = asked.text.encode("utf-8", "replace").decode()
+            question.text = question.text.encode("utf-8", "replace").decode()
             raise ValueError("holds half a surrogate pair")
         piece = self._encode(shown) + self._behind
-        asked.question = Question(piece, self._line_end)
-        if asked.choices is not None and not given.get("multi_select"):
-            asked.rules = self._rules(len(asked.choices))
-            asked.question = Question(piece, asked.rules.stops, asked.rules.allowed_token_ids)
-        if self._remaining_tokens([asked]) < _LEAST_CONTEXT:
+        question.program = Question(piece, self._line_end)
+        if question.choices is not None and not fields.get("multi_select"):
+            question.rules = self._rules(len(question.choices))
+            question.program = Question(piece, question.rules.stops, question.rules.allowed_token_ids)
+        if self._remaining_tokens([question]) < _LEAST_CONTEXT:
             raise ValueError(f"is too long: {len(piece)} tokens leave no room for a context")
 
     def _rules(self, choices: int) -> Bounded:
@@ -175,15 +176,15 @@ class QuestionAnsweringTask:
             self._letters[choices] = Bounded(grammar, max(1, grammar.distance()))
         return self._letters[choices]
 
-    def _remaining_tokens(self, asked: Sequence[_Asked]) -> int:
+    def _remaining_tokens(self, questions: Sequence[_PageQuestion]) -> int:
         """Tokens left for a context under which each of the questions fits the model's context."""
-        longest = max((len(a.question.tokens) for a in asked), default=0)
+        longest = max((len(question.program.tokens) for question in questions), default=0)
         fixed = len(self._instruction) + len(self._between) + self.task.max_answer_tokens
         return self.context_length - fixed - longest
 
     def _stacked(self, stack: list[_Page]) -> Request:
         """One program for all questions of some rows (section 4.1)."""
-        contexts = [Context(page.context, [asked.question for _, asked in page.good()]) for page in stack]
+        contexts = [Context(page.context, [question.program for _, question in page.good()]) for page in stack]
         program = intra_prompt(PromptTree(self._instruction, contexts), self.task.max_answer_tokens)
 
         def records(answers: Iterator[Continuation | str]) -> list[Record]:
@@ -202,41 +203,40 @@ class QuestionAnsweringTask:
             answers[n] = answer
             return self._records(page, answers) if len(answers) == len(page.good()) else []
 
-        def request(n: int, asked: _Asked) -> Request:
-            question = asked.question
-            prompt = Prompt([*before, *question.tokens], shared=len(before))
-            letters = None if asked.rules is None else rf" ?[A-{ascii_uppercase[len(asked.choices or []) - 1]}]"
-            program = autoregressive(
-                prompt, self.task.max_answer_tokens, question.stops, question.allowed_token_ids, letters
-            )
+        requests = []
+        for n, question in page.good():
+            tokens, stops, allowed = question.program.tokens, question.program.stops, question.program.allowed_token_ids
+            letters = None if question.rules is None else rf" ?[A-{ascii_uppercase[len(question.choices or []) - 1]}]"
+            prompt = Prompt([*before, *tokens], shared=len(before))
+            program = autoregressive(prompt, self.task.max_answer_tokens, stops, allowed, letters)
             seed = seed_of(self.decoding.sampling.seed, [page.document.id, str(n)])
-            return Request([page.document.index], program, partial(ended, n), seed, failed=partial(ended, n))
-
-        return [request(n, asked) for n, asked in page.good()]
+            finish = partial(ended, n)
+            requests.append(Request([page.document.index], program, finish, seed, failed=finish))
+        return requests
 
     def _records(self, page: _Page, answers: Mapping[int, Continuation | str]) -> list[Record]:
         """The row's records in the order of its questions; an answer may be the reason why there is none."""
         records = []
-        for n, asked in enumerate(page.asked):
-            columns: dict[str, Any] = {"question_id": asked.id, "question": asked.text}
-            answer = asked.error or answers[n]
+        for n, question in enumerate(page.questions):
+            columns: dict[str, Any] = {"question_id": question.id, "question": question.text}
+            answer = question.error or answers[n]
             if isinstance(answer, str):
-                reason = asked.error or f"question {n + 1} ({asked.id}): {answer}"
+                reason = question.error or f"question {n + 1} ({question.id}): {answer}"
                 records.append(Record(page.document.index, columns, reason))
             else:
-                columns |= {**self._read(asked, answer), "truncated": page.truncated}
+                columns |= {**self._read(question, answer), "truncated": page.truncated}
                 records.append(Record(page.document.index, columns))
         return records
 
-    def _read(self, asked: _Asked, answer: Continuation) -> dict[str, Any]:
-        rated = confidence(answer.logprobs, choice=asked.rules is not None)
+    def _read(self, question: _PageQuestion, answer: Continuation) -> dict[str, Any]:
+        rated = confidence(answer.logprobs, choice=question.rules is not None)
         columns: dict[str, Any] = {"answer": None, "choice_index": None, "confidence": rated}
-        if asked.rules is not None and asked.choices is not None:
-            letter = asked.rules.completion(answer.tokens)
+        if question.rules is not None and question.choices is not None:
+            letter = question.rules.completion(answer.tokens)
             if letter is None:
                 return columns | {"answer_status": "invalid"}
             index = ascii_uppercase.index(letter)
-            return columns | {"answer": asked.choices[index], "choice_index": index, "answer_status": "ok"}
+            return columns | {"answer": question.choices[index], "choice_index": index, "answer_status": "ok"}
         text = str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip().partition("\n")[0].rstrip()
         if self.task.unanswerable and text.strip(" \"'.").lower() == "null":
             return columns | {"answer_status": "null"}

@@ -22,7 +22,7 @@ _MEMORY = 1 << 30
 
 
 class TemplateFault(Exception):
-    """What is wrong with a template; `line`: where, if that is known."""
+    """What is wrong with a template, and in which line."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ def render(text: str, values: list[dict[str, Any]]) -> list[str]:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     try:
         template = environment.from_string(text)
-        return [template.render(**one) for one in values]
+        return [template.render(**names) for names in values]
     except jinja2.TemplateSyntaxError as error:
         raise TemplateFault(f"not a valid Jinja2 template: {error.message}", error.lineno) from None
     except jinja2.UndefinedError as error:
@@ -63,21 +63,20 @@ def render_apart(text: str, values: list[dict[str, Any]]) -> list[str]:
         raise TemplateFault(f"it is not rendered within {CPU_SECONDS} s: does a loop of it end?")
     if done.returncode:
         raise TemplateFault(f"it cannot be rendered: {done.stderr.decode(errors='replace').strip()[-300:]}")
-    found = json.loads(done.stdout)
-    if "fault" in found:
-        raise TemplateFault(found["fault"], found["line"])
-    return list(found["texts"])
+    answer = json.loads(done.stdout)
+    if "fault" in answer:
+        raise TemplateFault(answer["fault"], answer["line"])
+    return list(answer["texts"])
 
 
 def _main() -> None:
-    """Reads from stdin, writes to stdout."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     with contextlib.suppress(ValueError, OSError):  # not on every system
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     # Objects that have their keys and nothing to call: in a dict `attribute.values` would be a method.
     text, values = json.load(sys.stdin, object_hook=lambda tree: SimpleNamespace(**tree))
     try:
-        answer: dict[str, Any] = {"texts": render(text, [vars(one) for one in values])}
+        answer: dict[str, Any] = {"texts": render(text, list(map(vars, values)))}
     except TemplateFault as fault:
         answer = {"fault": str(fault), "line": fault.line}
     json.dump(answer, sys.stdout)

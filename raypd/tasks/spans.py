@@ -21,19 +21,19 @@ def find_span(text: str, value: str) -> tuple[int, int, bool] | None:
         return begin, begin + len(value), True
     body = r"\s+".join(map(re.escape, value.split()))
     for pattern in (rf"(?<!\w){body}(?!\w)", body):
-        if found := re.search(pattern, text, re.IGNORECASE):
-            return found.start(), found.end(), False
+        if match := re.search(pattern, text, re.IGNORECASE):
+            return match.start(), match.end(), False
     return None
 
 
 def _place(text: str, value: str) -> int | None:
     """Where a value is written; most are, and a pattern of each would take longer than the rest of a record."""
-    first = at = text.find(value)
-    while at >= 0:
-        end = at + len(value)
-        if not (_is_word(text[at - 1 : at]) or _is_word(text[end : end + 1])):
-            return at
-        at = text.find(value, at + 1)
+    first = begin = text.find(value)
+    while begin >= 0:
+        end = begin + len(value)
+        if not (_is_word(text[begin - 1 : begin]) or _is_word(text[end : end + 1])):
+            return begin
+        begin = text.find(value, begin + 1)
     return first if first >= 0 else None
 
 
@@ -43,10 +43,11 @@ def _is_word(char: str) -> bool:
 
 def span_of(attribute: Attribute, value: Any, text: str, shift: int) -> dict[str, Any]:
     """`span` and `span_exact` of a value, where it is a text that stands in the document's."""
-    found = find_span(text, value) if isinstance(value, str) and not attribute.many else None
-    if found is None:
+    span = find_span(text, value) if isinstance(value, str) and not attribute.many else None
+    if span is None:
         return {"span": None, "span_exact": None}
-    return {"span": {"begin": found[0] + shift, "end": found[1] + shift}, "span_exact": found[2]}
+    begin, end, exact = span
+    return {"span": {"begin": begin + shift, "end": end + shift}, "span_exact": exact}
 
 
 def span_shift(document: Document, columns: Sequence[str]) -> int:

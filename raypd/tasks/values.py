@@ -69,47 +69,47 @@ def _string_end(text: str) -> int | None:
 
 def check(attribute: Attribute, text: str, closed: bool = True) -> CheckedValue:
     """A decoded value by its attribute's type."""
-    found = _check_list(attribute, text, closed) if attribute.many else _check_one(attribute, text, closed)
-    held = found.value is None or found.status == "truncated" or attribute.fits(found.value)
-    return found if held else CheckedValue("invalid", None, text)
+    checked = _check_list(attribute, text, closed) if attribute.many else _check_item(attribute, text, closed)
+    valid = checked.value is None or checked.status == "truncated" or attribute.fits(checked.value)
+    return checked if valid else CheckedValue("invalid", None, text)
 
 
 def _check_list(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
     """A list; a single value stands for a list of it. What was cut keeps its whole values."""
     text = text.strip()
     if not text.startswith("["):
-        one = _check_one(attribute, text, closed)
-        return CheckedValue(one.status, [one.value] if one.status == "ok" else None, text)
+        item = _check_item(attribute, text, closed)
+        return CheckedValue(item.status, [item.value] if item.status == "ok" else None, text)
     try:
         items, status = _DECODER.raw_decode(text)[0], "ok" if closed else "truncated"
     except ValueError:
         items, status = [], "truncated"
-        at = 1
+        end = 1
         with contextlib.suppress(ValueError):
             while True:
-                item, at = _DECODER.raw_decode(text, _BETWEEN.match(text, at).end())  # type: ignore[union-attr]
-                if at < len(text):  # the digits of a number that are missing would make it another
-                    items.append(item)
-    checked = [_check_one(attribute, json.dumps(item, ensure_ascii=False), True) for item in items]
-    if any(one.status not in ("ok", "null") for one in checked):
+                value, end = _DECODER.raw_decode(text, _BETWEEN.match(text, end).end())  # type: ignore[union-attr]
+                if end < len(text):  # the digits of a number that are missing would make it another
+                    items.append(value)
+    checked = [_check_item(attribute, json.dumps(value, ensure_ascii=False), True) for value in items]
+    if any(item.status not in ("ok", "null") for item in checked):
         return CheckedValue("invalid", None, text)
-    return CheckedValue(status, [one.value for one in checked if one.status == "ok"], text)  # type: ignore[arg-type]
+    return CheckedValue(status, [item.value for item in checked if item.status == "ok"], text)  # type: ignore[arg-type]
 
 
-def _check_one(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
+def _check_item(attribute: Attribute, text: str, closed: bool) -> CheckedValue:
     value, status = _read_json(text, closed)
     if status == "invalid":
         return CheckedValue("invalid", None, text)
     if value is None or (isinstance(value, str) and value.strip().casefold() in _NULLS):
         return CheckedValue("null", None, text)
     if attribute.type not in ("number", "integer"):
-        typed = _typed(attribute, value)
         if status == "truncated" and attribute.type != "text":  # a part of it is another
             return CheckedValue("truncated", None, text)
+        typed = _typed(attribute, value)
         return CheckedValue("invalid" if typed is None else status, typed, text)
     if not isinstance(value, str) or not any(map(str.isnumeric, value)):
         return CheckedValue("invalid", None, text)
-    if status == "truncated":  # the digits that are missing would make it another number
+    if status == "truncated":
         return CheckedValue("truncated", None, text)
     number = read_number(value)
     if number is None:
@@ -151,13 +151,13 @@ def find_value(text: str, name: str) -> tuple[int, int, bool] | None:
 class JsonObjectEnd:
     """Tells when an answer that begins inside a JSON object needs no more tokens; reads each token's text once.
 
-    That is at its closing brace, at an end token, when every wanted key has its value, and when a key comes a second
-    time (the first one counts; a small model may go round in circles). Call with all tokens so far, after each token.
+    That is at its closing brace, at an end token, when every name has its value, and when a key comes a second time
+    (the first one counts; a small model may go round in circles). Call with all tokens so far, after each token.
     """
 
-    def __init__(self, texts: Sequence[str], end_tokens: frozenset[int], wanted: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str], end_tokens: frozenset[int], names: Sequence[str]) -> None:
         self._texts, self._ends = texts, end_tokens
-        self._wanted = {bare(name) for name in wanted}
+        self._names = set(map(bare, names))
         self._keys: set[str] = set()
         self._read = 0
         self._depth = 1
@@ -204,4 +204,4 @@ class JsonObjectEnd:
     def _end_value(self) -> None:
         if self._depth == 1 and self._after_colon:
             self._after_colon = False
-            self._over |= self._wanted <= self._keys
+            self._over |= self._names <= self._keys

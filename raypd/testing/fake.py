@@ -12,7 +12,7 @@ import random
 import time
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -137,8 +137,12 @@ class FakeTask:
 
     def plan(self, documents: Sequence[Document]) -> Iterator[Request | Record]:
         stacks: dict[str, list[tuple[Document, int]]] = {}
-        extract = partial(self._extract, stacks)
-        plan = {"question_answering": self._question, "generation": self._generate}.get(self.task.kind, extract)
+        plans: dict[str, Callable[[Document], Iterator[Request]]] = {
+            "extraction": partial(self._extract, stacks),
+            "question_answering": self._question,
+            "generation": self._generate,
+        }
+        plan = plans.get(self.task.kind, self._any)
         for document in documents:
             try:
                 if document.error is not None:
@@ -148,6 +152,13 @@ class FakeTask:
                 yield Record(document.index, error=str(error))
         for name, stack in stacks.items():
             yield self._extraction(name, stack)
+
+    def _any(self, document: Document) -> Iterator[Request]:
+        """Of a task that is not known here: one answer a document, whose texts are `fake`."""
+        prompt = self._tokens(text_of(document, self.config.text_columns()))
+        lanes = self._lengths(document.id, 1, self.costs.answer_tokens, self.config.decoding.max_new_tokens)
+        row = {f.name: "fake" for f in columns.SHAPES[self.task.kind].schema if f.type == "string"}
+        yield Request([document.index], Program("", 0, prompt, lanes), lambda _: [Record(document.index, row)])  # type: ignore[arg-type]
 
     def _tokens(self, text: str) -> int:
         return max(1, math.ceil(len(text) / self.costs.characters_per_token))
@@ -160,13 +171,11 @@ class FakeTask:
     def _extract(self, stacks: dict[str, list[tuple[Document, int]]], document: Document) -> Iterator[Request]:
         """The request of a stack that the document fills; `stacks`: by category, with the lengths of documents."""
         assert isinstance(self.task, ExtractionConfig)
-        decoding = self.config.decoding
-        capacity = decoding.stacked_documents if decoding.isolate == "none" and self._method == "hyper_parallel" else 1
         name = category_of(document, self.config.input, self.task.categories)
         length = self._tokens(text_of(document, list(self.config.input.text_columns)))
         stack = stacks.setdefault(name, [])
         stack.append((document, min(length, self.task.max_document_tokens or length)))
-        if len(stack) == capacity:
+        if len(stack) == self.config.decoding.documents_per_prompt:
             yield self._extraction(name, stacks.pop(name))
 
     def _extraction(self, name: str, stack: list[tuple[Document, int]]) -> Request:
@@ -216,7 +225,7 @@ class FakeTask:
     def _generate(self, document: Document) -> Iterator[Request]:
         assert isinstance(self.task, GenerationConfig)
         request = read_request(document, self.config)
-        turns, longest = request.left, request.parameters.max_new_tokens
+        turns, longest = request.unanswered, request.parameters.max_new_tokens
         before = sum(self._tokens(turn["content"]) for turn in request.turns)
         for sample in range(request.parameters.samples):
             lengths = self._lengths(f"{document.id}/{sample}", len(turns), self.costs.answer_tokens, longest)

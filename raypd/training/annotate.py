@@ -1,11 +1,9 @@
 """A teacher marks the parts of answers that can be written side by side (PASTA, section 4 and appendix A).
 
     python -m raypd.training.annotate configs/train/pasta.yaml > responses.jsonl
-    raypd generate responses.jsonl -o runs/annotated --model TEACHER
-    raypd train configs/train/pasta.yaml training.annotations=runs/annotated
 
-The teacher copies an answer and puts tags into it. What it returns counts where the answer is left when the tags are
-taken out, blocks have at least five words and topics at most three; other answers are left out, and counted.
+It copies an answer and puts tags into it, which counts where the text without tags is the answer, blocks have at least
+five words and topics at most three.
 """
 
 from __future__ import annotations
@@ -22,59 +20,22 @@ import typer
 from raypd import storage
 from raypd.config import RunConfig
 from raypd.config.load import load_config
-from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
-from raypd.errors import ConfigError, InputError, UserError
+from raypd.errors import InputError, UserError
 from raypd.tasks.base import Document
 from raypd.training.example import Skip
 from raypd.training.structure import LEAST_WORDS, TOPIC_WORDS, Promise, Sync
+from raypd.training.teacher import rows_of
 
 COLUMN = "training.annotations"  # of a document: the tagged text of each of its responses, None where there is none
 _TAG = re.compile(r'<async topic="(?P<topic>[^"]*)">(?P<block>.*?)</async>|(?P<sync><sync/>)', re.DOTALL)
 _ANY = re.compile(r"</?(async|sync|promise)\b")
-_PROMPT = """Below is an answer that an assistant gave. Some parts of it do not need each other and could be written at
-the same time by several writers. Copy the answer and mark these parts:
-
-- Put <async topic="..."> in front of such a part and </async> behind it. The topic has one to three words. Whoever
-  writes what follows sees the topic, not the part.
-- Mark only what nothing behind it builds on. A part has at least five words, and never another part in it.
-- Where the text behind needs what the parts said, write <sync/> first. It makes everybody wait: use it seldom.
-- Change nothing else: not a word, mark or line break. If no part can be written on its own, copy the answer as it is.
-
-Answer:
-Two cities fit. Porto is small and cheap, with the sea close by. Vienna has more museums than one week can hold. Both
-can be reached by night train.
-
-Marked:
-Two cities fit. <async topic="Porto">Porto is small and cheap, with the sea close by.</async> <async
-topic="Vienna">Vienna has more museums than one week can hold.</async> Both can be reached by night train.
-
-Answer:
-1. Soak the beans over night, so that they cook evenly.
-2. Boil them for an hour without any salt.
-Season at the end, when all of this is done.
-
-Marked:
-1. <async topic="soaking">Soak the beans over night, so that they cook evenly.</async>
-2. <async topic="boiling">Boil them for an hour without any salt.</async>
-<sync/>Season at the end, when all of this is done.
-
-Answer:
-The train left at nine, because the first one had been cancelled.
-
-Marked:
-The train left at nine, because the first one had been cancelled.
-
-Answer:
-{answer}
-
-Marked:
-"""
+_PROMPT = (Path(__file__).parent / "templates" / "annotate.txt").read_text(encoding="utf-8")
 
 
 def requests(config: RunConfig) -> Iterator[dict[str, str]]:
-    """What the teacher is asked, as documents for `raypd generate`: every response of the input."""
+    """What the teacher is asked about every response of the input, as documents for `raypd generate`."""
     column = config.training.labels_column
     for unit in plan(config):
         for document in read_unit(unit, config, [column]):
@@ -85,8 +46,7 @@ def requests(config: RunConfig) -> Iterator[dict[str, str]]:
 
 def _responses(document: Document, column: str) -> list[Any]:
     responses = document.fields.get(column)
-    if isinstance(responses, str):
-        return [responses]
+    responses = [responses] if isinstance(responses, str) else responses
     return responses if isinstance(responses, list) else []
 
 
@@ -99,21 +59,15 @@ def label(documents: Sequence[Document], config: RunConfig) -> None:
     """Puts what the teacher wrote into COLUMN of the documents.
 
     Raises:
-        InputError: the run `training.annotations` is over other responses, or holds no answers.
+        InputError: the run `training.annotations` marks none of their responses.
     """
-    folder = storage.absolute(str(config.training.annotations))
-    tagged: dict[str, str] = {}
-    for unit, path in writer.objects(folder):
-        rows = writer.read_table(folder, unit, ["id", "status", "text", "finish_reason"], path)[1].to_pylist()
-        tagged |= {row["id"]: row["text"] for row in rows if row["status"] == "ok" and row["finish_reason"] == "stop"}
-    matched = 0
+    rows = rows_of(str(config.training.annotations), ["id", "status", "text", "finish_reason"])
+    tagged = {row["id"]: row["text"] for row in rows if row["status"] == "ok" and row["finish_reason"] == "stop"}
+    matched = False
     for document in documents:
-        texts = [
-            tagged.get(_id(document, turn, answer)) if isinstance(answer, str) else None
-            for turn, answer in enumerate(_responses(document, config.training.labels_column))
-        ]
-        matched += any(text is not None for text in texts)
-        document.fields[COLUMN] = texts
+        responses = enumerate(_responses(document, config.training.labels_column))
+        document.fields[COLUMN] = [tagged.get(_id(document, turn, str(answer))) for turn, answer in responses]
+        matched |= any(document.fields[COLUMN])
     if not matched:
         raise InputError(
             f"training.annotations {config.training.annotations}: marks no response of input.path; give a run over the "
@@ -133,11 +87,10 @@ def marked(tagged: str | None, answer: str) -> list[str | Promise | Sync]:
     pieces: list[str | Promise | Sync] = []
     end = 0
     for tag in _TAG.finditer(text):
-        pieces.append(text[end : tag.start()])
-        pieces.append(Sync() if tag["sync"] else Promise(tag["topic"], tag["block"]))
+        pieces += [text[end : tag.start()], Sync() if tag["sync"] else Promise(tag["topic"], tag["block"])]
         end = tag.end()
     pieces.append(text[end:])
-    plain = ["" if isinstance(piece, Sync) else piece.text if isinstance(piece, Promise) else piece for piece in pieces]
+    plain = [piece if isinstance(piece, str) else piece.text for piece in pieces if not isinstance(piece, Sync)]
     if any(_ANY.search(part) for part in plain):
         raise Skip("responses whose marks are not well-formed")
     if "".join(plain) != answer.strip():
@@ -150,21 +103,15 @@ def marked(tagged: str | None, answer: str) -> list[str | Promise | Sync]:
     return [piece for piece in pieces if piece != ""]
 
 
-def check(config: RunConfig) -> None:
-    """Raises ConfigError where annotations are asked for with a method that does not read them."""
-    if config.training.annotations is not None and config.decoding.method != "pasta":
-        raise ConfigError(f"training.annotations is for decoding.method pasta, and this is {config.decoding.method}")
-
-
 def main(
     config: Annotated[Path, typer.Argument(help="Configuration of a training")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set, dotted")] = None,
 ) -> None:
     """Print what a teacher is to mark, as JSON lines for `raypd generate`."""
     try:
-        loaded: Any = load_config(config, overrides or [])
-        storage.configure(loaded.storage)
-        for request in requests(loaded):
+        run = load_config(config, overrides or [])
+        storage.configure(run.storage)
+        for request in requests(run):
             print(json.dumps(request, ensure_ascii=False))
     except UserError as error:
         raise SystemExit(f"error: {error}") from None

@@ -1,5 +1,4 @@
-"""Attention over a packed training pass, differentiable: the instruction among itself, then every example's own tokens
-over the instruction and their example."""
+"""Differentiable attention over a packed pass: the instruction among itself, own tokens over it and their example."""
 
 from __future__ import annotations
 

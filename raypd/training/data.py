@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
-from raypd.config import ExtractionConfig, InputConfig, RunConfig
+from raypd.config import RunConfig
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.errors import ConfigError, InputError
 from raypd.run.training import TrainingData
 from raypd.tasks.base import Document
 from raypd.training import annotate, preference, teacher
-from raypd.training.example import Example
+from raypd.training.example import Example, Examples, listed
 from raypd.training.extraction import ExtractionExamples
 from raypd.training.generation import GenerationExamples
 from raypd.training.packing import batches, count_tokens
@@ -32,7 +32,9 @@ def check(config: RunConfig) -> None:
     if method not in METHODS.get(kind, ()):
         trainable = "; ".join(f"{kind}: {', '.join(methods)}" for kind, methods in METHODS.items())
         raise ConfigError(f"decoding.method {method} of task.kind {kind} cannot be trained yet; these can: {trainable}")
-    annotate.check(config)
+    for key in ("annotations", "preference"):
+        if getattr(config.training, key) is not None and method != "pasta":
+            raise ConfigError(f"training.{key} is for decoding.method pasta, and this is {method}")
     if config.training.preference is not None:
         preference.check(config)
 
@@ -41,7 +43,7 @@ def check_input(config: RunConfig) -> None:
     """Raises InputError, or RunError where storage fails, for documents that no worker would find either."""
     plan(config)
     if config.training.validation is not None:
-        plan(config.model_copy(update={"input": _at(config, config.training.validation)}))
+        plan(_of_validation(config))
 
 
 def prepare(
@@ -55,43 +57,40 @@ def prepare(
     training = config.training
     documents = _documents(config)
     if training.validation is not None:
-        gold = {"input": _at(config, training.validation), "training": training.model_copy(update={"labels": None})}
-        held_out = _documents(config.model_copy(update=gold))
+        held_out = _documents(_of_validation(config))
     else:
-        drawn = [_drawn(document, training.validation_share, training.seed) for document in documents]
-        held_out = [document for document, out in zip(documents, drawn, strict=True) if out]
-        documents = [document for document, out in zip(documents, drawn, strict=True) if not out]
-    make = _kind(config)(config, tokenizer, context_length)
+        held_out = [document for document in documents if _is_held_out(document, config)]
+        documents = [document for document in documents if not _is_held_out(document, config)]
+    make: Examples
     if training.preference is not None:
+        make = preference.PairExamples(config, tokenizer, context_length)
         make.skipped.update(preference.label([*documents, *held_out], config))
-    examples, validation = list(make(documents)), list(make(held_out))
+    elif config.task.kind == "extraction":
+        make = ExtractionExamples(config, tokenizer, context_length)
+    else:
+        make = GenerationExamples(config, tokenizer, context_length)
+    generator = torch.Generator().manual_seed(0)  # a validation has the same masks each time
+    examples, validation = list(make(documents)), [example.drawn(generator) for example in make(held_out)]
     _check_skipped(config, make, len(documents) + len(held_out))
     for usable, key in ((examples, "input.path"), (validation, "training.validation")):
         if not usable:
-            raise InputError(f"{key}: no document that can be used{_most_common(make.skipped)}")
+            raise InputError(f"{key}: no document that can be used{listed(make.skipped, 5)}")
     groups = _passes(examples, config, training.seed)
     facts = TrainingData(
-        len(documents),
-        len(held_out),
-        sum(map(count_tokens, groups)),
-        sum(len(example.targets) for example in examples),
-        dict(make.skipped.most_common()),
-        _digest([*documents, *held_out]),
+        documents=len(documents),
+        validation_documents=len(held_out),
+        tokens=sum(map(count_tokens, groups)),
+        targets=sum(len(example.targets) for example in examples),
+        skipped=dict(make.skipped.most_common()),
+        digest=_digest([*documents, *held_out]),
     )
     return facts, groups, _passes(validation, config, 0)
 
 
-def _kind(config: RunConfig) -> type[ExtractionExamples] | type[GenerationExamples]:
-    if config.training.preference is not None:
-        return preference.PairExamples
-    return ExtractionExamples if isinstance(config.task, ExtractionConfig) else GenerationExamples
-
-
 def _passes(examples: list[Example], config: RunConfig, seed: int) -> list[list[Example]]:
-    training = config.training
-    if training.preference is not None:
+    if config.training.preference is not None:
         return [list(pair) for pair in zip(examples[::2], examples[1::2], strict=True)]
-    return list(batches(examples, training.batch_size, training.batch_tokens, seed))
+    return list(batches(examples, config.training.batch_size, config.training.batch_tokens, seed))
 
 
 def _documents(config: RunConfig) -> list[Document]:
@@ -116,23 +115,23 @@ def _digest(documents: list[Document]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _at(config: RunConfig, path: str) -> InputConfig:
-    return config.input.model_copy(update={"path": path})
+def _of_validation(config: RunConfig) -> RunConfig:
+    """The configuration of the held out documents, which have labels of their own."""
+    source = config.input.model_copy(update={"path": config.training.validation})
+    return config.model_copy(update={"input": source, "training": config.training.model_copy(update={"labels": None})})
 
 
-def _drawn(document: Document, share: float, seed: int) -> bool:
-    digest = hashlib.sha256(f"{seed}/{document.id}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64
+def _is_held_out(document: Document, config: RunConfig) -> bool:
+    digest = hashlib.sha256(f"{config.training.seed}/{document.id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < config.training.validation_share * 2**64
 
 
-def _check_skipped(config: RunConfig, make: ExtractionExamples | GenerationExamples, documents: int) -> None:
-    share = make.lost / max(1, documents)
-    if share > config.training.max_skipped_share:
-        raise InputError(
-            f"{make.lost} of {documents} documents cannot be trained on ({share:.0%}; training.max_skipped_share is "
-            f"{config.training.max_skipped_share:.0%}){_most_common(make.skipped)}"
-        )
-
-
-def _most_common(skipped: Counter[str]) -> str:
-    return "".join(f"\n  {count} x {reason}" for reason, count in skipped.most_common(5))
+def _check_skipped(config: RunConfig, make: Examples, documents: int) -> None:
+    limit = config.training.max_skipped_share
+    for lost, total, kind in ((make.lost, documents, "documents"), (make.lost_labels, make.labels, "labels")):
+        share = lost / max(1, total)
+        if share > limit:
+            raise InputError(
+                f"{lost} of {total} {kind} cannot be trained on ({share:.0%}; "
+                f"training.max_skipped_share is {limit:.0%}){listed(make.skipped, 5)}"
+            )

@@ -1,21 +1,30 @@
 """A training example is what a decoding method would have fed, had the model answered with the gold tokens.
 
-The method's own program is run with a teacher in the model's place. Its feeds give tokens, positions and segments, the
+The method's own program runs with a teacher in the model's place. Its feeds give tokens, positions and segments, the
 number of a feed is the step of its tokens, and what the teacher answers at `sample_at` are the targets. So the mask of
 training is `visible` over what decoding feeds (HPD section 4.4, figure 3: "the attention pattern ... is identical").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
 
+from raypd.config import RunConfig
+from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.program import Feed, Predictions, Program
+from raypd.decoding.text import Prompt
 from raypd.decoding.visibility import grown, one_segment, visible
 from raypd.tasks.base import Document
+from raypd.tasks.prompting import encode
 
 IGNORED = -100  # a label that is none, for torch
 Teacher = Callable[[Feed], list[int]]  # gives for a feed the tokens to be predicted at its `sample_at`
@@ -32,7 +41,7 @@ class Example:
     tokens, positions, segments, steps: [n] int64. reach: [segments, segments] of Reach. The first `shared` tokens are
     an instruction in common with other examples. targets: the token that is to be predicted at an index; all other
     indices have none. until: the step before which a token left the cache. initial: log-probability of the targets
-    under the model before a preference round.
+    under the model before a preference round. draw: makes what is trained on, where a part of it is random.
     """
 
     tokens: np.ndarray
@@ -44,26 +53,20 @@ class Example:
     shared: int = 0
     until: dict[int, int] = field(default_factory=dict)
     initial: float = 0.0
+    draw: Callable[[Example, torch.Generator | None], Example] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def drawn(self) -> Example:
-        """The example as it is trained on this time; itself, where nothing about it is random."""
-        return self
+    def drawn(self, generator: torch.Generator | None = None) -> Example:
+        """The example as it is trained on this time."""
+        return self if self.draw is None else self.draw(self, generator)
 
     def visibility(self) -> np.ndarray:
         """What each own token sees: bool [n - shared, n], by the rule of decoding with its step condition."""
         own_tokens = slice(self.shared, None)
-        visibility = visible(
-            self.reach,
-            self.segments[own_tokens],
-            self.positions[own_tokens],
-            self.segments,
-            self.positions,
-            self.steps[own_tokens],
-            self.steps,
-        )
+        queries = self.segments[own_tokens], self.positions[own_tokens]
+        visibility = visible(self.reach, *queries, self.segments, self.positions, self.steps[own_tokens], self.steps)
         for key, step in self.until.items():
             visibility[self.steps[own_tokens] >= step, key] = False
         return visibility
@@ -71,24 +74,59 @@ class Example:
     def ahead(self, further: int) -> list[int]:
         """For each target the one so many tokens further along its path; IGNORED where the path ends before."""
         visibility = self.visibility()
-        following = {}  # index of a target -> that of the next one: the fed token that it predicted
+        following = {}  # index of a target -> that of the next one: the fed token that it predicted; -1: none
         for index, token in self.targets.items():
             fed = (self.tokens == token) & (self.positions == self.positions[index] + 1)
-            successors = [i for i in np.flatnonzero(fed) if i >= self.shared and visibility[i - self.shared, index]]
-            following[index] = int(successors[0]) if successors else None
+            fed[self.shared :] &= visibility[:, index]
+            fed[: self.shared] = False
+            following[index] = int(fed.argmax()) if fed.any() else -1
         labels = []
         for index in self.targets:
-            place: int | None = index
             for _ in range(further):
-                place = None if place is None else following.get(place)
-            labels.append(IGNORED if place is None or place not in self.targets else self.targets[place])
+                index = following.get(index, -1)
+            labels.append(self.targets.get(index, IGNORED))
         return labels
+
+
+class Examples(ABC):
+    """Makes examples of documents.
+
+    `skipped` counts what was left out by its reason, `lost` documents, `lost_labels` single labels of other documents,
+    of `labels` that have a value.
+    """
+
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        self.column = config.training.labels_column
+        self.skipped: Counter[str] = Counter()
+        self.lost = self.labels = self.lost_labels = 0
+
+    @abstractmethod
+    def __call__(self, documents: Sequence[Document]) -> Iterable[Example]: ...
+
+    def skip(self, reason: object, documents: int = 1) -> None:
+        self.skipped[str(reason)] += documents
+        self.lost += documents
+
+    def encode(self, text: str) -> list[int]:
+        return encode(self.tokenizer, text, special=False)
+
+
+def listed(skipped: Counter[str], most_common: int | None = None) -> str:
+    return "".join(f"\n  {count:,} x {reason}" for reason, count in skipped.most_common(most_common))
 
 
 def check_usable(document: Document) -> None:
     """Raises Skip for a document that could not be read or labelled, without the place in its message."""
     if document.error is not None:
         raise Skip(document.error.partition(": ")[2] or document.error)
+
+
+def written(prompt: list[int], answer: list[int], shared: int = 0) -> Example:
+    """An answer token by token, as `autoregressive` writes it."""
+    tokens = iter(answer)
+    program = autoregressive(Prompt(prompt, shared), len(answer), lambda ids: len(ids) == len(answer))
+    return trace(program, lambda feed: [next(tokens) for _ in feed.sample_at])[0]
 
 
 def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
@@ -98,19 +136,17 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
         ValueError: the program moves tokens or drafts, which a teacher cannot do.
     """
     tokens: list[int] = []
-    until: dict[int, int] = {}
     positions: list[int] = []
     segments: list[int] = []
     steps: list[int] = []
+    until: dict[int, int] = {}
     targets: dict[int, int] = {}
     reach = one_segment()
-    shared = step = 0
     feed = next(program)
-    while True:
+    shared = feed.shared
+    for step in count():
         if feed.move or feed.draft is not None or feed.want_logits or feed.want_hidden:
             raise ValueError("a program that moves or drafts tokens cannot be traced")
-        if step == 0:
-            shared = feed.shared
         until |= dict.fromkeys(feed.drop, step)
         gold = teacher(feed)
         targets |= {len(tokens) + index: token for index, token in zip(feed.sample_at, gold, strict=True)}
@@ -119,9 +155,10 @@ def trace(program: Program[Any], teacher: Teacher) -> tuple[Example, Any]:
         segments += feed.segments if feed.segments is not None else [0] * len(feed.tokens)
         steps += [step] * len(feed.tokens)
         reach = grown(reach, feed.reach)
-        step += 1
         try:
             feed = program.send(Predictions(list(gold), [0.0] * len(gold)))
         except StopIteration as end:
-            table = np.array([tokens, positions, segments, steps], dtype=np.int64)
-            return Example(table[0], table[1], table[2], table[3], reach, targets, shared, until), end.value
+            answer = end.value
+            break
+    table = np.array([tokens, positions, segments, steps], dtype=np.int64)
+    return Example(table[0], table[1], table[2], table[3], reach, targets, shared, until), answer

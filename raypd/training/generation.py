@@ -1,15 +1,11 @@
-"""Training examples of conversations: every answer of the assistant is one, behind the turns before it.
-
-`autoregressive` learns to write it token by token, `space` also to draft (SAR-SFT, section 3.1), `apar` to fork where
-its structure can be told by rules (appendix B), `pasta` to promise the same parts. Medusa heads learn the same texts.
-"""
+"""Training examples of conversations: every answer of the assistant is one, behind the turns before it."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 
 from raypd.config import RunConfig
 from raypd.decoding.methods.apar import apar
-from raypd.decoding.methods.autoregressive import autoregressive
 from raypd.decoding.methods.pasta import pasta
 from raypd.decoding.methods.registry import CHILD, CLOSE, FORK, MASK, OPEN, PROMISE, SYNC
 from raypd.decoding.program import Feed
@@ -28,70 +23,58 @@ from raypd.tasks.base import Document
 from raypd.tasks.generation import GenerationTask
 from raypd.tasks.prompting import encode
 from raypd.training import annotate
-from raypd.training.example import Example, Skip, check_usable, trace
-from raypd.training.labels import text_teacher
-from raypd.training.structure import AnswerTree, Promise, Sync, answer_tree, promises
+from raypd.training.example import Example, Examples, Skip, check_usable, trace, written
+from raypd.training.structure import Promise, Sync, outline, promises
 
 AR_SHARE = 0.5  # p_ar of SAR-SFT
-Kind = Literal["text", "promise", "sync"]
+TokenPiece = tuple[list[int], str]  # tokens that the main thread of `pasta` writes, and whether it is promise or sync
+Paragraph = tuple[list[int], list[int]]  # tokens of a root and of its detail
 
 
-class GenerationExamples:
-    """Makes examples of documents with `turns` (of the user) and `responses`, for the task and decoding of a run.
-
-    `skipped` counts what was left out by its reason, `lost` counts documents.
-    """
+class GenerationExamples(Examples):
+    """Makes examples of documents with `turns` (of the user) and `responses`, for the task and decoding of a run."""
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
-        self.config, self.tokenizer, self.context_length = config, tokenizer, context_length
-        method, self.column = config.decoding.method, config.training.labels_column
+        super().__init__(config, tokenizer)
+        method, self.context_length = config.decoding.method, context_length
         self.method = {"medusa": "autoregressive", "apar_medusa": "apar"}.get(method, method)  # whose text heads learn
         self.task = GenerationTask(config, tokenizer, context_length, None)
-        self.random = np.random.default_rng(config.training.seed)
-        self.skipped: Counter[str] = Counter()
-        self.lost = 0
         names = {"apar": (FORK, CHILD), "space": (MASK,)}.get(self.method, ())
         self.texts = markup_bytes(tokenizer) if self.method == "pasta" else []
         self.control = [control_token(tokenizer, name, config.model.name) for name in names]
 
-    def __call__(self, documents: Sequence[Document]) -> Iterator[Example]:
-        """Examples of the documents, in their order; for `apar` as many of structured answers as of others."""
-        plain: list[Example] = []
-        structured: list[Example] = []
+    def __call__(self, documents: Sequence[Document]) -> list[Example]:
+        """Examples of the documents; for `apar` as many of structured answers as of others."""
+        examples: list[Example] = []
         for document in documents:
             try:
-                for prompt, answer, tagged in self._answers(document):
-                    example, forks = self._example(prompt, answer, tagged)
-                    if len(example) > self.context_length:
-                        raise Skip(f"conversations of more than {self.context_length} tokens, the model's context")
-                    (structured if forks else plain).append(example)
+                check_usable(document)
+                examples += self.examples(document)
             except Skip as reason:
-                self.skipped[str(reason)] += 1
-                self.lost += 1
-        if self.method == "apar" and structured:
-            order = self.random.permutation(len(plain))
-            if len(plain) > len(structured):
-                self.skipped["unstructured answers beyond the 1:1 of APAR"] += len(plain) - len(structured)
-            plain = [plain[i] for i in order[: len(structured)]]
-        yield from plain
-        yield from structured
+                self.skip(reason)
+        structured = [example for example in examples if len(example.reach) > 1]
+        if self.method != "apar" or not structured:
+            return examples
+        plain = [example for example in examples if len(example.reach) == 1]
+        if len(plain) > len(structured):
+            self.skipped["unstructured answers beyond the 1:1 of APAR"] += len(plain) - len(structured)
+        order = np.random.default_rng(self.config.training.seed).permutation(len(plain))
+        return [*(plain[i] for i in order[: len(structured)]), *structured]
+
+    def examples(self, document: Document) -> Iterator[Example]:
+        for prompt, answer, tagged in self._answers(document):
+            example = self._example(prompt, answer, tagged)
+            if len(example) > self.context_length:
+                raise Skip(f"conversations of more than {self.context_length} tokens, the model's context")
+            yield example
 
     def _answers(self, document: Document) -> Iterator[tuple[list[int], str, str | None]]:
-        """(the conversation up to an answer, as ids; the answer; with a teacher's tags), for each answer."""
-        check_usable(document)
-        prompt_column = self.task.task.prompt_column
-        turns, responses = document.fields.get(prompt_column), document.fields.get(self.column)
-        turns = [turns] if isinstance(turns, str) else turns
-        responses = [responses] if isinstance(responses, str) else responses
-        for column, value in ((prompt_column, turns), (self.column, responses)):
-            if not isinstance(value, list) or not value or not all(isinstance(part, str) for part in value):
-                raise Skip(f"column {column!r}: expected text or a list of texts")
-        assert turns is not None
-        assert responses is not None
+        """(the conversation up to an answer, as ids; the answer; with a teacher's tags)."""
+        task = self.task.task
+        turns, responses = (_texts(document, column) for column in (task.prompt_column, self.column))
         if len(turns) != len(responses):
-            raise Skip(f"columns {prompt_column!r} and {self.column!r}: of different lengths")
-        system = self.task.task.system
-        before = [{"role": "system", "content": system}] if system else []
+            raise Skip(f"columns {task.prompt_column!r} and {self.column!r}: of different lengths")
+        before = [{"role": "system", "content": task.system}] if task.system else []
         tags = document.fields.get(annotate.COLUMN, [None] * len(turns))
         for turn, response, tagged in zip(turns, responses, tags, strict=True):
             if not turn.strip() or not response.strip():
@@ -102,155 +85,132 @@ class GenerationExamples:
             yield self.task.tokens_of(before), response, tagged
             before.append({"role": "assistant", "content": response})
 
-    def _example(self, prompt: list[int], answer: str, tagged: str | None) -> tuple[Example, bool]:
-        """An answer's example, and whether it forks."""
+    def _example(self, prompt: list[int], answer: str, tagged: str | None) -> Example:
         end = self.task.end
         if self.method == "pasta":
             taught = self.config.training.annotations is not None
             return self._pasta(prompt, annotate.marked(tagged, answer) if taught else promises(answer))
         if self.method == "apar":
-            root = answer_tree(answer)
             fork, child = self.control
-            teacher = TreeTeacher(self._tree(root, fork, end))
             program = apar(Prompt(prompt), 10**9, fork, child, frozenset([end]), max_threads=10**9)
-            return trace(program, teacher)[0], root.detail is not None or root.next is not None
-        tokens = [*self._encode(answer), end]
-        writer = autoregressive(Prompt(prompt), len(tokens), lambda written: len(written) == len(tokens))
-        example = trace(writer, text_teacher(tokens))[0]
+            return trace(program, OutlineTeacher(self._paragraphs(outline(answer))))[0]
+        example = written(prompt, [*self.encode(answer), end])
         if self.method == "space":
             (mask,) = self.control
             k, groups = self.config.decoding.mask_tokens, self.config.training.mask_groups
-            example = SpaceExample(**vars(example), mask=mask, k=k, groups=groups)
-        return example, False
+            example.draw = partial(masked, mask=mask, k=k, groups=groups)
+        return example
 
-    def _pasta(self, prompt: list[int], pieces: list[str | Promise | Sync]) -> tuple[Example, bool]:
+    def _pasta(self, prompt: list[int], pieces: list[str | Promise | Sync]) -> Example:
         """What the interpreter feeds when the main thread writes the pieces.
 
         A promise names the tokens of its block, tags included, in multiples of ten (Pred-10X).
         """
-        steps: list[tuple[list[int], Kind]] = []  # of the main thread
+        steps: list[TokenPiece] = []  # of the main thread
         children: list[list[int]] = []
         for piece in pieces:
             if isinstance(piece, Sync):
                 steps.append((self._markup(SYNC), "sync"))
             elif isinstance(piece, Promise):
-                block = [*self._encode(piece.text), *self._markup(CLOSE)]
+                block = [*self.encode(piece.text), *self._markup(CLOSE)]
                 length = 10 * max(1, round((len(block) + len(self._markup(OPEN))) / 10))
                 children.append(block)
-                tag = f'{PROMISE} topic="{piece.topic}" tokens="{length}"/>'
-                steps.append((self._markup(tag), "promise"))
+                steps.append((self._markup(f'{PROMISE} topic="{piece.topic}" tokens="{length}"/>'), "promise"))
             elif piece:
-                steps.append((self._encode(piece), "text"))
-        end = self.task.end
-        steps.append(([end], "text"))
+                steps.append((self.encode(piece), "text"))
+        steps.append(([self.task.end], "text"))
+        ends, threads = frozenset([self.task.end]), len(children) + 1
         limit = sum(len(tokens) for tokens, _ in steps) + sum(map(len, children))
         program = pasta(
-            Prompt(prompt),
-            limit,
-            self.texts,
-            self._markup,
-            frozenset([end]),
-            max_async_tokens=limit,
-            max_threads=len(children) + 1,
+            Prompt(prompt), limit, self.texts, self._markup, ends, max_async_tokens=limit, max_threads=threads
         )
         example, answer = trace(program, ThreadsTeacher(steps, children))
         texts = [piece if isinstance(piece, str) else piece.text for piece in pieces if not isinstance(piece, Sync)]
         if answer.text != "".join(texts):
             raise Skip("answers whose text reads as tags of PASTA-LANG")
-        return example, bool(children)
+        return example
 
     def _markup(self, text: str) -> list[int]:
         return encode(self.tokenizer, text, special=True)
 
-    def _tree(self, paragraph: AnswerTree, fork: int, end: int) -> Node:
-        """The tokens of each paragraph: a [Fork] ends those with children, the end token all others."""
-        text = self._encode(paragraph.text) if paragraph.text else []
-        if paragraph.detail is None:
-            return Node([*text, end])
-        following = paragraph.next or AnswerTree("")
-        return Node([*text, fork], self._tree(paragraph.detail, fork, end), self._tree(following, fork, end))
-
-    def _encode(self, text: str) -> list[int]:
-        return encode(self.tokenizer, text, special=False)
+    def _paragraphs(self, parts: Sequence[tuple[str, str]]) -> list[Paragraph]:
+        """The tokens of roots and details: a [Fork] ends roots with a detail, the end token all other threads."""
+        fork, end = self.control[0], self.task.end
+        roots = [[*self.encode(root), fork] for root, _ in parts[:-1]] + [[*self.encode(parts[-1][0]), end]]
+        return [(root, [*self.encode(detail), end]) for root, (_, detail) in zip(roots, parts, strict=True)]
 
 
-@dataclass
-class SpaceExample(Example):
-    """A text, and how it is masked (SAR-SFT, equations 1 to 3).
+def _texts(document: Document, column: str) -> list[str]:
+    value = document.fields.get(column)
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise Skip(f"column {column!r}: expected text or a list of texts")
+    return texts
 
-    mask: the id of [Mask]. k: masks of a group. groups: how many places of the answer are masked at once.
+
+def masked(text: Example, generator: torch.Generator | None, *, mask: int, k: int, groups: int) -> Example:
+    """A text with one draw of masks (SAR-SFT, equations 1 to 3).
+
+    One group: the text as it is with probability p_ar; else k tokens of the answer from a drawn place on are masked,
+    and what is behind them is cut. The token in front of the masks and each mask predict what comes next.
+
+    Several: the text as it is, and beside it the masks of as many draws of equation 3, each group a segment that sees
+    the text in front of it and itself, as when SPACE decodes. They share one pass over the text.
+
+    Args:
+        mask: the id of [Mask]. k: masks of a group. groups: how many places of the answer are masked at once.
     """
-
-    mask: int = 0
-    k: int = 0
-    groups: int = 1
-
-    def drawn(self) -> Example:
-        """The masks of one draw.
-
-        One group: the text as it is with probability p_ar; else k tokens of the answer from a drawn place on are
-        masked, and what is behind them is cut. The token in front of the masks and each mask predict what comes next.
-
-        Several: the text as it is, and beside it the masks of as many draws of equation 3, each group a segment that
-        sees the text in front of it and itself, as when SPACE decodes. They share one pass over the text.
-        """
-        first = min(self.targets) + 1  # of the answer
-        places = len(self) - first - self.k + 1
-        if places < 1 or (self.groups == 1 and torch.rand(()) < AR_SHARE):
-            return self
-        if self.groups == 1:
-            m = first + int(torch.randint(places, ()))
-            end = m + self.k
-            tokens = np.concatenate([self.tokens[:m], np.full(self.k, self.mask)])
-            targets = {index: token for index, token in self.targets.items() if index < end}
-            return Example(tokens, self.positions[:end], self.segments[:end], self.steps[:end], self.reach, targets)
-        starts = first + np.sort(torch.randperm(places)[: self.groups].numpy())  # [groups]
-        masked = (starts[:, None] + np.arange(self.k)).ravel()  # [groups * k] the tokens that masks stand for
-        segments = np.repeat(np.arange(1, len(starts) + 1), self.k)
-        reach = {(group, segment): Reach.CAUSAL for group in range(1, len(starts) + 1) for segment in (0, group)}
-        return Example(
-            np.concatenate([self.tokens, np.full(len(masked), self.mask)]),
-            np.concatenate([self.positions, self.positions[masked]]),
-            np.concatenate([self.segments, segments]),
-            np.concatenate([self.steps, np.repeat(self.steps[starts - 1], self.k)]),
-            grown(self.reach, reach),
-            self.targets | {len(self) + i: self.targets[index] for i, index in enumerate(masked.tolist())},
-        )
+    first = min(text.targets) + 1  # of the answer
+    places = len(text) - first - k + 1
+    if places < 1 or (groups == 1 and torch.rand((), generator=generator) < AR_SHARE):
+        return replace(text, draw=None)
+    if groups == 1:
+        m = first + int(torch.randint(places, (), generator=generator))
+        end = m + k
+        tokens = np.concatenate([text.tokens[:m], np.full(k, mask)])
+        targets = {index: token for index, token in text.targets.items() if index < end}
+        return Example(tokens, text.positions[:end], text.segments[:end], text.steps[:end], text.reach, targets)
+    starts = first + np.sort(torch.randperm(places, generator=generator)[:groups].numpy())  # [groups]
+    hidden = (starts[:, None] + np.arange(k)).ravel()  # [groups * k] the tokens that masks stand for
+    segments = np.repeat(np.arange(1, len(starts) + 1), k)
+    reach = {(group, segment): Reach.CAUSAL for group in range(1, len(starts) + 1) for segment in (0, group)}
+    return Example(
+        np.concatenate([text.tokens, np.full(len(hidden), mask)]),
+        np.concatenate([text.positions, text.positions[hidden]]),
+        np.concatenate([text.segments, segments]),
+        np.concatenate([text.steps, np.repeat(text.steps[starts - 1], k)]),
+        grown(text.reach, reach),
+        text.targets | {len(text) + i: text.targets[index] for i, index in enumerate(hidden.tolist())},
+    )
 
 
-@dataclass
-class Node:
-    """A paragraph's tokens as they are written, and those of its detail and of the next one."""
-
-    tokens: list[int]
-    child: Node | None = None
-    sibling: Node | None = None
-
-
-class TreeTeacher:
-    """Answers `apar` so that it writes a tree: each thread its paragraph's next token.
+class OutlineTeacher:
+    """Answers `apar` so that it writes paragraphs: each thread its next token.
 
     A thread is identified by the segment of the token that it feeds last. The token behind a [Fork] is the first of the
-    next paragraph; with it the program gives the next paragraph and the detail a segment each, in this order.
+    next root; with it the program gives the next root and the detail a segment each, in this order.
     """
 
-    def __init__(self, root: Node) -> None:
-        self._threads: dict[int, tuple[Node, int]] = {0: (root, 0)}  # segment -> node, how much of it is written
+    def __init__(self, paragraphs: Sequence[Paragraph]) -> None:
+        self._paragraphs = iter(paragraphs)
+        root, self._detail = next(self._paragraphs)
+        self._threads = {0: iter(root)}  # segment -> tokens still to be written
         self._segments = 1
 
     def __call__(self, feed: Feed) -> list[int]:
         gold = []
         for index in feed.sample_at:
             segment = 0 if feed.segments is None else feed.segments[index]
-            node, written = self._threads.pop(segment)
-            if written == len(node.tokens):  # its [Fork] was fed
-                assert node.child is not None
-                assert node.sibling is not None
-                self._threads[self._segments + 1] = node.child, 0
-                segment, node, written = self._segments, node.sibling, 0
+            thread = self._threads.pop(segment)
+            token = next(thread, None)
+            if token is None:  # its [Fork] was fed
+                self._threads[self._segments + 1] = iter(self._detail)
+                root, self._detail = next(self._paragraphs)
+                segment, thread = self._segments, iter(root)
                 self._segments += 2
-            gold.append(node.tokens[written])
-            self._threads[segment] = node, written + 1
+                token = next(thread)
+            gold.append(token)
+            self._threads[segment] = thread
         return gold
 
 
@@ -263,26 +223,20 @@ class ThreadsTeacher:
         children: the tokens of each block, up to its </async>.
     """
 
-    def __init__(self, main: Sequence[tuple[list[int], Kind]], children: Sequence[list[int]]) -> None:
-        self._main = [(t, kind if n == len(ts) - 1 else "text") for ts, kind in main for n, t in enumerate(ts)]
-        self._blocks = [iter(block) for block in children]
-        self._left = [len(block) for block in children]
-        self._written = self._opened = 0
+    def __init__(self, main: Sequence[TokenPiece], children: Sequence[list[int]]) -> None:
+        self._main = deque((t, kind if n == len(ts) - 1 else "text") for ts, kind in main for n, t in enumerate(ts))
+        self._blocks = [deque(block) for block in children]
+        self._opened = 0
         self._waits = False
 
     def __call__(self, feed: Feed) -> list[int]:
         gold: list[int] = []
-        opened = self._opened
-        running = [n for n in range(opened) if self._left[n]]
-        if self._written < len(self._main) and not self._waits:
-            token, kind = self._main[self._written]
-            self._written += 1
+        running = [block for block in self._blocks[: self._opened] if block]
+        if self._main and not self._waits:
+            token, kind = self._main.popleft()
             gold.append(token)
             self._opened += kind == "promise"
             self._waits = kind == "sync"
-        for number in running:
-            gold.append(next(self._blocks[number]))
-            self._left[number] -= 1
-        if self._waits and not any(self._left[: self._opened]):
-            self._waits = False
+        gold += [block.popleft() for block in running]
+        self._waits = self._waits and any(self._blocks[: self._opened])
         return gold

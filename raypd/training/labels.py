@@ -1,9 +1,10 @@
-"""Gold values as the tokens that decoding would have written, and the teachers that answer with them."""
+"""Gold values as the text that decoding would have written, and the teacher that answers with their tokens."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 from raypd.config import Attribute
@@ -46,37 +47,25 @@ def value_text(attribute: Attribute, value: object) -> str:
 
 def record_text(attributes: Sequence[Attribute], target: dict[str, Any]) -> str:
     """The whole answer behind its opening brace and newline, as an autoregressive model is to write it."""
-    lines = (
-        json.dumps(attribute.name, ensure_ascii=False)
-        + ":"
-        + value_text(attribute, value_in(target, attribute)).rstrip()
-        for attribute in attributes
-    )
-    return ",\n".join(lines) + "\n}"
+    names = (json.dumps(attribute.name, ensure_ascii=False) for attribute in attributes)
+    values = (value_text(attribute, value_in(target, attribute)).rstrip() for attribute in attributes)
+    return ",\n".join(f"{name}:{value}" for name, value in zip(names, values, strict=True)) + "\n}"
 
 
 def slots_teacher(gold: Sequence[Sequence[int]]) -> Teacher:
     """Answers the slots of `hyper_parallel` with the tokens of their values.
 
-    Its first feed asks at the end of every slot; each later one feeds the last token of every open slot, whose place
-    is known by its position: k tokens behind the slot's end in the k-th of these feeds.
+    Its first feed asks at the end of every slot; the k-th behind it feeds the last token of every open slot, whose
+    place is k tokens behind the slot's end.
     """
-    ends: dict[int, int] = {}  # position of a slot's end -> number of the slot
-    k = 0
+    numbers: dict[int, int] = {}  # position of a slot's end -> number of the slot
+    feeds = count()
 
     def teacher(feed: Feed) -> list[int]:
-        nonlocal k
-        if not ends:
-            ends.update({feed.positions[index]: number for number, index in enumerate(feed.sample_at)})
-            return [gold[number][0] for number in range(len(gold))]
-        k += 1
-        numbers = [ends[feed.positions[index] - k] for index in feed.sample_at]
-        return [gold[number][k] for number in numbers]
+        k = next(feeds)
+        ends = [feed.positions[index] - k for index in feed.sample_at]
+        if k == 0:
+            numbers.update(zip(ends, count()))
+        return [gold[numbers[end]][k] for end in ends]
 
     return teacher
-
-
-def text_teacher(gold: Sequence[int]) -> Teacher:
-    """Answers a program that decodes one token after the other."""
-    tokens = iter(gold)
-    return lambda feed: [next(tokens) for _ in feed.sample_at]

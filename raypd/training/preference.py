@@ -1,20 +1,14 @@
 """Preference rounds for PASTA (BoNBoN, section 4): a model learns from the best and the worst of its own answers.
 
-    raypd generate prompts.jsonl -o runs/samples -m pasta --model M task.samples=10 decoding.sampling.temperature=1
-    raypd generate prompts.jsonl -o runs/baseline --model B
     python -m raypd.training.preference runs/samples runs/baseline > comparisons.jsonl
-    raypd generate comparisons.jsonl -o runs/judged --model JUDGE
-    raypd train configs/train/pasta_preference.yaml
 
 The judge compares every sample with the baseline's answer, in both orders. A sample's score is its theoretical speedup
 (tokens of the baseline's answer / longest path, section 5.1) + training.preference.quality_weight x quality, which is
 its wins less its losses, -2 to 2. (The paper's is their ratio, weighted with the judge's confidence, and over a second
 comparison, with the answer of the data set.) Of a conversation the first answer counts: later ones have other prompts.
 
-A run keeps the text of an answer with its tags, not its tokens. A sample is built again as its text is tokenized,
-thread by thread, and counts where the interpreter then makes the same text, warnings, number of tokens, threads and
-longest path of it. What was tokenized in another way, holds bytes that are no text, or was closed by the interpreter is
-left out.
+A run keeps the text of an answer with its tags, not its tokens: a sample counts where the interpreter, fed with the
+tokens of its text, makes the same text, warnings, number of tokens, threads and longest path again.
 """
 
 from __future__ import annotations
@@ -25,13 +19,15 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from raypd import storage
 from raypd.config import ANSWER_KEYS, GenerationConfig, RunConfig
-from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.dataset.reader import read_unit
 from raypd.decoding.methods.pasta_lang import Lexer, Piece, readable
@@ -39,60 +35,36 @@ from raypd.errors import ConfigError, InputError, UserError
 from raypd.run.load import load_record, load_run
 from raypd.tasks.base import Document, Record
 from raypd.tasks.documents import conversation
-from raypd.training.example import Example, Skip, check_usable, trace
-from raypd.training.generation import GenerationExamples, Kind, ThreadsTeacher
+from raypd.tasks.prompting import encode
+from raypd.training.example import Example, Skip, listed, trace
+from raypd.training.generation import GenerationExamples, ThreadsTeacher, TokenPiece
+from raypd.training.teacher import Place, Row, rows_of
 
-Row = dict[str, Any]
-Place = tuple[str, int]  # source and place in it, of a document
-_COLUMNS = ["id", "source", "row", "status", "sample", "turn", "text", "finish_reason", "tokens", "raw", "counters",
-            "warnings"]  # fmt: skip
+_COLUMNS = [*("id", "source", "row", "status", "sample", "turn", "text", "finish_reason"),
+            *("tokens", "raw", "counters", "warnings")]  # fmt: skip
 _ORDERS = ("first", "second")  # where the sample stands
 _VERDICT = re.compile(r"\b(first|second|tie)\b", re.IGNORECASE)
-_KINDS: dict[str, Kind] = {"promise": "promise", "sync": "sync"}
 _UNLIKE = "samples whose text does not come back token by token"
-_PROMPT = """Compare two answers to the request below, and say which one you would rather have received.
-
-Look at whether an answer is right, does all that was asked and nothing else, and reads as one text: parts that say the
-same thing twice, contradict each other or do not join are faults. Neither length nor order is a merit.
-
-<request>
-{request}
-</request>
-
-<first>
-{first}
-</first>
-
-<second>
-{second}
-</second>
-
-Give your reasons in a few sentences. Then write a last line of one word: first, second, or tie."""
+_PROMPT = (Path(__file__).parent / "templates" / "compare.txt").read_text(encoding="utf-8").strip()
 
 
 def check(config: RunConfig) -> None:
-    """Sees that the runs of `training.preference` are there, and that samples were decoded as the configuration says.
-
-    Raises:
-        ConfigError: with the key that is wrong, and what to do.
-    """
+    """Raises ConfigError where the runs of `training.preference` are not there, or not decoded as `config` says."""
     preference = config.training.preference
     assert preference is not None
-    if config.decoding.method != "pasta":
-        raise ConfigError(f"training.preference is for decoding.method pasta, and this is {config.decoding.method}")
     if config.training.labels is not None:
         raise ConfigError("training.labels and training.preference are both set: keep one")
     if config.model.adapter is not None:
         raise ConfigError("model.adapter: a preference round begins from model.name alone; use training.weights full")
     overrides = [f"storage.{key}={value}" for key, value in config.storage.model_dump(exclude_defaults=True).items()]
     for name, method in (("samples", "pasta"), ("baseline", "autoregressive"), ("judged", None)):
-        key, run = f"training.preference.{name}", getattr(preference, name)
+        run = getattr(preference, name)
         try:
             recorded = _recorded(run, method, overrides)
             if name == "samples":
                 _check_alike(config, run, recorded)
         except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from None
+            raise ConfigError(f"training.preference.{name}: {error}") from None
 
 
 def _recorded(run: str, method: str | None, overrides: Sequence[str]) -> dict[str, Any]:
@@ -118,13 +90,11 @@ def _check_alike(config: RunConfig, run: str, recorded: dict[str, Any]) -> None:
 
 def _rows(run: str) -> dict[Place, list[Row]]:
     """The first answers of a run to each of its documents, in the order of their samples."""
-    rows_by_document: dict[Place, list[Row]] = defaultdict(list)
-    folder = storage.absolute(run)
-    for unit, path in sorted(writer.objects(folder)):
-        for row in writer.read_table(folder, unit, _COLUMNS, path)[1].to_pylist():
-            if row["status"] == "ok" and row["turn"] == 0:
-                rows_by_document[row["source"], row["row"]].append(row)
-    return {place: sorted(rows, key=lambda row: int(row["sample"])) for place, rows in rows_by_document.items()}
+    rows: dict[Place, list[Row]] = defaultdict(list)
+    for row in rows_of(run, _COLUMNS):
+        if row["status"] == "ok" and row["turn"] == 0:
+            rows[row["source"], row["row"]].append(row)
+    return {place: sorted(answers, key=lambda row: int(row["sample"])) for place, answers in rows.items()}
 
 
 def _compared(samples: str, baseline: str, skipped: Counter[str]) -> Iterator[tuple[Place, Row, list[Row]]]:
@@ -141,7 +111,7 @@ def _compared(samples: str, baseline: str, skipped: Counter[str]) -> Iterator[tu
 
 
 def comparisons(config: RunConfig, samples: str, baseline: str, skipped: Counter[str]) -> Iterator[dict[str, str]]:
-    """What the judge is asked, as documents for `raypd generate`: every sample of a run, in both orders.
+    """What the judge is asked about every sample, in both orders, as documents for `raypd generate`.
 
     `config` is that of the run in the folder `samples`; `skipped` counts what is left out by its reason.
     """
@@ -170,28 +140,25 @@ def _comparison(place: Place, row: Row, answer: Row, order: str) -> str:
 def _verdicts(run: str, skipped: Counter[str]) -> dict[str, int]:
     """Id of a comparison -> 1: the sample won; -1: it lost; 0: a tie, or unclear."""
     verdicts = {}
-    for rows in _rows(run).values():
-        for row in rows:
-            try:
-                *_, order = json.loads(row["id"])
-            except (TypeError, ValueError):
-                raise ConfigError(
-                    f"training.preference.judged {run}: {row['id']!r} is no comparison; give the judge's run over the "
-                    "file of `python -m raypd.training.preference`"
-                ) from None
-            last = (row["text"].strip().splitlines() or [""])[-1]
-            words = {word.lower() for word in _VERDICT.findall(last)} if row["finish_reason"] == "stop" else set()
-            if len(words) != 1:
-                skipped["verdicts that say none of first, second and tie: taken as a tie"] += 1
-            clear = len(words) == 1 and "tie" not in words
-            verdicts[row["id"]] = (1 if order in words else -1) if clear else 0
+    for row in chain.from_iterable(_rows(run).values()):
+        try:
+            *_, order = json.loads(row["id"])
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"training.preference.judged {run}: {row['id']!r} is no comparison; give the judge's run over the "
+                "file of `python -m raypd.training.preference`"
+            ) from None
+        last = (row["text"].strip().splitlines() or [""])[-1]
+        words = {word.lower() for word in _VERDICT.findall(last)} if row["finish_reason"] == "stop" else set()
+        if len(words) != 1:
+            skipped["verdicts that say none of first, second and tie: taken as a tie"] += 1
+        clear = len(words) == 1 and "tie" not in words
+        verdicts[row["id"]] = (1 if order in words else -1) if clear else 0
     return verdicts
 
 
 def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
     """Puts the samples, each with its `score`, into labels_column of the documents; documents without get an error.
-
-    Returns how often something was left out, by its reason.
 
     Raises:
         InputError: no sample is of any of the documents; ConfigError: the run that judged judges something else.
@@ -221,7 +188,7 @@ def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
     if not matched:
         raise InputError(
             f"training.preference: no prompt of input.path has a sample of {preference.samples} that was judged in "
-            f"{preference.judged} against {preference.baseline}; give runs over the same input{_counted(skipped)}"
+            f"{preference.judged} against {preference.baseline}; give runs over the same input{listed(skipped)}"
         )
     return skipped
 
@@ -229,42 +196,24 @@ def label(documents: Iterable[Document], config: RunConfig) -> Counter[str]:
 class PairExamples(GenerationExamples):
     """Makes examples of documents with scored samples: of each prompt the best and the worst, in turn.
 
-    Of a pair the prompt is shared. `skipped`, `lost` as in GenerationExamples; prompts without a pair are not lost.
+    Of a pair the prompt is shared. Prompts without a pair are not lost.
     """
 
-    def __call__(self, documents: Sequence[Document]) -> Iterator[Example]:
-        for document in documents:
-            try:
-                yield from self._pair(document)
-            except Skip as reason:
-                self.skipped[str(reason)] += 1
-                self.lost += 1
-
-    def _pair(self, document: Document) -> list[Example]:
-        check_usable(document)
+    def examples(self, document: Document) -> Iterator[Example]:
         ranked = sorted(document.fields[self.column], key=lambda row: -row["score"])
-        examples: dict[int, Example | None] = {}
-
-        def first(places: Iterable[int]) -> int | None:
-            """The first of the samples that comes back."""
-            for place in places:
-                if place not in examples:
-                    examples[place] = self._sampled(document, ranked[place])
-                if examples[place] is not None:
-                    return place
-            return None
-
-        best, worst = first(range(len(ranked))), first(reversed(range(len(ranked))))
-        if best is None or best == worst:
+        sampled = cache(lambda place: self._sampled(document, ranked[place]))
+        places = range(len(ranked))
+        best = next((place for place in places if sampled(place)), 0)
+        worst = next((place for place in reversed(places) if sampled(place)), best)
+        if best == worst:
             raise Skip("prompts with less than two samples that come back")
-        assert worst is not None
         if ranked[best]["score"] == ranked[worst]["score"]:
             self.skipped["prompts whose samples all score alike (more samples would tell them apart)"] += 1
-            return []
-        pair = [example for example in (examples[best], examples[worst]) if example is not None]
-        for example in pair:
+            return
+        for example in (sampled(best), sampled(worst)):
+            assert example is not None
             example.shared = min(example.targets)  # all of the prompt but its last token, which predicts
-        return pair
+            yield example
 
     def _sampled(self, document: Document, row: Row) -> Example | None:
         """What the interpreter fed for a sample; None, and counted, where its tokens cannot be told from its text."""
@@ -282,22 +231,22 @@ class PairExamples(GenerationExamples):
             return None
         return example
 
-    def _threads(self, raw: str) -> tuple[list[tuple[list[int], Kind]], list[list[int]]]:
+    def _threads(self, raw: str) -> tuple[list[TokenPiece], list[list[int]]]:
         """The tokens of a text with tags: those of the main thread, and each child's up to its </async>.
 
-        Raises ValueError where a promise and a child do not follow on each other.
+        Raises:
+            ValueError: a promise and a child do not follow on each other.
         """
         if "\ufffd" in raw:
             raise ValueError("bytes that are no text")
         lexer = Lexer(lambda flaw: None)
         pieces = [*lexer.feed(raw.encode().decode("latin-1")), *lexer.close()]
-        main: list[tuple[list[int], Kind]] = []
+        main: list[TokenPiece] = []
         children: list[list[int]] = []
         while pieces:
             piece = pieces.pop(0)
-            kind = _KINDS.get(_tag(piece), "text")
-            main.append((self._ids(piece), kind))
-            if kind == "promise":
+            main.append((self._ids(piece), _tag(piece)))
+            if _tag(piece) == "promise":
                 tags = [_tag(inner) for inner in pieces]
                 end = tags.index("close")  # ValueError: the child has none
                 if tags[0] != "open":
@@ -307,16 +256,11 @@ class PairExamples(GenerationExamples):
         return [*main, ([self.task.end], "text")], children
 
     def _ids(self, piece: Piece) -> list[int]:
-        text = readable(piece.text)
-        return self._encode(text) if piece.tag is None else self._markup(text)
+        return encode(self.tokenizer, readable(piece.text), special=piece.tag is not None)
 
 
 def _tag(piece: Piece) -> str:
-    return "" if piece.tag is None else piece.tag.kind
-
-
-def _counted(skipped: Counter[str]) -> str:
-    return "".join(f"\n  {count:,} x {reason}" for reason, count in skipped.most_common())
+    return "text" if piece.tag is None else piece.tag.kind
 
 
 def main(
@@ -335,7 +279,7 @@ def main(
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
     if skipped:
-        print(f"left out:{_counted(skipped)}", file=sys.stderr)
+        print(f"left out:{listed(skipped)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

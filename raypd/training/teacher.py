@@ -1,11 +1,10 @@
-"""Labels that are the answers of a run: of a larger model (distillation, HPD section 4.4), or of the model itself,
-decoded autoregressively (self-supervision)."""
+"""Labels that are the answers of a run: of a larger model (distillation, HPD section 4.4), or of the model itself."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from raypd import storage
@@ -13,20 +12,26 @@ from raypd.dataset import writer
 from raypd.errors import InputError
 from raypd.tasks.base import Document
 
+Row = dict[str, Any]
+Place = tuple[str, int]  # source and place in it, of a document
+
+
+def rows_of(run: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    """All rows of a run, unit by unit."""
+    folder = storage.absolute(run)
+    for unit, path in sorted(writer.objects(folder)):
+        yield from writer.as_records(writer.read_table(folder, unit, columns, path)[1])
+
 
 def label(documents: Sequence[Document], run: str, column: str) -> None:
     """Puts the answers of a run over the same input into `column` of the documents; documents without get an error.
 
-    Answers that were cut, or have a value that is not valid, are left out.
-
     Raises:
         InputError: the folder holds no answers.
     """
-    folder = storage.absolute(run)
-    rows: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-    for unit, path in writer.objects(folder):
-        for row in writer.as_records(writer.read_table(folder, unit, None, path)[1]):
-            rows[row["source"], row["row"]].append(row)
+    rows: dict[Place, list[Row]] = defaultdict(list)
+    for row in rows_of(run):
+        rows[row["source"], row["row"]].append(row)
     if not rows:
         raise InputError(f"training.labels {run}: holds no answers; give the output folder of a run")
     for document in documents:
@@ -39,7 +44,7 @@ def label(documents: Sequence[Document], run: str, column: str) -> None:
             document.error = f"training.labels: {reason} in the run that labels"
 
 
-def _answer(rows: Sequence[dict[str, Any]]) -> Any:
+def _answer(rows: Sequence[Row]) -> Any:
     """The label in a document's rows; None where one of them failed, was cut or is not valid."""
     if any(row["status"] != "ok" for row in rows):
         return None

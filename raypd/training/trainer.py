@@ -1,5 +1,4 @@
-"""transformers' Trainer over packed passes: weights, LoRA, loss at the targets alone or over pairs, validation and
-checkpoints."""
+"""transformers' Trainer over packed passes: the loss over targets or over pairs, validation and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,147 +10,59 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 from transformers import (
-    AttentionInterface,
     EarlyStoppingCallback,
-    PreTrainedModel,
     PrinterCallback,
     Trainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
-    set_seed,
 )
 
 from raypd.config import PreferenceConfig, RunConfig
-from raypd.decoding.methods.registry import REGISTRY
-from raypd.errors import ModelError
-from raypd.models.control_tokens import CONTROL_TOKENS
-from raypd.models.load import LoadedModel, load_model, resolve_device, resolve_dtype
-from raypd.models.medusa_heads import load_heads
+from raypd.models.load import LoadedModel, resolve_dtype
 from raypd.run.training import Progress
-from raypd.training import attention
-from raypd.training.example import Example
-from raypd.training.heads import HeadsOnModel
-from raypd.training.packing import Batch, layout, pack
-
-
-def load_for_training(config: RunConfig) -> LoadedModel:
-    """The model with the weights that are trained: all of them in float32, or LoRA matrices beside frozen ones.
-
-    Raises:
-        ModelError: as `load_model`, and for models whose attention the training pass does not have.
-    """
-    set_seed(config.training.seed)  # LoRA matrices are drawn
-    full = config.training.weights == "full" and not REGISTRY[config.decoding.method].heads
-    if full and config.model.quantization != "none":
-        raise ModelError("training.weights full: quantized weights cannot be trained; use lora, or quantization none")
-    if config.model.quantization in ("w8a8", "fp8"):
-        kind = config.model.quantization
-        raise ModelError(f"model.quantization {kind} is for decoding: train with none, or nf4 or int8 and lora")
-    device = resolve_device(config.model.device)
-    dtype = "float32" if full else str(resolve_dtype(config.model.dtype, device)).removeprefix("torch.")
-    loaded = load_model(config.model.model_copy(update={"dtype": dtype, "adapter": None}))
-    _check_attention(loaded.model, loaded.name)
-    make_trainable(loaded, config)
-    return loaded
-
-
-def make_trainable(loaded: LoadedModel, config: RunConfig) -> None:
-    """Gives a loaded model the attention of training passes, in place, and the weights that are trained gradients."""
-    AttentionInterface.register(attention.NAME, attention.attention)
-    loaded.model.set_attn_implementation(attention.NAME)
-    if REGISTRY[config.decoding.method].heads:
-        loaded.model = HeadsOnModel(loaded.model, load_heads(str(config.decoding.heads), loaded.model))
-        return
-    if config.training.weights == "full":
-        loaded.model.requires_grad_(True)
-    else:
-        loaded.model = _with_lora(loaded, config)
-    if config.training.gradient_checkpointing:
-        loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
-        loaded.model.enable_input_require_grads()
-
-
-def _with_lora(loaded: LoadedModel, config: RunConfig) -> Any:
-    """LoRA matrices on all linear layers, and trainable embedding rows for the method's control tokens."""
-    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
-
-    training, model = config.training, loaded.model
-    if config.model.quantization != "none":
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=training.gradient_checkpointing)
-        for module in model.modules():  # what bitsandbytes packs for a CPU, in evaluation, has no gradients
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False
-                module.state_dict()  # which unpacks the weight
-    vocabulary = loaded.tokenizer.get_vocab()
-    control = [vocabulary[name] for name in CONTROL_TOKENS.get(config.decoding.method, ()) if name in vocabulary]
-    lora = LoraConfig(
-        r=training.lora_rank,
-        lora_alpha=training.lora_alpha,
-        lora_dropout=training.lora_dropout,
-        target_modules="all-linear",
-        trainable_token_indices=control or None,
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=config.model.name,
-    )
-    return get_peft_model(model, lora)
-
-
-def _check_attention(model: PreTrainedModel, name: str) -> None:
-    text = model.config.get_text_config()
-    softcap = getattr(text, "attn_logit_softcapping", None)
-    layers = getattr(text, "layer_types", None)
-    windows = "sliding_attention" in layers if layers else bool(getattr(text, "sliding_window", None))
-    windows &= getattr(text, "use_sliding_window", True)
-    if softcap is not None or windows:
-        feature = "a soft cap on attention logits" if softcap is not None else "layers with sliding-window attention"
-        raise ModelError(f"model {name!r} has {feature}: raypd decodes it, but cannot train it yet")
+from raypd.training.example import IGNORED, Example
+from raypd.training.packing import Batch, Layout, pack
 
 
 class PackedTrainer(Trainer):
     """Trainer whose batches are passes that `pack` made; the loss is the mean over their targets."""
 
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: Batch,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """Trainer's call; the loss itself is `_loss`."""
-        loss, output = self._loss(model, inputs, num_items_in_batch)
-        return (loss, output) if return_outputs else loss
+    mean_targets = 1.0  # of a validation pass
 
-    def _loss(self, model: torch.nn.Module, inputs: Batch, targets: torch.Tensor | int | None) -> tuple[Any, Any]:
-        """Cross entropy (HPD, section 4.4) over all targets of the optimizer's step, and the model's output."""
-        output, losses = self._losses(model, inputs)
+    def compute_loss(
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Trainer's call, which counts the targets of all workers in a step; logits are not kept."""
+        loss = self._loss(self._losses(model, inputs), inputs, num_items_in_batch if model.training else None)
+        return (loss, ()) if return_outputs else loss
+
+    def _loss(self, losses: torch.Tensor, inputs: Batch, targets: torch.Tensor | float | None) -> torch.Tensor:
+        """Cross entropy (HPD, section 4.4) over all targets of the optimizer's step, or of a validation (None)."""
         if targets is None:
-            return losses.mean(), output
-        # `targets` counts those of all workers, over which gradients are then averaged.
-        return losses.sum() * self.accelerator.num_processes / targets, output
+            return losses.sum() / self.mean_targets
+        return losses.sum() * self.accelerator.num_processes / targets  # gradients are averaged over the workers
 
     @staticmethod
-    def _losses(model: torch.nn.Module, inputs: Batch) -> tuple[Any, torch.Tensor]:
-        """The model's output, and the cross entropy of each target: [targets], float32."""
+    def _losses(model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
+        """The cross entropy of each target: [targets], float32."""
         output = model(
             input_ids=inputs["input_ids"],
             position_ids=inputs["position_ids"],
             use_cache=False,
             logits_to_keep=inputs["label_index"],
-            layout=layout(inputs),
+            layout=Layout(inputs["visible"]),
         )
-        labels = inputs["shift_labels"]  # the name by which Trainer counts each of them as one item
-        return output, cross_entropy(output.logits[0].float(), labels, reduction="none")
+        return cross_entropy(output.logits[0].float(), inputs["shift_labels"], reduction="none")
 
-    def prediction_step(
-        self, model: torch.nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[torch.Tensor, None, None]:
-        """The loss of a validation pass; logits are not kept."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs).detach(), None, None
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Trainer's; the mean of the losses of its passes will be the mean over all their targets."""
+        passes = self.eval_dataset if eval_dataset is None else eval_dataset
+        targets = [int((self.data_collator([group])["shift_labels"] != IGNORED).sum()) for group in passes]
+        self.mean_targets = sum(targets) / len(targets)
+        return super().get_eval_dataloader(eval_dataset)
 
 
 class PreferenceTrainer(PackedTrainer):
@@ -159,7 +70,7 @@ class PreferenceTrainer(PackedTrainer):
 
     preference: PreferenceConfig
 
-    def _loss(self, model: torch.nn.Module, inputs: Batch, targets: torch.Tensor | int | None) -> tuple[Any, Any]:
+    def _loss(self, losses: torch.Tensor, inputs: Batch, targets: torch.Tensor | float | None) -> torch.Tensor:
         """BoNBoN's loss of a pair (PASTA, section 4, the one displayed equation):
 
             - alpha log p(best) + (1 - alpha) (log p(best) / p(worst) - log p0(best) / p0(worst) - 1 / beta)^2
@@ -168,16 +79,15 @@ class PreferenceTrainer(PackedTrainer):
         before the round.
         """
         alpha, beta = self.preference.alpha, self.preference.beta
-        output, logprobs = self._logprobs(model, inputs)
+        logprobs = self._logprobs(losses, inputs)
         best, worst = logprobs - inputs["initial"]
-        return -alpha * logprobs[0] + (1 - alpha) * (best - worst - 1 / beta) ** 2, output
+        return -alpha * logprobs[0] + (1 - alpha) * (best - worst - 1 / beta) ** 2
 
-    def _logprobs(self, model: torch.nn.Module, inputs: Batch) -> tuple[Any, torch.Tensor]:
-        """The model's output, and the log-probability of each answer: [2]."""
-        output, losses = self._losses(model, inputs)
-        places = inputs["label_index"] - inputs["shared"]
-        answer = torch.bucketize(places, inputs["lengths"].cumsum(0), right=True)
-        return output, losses.new_zeros(2).index_add(0, answer, -losses)
+    @staticmethod
+    def _logprobs(losses: torch.Tensor, inputs: Batch) -> torch.Tensor:
+        """The log-probability of each answer: [2]."""
+        n = int((inputs["label_index"] < inputs["visible"][0].shape[1]).sum())  # targets of the first
+        return -torch.stack([losses[:n].sum(), losses[n:].sum()])
 
     @torch.no_grad()
     def keep_initial(self, pairs: Iterable[list[Example]]) -> None:
@@ -186,7 +96,7 @@ class PreferenceTrainer(PackedTrainer):
         for pair in pairs:
             inputs = self._prepare_inputs(pack(pair))
             with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):  # as in a step
-                _, logprobs = self._logprobs(self.model, inputs)
+                logprobs = self._logprobs(self._losses(self.model, inputs), inputs)
             for example, logprob in zip(pair, logprobs.tolist(), strict=True):
                 example.initial = logprob
 
@@ -198,20 +108,15 @@ class _Report(TrainerCallback):
         self.validation_loss: float | None = None
         self.before = (0, 0)  # steps and tokens of earlier sessions
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self.before = state.global_step, int(state.num_input_tokens_seen)
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: Any
-    ) -> None:
-        self.loss = logs.get("loss", self.loss)
-        self.validation_loss = logs.get("eval_loss", self.validation_loss)
-        seconds = time.monotonic() - self.began
-        step, steps = state.global_step, state.max_steps
-        tokens = int(state.num_input_tokens_seen) - self.before[1]
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, float], **_: Any) -> None:
         measured = logs.get("loss"), logs.get("eval_loss")
-        done = step - self.before[0]
-        self.tell(Progress(step, steps, self.loss, self.validation_loss, done, tokens, seconds, measured))
+        self.loss, self.validation_loss = logs.get("loss", self.loss), logs.get("eval_loss", self.validation_loss)
+        done, tokens = state.global_step - self.before[0], int(state.num_input_tokens_seen) - self.before[1]
+        losses, seconds = (self.loss, self.validation_loss), time.monotonic() - self.began
+        self.tell(Progress(state.global_step, state.max_steps, *losses, done, tokens, seconds, measured))
 
 
 def make_trainer(
@@ -223,10 +128,9 @@ def make_trainer(
     learning_rate: float,
     tell: Callable[[Progress], None],
 ) -> PackedTrainer:
-    """A trainer over groups of examples; its checkpoints are under `folder`."""
+    """A trainer over groups of examples, each a pass; its checkpoints are under `folder`."""
     training = config.training
-    steps = max(1, math.ceil(math.ceil(len(train) / training.accumulate) * training.epochs))
-    every = max(1, math.ceil(steps / training.evaluations))
+    every = math.nextafter(1 / training.evaluations, 0)  # less than 1: Trainer takes it as a share of all steps
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=1,
@@ -235,27 +139,22 @@ def make_trainer(
         num_train_epochs=training.epochs,
         learning_rate=learning_rate,
         lr_scheduler_type=training.schedule,
-        warmup_steps=math.ceil(steps * training.warmup),
+        warmup_steps=training.warmup,
         weight_decay=training.weight_decay,
         max_grad_norm=training.max_grad_norm,
-        optim="adamw_torch_fused",
         bf16=resolve_dtype(config.model.dtype, loaded.device) == torch.bfloat16,
         use_cpu=loaded.device.type == "cpu",
         eval_strategy="steps",
         eval_steps=every,
-        save_strategy="steps",
         save_steps=every,
         save_total_limit=2,
         load_best_model_at_end=True,
-        metric_for_best_model="eval_loss",
-        greater_is_better=False,
-        logging_steps=max(1, min(10, steps // 50)),
+        logging_steps=0.01,
         include_num_input_tokens_seen="all",
         remove_unused_columns=False,
         label_names=["shift_labels"],
         prediction_loss_only=True,
         dataloader_pin_memory=False,
-        report_to=[],
         disable_tqdm=True,
         seed=training.seed,
         fsdp=training.sharding == "fsdp",
@@ -270,10 +169,10 @@ def make_trainer(
         callbacks=[_Report(tell)],
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.model_accepts_loss_kwargs = True  # compute_loss divides by the targets of the whole step
-    if training.preference is not None:
-        assert isinstance(trainer, PreferenceTrainer)
-        trainer.model_accepts_loss_kwargs = False  # the mean over the passes of the step
+    # compute_loss divides by the targets of the whole step, or is the mean over its passes
+    trainer.model_accepts_loss_kwargs = training.preference is None
+    if isinstance(trainer, PreferenceTrainer):
+        assert training.preference is not None
         trainer.preference = training.preference
         trainer.keep_initial([*train, *validation])
     if training.patience is not None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raypd import storage
 from raypd.dataset import writer
-from raypd.run import layout
+from raypd.run import read
+from raypd.run.load import is_nightly
 from raypd.storage.threads import in_threads
 from raypd.verify.table_object import objects, read_object
 
@@ -20,7 +20,7 @@ _ROWS_READ = 20  # units of these that have failures
 SCHEMA = pa.schema(
     {"id": "string", "source": "string", "row": "int64", "attempts": "int32", "reason": "string", "unit": "string"}
 )
-_COLUMNS = ["id", "status", "error", "source", "row", "attempts"]
+COLUMNS = ["id", "status", "error", "source", "row", "attempts"]
 _MOST_REASONS = 10_000  # kinds that are counted apart
 
 
@@ -57,21 +57,29 @@ def letters(output: str) -> Iterator[pa.Table]:
 
     Of units without failures the footer alone is read. Raises RunError at an object that is damaged.
     """
-    if storage.exists(storage.join(output, layout.STATE)):  # nights: the objects of the table, which have no summaries
+    if is_nightly(output):  # the objects of the table, which have no summaries
         for path in objects(output):
-            failures = _error_rows(read_object(path, _COLUMNS), path.rpartition("/")[2].removesuffix(".parquet"))
-            if len(failures):
-                yield failures
+            rows = _failed(read_object(path, COLUMNS))
+            if len(rows):
+                yield _letters(rows, path.rpartition("/")[2].removesuffix(".parquet"))
         return
     for unit_id, path in sorted(writer.objects(output)):
         if writer.read_summary(output, unit_id, path).failed:
-            yield _error_rows(writer.read_table(output, unit_id, _COLUMNS, path)[1], unit_id)
+            yield _letters(error_rows(path), unit_id)
 
 
-def _error_rows(table: pa.Table, unit_id: str) -> pa.Table:
-    bad = table.filter(pc.not_equal(table["status"], "ok"))
-    columns = [bad[name] for name in ("id", "source", "row", "attempts", "error")]
-    return pa.table([*columns, [unit_id] * len(bad)], schema=SCHEMA)
+def _letters(rows: pa.Table, unit_id: str) -> pa.Table:
+    columns = [rows[name] for name in ("id", "source", "row", "attempts", "error")]
+    return pa.table([*columns, [unit_id] * len(rows)], schema=SCHEMA)
+
+
+def error_rows(path: str) -> pa.Table:
+    """The error rows of a unit's object, with COLUMNS. Raises RunError when it cannot be read."""
+    return _failed(writer.read_table("", "", COLUMNS, path)[1])
+
+
+def _failed(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.not_equal(rows["status"], "ok"))
 
 
 def summarize(output: str) -> Summary:
@@ -79,38 +87,31 @@ def summarize(output: str) -> Summary:
     reasons: dict[str, Reason] = {}
     for table in letters(output):
         for row in table.to_pylist():
-            from_input = of_input(row["source"], row["reason"])
-            kind = normalize(row["source"], row["reason"])
+            kind, can_change = normalize(row["source"], row["reason"]), not of_input(row["source"], row["reason"])
             if kind not in reasons and len(reasons) >= _MOST_REASONS:
-                kind, from_input = "(other reasons)", False
-            group = reasons.setdefault(kind, Reason(kind, can_change=not from_input))
+                kind, can_change = "(other reasons)", True
+            group = reasons.setdefault(kind, Reason(kind, can_change=can_change))
             group.documents += 1
             if len(group.examples) < _EXAMPLES:
                 group.examples.append(row)
     ordered = sorted(reasons.values(), key=lambda r: (-r.documents, r.reason))
-    return Summary(output, sum(r.documents for r in ordered), ordered, list(_failed_units(output)))
+    return Summary(output, sum(r.documents for r in ordered), ordered, _failed_units(output))
 
 
 def most_frequent(output: str) -> str | None:
     """Why most documents of a run failed, as far as an even choice of its units tells; None where it has none."""
-    units = list(writer.objects(output))
-    chosen = units[:: -(-len(units) // _LOOKED_AT)] if units else []
+    chosen = read.spread(list(writer.objects(output)), _LOOKED_AT)
     summaries = in_threads(lambda item: (item, writer.read_summary(output, *item)), chosen, 16)
     failed = [item for item, summary in summaries if summary.failed][:_ROWS_READ]
-    tables = [_error_rows(writer.read_table(output, unit_id, _COLUMNS, path)[1], unit_id) for unit_id, path in failed]
-    reasons = Counter(normalize(row["source"], row["reason"]) for table in tables for row in table.to_pylist())
+    rows = [row for _, path in failed for row in error_rows(path).to_pylist()]
+    reasons = Counter(normalize(row["source"], row["error"]) for row in rows)
     return reasons.most_common(1)[0][0] if reasons else None
 
 
-def _failed_units(output: str) -> Iterator[FailedUnit]:
-    """Units whose workers failed and that nobody has done since."""
-    folder = storage.join(output, layout.FAILURES)
-    names = [name for name in storage.names(folder) if name.endswith(".txt")]
-    done = writer.committed(output) if names else set()
-    for name in names:
-        if (unit := name.removesuffix(".txt")) not in done:
-            text = storage.read(storage.join(folder, name)).decode(errors="replace").strip()
-            yield FailedUnit(unit, text.splitlines()[-1] if text else "its worker left no reason")
+def _failed_units(output: str) -> list[FailedUnit]:
+    failures = list(read.failures(output))
+    done = writer.committed(output) if failures else set()
+    return [FailedUnit(unit, reason) for unit, reason in failures if unit not in done]
 
 
 def of_input(source: str, reason: str | None) -> bool:
@@ -131,8 +132,8 @@ def normalize(source: str, reason: str | None) -> str:
     >>> normalize("a.jsonl", "a.jsonl:13: not JSON: Expecting ',' delimiter: line 1 column 30 (char 29)")
     "not JSON: Expecting ',' delimiter: line N column N (char N)"
     """
-    text = _place(source).sub("", (reason or "no reason").strip())
-    lines = [line for line in text.splitlines() if line.strip()]
-    text = lines[-1] if lines and text.startswith("Traceback") else (lines[0] if lines else "no reason")
+    text = _place(source).sub("", (reason or "").strip())
+    lines = [line for line in text.splitlines() if line.strip()] or ["no reason"]
+    text = lines[-1 if text.startswith("Traceback") else 0]
     text = re.sub(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b", "X", text)
     return re.sub(r"(UTF-\d+)|\d+(?:[.,]\d+)*", lambda match: match[1] or "N", text)[:300]

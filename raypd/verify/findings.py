@@ -20,6 +20,13 @@ from raypd.verify.verification import Finding, Verification
 
 _FORMATS = {".csv": "csv, HEADER", ".jsonl": "json", ".parquet": "parquet, COMPRESSION zstd"}  # suffix -> DuckDB's COPY
 _FORMULA = re.compile(r"[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![0-9.]+$)")  # a number may have a sign
+_PREDICATES = {
+    "missing": "without a row",
+    "doubled": "with rows more than once",
+    "foreign": "that the input does not have",
+    "damaged": "of damaged objects",
+    "unreadable": "of input that cannot be read now",
+}
 _EXAMPLES_SHOWN = 5
 _UNITS_SHOWN = 10
 
@@ -32,11 +39,8 @@ def describe(result: Verification) -> str:
         f"output: {counted(result.found, 'document')} in {counted(result.objects, 'object')}: {result.ok:,} ok, "
         f"{result.failed:,} failed" + (f" (raypd errors {result.run})" if result.failed else ""),
     ]
-    out += _finding("missing", result.missing, "without a row")
-    out += _finding("doubled", result.doubled, "with rows more than once")
-    out += _finding("foreign", result.foreign, "that the input does not have")
-    out += _finding("damaged", result.damaged, "of damaged objects")
-    out += _finding("unreadable", result.unreadable, "of input that cannot be read now")
+    for name, predicate in _PREDICATES.items():
+        out += _finding(name, getattr(result, name), predicate)
     if (damaged := result.damaged_input).units:
         how = "note" if result.damaged_allowed else "damaged input"
         objects = counted(damaged.units, "object")
@@ -76,18 +80,17 @@ def _indented(lines: Sequence[str], limit: int = _EXAMPLES_SHOWN, unlisted: bool
 def _verdict(result: Verification) -> str:
     if result.passed:
         return "ok: every document of the input stands in the output exactly once"
-    advice = []
-    if result.damaged.units:
-        advice.append("delete the damaged objects")
-    if result.foreign.units:
-        advice.append("if the input has changed since the run, run it into a new output.path")
-    if result.missing.documents or result.missing.units or result.delta:
-        advice.append("run the same command again: it does what is missing")
-    if result.damaged_input.units and not result.damaged_allowed:
-        advice.append("put the damaged input right and run again, or let it be with input.on_damaged=skip")
-    if result.unreadable.units:
-        advice.append("put the input back where it was, or name it: raypd verify RUN input.path=...")
-    return "NOT OK" + (f": {'; '.join(advice)}" if advice else "")
+    missing = result.missing.documents or result.missing.units or result.delta
+    damaged_input = result.damaged_input.units and not result.damaged_allowed
+    advice = {
+        "delete the damaged objects": result.damaged.units,
+        "if the input has changed since the run, run it into a new output.path": result.foreign.units,
+        "run the same command again: it does what is missing": missing,
+        "put the damaged input right and run again, or let it be with input.on_damaged=skip": damaged_input,
+        "put the input back where it was, or name it: raypd verify RUN input.path=...": result.unreadable.units,
+    }
+    words = "; ".join(sentence for sentence, applies in advice.items() if applies)
+    return "NOT OK" + (f": {words}" if words else "")
 
 
 def describe_errors(summary: Summary) -> str:
@@ -97,11 +100,9 @@ def describe_errors(summary: Summary) -> str:
     out = [f"{counted(summary.documents, 'failed document')} of {counted(len(summary.reasons), 'kind')}"]
     if summary.reasons:
         width = len(f"{summary.reasons[0].documents:,}")
-        out += [
-            f"{group.documents:>{width},}  {one_line(group.reason)}"
-            + ("" if group.can_change else "  [as it stands in the input]")
-            for group in summary.reasons
-        ]
+        for group in summary.reasons:
+            mark = "" if group.can_change else "  [as it stands in the input]"
+            out.append(f"{group.documents:>{width},}  {one_line(group.reason)}{mark}")
         out += ["examples:"] + [
             one_line(f"    {row['id']} ({row['source']}, at {row['row']}, attempts {row['attempts']}): {row['reason']}")
             for group in summary.reasons
@@ -124,7 +125,6 @@ def print_letters(output: str) -> None:
 
 
 def _readable(row: dict[str, object]) -> list[object]:
-    """The cells of a dead letter as a person may look at them."""
     return [one_line(cell) if isinstance(cell, str) else cell for cell in row.values()]
 
 

@@ -25,6 +25,7 @@ from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError
 from raypd.run import layout, manifest, records
 from raypd.run.lease import held
+from raypd.run.read import by_document
 from raypd.run.records import RecordError, UnitSummary
 from raypd.run.text import counted
 from raypd.run.unit import Unit
@@ -74,10 +75,7 @@ def retry_errors(
 ) -> Retried:
     """Tries the failed documents of a run again; the same call goes on where one that was cut off ended.
 
-    Args:
-        config: of the run.
-        everything: also those that the input itself makes fail.
-        verbose, build: as in `driver.run_extract`.
+    everything: also those that the input itself makes fail. verbose, build: as in `driver.run_extract`.
 
     Raises:
         ConfigError: there is no run, or the record of a retry that was cut off is damaged.
@@ -142,8 +140,9 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
         if not summary.failed:
             return unit, [], 0, summary.retries
         _, table = commit.read_table(output, unit.id, ["source", "row", "status", "error"], path)
+        documents = by_document(table.to_pylist())  # in the unit's order
         rows, left_out = [], 0
-        for number, answers in enumerate(_documents(table).values()):  # in the order of the unit's documents
+        for number, answers in enumerate(documents.values()):
             errors = [row["error"] for row in answers if row["status"] != "ok"]
             if errors and not everything and all(dead_letters.of_input(answers[0]["source"], e) for e in errors):
                 left_out += 1
@@ -167,16 +166,7 @@ def _plan(config: RunConfig, output: str, number: int, everything: bool) -> Retr
     return result
 
 
-def _documents(table: pa.Table) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """(source, row) -> its rows, of every document, in order."""
-    documents: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in table.to_pylist():
-        documents.setdefault((row["source"], row["row"]), []).append(row)
-    return documents
-
-
 def _merge_all(output: str, folder: str, plan: Plan, before: Retried) -> Retried:
-    """Puts the retry's rows into the run's objects, and counts."""
     result = replace(before, tried=0, ok=0, failed=0)
     paths = dict(commit.objects(output))
 
@@ -219,9 +209,9 @@ def merged(old: pa.Table, fresh: pa.Table) -> pa.Table:
 
     attempts of such a document: those of old and fresh together.
     """
-    again = _documents(fresh)
+    again = by_document(fresh.to_pylist())
     rows: list[dict[str, Any]] = []
-    for place, was in _documents(old).items():
+    for place, was in by_document(old.to_pylist()).items():
         now = again.get(place, [])
         attempts = max(row["attempts"] for row in was) + max((row["attempts"] for row in now), default=0)
         errors, before = (sum(row["status"] != "ok" for row in answers) for answers in (now, was))

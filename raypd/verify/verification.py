@@ -21,6 +21,7 @@ from raypd.errors import Damaged, InputError
 from raypd.run.unit import Unit
 from raypd.storage.threads import in_threads
 from raypd.tasks.base import Document
+from raypd.tasks.columns import shape_of
 from raypd.verify.scratch import Scratch
 
 _EXAMPLES = 20
@@ -29,7 +30,7 @@ _ROW = {"id": "string", "source": "string", "row": "int64", "object": "string"}
 INPUT = pa.schema({**_ROW, "committed": "bool"})
 OUTPUT = pa.schema({**_ROW, "ok": "bool", "part": "string"})
 _OBJECTS = pa.schema({"path": "string", "columns": "string"})
-_WRONG = pa.schema({"finding": "string", "documents": "int64", "text": "string"})  # with all of a unit
+_Fault = tuple[str, int, str]  # a finding with all of a unit: its name, documents, words
 
 
 @dataclass
@@ -104,12 +105,7 @@ class Verification:
 
 
 def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
-    """Compares a run's output with its input. Changes nothing.
-
-    Args:
-        output: the run's folder.
-        config: of the run; its section `input` says where the input lies now.
-        threads: units that are compared at the same time.
+    """Compares a run's output with its input. Changes nothing. config: its section `input` says where that lies now.
 
     Raises:
         InputError: the input cannot be planned at all.
@@ -125,61 +121,61 @@ def verify(output: str, config: RunConfig, threads: int = 8) -> Verification:
     folder = writer.units_folder(output)
     result.temporary = storage.temporary(folder)
     strays = [name for name in storage.names(folder) if not name.endswith(".parquet") and name[0] not in "._"]
-    words = [f"file {name}: no unit of raypd's, and readers of the folder see it" for name in strays]
-    result.foreign.add(0, len(strays), words)
+    result.foreign.add(
+        0, len(strays), [f"file {n}: no unit of raypd's, and readers of the folder see it" for n in strays]
+    )
     with Scratch() as scratch:
-        for name, schema in {"input": INPUT, "output": OUTPUT, "objects": _OBJECTS, "wrong": _WRONG}.items():
+        for name, schema in {"input": INPUT, "output": OUTPUT, "objects": _OBJECTS}.items():
             scratch.create(name, schema)
 
-        def read(unit: Unit) -> str:
-            """Adds a unit's documents and the rows of its object."""
+        def add(unit: Unit) -> tuple[str, _Fault | None]:
+            """Adds a unit's documents and the rows of its object; its id, and what is wrong with all of it."""
             path = committed.get(unit.id)
             try:
                 documents = read_unit(unit, config)
             except InputError as error:
-                scratch.add("wrong", [{"finding": "unreadable", "documents": 0, "text": str(error)}])
-                return unit.id
+                return unit.id, ("unreadable", 0, str(error))
             add_documents(scratch, documents, unit.id, path is not None)
             if path is None:
-                text = f"unit {unit.id}: {len(documents)} documents"
-                scratch.add("wrong", [{"finding": "missing", "documents": len(documents), "text": text}])
-            else:
-                _add_object(scratch, unit.id, path, config, len(documents))
-            return unit.id
+                return unit.id, ("missing", len(documents), f"unit {unit.id}: {len(documents)} documents")
+            return unit.id, _add_object(scratch, unit.id, path, config, len(documents))
 
         plan = units.plan(config, output)
         result.passed_over = plan.passed_over
-        planned = set(in_threads(read, plan, threads))
-        result.units = len(planned)
+        faults = dict(in_threads(add, plan, threads))
+        result.units = len(faults)
         for unit in plan.damaged():
             result.damaged_input.add(0, 1, [str(unit.damaged)])
-        foreign = sorted(committed.keys() - planned)
+        foreign = sorted(committed.keys() - faults.keys())
         result.foreign.add(0, len(foreign), [f"object {unit_id}: not a unit of this input" for unit_id in foreign])
-        list(in_threads(lambda unit_id: _add_object(scratch, unit_id, committed[unit_id], None, 0), foreign, threads))
+        of_foreign = in_threads(lambda unit: _add_object(scratch, unit, committed[unit], None, 0), foreign, threads)
+        for name, documents, words in filter(None, [*faults.values(), *of_foreign]):
+            getattr(result, name).add(documents, 1, [words])
         _compare(result, scratch)
     return result
 
 
 def add_documents(scratch: Scratch, documents: Sequence[Document], unit: str, committed: bool) -> None:
     """Adds documents of the input to the table `input`. committed: whether their unit has an object."""
-    shared = {"object": unit, "committed": committed}
-    scratch.add("input", [{"id": d.id, "source": d.source, "row": d.place, **shared} for d in documents])
+    rows = [{"id": d.id, "source": d.source, "row": d.place, "object": unit} for d in documents]
+    scratch.add("input", [{**row, "committed": committed} for row in rows])
 
 
 def add_rows(scratch: Scratch, table: pa.Table, object: str) -> None:
     """Adds an object's rows to the table `output`. object: what a finding calls it: its unit, or its path."""
     parts: Sequence[Any] = ["one"] * len(table)
-    if "turn" in table.column_names:  # generation: a row a sample and turn
-        of_row = [table[name].cast("string") for name in ("sample", "turn")]
-        parts = pc.binary_join_element_wise(*of_row, "/", null_handling="replace")
-    elif "question" in table.column_names:  # a row a question, and a question may stand there twice
+    shape = shape_of(table.column_names)
+    if shape is not None and shape.repeats:
         parts = [str(i) for i in range(len(table))]
+    elif shape is not None and shape.parts:
+        of_row = [table[name].cast("string") for name in shape.parts]
+        parts = pc.binary_join_element_wise(*of_row, "/", null_handling="replace")
     columns = [table[name] for name in ("id", "source", "row")]
     ok = pc.equal(table["status"], "ok")
     scratch.add("output", pa.table([*columns, [object] * len(table), ok, parts], schema=OUTPUT))
 
 
-def _add_object(scratch: Scratch, unit: str, path: str, config: RunConfig | None, documents: int) -> None:
+def _add_object(scratch: Scratch, unit: str, path: str, config: RunConfig | None, documents: int) -> _Fault | None:
     """Adds an object's rows; of a planned unit after a check of its summary. config None: the object is foreign."""
     try:
         summary, table = writer.read_table("", unit, path=path)
@@ -193,13 +189,12 @@ def _add_object(scratch: Scratch, unit: str, path: str, config: RunConfig | None
                 )
             scratch.add("objects", [{"path": path, "columns": str(table.schema.remove_metadata())}])
         add_rows(scratch, table, unit)
+        return None
     except Damaged as error:
-        scratch.add("wrong", [{"finding": "damaged", "documents": documents, "text": str(error)}])
+        return "damaged", documents, str(error)
 
 
 def _compare(result: Verification, scratch: Scratch) -> None:
-    for row in scratch.rows("FROM wrong ORDER BY text"):
-        getattr(result, row["finding"]).add(row["documents"], 1, [row["text"]])
     # All objects have the same columns; one that has others has a damaged footer (no checksum is over that).
     for row in scratch.rows("FROM objects WHERE columns <> (SELECT mode(columns) FROM objects) ORDER BY path"):
         result.damaged.add(0, 1, [f"{row['path']}: has other columns than most; delete it"])

@@ -85,9 +85,6 @@ def test_a_session_that_died_is_closed_when_the_run_is_summed(tmp_path) -> None:
     (dead,) = book.bills(str(tmp_path))
     assert (dead.final, dead.until, dead.usd, dead.totals["documents"]) == (True, 110.0, 0.1, 10)
     assert dead.parts["lost"] == pytest.approx(0.08)
-    old = unit(5)
-    old.categories = {}  # of a raypd whose units do not tell
-    assert book.of_run(str(tmp_path), [old]).documents == 5
 
 
 def unit(documents: int, seconds: float = 1.0) -> UnitSummary:
@@ -106,9 +103,6 @@ def test_what_was_committed_counts_even_when_its_report_was_lost() -> None:
     assert bill.categories["a"]["documents"] == 10
     assert bill.categories["a"]["usd"] == bill.usd == bill.methods["hyper_parallel"]["usd"]
     assert not book.reconcile(bill, [unit(7), unit(3)])
-    old = unit(20)
-    old.categories = {}
-    assert not book.reconcile(bill, [old])
 
 
 def test_a_run_s_bill_is_its_sessions_together() -> None:

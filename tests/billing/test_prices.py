@@ -89,7 +89,7 @@ def test_a_zone_s_spot_price_counts_before_the_region_s() -> None:
     places = {"us-east-1": Price(0.5, "mean"), "us-east-1a": Price(0.4, "zone")}
     known = {("g5.xlarge", place, "spot"): price for place, price in places.items()}
     for zone, source in (("us-east-1a", "zone"), ("us-east-1b", "mean")):
-        found = prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone=zone, known=known)
+        found = prices.price("g5.xlarge", "us-east-1", "spot", CostConfig(), zone=zone, rows=known)
         assert found.source == source
 
 

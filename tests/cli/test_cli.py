@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -38,6 +40,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["in/a.jsonl"], "in/a.jsonl: give the YAML of a run, or say what to extract from this data: --schema"),
+        (["run.yaml", "--schema", "s.json"], "run.yaml: has its own task"),
+        (["run.yaml", "output.partition={_x: y}"], "a key is of a-z, 0-9 and _, as Athena wants it, and begins with"),
         (["nope.yaml"], "nope.yaml: no such configuration file; did you mean run.yaml?"),
         (["run.yaml", "engine.unit_documents=8"], "unit_documents: unknown key; there is cluster.unit_documents"),
         (["run.yaml", "decoding.metod=autoregressive"], "decoding.metod: unknown key; did you mean 'method'?"),
@@ -60,6 +65,25 @@ def test_what_cannot_run_is_refused_in_plain_words(folder: Path, raypd, words: l
     assert err.startswith("error: ")
     assert message in err
     assert not (folder / "out").exists()
+
+
+def test_data_and_a_schema_need_no_yaml(folder: Path, raypd, ray_here) -> None:
+    (folder / "book.json").write_text('{"title": "book", "properties": {"author": {"type": "string"}}}')
+    words = ["in/a.jsonl", "--schema", "book.json", "-o", "out", "--model", "fake", "input.text_columns=[title]"]
+    code, out, err = raypd("extract", *words)
+    assert code == 0, err
+    assert "1 document" in out
+
+
+def test_an_interruption_while_python_imports_is_one_line(folder: Path) -> None:
+    slow = folder / "typer.py"  # in place of the library, which takes long to import
+    slow.write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
+    process = start("-m", "raypd", "--version", PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
+    assert process.stdout is not None
+    while "importing" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    assert ended(process, 130) == "interrupted\n"
 
 
 def test_version_help_and_mistyped_commands(raypd) -> None:
@@ -97,5 +121,5 @@ def test_a_job_is_the_same_command_and_needs_no_installation(folder: Path) -> No
     said = ended(start(job, str(folder / "run.yaml"), "input.path=in/*.parquet", PYTHONPATH=""), 2)
     assert "in/*.parquet: no file matches" in said
     assert "Traceback" not in said
-    assert "Usage: extract.py" in ended(start(job, "--help", PYTHONPATH=""))
+    assert "Usage: raypd extract" in ended(start(job, "--help", PYTHONPATH=""))
     assert "no such configuration file" in ended(start("-m", "raypd", "extract", "nope.yaml"), 2)

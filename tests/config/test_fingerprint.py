@@ -24,8 +24,8 @@ QUESTIONS = config_tree("question_answering")
 
 def test_it_is_what_it_was() -> None:
     """A change here makes every user's next nightly do its whole corpus again: is that meant? Then raise _ANSWERS."""
-    assert make_config(EXTRACTION).fingerprint() == "33f11613f47a"
-    assert make_config(QUESTIONS).fingerprint() == "5c7a84dd8070"
+    assert make_config(EXTRACTION).fingerprint() == "ff52ac83d9c2"
+    assert make_config(QUESTIONS).fingerprint() == "ca639d2ca2c5"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from raypd.config.load import load_config, make_config
 from raypd.config.render import render
+from raypd.config.schema import categories_of
 from raypd.errors import ConfigError
 from tests.runs import config_tree, extraction, run_config
 
@@ -123,6 +124,32 @@ OBJECT = of(x={"type": "string"})
 def test_what_cannot_be_decoded_is_refused_with_its_place(tmp_path: Path, schema: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(tmp_path, schema)
+
+
+def _nested(levels: int, wrap: Any) -> Any:
+    schema: Any = {"type": "string"}
+    for _ in range(levels):
+        schema = wrap(schema)
+    return schema
+
+
+DOUBLED = {
+    f"d{n}": {"properties": {key: {"$ref": f"#/$defs/d{n + 1}"} for key in "ab"}} for n in range(40)
+} | {"d40": {"type": "string"}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": DOUBLED}, "more than 5,000 properties"),
+        (_nested(3000, lambda inner: {"properties": {"a": inner}}), "nested more than 50 deep"),
+        ({"properties": {"a": _nested(3000, lambda inner: {"anyOf": [inner]})}}, r"\$\.properties\.a: schemas in"),
+        ({"properties": {"a": {"enum": ["x" * 1_000_000]}}}, "values of 1,000,000 characters; limit 400,000"),
+    ],
+)
+def test_a_schema_that_explodes_is_refused_at_once(tmp_path: Path, schema: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        categories_of(schema, tmp_path)
 
 
 def test_one_schema_at_a_time(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +48,23 @@ DAMAGED = {
     "schema.parquet": (parquet({"id": ["q"], "name": ["x"]}), "schema.parquet: no column 'title' (input.text_columns"),
     "keys.jsonl": (b'{"id": 1, "headline": "x"}\n' * 3, "keys.jsonl: no column 'title' (input.text_columns"),
 }
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Does something behind a run's planning and before it reads."""
+
+    def change(then: Callable[[], object]) -> None:
+        real = planner.plan
+
+        def plan_and_change(*arguments):
+            planned = real(*arguments)
+            then()
+            return planned
+
+        monkeypatch.setattr(driver.planner, "plan", plan_and_change)
+
+    return change
 
 
 @pytest.fixture
@@ -154,39 +171,28 @@ def test_a_path_that_is_no_file_is_named_and_never_offered_again(tmp_path, confi
     assert "did you mean" not in str(caught.value)
 
 
-def test_many_units_that_cannot_be_read_do_not_end_a_run(tmp_path, config, ray_here, monkeypatch) -> None:
+def test_many_units_that_cannot_be_read_do_not_end_a_run(tmp_path, config, ray_here, between) -> None:
     for i in range(20):
         write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["t"] * 10)
     run = config(str(tmp_path / "in"))
-    real = planner.plan
 
-    def plan_then_lose(*arguments):
-        planned = real(*arguments)
+    def lose() -> None:
         for i in range(0, 20, 2):
             (tmp_path / f"in/{i:02d}.jsonl").unlink()
         for i in range(1, 8, 2):
             write_jsonl(tmp_path / f"in/{i:02d}.jsonl", ["other"] * 10)
-        return planned
 
-    monkeypatch.setattr(driver.planner, "plan", plan_then_lose)
+    between(lose)
     with pytest.raises(RunError, match=r"(?s)14 units of the input cannot be read.*and 4 more"):
         driver.run_extract(run, build=fakes.build)
     assert sum(ids(run).values()) == 60
 
 
-def test_one_file_of_many_units_is_told_once_beside_the_others(tmp_path, config, ray_here, monkeypatch, capfd) -> None:
+def test_one_file_of_many_units_is_told_once_beside_the_others(tmp_path, config, ray_here, between, capfd) -> None:
     for name, documents in (("a", 300), ("b", 10), ("c", 10), ("d", 10), ("e", 10)):
         write_jsonl(tmp_path / f"in/{name}.jsonl", [f"{name} {i}" for i in range(documents)])
     run = config(str(tmp_path / "in"))
-    real = planner.plan
-
-    def plan_then_change(*arguments):
-        planned = real(*arguments)
-        for name in "abcd":
-            write_jsonl(tmp_path / f"in/{name}.jsonl", ["other"] * 10)
-        return planned
-
-    monkeypatch.setattr(driver.planner, "plan", plan_then_change)
+    between(lambda: [write_jsonl(tmp_path / f"in/{name}.jsonl", ["other"] * 10) for name in "abcd"])
     with pytest.raises(RunError, match="units of the input cannot be read") as caught:
         driver.run_extract(run, build=fakes.build)
     lines = str(caught.value).splitlines()
@@ -200,20 +206,13 @@ def test_one_file_of_many_units_is_told_once_beside_the_others(tmp_path, config,
     assert sum(entry["units"] for entry in tree["unreadable"]) == tree["units_unreadable"] >= 33
 
 
-def test_the_advice_for_a_file_that_changed_in_mid_run_works(tmp_path, config, ray_here, monkeypatch) -> None:
+def test_the_advice_for_a_file_that_changed_in_mid_run_works(tmp_path, config, ray_here, between, monkeypatch) -> None:
     path = write_jsonl(tmp_path / "in/a.jsonl", ["a"] * 40)
     write_jsonl(tmp_path / "in/b.jsonl", ["b"] * 10)
     run, before = config(str(tmp_path / "in")), path.read_bytes()
     with pytest.raises(RunError, match="cut off"):
         run_here(run, most=2)
-    real = planner.plan
-
-    def plan_then_change(*arguments):
-        planned = real(*arguments)
-        write_jsonl(path, ["other"] * 40)
-        return planned
-
-    monkeypatch.setattr(driver.planner, "plan", plan_then_change)
+    between(lambda: write_jsonl(path, ["other"] * 40))
     with pytest.raises(RunError) as caught:
         driver.run_extract(run, build=fakes.build)
     monkeypatch.undo()

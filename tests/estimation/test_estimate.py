@@ -9,7 +9,6 @@ import json
 import math
 import random
 import threading
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +23,10 @@ from raypd.cluster import one_worker
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.errors import ConfigError, InputError
-from raypd.estimation import checks, earlier, estimator, machines, profile, sampling
+from raypd.estimation import bootstrap, checks, earlier, machines, profile, sampling
 from raypd.estimation import estimate as estimates
+from raypd.estimation.bootstrap import Array, exact, figure
 from raypd.estimation.estimate import estimate
-from raypd.estimation.estimator import Array, exact, figure
 from raypd.estimation.machines import EstimateOptions, NodeKind, Overhead
 from raypd.estimation.profile import DocumentCost, Profile, Profiler, WorkerFacts, most_in_flight
 from raypd.run import records
@@ -43,9 +42,8 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def one_stratum(values: Array, population: float = np.inf) -> Array:
-    zeros = np.zeros(len(values), int)
-    return estimator.stratified(values, 0 * values, zeros, np.array([min(population, 1e9)]), np.zeros(1), rng())
+def of_one_length(values: list[float], population: float = np.inf) -> Array:
+    return bootstrap.mean(np.array(values), np.zeros(len(values)), 0.0, population, rng())
 
 
 @pytest.mark.parametrize(("count", "wider"), [(12, 1.18), (200, 1.0)])
@@ -54,12 +52,12 @@ def test_intervals_are_those_of_scipy(count: int, wider: float) -> None:
 
     And by Student's t, with 11 degrees of freedom for 12 clusters.
     """
-    bootstrap = pytest.importorskip("scipy.stats", reason="scipy comes with raypd[speculative]").bootstrap
+    stats = pytest.importorskip("scipy.stats", reason="scipy comes with raypd[speculative]")
     draws = rng(3)
     base = draws.uniform(50, 150, count)
     values = base * draws.lognormal(-4, 0.3, count)
-    found = figure(estimator.ratio(values.tolist(), base.tolist(), rng()))
-    ends = bootstrap(
+    found = figure(bootstrap.ratio(values.tolist(), base.tolist(), rng()))
+    ends = stats.bootstrap(
         (values, base), lambda a, b, axis: a.sum(axis) / b.sum(axis), paired=True, n_resamples=20_000, rng=rng(1)
     ).confidence_interval
     width = (ends.high - ends.low) * wider
@@ -69,38 +67,32 @@ def test_intervals_are_those_of_scipy(count: int, wider: float) -> None:
 
 def test_what_was_counted_has_no_interval_and_one_document_tells_of_none() -> None:
     assert figure(exact(3)) == Figure(3, 3, 3)
-    assert figure(estimator.ratio([2, 4], [1, 1], rng(), population=2)) == Figure(3, 3, 3)  # all of them were drawn
-    assert figure(one_stratum(np.array([1.0, 2.0, 6.0]), population=3)) == Figure(3, 3, 3)
-    assert figure(estimator.ratio([2], [1], rng())) == Figure(2)
-    assert figure(one_stratum(np.array([3.0]), population=10)) == Figure(3)
-    assert figure(exact(10) * one_stratum(np.array([3.0]), population=10)) == Figure(30)
-    half = figure(estimator.ratio([2, 4] * 10, [1, 1] * 10, rng(), population=40))
-    free = figure(estimator.ratio([2, 4] * 10, [1, 1] * 10, rng()))
+    assert figure(bootstrap.ratio([2, 4], [1, 1], rng(), population=2)) == Figure(3, 3, 3)  # all of them were drawn
+    assert figure(of_one_length([1.0, 2.0, 6.0], population=3)) == Figure(3, 3, 3)
+    assert figure(bootstrap.ratio([2], [1], rng())) == Figure(2)
+    assert figure(of_one_length([3.0], population=10)) == Figure(3)
+    assert figure(exact(10) * of_one_length([3.0], population=10)) == Figure(30)
+    half = figure(bootstrap.ratio([2, 4] * 10, [1, 1] * 10, rng(), population=40))
+    free = figure(bootstrap.ratio([2, 4] * 10, [1, 1] * 10, rng()))
     assert (3 - half.low) / (3 - free.low) == pytest.approx(0.5**0.5, rel=0.05)  # half of the clusters are known
 
 
-@pytest.mark.parametrize(("drawn", "widest"), [((24, 8), 1.3), ((6, 2), 4.0)])
-def test_intervals_hold_what_they_promise(drawn: tuple[int, int], widest: float) -> None:
-    """Corpora of which a few documents are drawn: 95% of the intervals hold the true mean, about."""
+@pytest.mark.parametrize(("drawn", "widest"), [(32, 1.2), (8, 4.0)])
+def test_intervals_hold_what_they_promise(drawn: int, widest: float) -> None:
+    """Corpora of which a few documents are drawn: 95% of the intervals hold the true mean, or more of them."""
     draws, held, trials = rng(3), 0, 300
-    widths = []
+    widths, errors = [], []
     for trial in range(trials):
-        lengths = [draws.lognormal(6, 1, 300), draws.uniform(1, 50, 100)]
-        took = [0.01 * x + draws.uniform(0.5, 3, len(x)) for x in lengths]
-        places = [draws.choice(len(x), n, replace=False) for x, n in zip(lengths, drawn, strict=True)]
-        mean = estimator.stratified(
-            np.concatenate([x[at] for x, at in zip(took, places, strict=True)]),
-            np.concatenate([x[at] for x, at in zip(lengths, places, strict=True)]),
-            np.repeat([0, 1], drawn),
-            np.array([300.0, 100.0]),
-            np.array([x.mean() for x in lengths]),
-            rng(trial),
-        )
-        held += figure(mean).holds(np.concatenate(took).mean()) or False
-        low, high = np.quantile(mean[1:], (0.025, 0.975))
-        widths.append(high / low)
-    assert 0.92 <= held / trials <= 0.985
+        lengths = np.r_[np.sort(draws.lognormal(6, 1, 300)), np.sort(draws.uniform(1, 50, 100))]  # of two categories
+        took = 0.01 * lengths + draws.uniform(0.5, 3, 400)
+        places = ((np.arange(drawn) + draws.random()) * 400 / drawn).astype(int)
+        found = figure(bootstrap.mean(took[places], lengths[places], lengths.mean(), 400, rng(trial)))
+        held += found.holds(took.mean()) or False
+        widths.append(found.high / found.low)
+        errors.append(found.value / took.mean() - 1)
+    assert held / trials >= 0.92
     assert np.mean(widths) < widest  # length explains most of it
+    assert abs(np.mean(errors)) < 0.01
 
 
 def test_the_parts_of_a_bill_add_up() -> None:
@@ -185,25 +177,20 @@ def test_changes_that_do_not_fit_together_are_said_in_one_line(tmp_path) -> None
 
 
 def test_a_sample_has_every_category_in_proportion_and_all_lengths(tmp_path) -> None:
-    config = corpus(tmp_path)
-    with open(tmp_path / "corpus.jsonl", "a") as file:
-        file.write('{"category": "rare", "title": "x"}\n' * 2)
-    sample = sampling.draw(config, 100)
+    sample = sampling.draw(corpus(tmp_path), 100)
     assert figure(sample.scan.documents).counted
-    drawn = Counter(one.category for _, one in sample.drawn)
-    assert sum(drawn.values()) == 100
-    assert drawn["rare"] == 2  # which in proportion it would not have
-    assert {place for place, _ in sample.drawn} == set(range(len(sample.strata)))
-    assert all(one in sample.strata[place] for place, one in sample.drawn)
-    there = Counter(one.category for one in sample.scan.seen)
-    assert all(abs(drawn[name] - there[name] / 10) <= 2 for name in "abc")
-    for name in there:
-        own = [members for members in sample.strata if members[0].category == name]
-        assert sum(map(len, own)) == there[name]
-        edges = [(min(m.length for m in members), max(m.length for m in members)) for members in own]
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(edges))
+    drawn = [sample.readable[place] for place in sample.places]
+    assert len(set(sample.places)) == 100
+    for name in "abc":
+        there = sorted(one.length for one in sample.scan.scanned if one.category == name)
+        lengths = sorted(one.length for one in drawn if one.category == name)
+        assert abs(len(lengths) - len(there) / 10) <= 1
+        for share in (0.25, 0.5, 0.75):
+            assert sum(length <= np.quantile(lengths, share) for length in there) / len(there) == pytest.approx(
+                share, abs=0.1
+            )
     # the documents are the ones that were chosen
-    chosen = [(one, d) for (_, one), d in zip(sample.drawn, sample.documents, strict=True)]
+    chosen = zip(drawn, sample.documents, strict=True)
     assert all(len(d.fields["title"]) == one.length and d.fields["category"] == one.category for one, d in chosen)
 
 
@@ -214,7 +201,7 @@ def test_a_large_corpus_is_looked_at_in_places_all_over_it(tmp_path, monkeypatch
     assert not planner.plan(config).exact  # large JSON Lines are cut by bytes: nobody has counted the documents
     assert looked.units_planned in (40, 41)
     assert len(looked.units) in (10, 11)
-    assert 230 <= len(looked.seen) <= 290
+    assert 230 <= len(looked.scanned) <= 290
     found = figure(looked.documents)
     assert found.value == pytest.approx(1000, rel=0.1)
     assert found.holds(1000)
@@ -245,13 +232,13 @@ def _profile(costs: list[DocumentCost | None], gpu: str | None = None, memory: f
     return replace(made, **keys)
 
 
-def test_strata_are_weighted_by_their_share_of_the_corpus(tmp_path) -> None:
-    """Documents of b take ten times as long: the estimate is that of the corpus, whatever share of them was drawn."""
+def test_the_estimate_is_that_of_the_corpus(tmp_path) -> None:
+    """Documents of b take ten times as long, whatever their length."""
     sample = sampling.draw(corpus(tmp_path), 100)
     costs = [DocumentCost(10.0 if d.fields["category"] == "b" else 1.0, 1, 0, 1) for d in sample.documents]
-    share = sum(one.category == "b" for one in sample.scan.seen) / 1000
+    share = sum(one.category == "b" for one in sample.scan.scanned) / 1000
     mean = 10 * share + (1 - share)
-    assert estimates.speed_of(sample, _profile(costs), []).seconds[0] == pytest.approx(mean)
+    assert estimates.speed_of(sample, _profile(costs), []).seconds[0] == pytest.approx(mean, rel=0.03)
     half = [c if i % 2 else None for i, c in enumerate(costs)]  # not all were done in time
     assert estimates.speed_of(sample, _profile(half), []).seconds[0] == pytest.approx(mean, rel=0.2)
 
@@ -365,7 +352,7 @@ def test_with_its_start_and_end_a_small_run_takes_what_was_estimated(tmp_path, f
     """Against an empty engine that answers the corpus to its end; a pass that is not full costs its 20 ms."""
     costs = {"name": "fake", "fake": COSTS | {"step_seconds": 0.02}}
     config = corpus(tmp_path, count, engine={"max_num_seqs": batch}, model=costs)
-    documents = sampling.draw(config, count).documents
+    documents = sorted(sampling.draw(config, count).documents, key=lambda document: document.index)
     assert len(documents) == count
     found = Profiler(1).profile(config, documents)
     decoding = sum(cost.seconds for cost in found.costs if cost is not None)

@@ -68,7 +68,7 @@ def test_answers_of_the_other_tasks() -> None:
     asked = {"question": "?", "question_id": "7", "answer": "Yes.", "answer_status": "ok"}
     wrote = {"sample": 0, "turn": 1, "text": "A b", "finish_reason": "length"}
     found = [agreement.values_of(DocumentCost(1.0, 1, 0, 1, [row])) for row in (asked, wrote)]
-    assert found == [{"7": NormalValue("yes", True)}, {"sample 0, turn 1": NormalValue("a b", False)}]
+    assert found == [{"7": NormalValue("yes", True)}, {"turn 1, sample 0": NormalValue("a b", False)}]
 
 
 def test_the_interval_of_a_share_by_hand() -> None:

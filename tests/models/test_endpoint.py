@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from raypd import LLM
 from raypd.billing import book
 from raypd.cluster.driver import run_extract
 from raypd.config import ModelConfig
+from raypd.decoding.program import Feed
 from raypd.errors import ConfigError
 from raypd.models.endpoint import EndpointEngine, byte_tokenizer
 from raypd.models.load import load_model
@@ -168,6 +170,117 @@ def test_conversations_and_a_limit_of_requests(tmp_path, monkeypatch):
     assert [body["messages"] for _, _, body in received] == [turns] * 3
     assert {tokenizer.decode(done.answer.tokens, skip_special_tokens=True) for done in finished} == {"Well."}
     assert sum(slept) == pytest.approx(1 + 2, abs=0.3)
+
+
+class Liar(BaseHTTPRequestHandler):
+    """Answers with the bytes that `reply` makes of the request's headers; each byte string is written by itself."""
+
+    reply = staticmethod(lambda headers: [])
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        with contextlib.suppress(OSError):
+            for part in type(self).reply(self.headers):
+                self.wfile.write(part)
+                self.wfile.flush()
+
+    def do_HEAD(self):
+        self.wfile.write(written(b"", "302 Found", ELSEWHERE)[0] if self.path == "/moved" else written(b"")[0])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def liar(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key-that-nobody-may-see")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_address[1]}"
+        http.shutdown()
+
+
+ELSEWHERE = "Location: http://other.example/v1"
+
+
+def written(tree, status="200 OK", *headers):
+    body = tree if isinstance(tree, bytes) else json.dumps(tree).encode()
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
+    return ["\r\n".join([*lines, "", ""]).encode() + body]
+
+
+def of_usage(**usage):
+    return lambda headers: written({**completion("Acme")[1], "usage": usage})
+
+
+def dripping(headers):
+    yield b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
+    for _ in range(1000):
+        time.sleep(0.1)
+        yield b" "
+
+
+def bomb(headers):
+    return written(gzip.compress(b" " * 5_000_000), "200 OK", "Content-Encoding: gzip")
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (
+            of_usage(prompt_tokens=10**27, completion_tokens=1),
+            "its usage says 1,000,000,000,000,000,000,000,",
+        ),
+        (of_usage(prompt_tokens=5, completion_tokens=-3), "-3 written"),
+        (of_usage(prompt_tokens="many"), "expected a chat completion"),
+        (lambda headers: written({"choices": []}), 'expected a chat completion, found {"choices": []}'),
+        (lambda headers: written(b"<html>sign in</html>"), "expected a chat completion, found <html>sign in</html>"),
+        (lambda headers: written(b"[" * 100_000), "expected a chat completion"),
+        (lambda headers: written(headers["Authorization"].encode(), "401 Unauthorized"), "401: Bearer (hidden)"),
+        (lambda headers: written(b"", "307 Temporary Redirect", ELSEWHERE), "redirects to http://other.example/v1"),
+        (lambda headers: written(b"", "429 Too Many Requests", "Retry-After: 3600"), "(it asks to wait 3,600 s)"),
+        (bomb, "the answer has more than"),
+        (dripping, "no whole answer after 1 s (model.endpoint.timeout_seconds)"),
+    ],
+)
+def test_a_server_that_lies_makes_an_error_row_with_the_reason(tmp_path, monkeypatch, liar, reply, reason):
+    monkeypatch.setattr(Liar, "reply", staticmethod(reply))
+    engine = EndpointEngine(configuration(tmp_path, f"{liar}/v1", retries=0, timeout_seconds=1), byte_tokenizer())
+    engine.submit((feed for feed in [Feed([65], [0])]), tag=0, sampling=None, seed=0)
+    finished = []
+    while not finished:
+        finished = engine.step()
+    assert reason in str(finished[0].error)
+    assert "nobody" not in str(finished[0].error)
+
+
+def test_many_failures_in_a_row_make_all_wait(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    slept = []
+    monkeypatch.setattr("raypd.models.endpoint.time.sleep", slept.append)
+    with server(lambda body, before: (503, {"error": "down"})) as (url, received):
+        engine = EndpointEngine(configuration(tmp_path, url, retries=24), byte_tokenizer())
+        with pytest.raises(RuntimeError, match="503"):
+            engine._reply({})
+    assert len(received) == 25
+    assert max(slept) == 600.0  # its own waits are at most ten minutes
+    assert engine._next > time.monotonic() + 20  # and after 20 in a row no request is sent for half a minute
+
+
+def test_content_in_parts_is_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    parts = [{"type": "text", "text": "We"}, {"type": "text", "text": "ll."}]
+    with server(lambda body, before: completion(parts)) as (url, _):
+        tokenizer = byte_tokenizer()
+        answer, _ = EndpointEngine(configuration(tmp_path, url), tokenizer)._ask([65], 0)
+    assert tokenizer.decode(answer.tokens, skip_special_tokens=True) == "Well."
+
+
+def test_a_server_that_redirects_gets_no_document(tmp_path, liar):
+    with pytest.raises(ConfigError, match=r"redirects to http://other\.example/v1; documents are not sent there"):
+        run_extract(configuration(tmp_path, f"{liar}/moved"))
+    with pytest.raises(ConfigError, match=r"model\.endpoint\.url"):
+        configuration(tmp_path, "file:///etc/passwd")
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.nights import nightly
 from raypd.nights.nightly import Night, run_night
 from raypd.nights.table_check import verify_table
-from raypd.report import data, page, sections, terminal
+from raypd.report import data, page, terminal
 from raypd.report.status import Watch
 from raypd.run import load, manifest
 from raypd.run.lease import RunLease
@@ -538,10 +538,9 @@ def test_status_and_report_are_of_the_table_and_of_all_nights(tmp_path, write, r
     assert "documents   4; 1 failed" in shown
     assert "$60.00 per 1,000 documents" in shown  # of the five that were extracted
     assert f"the table is that of the night {nights[1].name}; 5 documents extracted in all nights" in shown
-    report = data.load(root)
-    tile, _, cost, *_ = sections.tiles(report)
-    assert (tile.value, tile.notes[:2], cost.value) == ("4", ["3 ok", "1 failed (25%)"], "$0.30")
-    assert "5 extracted" in page.render(report)
+    html = page.render(data.load(root))
+    for part in (">4<", ">3 ok<", ">1 failed (25%)<", ">$0.30<", "; 5 extracted<"):
+        assert part in html, part
 
 
 def test_the_command_says_what_it_left_out_and_ends_with_exit_code_1(tmp_path, write, run, monkeypatch) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from raypd.config.secrets import HIDDEN, redact
 from raypd.report import data, units
+from raypd.report.charts import RunningTime, speeds
 from raypd.report.ledger import RunBill
-from raypd.report.series import RunningTime, rate
 from raypd.run.records import Bill, from_json
 from tests.report.builder import Plan, build
 
@@ -32,7 +32,7 @@ def test_figures_are_those_of_the_units_and_of_the_sessions_bills(make):
     dollars = [usd for _, usd in bill.series]
     assert dollars == sorted(dollars)  # a later session goes on where the one before ended
     assert dollars[-1] == pytest.approx(bill.usd)
-    assert bill.totals["documents"] == 600
+    assert bill.cost.documents == 600
 
 
 def test_retries_are_on_the_bill(tmp_path):
@@ -54,7 +54,7 @@ def test_retries_are_on_the_bill(tmp_path):
     assert after.parts["retry"] > 0
     assert after.usd == pytest.approx(before.usd + after.parts["retry"]) == pytest.approx(sum(after.parts.values()))
     assert after.usd == pytest.approx(sum(n.usd for n in after.nodes))
-    assert after.totals == before.totals  # the documents were there already
+    assert after.cost.documents == before.cost.documents  # the documents were there already
 
 
 def test_a_torn_ledger_file_is_named_and_the_others_count(tmp_path):
@@ -65,6 +65,16 @@ def test_a_torn_ledger_file_is_named_and_the_others_count(tmp_path):
     bill = data.load(str(root)).bill
     assert bill.torn == [str(first)]
     assert bill.usd == pytest.approx(whole)
+
+
+def test_the_last_line_of_a_worker_that_died_is_shown_and_bookkeeping_is_not(tmp_path):
+    root = build(tmp_path / "run", Plan(units=3))
+    (root / "failures").mkdir()
+    (root / "failures/u1.txt").write_text("Traceback\nRuntimeError: the device is gone\n")
+    (root / "failures/u1.hand.json").write_text("[1, 2]")
+    (root / "failures/u2.txt").touch()
+    expected = [("u1", "RuntimeError: the device is gone"), ("u2", "its worker left no reason")]
+    assert data.load(str(root)).failures == expected
 
 
 def test_the_smallest_ledger_file_that_the_contract_allows():
@@ -86,7 +96,7 @@ def test_a_damaged_unit_is_named_and_not_counted_and_those_of_a_partition_are(tm
 def test_very_many_units_are_read_in_part_and_scaled(make, monkeypatch):
     monkeypatch.setattr(units, "READ_UNITS", 10)
     run = make(units=40, documents=10)
-    assert not run.units.whole
+    assert not run.units.all_read
     assert len(run.units.read) == 10
     assert run.units.total("documents") == 400
 
@@ -120,5 +130,5 @@ def test_the_clock_stands_between_two_sessions_and_speed_adds_up_to_all_document
     assert clock.total == pytest.approx(first.seconds + second.seconds)
     assert clock.at([first.ended, first.ended + 3600, second.began]).tolist() == pytest.approx([first.seconds] * 3)
     assert clock.borders == [pytest.approx(first.seconds)]
-    edges, values = rate(run.units.read, clock)
+    edges, values = speeds(run, clock)
     assert float((values * np.diff(edges)).sum()) == pytest.approx(200)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from raypd.errors import ConfigError, RunError
-from raypd.estimation.estimator import Array, exact
+from raypd.estimation.bootstrap import Array, exact
 from raypd.estimation.machines import EstimateOptions, MethodSpeed, Overhead, assemble
-from raypd.report import data, estimate_section, page
+from raypd.report import comparison, data, page
 from raypd.report.status import Watch
 from raypd.run import text
 from raypd.run.layout import ESTIMATE
@@ -66,8 +66,9 @@ def put(
 
 def compared(root: Path) -> tuple[str, str, dict[str, list[str]]]:
     """What the section says of the bill; its table's note and rows."""
-    found = estimate_section.section(data.load(str(root))).comparison
-    return found.sentence, found.table.note, {row[0]: row[1:] for row in found.table.rows}
+    run = data.load(str(root))
+    made = comparison.compare(run, run.forecast)
+    return made.sentence, made.note, {row[0]: row[1:] for row in made.rows}
 
 
 def shown(root: Path) -> str:
@@ -145,9 +146,9 @@ def test_a_run_that_goes_on_or_has_other_documents_is_compared_by_the_document(t
 def test_what_cannot_be_compared_is_said_and_why(no_charts, tmp_path, keys, plan, said):
     root = build(tmp_path / "run", Plan(**{"units": 6, **plan}))
     put(root, **keys)
-    found = estimate_section.section(data.load(str(root))).comparison
-    assert found.table is None
-    assert said in found.sentence
+    sentence, _, rows = compared(root)
+    assert rows == {}
+    assert said in sentence
     assert said in shown(root)
 
 

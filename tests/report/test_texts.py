@@ -43,7 +43,7 @@ def run(tmp_path: Path, config: Callable[..., RunConfig]) -> RunConfig:
 def test_values_are_marked_where_they_stand(run: RunConfig) -> None:
     found = data.load(run.output.path)
     texts.add(found)
-    shown = [[(piece.text, piece.marked) for piece in one.text if piece.text] for one in found.sample.documents]
+    shown = [[(piece, marks) for piece, marks in one.text if piece] for one in found.sample.documents]
     assert shown == [
         [("  Boots <b>of</b> ", ""), ("Acme", "a0"), (", red", "")],  # of two that overlap the first
         [("Acme", "a0"), (" &amp; ", ""), ("Acme", "a1")],

@@ -28,7 +28,7 @@ FULL: dict[str, dict[str, Any]] = {
     "question_answering": {"question_id": "q", "question": "Who?", "answer": "me"},
     "generation": {"sample": 0, "text": "words", "warnings": ["none"]},
 }
-SCHEMAS = columns.BY_KIND
+SCHEMAS = {kind: shape.schema for kind, shape in columns.SHAPES.items()}
 
 
 def write(output: str, number: int, records: Callable[[int], Record], schema: pa.Schema, **partition: str) -> None:

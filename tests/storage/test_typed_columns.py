@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from raypd.config import RunConfig
-from raypd.config.run import OWN_COLUMNS
+from raypd.config import OWN_COLUMNS, RunConfig
 from raypd.dataset import writer
 from raypd.evaluation.score import evaluate
 from raypd.report.sample import document_of
@@ -95,7 +94,8 @@ def test_duckdb_and_arrow_read_every_column_in_its_type(config: RunConfig, tmp_p
     assert schema.field("Brand__confidence").type == pa.float32()
     assert "Size__span" not in schema.names
     assert not {"record", "values"} & set(schema.names)
-    assert [name for name in schema.names if name in OWN_COLUMNS] == list(OWN_COLUMNS)
+    own = [*OWN_COLUMNS, "category", "truncated"]
+    assert [name for name in schema.names if name in own] == own
 
 
 def test_typed_rows_are_records_again(config: RunConfig, tmp_path: Path) -> None:

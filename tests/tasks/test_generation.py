@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import Continuation
 from raypd.decoding.sampling import Sampling
@@ -13,18 +12,14 @@ from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.generation import StopStrings
 from tests.runs import answer
+from tests.tasks import configured
 from tests.tasks.test_extraction import CONTEXT, prompt_text
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 
 def make(context_length: int = CONTEXT, decoding: dict | None = None, tokenizer=None, model=None, **task):
-    tree = {
-        "input": {"path": "x.jsonl"},
-        "output": {"path": "out"},
-        "task": {"kind": "generation", **task},
-        "decoding": {"max_new_tokens": 12, **(decoding or {})},
-    }
-    return build_task(RunConfig.model_validate(tree), tokenizer or tiny_tokenizer(), context_length, model)
+    config = configured(task={"kind": "generation", **task}, decoding={"max_new_tokens": 12, **(decoding or {})})
+    return build_task(config, tokenizer or tiny_tokenizer(), context_length, model)
 
 
 def document(prompt: object, row: int = 0) -> Document:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from raypd.config import ModelConfig, RunConfig
+from raypd.config import ModelConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.grammar import Bounded, Choice, Grammar, Vocabulary
 from raypd.decoding.program import Predictions
@@ -29,6 +29,7 @@ from tests.decoding.cases import agree
 from tests.decoding.drivers import drive
 from tests.decoding.reference import greedy
 from tests.runs import answer
+from tests.tasks import configured
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 CONTEXT = 4096
@@ -37,13 +38,9 @@ METHODS = ["intra_prompt", "autoregressive"]
 
 
 def make(context_length: int = CONTEXT, tokenizer=None, decoding=None, **task):
-    tree = {
-        "input": {"path": "x.jsonl"},
-        "output": {"path": "out"},
-        "task": {"kind": "question_answering", "max_answer_tokens": MOST, **task},
-        "decoding": decoding or {},
-    }
-    return build_task(RunConfig.model_validate(tree), tokenizer or tiny_tokenizer(), context_length)
+    task = {"kind": "question_answering", "max_answer_tokens": MOST, **task}
+    config = configured(task=task, decoding=decoding or {})
+    return build_task(config, tokenizer or tiny_tokenizer(), context_length)
 
 
 def document(row: int, questions: object, context: str | None = "The sea is 4 °C cold.") -> Document:
@@ -179,27 +176,17 @@ def test_choices_cost_no_decode_step(method):
 
 def test_what_free_answers_become():
     task = make()
-    for text in ("Rome\nand", "\n \nRome\n"):  # a newline ends it behind its first word
+    for text, expected, status in (
+        ("Rome\nand", "Rome", "ok"), ("\n \nRome\n", "Rome", "ok"),  # a newline ends it behind its first word
+        ("Rome<|im_end|>", "Rome", "ok"), ("0123456789", "01234567", "truncated"), ("nullify\n", "nullify", "ok"),
+        ("null\n", None, "null"), ('"null"<|im_end|>', None, "null"), ("Null.\n", None, "null"),
+        ("<|im_end|>", None, "invalid"),
+    ):  # fmt: skip
         columns = say(task, text)
-        assert (columns["answer"], columns["answer_status"]) == ("Rome", "ok")
-    assert say(task, "Rome<|im_end|>") | {"question": ""} == {
-        "question_id": "0",
-        "question": "",
-        "answer": "Rome",
-        "choice_index": None,
-        "confidence": pytest.approx(0.5),
-        "answer_status": "ok",
-        "truncated": False,
-    }
-    assert say(task, "0123456789")["answer"] == "01234567"
-    assert say(task, "0123456789")["answer_status"] == "truncated"
-    for text in ("null\n", '"null"<|im_end|>', "Null.\n"):
-        columns = say(task, text)
-        assert (columns["answer"], columns["answer_status"]) == (None, "null")
+        assert (columns["answer"], columns["answer_status"]) == (expected, status)
+        assert (columns["question_id"], columns["choice_index"], columns["truncated"]) == ("0", None, False)
+        assert columns["confidence"] == pytest.approx(0.5)
     assert say(make(unanswerable=False), "null\n")["answer"] == "null"
-    assert say(task, "nullify\n")["answer_status"] == "ok"
-    columns = say(task, "<|im_end|>")
-    assert (columns["answer"], columns["answer_status"]) == (None, "invalid")
 
 
 def test_choice_letters():

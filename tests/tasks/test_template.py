@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
-from raypd.config import RunConfig
+from raypd.config import Attribute, ExtractionConfig, RunConfig
 from raypd.errors import ConfigError
-from raypd.tasks.prompting import PRODUCTS, check_template, messages
+from raypd.tasks.prompting import PRODUCTS, check_template, messages, template_text
 from tests.processes import ended, start
+from tests.tasks import configured
 
 SHELL = "{{ category.attributes[0].__class__.__mro__[-1].__subclasses__() }}"
 GLOBALS = "{{ lipsum.__globals__['os'].system('touch MARK') }}"
@@ -21,7 +24,7 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
 def config(template: Path, **keys: object) -> RunConfig:
     attributes = [{"name": "Brand"}, {"name": "Fit", "type": "enum", "values": ["in", "over"]}]
     task = {"categories": {"shoes": {"description": "worn", "attributes": attributes}}, "template": str(template)}
-    return RunConfig.model_validate({"input": {"path": "x.jsonl"}, "output": {"path": "out"}, "task": task, **keys})
+    return configured(task=task, **keys)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,21 @@ def test_what_a_template_may_not_do(tmp_path: Path, text: str, words: str) -> No
     with pytest.raises(ConfigError, match=words):
         check_template(config(file))
     assert not mark.exists()
+
+
+def test_nothing_in_a_prompt_could_be_an_answer() -> None:
+    """Whatever the type: a small model copies a date that stands in its prompt."""
+    types = get_args(Attribute.model_fields["type"].annotation)
+    keys: dict[str, dict[str, Any]] = {"enum": {"values": ["red", "blue"]}, "pattern": {"pattern": "[A-Z]+"}}
+    attributes = [
+        {"name": f"{kind} {'many' if many else 'one'}", "type": kind, "many": many, **keys.get(kind, {})}
+        for kind in types
+        for many in (False, True)
+    ]
+    task = ExtractionConfig.model_validate({"categories": {"things": {"attributes": attributes}}})
+    questions = template_text(None, "question_answering.j2")
+    for message in [*messages(task).values(), re.sub("{[{%].*?[%}]}", "", questions)]:
+        assert not re.search(r"[0-9\"']", message), message
 
 
 def test_what_a_template_has(tmp_path: Path) -> None:
@@ -72,8 +90,7 @@ def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path: Path
 def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
     attributes = [{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]
     task = {"categories": {"shoes": {"attributes": attributes}}}
-    made = RunConfig.model_validate({"input": {"path": "x.jsonl"}, "output": {"path": "out"}, "task": task})
-    message = messages(made.task)["shoes"]
+    message = messages(configured(task=task).task)["shoes"]
     assert "(one of: b0, b1, " in message
     assert "b99, or one of 19,900 more)" in message
     assert "b100" not in message

@@ -14,7 +14,7 @@ import numpy as np
 import pydantic
 import pytest
 
-from raypd.config import Attribute, RunConfig
+from raypd.config import Attribute
 from raypd.config.schema import categories_of
 from raypd.decoding.engine import Engine
 from raypd.decoding.grammar import Bounded, Grammar, Vocabulary
@@ -29,28 +29,14 @@ from raypd.tasks.values import check
 from raypd.training.example import Skip
 from raypd.training.labels import value_text
 from tests.runs import answer
+from tests.tasks import configured
 from tests.tasks.test_extraction import CONTEXT, document
 from tests.tiny import tiny_model, tiny_tokenizer
 
 BYTES = [chr(i) for i in range(256)]
 MERGED = [
-    *BYTES,
-    '",',
-    '", "',
-    '"]',
-    '"],\n',
-    "[]",
-    "null",
-    "20",
-    "2024",
-    "-0",
-    "02-29",
-    "000",
-    ",\n",
-    " re",
-    'd"',
-    "AB",
-]
+    *BYTES, '",', '", "', '"]', '"],\n', "[]", "null", "20", "2024", "-0", "02-29", "000", ",\n", " re", 'd"', "AB"
+]  # fmt: skip
 
 
 class Product(pydantic.BaseModel):
@@ -140,13 +126,10 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
     schema = Thing.model_json_schema()
     seen = set()
     for method in ("hyper_parallel", "guided"):
-        config = RunConfig.model_validate(
-            {
-                "input": {"path": "x", "category_column": None},
-                "output": {"path": "out"},
-                "task": {"categories": categories_of(schema, None)},  # type: ignore[arg-type]
-                "decoding": {"method": method, "max_value_tokens": 20},
-            }
+        config = configured(
+            input={"path": "x", "category_column": None},
+            task={"categories": categories_of(schema, None)},  # type: ignore[arg-type]
+            decoding={"method": method, "max_value_tokens": 20},
         )
         task = build_task(config, tiny_tokenizer(), CONTEXT)
         model = tiny_model("llama", max_position_embeddings=CONTEXT)
@@ -176,6 +159,9 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
         ({"type": "date"}, '"2024-02-30"', "invalid", None),
         ({"type": "date"}, '"2024-02-29"', "ok", "2024-02-29"),
         ({"type": "pattern", "pattern": "[a-z]+"}, '"ab1"', "invalid", None),
+        ({"type": "pattern", "pattern": r"\d[\d-]"}, '"12"', "ok", "12"),
+        ({"type": "pattern", "pattern": r"\d[\d-]"}, '"1२"', "invalid", None),
+        ({"type": "pattern", "pattern": r"(?u)\d[\d-]"}, '"1२"', "ok", "1२"),
         ({"many": True}, ' ["a", "b,\\" c"]', "ok", ["a", 'b," c']),
         ({"many": True}, ' ["a", "b', "truncated", ["a"]),
         ({"many": True, "type": "number"}, " [1, 23", "truncated", [1]),
@@ -194,13 +180,9 @@ def test_what_any_model_writes_is_checked_by_its_type(keys: Any, text: str, stat
 
 def test_a_list_in_an_answer_that_the_model_writes_whole() -> None:
     attributes = [{"name": "Brand"}, {"name": "Colors", "many": True}, {"name": "Size", "type": "integer"}]
-    tree = {
-        "input": {"path": "x"},
-        "output": {"path": "out"},
-        "task": {"categories": {"shoes": {"attributes": attributes}}},
-        "decoding": {"method": "autoregressive"},
-    }
-    (request,) = build_task(RunConfig.model_validate(tree), tiny_tokenizer(), CONTEXT).plan([document(0)])
+    task = {"categories": {"shoes": {"attributes": attributes}}}
+    config = configured(task=task, decoding={"method": "autoregressive"})
+    (request,) = build_task(config, tiny_tokenizer(), CONTEXT).plan([document(0)])
     text = '"Brand": "B", "Size": 7, "Colors": ["red", "blue"]}'
     tokens = tiny_tokenizer().encode(text, add_special_tokens=False)
     program = request.program
@@ -224,20 +206,25 @@ def test_enums_of_one_and_of_ten_thousand_values() -> None:
     assert json.loads(text) in [*values, None]
 
 
+@pytest.mark.parametrize(("pattern", "ends"), [(r"\d", "0123456789"), (r"[\d]", "0123456789"), (r"(?u)\d", None)])
+def test_digits_of_a_pattern_are_ascii_unless_it_says_otherwise(pattern: str, ends: str | None) -> None:
+    rules = Grammar(automaton_of(Attribute(name="a", type="pattern", pattern=pattern)), Vocabulary(BYTES))
+    tokens = [BYTES.index(char) for char in '"१'.encode().decode("latin-1")]
+    allowed = Bounded(rules, 8).allowed_token_ids(tokens[:1])
+    assert allowed is not None
+    assert ends is None or set(allowed.ids) == {BYTES.index(char) for char in ends}
+    assert (tokens[1] in allowed.ids) == (ends is None)
+
+
 def test_patterns_that_cannot_be_decoded_say_why() -> None:
     for pattern, words in (("(?=a)b", "cannot be decoded"), ('a"b', "cannot be decoded"), (r"\w{1,64}", "too large")):
         with pytest.raises(ValueError, match=words):
             automaton_of(Attribute(name="a", type="pattern", pattern=pattern))
     optional = Attribute(name="a", type="pattern", pattern="a(bcdefgh)?")
     assert Grammar(automaton_of(optional), Vocabulary(BYTES)).needed() == len('"abcdefgh"')
-    tree = {
-        "input": {"path": "x"},
-        "output": {"path": "out"},
-        "task": {"categories": {"c": {"attributes": [{"name": "a", "type": "date"}]}}},
-        "decoding": {"max_value_tokens": 11},
-    }
+    task = {"categories": {"c": {"attributes": [{"name": "a", "type": "date"}]}}}
     with pytest.raises(ConfigError, match=r"'a' needs 12 tokens .*max_value_tokens is 11"):
-        build_task(RunConfig.model_validate(tree), tiny_tokenizer(), CONTEXT)
+        build_task(configured(task=task, decoding={"max_value_tokens": 11}), tiny_tokenizer(), CONTEXT)
 
 
 @pytest.mark.parametrize("name", ["count", "sku", "day", "colors", "tags", "numbers", "maybe"])

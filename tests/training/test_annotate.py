@@ -37,6 +37,12 @@ def test_pieces_in_the_order_of_the_text():
     assert marked(ANSWER, ANSWER) == [ANSWER]
 
 
+def test_the_teacher_is_shown_what_it_must_do():
+    _, *demonstrations = annotate._PROMPT.split("Answer:\n")
+    pieces = [marked(*reversed(shown.split("\n\nMarked:\n"))) for shown in demonstrations[:-1]]
+    assert [sum(isinstance(piece, Promise) for piece in answer) for answer in pieces] == [2, 2, 0]
+
+
 @pytest.mark.parametrize(
     ("tagged", "reason"),
     [

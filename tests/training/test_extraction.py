@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from transformers import AttentionInterface
 
 from raypd.config import RunConfig
+from raypd.errors import InputError
 from raypd.tasks.base import Document
 from raypd.training import attention
+from raypd.training.data import prepare
 from raypd.training.extraction import ExtractionExamples
-from raypd.training.packing import batches, count_tokens, layout, pack
+from raypd.training.packing import Layout, batches, count_tokens, pack
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training.data import allowed, dense_logits, recorded, tree, write_corpus
 
@@ -111,7 +113,7 @@ def test_a_packed_pass_is_each_example_alone(make, tmp_path, isolate, kernel, mo
     batch = pack(group)
     assert batch["input_ids"].shape[1] == count_tokens(group)
     logits = packed(batch["input_ids"], position_ids=batch["position_ids"], logits_to_keep=batch["label_index"],
-                  use_cache=False, layout=layout(batch)).logits[0]  # fmt: skip
+                  use_cache=False, layout=Layout(batch["visible"])).logits[0]  # fmt: skip
     torch.nn.functional.cross_entropy(logits, batch["shift_labels"], reduction="sum").backward()
     begin = 0
     for example in group:
@@ -135,7 +137,7 @@ def test_the_control_writes_the_record_token_by_token(make):
 def test_bad_input_is_counted_with_its_reason(make):
     examples = make()
     bad = [
-        document(0, Brand="Acme", Weight="1 kg"),
+        document(0, Brand="Acme", Weight="1 kg", Height=None),
         document(1),
         Document(2, "2", {"category": "shoes", "title": "x", "target": "[]"}),
         document(3, Brand="A name of more than twelve tokens"),
@@ -149,8 +151,20 @@ def test_bad_input_is_counted_with_its_reason(make):
     usable = list(examples(bad))
     assert len(usable) == 2
     assert values(usable[1])[0] != ' "A name of m'  # the long value is no target
-    assert examples.lost == 8
+    assert (examples.lost, examples.lost_labels, examples.labels) == (8, 2, 7)
+    assert not any("Height" in reason for reason in examples.skipped)  # a label of null is none
     reasons = "\n".join(sorted(examples.skipped))
     for part in ("'Weight'", "'target': empty", "expected an object", "more than 12 tokens", "'Color'", "'Size'",
                  "'hats'", "empty: nothing in title", "not JSON", "null says that there is no value"):  # fmt: skip
         assert part in reasons
+
+
+@pytest.mark.parametrize("target", [{"Weight": "1 kg"}, {"Brand": "A name of more than twelve tokens"}])
+def test_too_many_labels_that_are_left_out_end_the_training(tmp_path, target):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", 1)
+    more = [json.dumps({"id": f"more {n}", "category": "shoes", "title": "x", "target": target}) for n in range(9)]
+    corpus.write_text(corpus.read_text() + "\n".join(more))
+    sections = {"validation": str(write_corpus(tmp_path / "held_out.jsonl", 1))}
+    config = RunConfig.model_validate(tree(corpus, tmp_path / "out", "none", training=sections))
+    with pytest.raises(InputError, match=r"9 of 1\d labels cannot be trained on .*max_skipped_share is 10%"):
+        prepare(config, tiny_tokenizer(), 4096)

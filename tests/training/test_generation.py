@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from unittest import mock
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +19,11 @@ from raypd.decoding.text import Prompt
 from raypd.models.control_tokens import add_control_tokens
 from raypd.tasks.base import Document
 from raypd.training import generation
+from raypd.training.data import prepare
 from raypd.training.example import trace
-from raypd.training.generation import GenerationExamples, TreeTeacher
-from raypd.training.structure import AnswerTree, Promise, Sync, answer_tree
+from raypd.training.generation import GenerationExamples, OutlineTeacher
+from raypd.training.packing import pack
+from raypd.training.structure import Promise, Sync, outline, promises
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, generation_tree, recorded
 
@@ -101,6 +107,20 @@ def test_masks_at_several_places_see_and_predict_what_each_would_alone():
     assert len(short.drawn()) == len(short) + 3
 
 
+@pytest.mark.parametrize("mask_groups", [1, 4])
+def test_a_validation_has_the_same_masks_each_time(tmp_path, mask_groups):
+    tokenizer, path = tiny_tokenizer(), tmp_path / "in.jsonl"
+    (mask,) = add_control_tokens(tiny_model("llama"), tokenizer, "space")
+    rows = [{"id": str(i), "turns": ["x"], "responses": [f"{i} abcdefghijkl"]} for i in range(9)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    tree = generation_tree("space", {"mask_groups": mask_groups, "validation": str(path)}, mask_tokens=3)
+    tree["input"] = {"path": str(path), "text_columns": ["turns"], "category_column": None}
+    _, _, validation = prepare(RunConfig.model_validate(tree), tokenizer, 4096)
+    assert any(mask in pack(group)["input_ids"] for group in validation)
+    first, again = (torch.cat([pack(group)["position_ids"][0] for group in validation]) for _ in range(2))
+    assert torch.equal(first, again)
+
+
 def test_apar_lays_out_roots_and_details():
     """Root [Fork] next root ...; the label at [Fork] is the sibling's first token, at [Child] the detail's first."""
     examples = make("apar")
@@ -122,16 +142,13 @@ def test_apar_lays_out_roots_and_details():
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.text("ab", max_size=4), st.text("cd", min_size=1, max_size=5)), max_size=4), st.text("e"))
 def test_apar_training_sees_what_decoding_sees(items, behind):
-    tree = AnswerTree(behind)
-    for root, detail in reversed(items):
-        tree = AnswerTree(root, AnswerTree(detail), tree)
     examples = make("apar")
     fork, child = examples.control
 
     def program():
         return apar(Prompt([5, 6, 7]), 10**6, fork, child, frozenset([EOS]), max_threads=10**6)
 
-    example, answer = trace(program(), TreeTeacher(examples._tree(tree, fork, EOS)))
+    example, answer = trace(program(), OutlineTeacher(examples._paragraphs([*items, (behind, "")])))
     assert answer.cut is None
     assert tiny_tokenizer().decode(answer.tokens) == "".join(root + detail for root, detail in items) + behind
     assert recorded(program(), example, size=260) == allowed(example)
@@ -145,39 +162,34 @@ def test_apar_training_sees_what_decoding_sees(items, behind):
         ("1. A: x\n2. B: y\n3. C: z", []),  # points of less than ten characters
         ("One sentence. And a second one.\n\nAnother. With more to it.", [" And a second one.", " With more to it."]),
         ("One sentence.\n\nAnother.", []),
+        ("1. Solar is clean. It needs the sun.\n\n2. Wind is cheap. It needs the wind.",
+         [" It needs the sun.", " It needs the wind."]),
+        ("Do this:\n1. Solar panels.\n\nThen this:\n 12. Wind mills.", []),  # a number ends no sentence
         (LIST + "\n```python\nx\n```", []),
         (LIST + " See https://example.org", []),
         (LIST + " $x^2$", []),
     ],
-)
+)  # fmt: skip
 def test_structure(answer, details):
-    behind, text, node = [], "", answer_tree(answer)
-    while node is not None:
-        text += node.text
-        if node.detail is not None:
-            behind.append(node.detail.text)
-            text += node.detail.text
-        node = node.next
-    assert behind == details
-    assert text == answer
+    parts = outline(answer)
+    assert [detail for _, detail in parts] == [*details, ""]
+    assert "".join(root + detail for root, detail in parts) == answer
 
 
 def test_bad_input_is_counted_with_its_reason():
     examples = make("apar")
-    bad = [
-        document(("a", "")),
-        document(),
-        document(("a", f"b {FORK}")),
-        Document(0, "0", {"turns": "a", "responses": 7}),
-        document(("a", "b"), responses=["b", "c"]),
-        document(("a", "x" * 5000)),
-        Document(0, "0", error="f, byte 0: x"),
-    ]
-    assert list(examples(bad)) == []
-    assert examples.lost == len(bad)
-    reasons = "\n".join(examples.skipped)
-    for part in ("empty turn", "expected text", "control token", "different lengths", "more than 4096 tokens", "x"):
-        assert part in reasons
+    reasons = {
+        "empty turn": document(("a", "")),
+        "column 'turns': expected text": document(),
+        "control token": document(("a", f"b {FORK}")),
+        "column 'responses': expected text": Document(0, "0", {"turns": "a", "responses": 7}),
+        "different lengths": document(("a", "b"), responses=["b", "c"]),
+        "more than 4096 tokens": document(("a", "x" * 5000)),
+        "x": Document(0, "0", error="f, byte 0: x"),
+    }
+    assert list(examples(list(reasons.values()))) == []
+    assert examples.lost == len(reasons)
+    assert all(reason in counted for reason, counted in zip(reasons, examples.skipped, strict=True))
 
 
 def test_apar_takes_as_many_plain_answers_as_structured_ones():
@@ -187,18 +199,23 @@ def test_apar_takes_as_many_plain_answers_as_structured_ones():
     assert examples.skipped["unstructured answers beyond the 1:1 of APAR"] == 4
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_pasta_waits_for_its_promises_only_where_text_follows(end):
+    assert Sync() in promises(LONG)
+    assert Sync() not in promises(LONG.removesuffix("\n\nGood night.") + end)
+
+
 def test_pasta_promises_blocks_and_joins_them(monkeypatch):
     """<async> is never a target, </async> is; behind the last block the main thread waits for all."""
-    examples, answers = make("pasta"), []
+    answers = []
 
     def keep(program, teacher):
-        example, joined = trace(program, teacher)
-        answers.append(joined)
-        return example, joined
+        answers.append(trace(program, teacher))
+        return answers[-1]
 
     monkeypatch.setattr(generation, "trace", keep)
-    (example,) = examples([document(("How?", LONG))])
-    (joined,) = answers
+    (example,) = make("pasta")([document(("How?", LONG))])
+    ((_, joined),) = answers
     assert joined.text == LONG
     blocks = [" go to bed at the same time.\n", " keep the whole room very dark.\n", " read a good old book."]
     marked = LONG
@@ -220,34 +237,16 @@ def test_markup_of_another_kind_is_text_of_an_answer():
     assert list(examples.skipped) == ["answers whose text reads as tags of PASTA-LANG"]
 
 
-LONG = LIST.replace("keep the room dark", "keep the whole room very dark").replace(
-    "read a book", "read a good old book"
-)
+LONG = LIST.replace("the room dark", "the whole room very dark").replace("read a book", "read a good old book")
+WORDS = [st.text("ab", min_size=1, max_size=4), st.text("cd", min_size=1, max_size=5)]
 
 
 @settings(max_examples=10, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.text("ab", min_size=1, max_size=4), st.text("cd", min_size=1, max_size=5), st.booleans()),
-        max_size=3,
-    ),
-    st.text("e", min_size=1),
-)
+@given(st.lists(st.tuples(*WORDS, st.booleans()), max_size=3), st.text("e", min_size=1))
 def test_pasta_training_sees_what_decoding_sees(items, behind):
     examples = make("pasta")
     parts = [(root, Promise("topic", block), *[Sync()] * joins) for root, block, joins in items]
-    pieces = [*sum(parts, ()), behind]
-    calls = []
-    original = generation.pasta
-
-    def keep(*arguments, **named):
-        calls.append((arguments, named))
-        return original(*arguments, **named)
-
-    generation.pasta = keep
-    try:
-        example, _ = examples._pasta([5, 6, 7], pieces)
-    finally:
-        generation.pasta = original
-    ((arguments, named),) = calls
-    assert recorded(pasta(*arguments, **named), example) == allowed(example)
+    with mock.patch.object(generation, "pasta", wraps=pasta) as called:
+        example = examples._pasta([5, 6, 7], [*sum(parts, ()), behind])
+    (call,) = called.call_args_list
+    assert recorded(pasta(*call.args, **call.kwargs), example) == allowed(example)

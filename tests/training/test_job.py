@@ -42,17 +42,15 @@ def test_trained_values_are_decoded_in_parallel(tmp_path, base, ray_here):
     done = run_training(config, say=lines.append)
     assert done.best.validation_loss < 0.1, lines
     assert "tokens/s" in lines[-1]
-    decoded = make_config(
-        tree(corpus, tmp_path / "run", str(tmp_path / "trained" / "model"), decoding={"isolate": "documents"})
-    )
+    model = str(tmp_path / "trained" / "model")
+    decoded = make_config(tree(corpus, tmp_path / "run", model, decoding={"isolate": "documents"}))
     run_extract(decoded)
     want = {row["id"]: row["target"] for row in map(json.loads, corpus.read_text().splitlines())}
     got = answers(decoded)
     right = sum(got[key] == target for key, target in want.items())
     assert right >= 22, (got, want)
     with pytest.raises(ModelError, match="max_value_tokens 12"):
-        run_extract(make_config(tree(corpus, tmp_path / "other", str(tmp_path / "trained" / "model"),
-                                     decoding={"max_value_tokens": 20})))  # fmt: skip
+        run_extract(make_config(tree(corpus, tmp_path / "other", model, decoding={"max_value_tokens": 20})))
 
 
 SHORT = {"weights": "lora", "lora_rank": 4, "learning_rates": [1e-2], "epochs": 8, "batch_size": 8, "evaluations": 4}
@@ -97,10 +95,8 @@ def test_cut_off_it_goes_on_to_the_same_weights(tmp_path, base):
 @pytest.mark.parametrize("key", ["input.path", "training.validation"])
 def test_a_file_that_is_not_there_is_named_before_anything_starts(tmp_path, base, key, monkeypatch):
     monkeypatch.setattr("raypd.training.job.ray_session.connect", lambda *_: pytest.fail("Ray is started"))
-    config = short(tmp_path, base, "out")
-    part, name = key.split(".")
-    missing = str(tmp_path / "nothere.jsonl")
-    config = config.model_copy(update={part: getattr(config, part).model_copy(update={name: missing})})
+    section, name = key.split(".")
+    config = short(tmp_path, base, "out", **{section: {name: str(tmp_path / "nothere.jsonl")}})
     with pytest.raises(InputError, match=r"nothere.jsonl: no such file"):
         run_training(config, say=lambda _: None)
     assert not Path(config.output.path).exists()
@@ -108,9 +104,8 @@ def test_a_file_that_is_not_there_is_named_before_anything_starts(tmp_path, base
 
 @pytest.mark.slow
 def test_the_lowest_validation_loss_wins(tmp_path, base):
-    config = short(
-        tmp_path, base, "out", training={"learning_rates": [10.0, 1e-2], "patience": 1, "schedule": "constant"}
-    )
+    training = {"learning_rates": [10.0, 1e-2], "patience": 1, "schedule": "constant"}
+    config = short(tmp_path, base, "out", training=training)
     done = run_training(config, say=lambda _: None)
     worse, better = done.attempts
     assert done.best is better
@@ -124,22 +119,23 @@ def test_the_lowest_validation_loss_wins(tmp_path, base):
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_two_workers_do_what_one_does(tmp_path, base, sharding):
-    """Passes of four in two workers are passes of eight in one, as the loss is over all targets of a step."""
-    training = {"weights": "full", "epochs": 2, "learning_rates": [1e-3], "max_grad_norm": 1e9}
+    """Passes of four in two workers are passes of eight in one, as the loss is over all targets of a step; warm-up and
+    evaluations are shares of the same steps."""
+    training = {"weights": "full", "epochs": 2, "learning_rates": [1e-3], "max_grad_norm": 1e9, "warmup": 0.5}
     single = short(tmp_path, base, "one", training={**training, "accumulate": 2, "batch_size": 4})
     double = short(tmp_path, base, "two", training={**training, "batch_size": 4, "sharding": sharding},
                 cluster={"max_workers": 2, "min_workers": 2})  # fmt: skip
-    losses = [run_training(config, say=lambda _: None).best.validation_loss for config in (single, double)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    curves = [run_training(config, say=lambda _: None).best.curve for config in (single, double)]
+    one, two = ([(step, loss) for step, _, loss in curve if loss is not None] for curve in curves)
+    assert [step for step, _ in one] == [step for step, _ in two] == [2, 4, 6]
+    assert [loss for _, loss in one] == pytest.approx([loss for _, loss in two], rel=1e-3)
 
 
 @pytest.mark.slow
 def test_checkpoints_and_weights_on_s3(tmp_path, base, bucket, s3_server):
     """Cut off, the same command goes on from the checkpoint in the bucket."""
-    config = short(tmp_path, base, "out")
-    sections = {"output": config.output.model_copy(update={"path": f"{bucket}/trained"}),
-                "storage": config.storage.model_copy(update={"endpoint_url": s3_server.url})}  # fmt: skip
-    config = config.model_copy(update=sections)
+    sections = {"output": {"path": f"{bucket}/trained"}, "storage": {"endpoint_url": s3_server.url}}
+    config = short(tmp_path, base, "out", **sections)
     name = bucket.removeprefix("s3://")
     lines = []
 

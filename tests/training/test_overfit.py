@@ -10,6 +10,7 @@ import torch
 from raypd.config import RunConfig
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.medusa import MedusaHeads, cartesian_tree
+from raypd.errors import ModelError
 from raypd.models.control_tokens import add_control_tokens
 from raypd.models.load import LoadedModel, load_model
 from raypd.models.medusa_heads import save_heads
@@ -17,7 +18,8 @@ from raypd.tasks import build_task
 from raypd.tasks.base import Document
 from raypd.training.generation import GenerationExamples
 from raypd.training.packing import batches
-from raypd.training.trainer import load_for_training, make_trainable, make_trainer
+from raypd.training.trainer import make_trainer
+from raypd.training.weights import _check_attention, load_for_training, make_trainable
 from tests.runs import answer
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training.data import generation_tree
@@ -50,16 +52,21 @@ def trainer_of(loaded, config, tmp_path, rate, repeat=1):
     return make_trainer(loaded, config, repeat * passes, passes, tmp_path, rate, lambda _: None)
 
 
-def trained(method, tmp_path, epochs, rate=2e-3, **decoding):
-    """What was decoded for every prompt, as rows."""
+def loaded_tiny(method):
+    """A tiny model with the control tokens of a method."""
     tokenizer, model = tiny_tokenizer(), tiny_model("llama")
     if method in ("apar", "space"):
         add_control_tokens(model, tokenizer, method)
+    return LoadedModel(model, tokenizer, "tiny", torch.float32, torch.device("cpu"), 4096)
+
+
+def trained(method, tmp_path, epochs, rate=2e-3, **decoding):
+    """What was decoded for every prompt, as rows."""
+    loaded = loaded_tiny(method)
     config = conversation(method, "tiny", {"weights": "full", "epochs": epochs}, **decoding)
-    loaded = LoadedModel(model, tokenizer, "tiny", torch.float32, torch.device("cpu"), 4096)
     make_trainable(loaded, config)
     trainer_of(loaded, config, tmp_path, rate, 8).train()
-    return decoded(config, model, tokenizer)
+    return decoded(config, loaded.model, loaded.tokenizer)
 
 
 def decoded(config, model, tokenizer):
@@ -78,7 +85,7 @@ def ready(training, dtype="float32"):
     """A tiny model, ready to be trained for `autoregressive`, and its configuration."""
     config = conversation("autoregressive", "tiny", {"weights": "full", **training})
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
-    loaded = LoadedModel(tiny_model("llama"), tiny_tokenizer(), "tiny", torch.float32, torch.device("cpu"), 4096)
+    loaded = loaded_tiny("autoregressive")
     make_trainable(loaded, config)
     return loaded, config
 
@@ -104,7 +111,8 @@ def test_every_target_of_a_step_counts_alike_in_whichever_pass_it_is(tmp_path):
     want = sum(loss * count for loss, count in zip(alone, counts, strict=True)) / sum(counts)
     together = list(batches([example for (example,) in passes], 100, 9999, 0))  # they share no instruction
     assert len(together) == 1
-    assert trainer.evaluate(together)["eval_loss"] == pytest.approx(want, rel=1e-4)
+    for validation in (passes, together):
+        assert trainer.evaluate(validation)["eval_loss"] == pytest.approx(want, rel=1e-4)
     trainer.train()
     (loss_of_step,) = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert loss_of_step == pytest.approx(want, rel=1e-4)
@@ -149,11 +157,9 @@ def test_space_accepts_what_it_drafts(tmp_path):
 @pytest.mark.parametrize("method", ["medusa", "apar_medusa"])
 def test_heads_guess_what_their_model_writes(tmp_path, method):
     """On a frozen model that writes the answers, heads learn to draft them: more than 1.8 tokens a pass."""
-    tokenizer, model = tiny_tokenizer(), tiny_model("llama")
     text_method = {"medusa": "autoregressive", "apar_medusa": "apar"}[method]
-    if method == "apar_medusa":
-        add_control_tokens(model, tokenizer, "apar")
-    loaded = LoadedModel(model, tokenizer, "tiny", torch.float32, torch.device("cpu"), 4096)
+    loaded = loaded_tiny(text_method)
+    model, tokenizer = loaded.model, loaded.tokenizer
     config = conversation(text_method, "tiny", {"weights": "full", "epochs": 16})
     make_trainable(loaded, config)
     trainer_of(loaded, config, tmp_path / "model", 2e-3, 8).train()
@@ -175,12 +181,8 @@ def test_heads_guess_what_their_model_writes(tmp_path, method):
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral"])
 def test_a_model_that_cannot_be_trained_is_refused(kind):
-    from raypd.errors import ModelError
-    from raypd.training.trainer import _check_attention
-
-    model = tiny_model(kind, sliding_window=8)
     with pytest.raises(ModelError, match="cannot train it yet"):
-        _check_attention(model, kind)
+        _check_attention(tiny_model(kind, sliding_window=8), kind)
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])

@@ -20,10 +20,10 @@ from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record
 from raypd.training import preference
 from raypd.training.data import check, prepare
-from raypd.training.labels import text_teacher
 from raypd.training.packing import pack
 from raypd.training.preference import PairExamples
-from raypd.training.trainer import make_trainable, make_trainer
+from raypd.training.trainer import make_trainer
+from raypd.training.weights import make_trainable
 from tests.benchmarks.test_speedup import committed
 from tests.decoding.drivers import drive
 from tests.decoding.pasta_script import EOS, Script, promise
@@ -82,8 +82,9 @@ class Corpus:
         requests = list(build_task(config, self.tokenizer, 4096).plan(documents))
         records = []
         for request, script in zip(requests, itertools.cycle(scripts)):
+            tokens = iter([*script[0].encode(errors="ignore"), EOS])
             model = Bytes(*script, words=self.words).answer
-            answer, _ = drive(request.program, text_teacher([*script[0].encode(), EOS]) if method != "pasta" else model)
+            answer, _ = drive(request.program, model if method == "pasta" else lambda _, tokens=tokens: [next(tokens)])
             records += request.finish(answer)
         return committed(self.folder / name, config, documents, records)
 
@@ -214,15 +215,11 @@ def test_prompts_whose_samples_score_alike_make_none(corpus):
     assert "score alike" in reason
 
 
+THREE = f"x{promise('a', 30)}{promise('b')}<sync/>y{promise('c')}<sync/>z"
 CASES = [
     SAMPLES["parts"],
     ("a <b>bold</b> < text, no promise <sync/> here",),
-    (
-        f"x{promise('a', 30)}{promise('b')}<sync/>y{promise('c')}<sync/>z",
-        "1</async>",
-        "2 <sync/> 2</async>",
-        "3</async>",
-    ),
+    (THREE, "1</async>", "2 <sync/> 2</async>", "3</async>"),
     (f"{promise('é', 999)} ü <promise topic='q'> w", "ä</async>", "of no number</async>"),
     (f"<async>stray</async>{promise('a')}", "</async>"),
 ]
@@ -306,9 +303,8 @@ def direct(model, example):
 
 def test_the_loss_is_bonbons(corpus, tmp_path):
     """Value and gradients in float64, of a pair whose worst answer has threads, or whose best has."""
-    trainer, train = trainer_of(
-        corpus, tmp_path, in_float64(tiny_model("llama")), quality_weight=8, alpha=0.3, beta=0.2
-    )
+    keys = {"quality_weight": 8, "alpha": 0.3, "beta": 0.2}
+    trainer, train = trainer_of(corpus, tmp_path, in_float64(tiny_model("llama")), **keys)
     initial = in_float64(tiny_model("llama", seed=3))
     assert [len(set(example.segments)) for example in train[0]] == [6, 1]  # the best has threads
     for pair in (train[0], train[0][::-1]):
@@ -375,13 +371,10 @@ def test_a_round_goes_on_to_the_same_weights(corpus, tmp_path):
 
 
 def test_bad_input_is_one_message(corpus, tmp_path):
-    none = {"samples": str(corpus.folder / "none")}
+    none, baseline = {"samples": str(corpus.folder / "none")}, str(corpus.folder / "baseline")
     for keys, words in (
         ({"preference": none}, "training.preference.samples: .*none: no run here .* give the output.path of a run"),
-        (
-            {"preference": {"samples": str(corpus.folder / "baseline")}},
-            "samples: .*give one with decoding.method pasta",
-        ),
+        ({"preference": {"samples": baseline}}, "samples: .*give one with decoding.method pasta"),
         ({"preference": {"baseline": str(corpus.folder / "samples")}}, "baseline: .*decoding.method autoregressive"),
         ({"preference": {}, "decoding": {"max_async_tokens": 9}}, "samples: .*max_async_tokens 256, and here it is 9"),
         ({"preference": {}, "task": {"system": "Be brief"}}, "samples: .*task.system None, and here it is 'Be brief'"),
@@ -401,7 +394,7 @@ def test_bad_input_is_one_message(corpus, tmp_path):
     with pytest.raises(InputError, match=r"no prompt of input.path has a sample of .*give runs over the same input"):
         prepare(config, tiny_tokenizer(), 4096)
     with pytest.raises(ConfigError, match=r"'Q1' is no comparison; give the judge's run over the file of"):
-        prepare(corpus.config(preference={"judged": str(corpus.folder / "baseline")}), tiny_tokenizer(), 4096)
+        prepare(corpus.config(preference={"judged": baseline}), tiny_tokenizer(), 4096)
     corpus.decoded("alike", "pasta", [("one",), ("two",), ("six",)])
     runs = {"samples": str(corpus.folder / "alike")}
     with pytest.raises(InputError, match="12 x samples that the judge did not answer"):  # but those of another round
@@ -410,14 +403,13 @@ def test_bad_input_is_one_message(corpus, tmp_path):
     config = corpus.config(preference={**runs, "judged": str(corpus.folder / "all alike")})
     with pytest.raises(InputError, match="no document that can be used\n  8 x prompts whose samples all score alike"):
         prepare(config, tiny_tokenizer(), 4096)
-    for run, baseline, words in (
+    for run, compared, words in (
         ("none", "baseline", "none: no run here"),
         ("samples", "none", "none: no run here"),
         ("baseline", "baseline", "give one with decoding.method pasta"),
     ):
-        text = corpus.printed(run, baseline, 1)
-        assert words in text
-        assert len(text.splitlines()) == 1
+        (line,) = corpus.printed(run, compared, 1).splitlines()
+        assert words in line
 
 
 def test_runs_are_found_from_the_yaml(tmp_path):
@@ -426,12 +418,7 @@ def test_runs_are_found_from_the_yaml(tmp_path):
     tree = {"input": {"path": "p.jsonl"}, "output": {"path": "o"}, "task": {"kind": "generation"},
             "training": {"preference": runs}}  # fmt: skip
     (tmp_path / "a.yaml").write_text(json.dumps(tree))
-    preferences = load_config(tmp_path / "a.yaml").training.preference
-    assert preferences is not None
-    assert [preferences.samples, preferences.baseline, preferences.judged] == [
-        str(tmp_path / "runs/s"),
-        "s3://b/runs",
-        "/x/judged",
-    ]
+    preferences = load_config(tmp_path / "a.yaml").training.preference.model_dump()
+    assert {name: preferences[name] for name in runs} == runs | {"samples": str(tmp_path / "runs/s")}
     with pytest.raises(ConfigError, match=r"training.preference.beta"):
         load_config(tmp_path / "a.yaml", ["training.preference.beta=0"])

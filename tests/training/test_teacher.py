@@ -36,17 +36,11 @@ def test_whole_answers_of_an_extraction_are_labels(tmp_path):
     commit(tmp_path, records, columns.EXTRACTION)
     labelled = documents(5)
     teacher.label(labelled, str(tmp_path), "target")
-    assert [document.fields.get("target") for document in labelled] == [
-        {"Brand": "b0"},
-        {"Brand": "b1"},
-        None,
-        None,
-        None,
-    ]
-    assert [(document.error or "").partition(": ")[2] for document in labelled[2:]] == [
-        *["an answer that failed, was cut or is not valid in the run that labels"] * 2,
-        "no answer in the run that labels",
-    ]
+    labels = [document.fields.get("target") for document in labelled]
+    assert labels == [{"Brand": "b0"}, {"Brand": "b1"}, None, None, None]
+    reasons = 2 * ["an answer that failed, was cut or is not valid"] + ["no answer"]
+    errors = [f"training.labels: {reason} in the run that labels" for reason in reasons]
+    assert [document.error for document in labelled] == [None, None, *errors]
 
 
 def test_whole_conversations_are_labels(tmp_path):

@@ -1,101 +1,41 @@
-"""The section `Estimate` of the page: what was estimated, and how the run's bill held against it."""
+"""The estimate of a run beside its bill."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from raypd.estimation import tables
-from raypd.report.sections import Table, Tile
+from raypd.report.data import RunReport
+from raypd.report.ledger import RunBill
 from raypd.run import text
 from raypd.run.records import BillEstimate, Estimate, Figure, MachineEstimate
 
-if TYPE_CHECKING:
-    from raypd.report.data import RunReport
-    from raypd.report.ledger import RunBill
-
-_TOKENS = "Tokens are of one document; shared ones are in the cache already."
-_DECODING = "Of the seconds in which documents are decoded, as papers count: without start-up, idle time and head node."
-_WHOLE = "With start-up, idle time and head node."
 _SAME = 0.01  # an estimate and a run whose documents differ by more are of different corpora
 
 
 @dataclass
 class BillComparison:
-    """The estimate beside the bill. sentence: the answer; table: None where nothing can be compared."""
+    """How the bill held against the estimate: the answer in a sentence, and its figures where they can be compared."""
 
     sentence: str
-    table: Table | None = None
+    rows: list[list[str]] = field(default_factory=list)  # name, estimated, in the run, difference, interval
+    note: str = ""
 
 
-@dataclass
-class EstimateSection:
-    """All that the section shows. comparison: None while no run has begun. tables: (title, table)."""
-
-    lines: list[str]
-    tables: list[tuple[str, Table]] = field(default_factory=list)
-    comparison: BillComparison | None = None
-    notes: list[str] = field(default_factory=list)
-
-
-def section(run: RunReport) -> EstimateSection | None:
-    """The section of a run, or of a folder that has only the estimate; None where none was made."""
-    estimate = run.forecast
-    if estimate is None:
-        return None
-    lines = [f"Made {text.when(estimate.created_at)} for {_about(estimate.documents)} documents."]
-    lines += [f"{text.clean(line, 300)}." for line in tables.sentences(estimate)]
-    shown = [("One worker", _table(tables.speeds(estimate), _TOKENS))]
-    if estimate.machines:
-        shown.append(("Price of decoding", _table(tables.prices(estimate), _DECODING)))
-        shown.append(("Hours and the whole bill", _table(tables.bills(estimate), _WHOLE)))
-    notes = [text.clean(note, 300) for note in estimate.notes]
-    if compared := tables.hosted(estimate):
-        notes.append(text.clean(compared, 900))
-    if missing := tables.not_measured(estimate):
-        notes.append(text.clean(missing, 600))
-    return EstimateSection(lines, shown, None if run.state == "estimated" else _compare(run, estimate), notes)
-
-
-def _table(cells: tables.Cells, note: str) -> Table:
-    return Table(cells[0], cells[1:], note)
-
-
-def tiles(estimate: Estimate) -> list[Tile]:
-    """The headline figures of a page that has nothing but the estimate."""
-    shown = [Tile("Documents", _about(estimate.documents), "", ["in the corpus, as planned"])]
-    for speed in estimate.speeds[:1]:
-        rate, gain = speed.documents_per_second, speed.times_autoregressive
-        notes = [f"one worker, {text.clean(speed.method, 60)}", *_noted(rate, text.number)]
-        shown.append(Tile("Speed", text.number(rate.value), "documents/s", notes))
-        if gain is not None:
-            notes = [f"as fast; 95% interval: {_interval(gain, text.number)}"]
-            shown.append(Tile("Against autoregressive", text.number(gain.value), "times", notes))
+def cheapest(estimate: Estimate) -> MachineEstimate | None:
+    """The machine with the least bill of those that have a price; None where none has."""
     priced = [machine for machine in estimate.machines if machine.usd_per_hour > 0 and machine.bills]
-    if not priced:
-        return [*shown, Tile("Cost", text.NONE, "", ["no machine of the estimate has a price"])]
-    cheapest = min(priced, key=lambda machine: machine.bills[0].usd.value)
-    bill, name, per_1000 = cheapest.bills[0], text.clean(cheapest.name, 60), cheapest.usd_per_1000
-    return [
-        *shown,
-        _tile("Per 1,000 documents", per_1000, text.usd, f"decoding on {name}"),
-        _tile("Cost", bill.usd, text.usd, f"the whole bill on {name}"),
-        _tile("Time", bill.hours.times(3600), text.duration, f"on {text.counted(bill.nodes, 'node')} of it"),
-    ]
+    return min(priced, key=lambda machine: machine.bills[0].usd.value, default=None)
 
 
-def _tile(name: str, figure: Figure, show: text.Show, note: str) -> Tile:
-    return Tile(name, show(figure.value), "", [note, *_noted(figure, show)])
-
-
-def _compare(run: RunReport, estimate: Estimate) -> BillComparison:
+def compare(run: RunReport, estimate: Estimate) -> BillComparison:
+    """The bill of a run beside the estimate."""
+    bill, documents = run.bill, run.units.total("documents")
     if estimate.fingerprint is not None and estimate.fingerprint != run.fingerprint:
         return BillComparison(
             "It is not compared with the bill: it was made for another configuration than the run has. `raypd "
             "estimate` with the configuration of the run makes a new one."
         )
-    bill, documents = run.bill, run.units.total("documents")
     if bill is None or not bill.sessions or not documents:
         return BillComparison("There is no bill yet that it could be compared with.")
     match = _estimated(estimate, bill)
@@ -125,9 +65,7 @@ def _compare(run: RunReport, estimate: Estimate) -> BillComparison:
     if any(abs(hourly / price - 1) > _SAME for hourly in prices):
         hour = " and ".join(text.usd(hourly) for hourly in prices)
         notes.append(f"An hour was taken to cost {text.usd(price)}, and was billed at {hour}.")
-    return BillComparison(
-        sentence, Table(["", "estimated", "in the run", "difference", "95% interval"], rows, " ".join(notes))
-    )
+    return BillComparison(sentence, rows, " ".join(notes))
 
 
 def _estimated(estimate: Estimate, bill: RunBill) -> tuple[MachineEstimate, BillEstimate, int] | None:
@@ -147,7 +85,7 @@ def _estimated(estimate: Estimate, bill: RunBill) -> tuple[MachineEstimate, Bill
 
 def _row(figure: Figure, value: float, show: text.Show) -> list[str]:
     off = f"{100 * (value / figure.value - 1):+.1f}%" if figure.value else text.NONE
-    return [show(figure.value), show(value), off, _interval(figure, show)]
+    return [show(figure.value), show(value), off, interval(figure, show)]
 
 
 def _sentence(subject: str, figure: Figure, value: float) -> str:
@@ -157,15 +95,11 @@ def _sentence(subject: str, figure: Figure, value: float) -> str:
     return f"{subject} is {text.usd(value)}: {how}{inside}."
 
 
-def _interval(figure: Figure, show: text.Show) -> str:
+def interval(figure: Figure, show: text.Show) -> str:
     if figure.low is None or figure.high is None:
         return "unknown"
     return text.NONE if figure.counted else f"{show(figure.low)} to {show(figure.high)}"
 
 
-def _noted(figure: Figure, show: text.Show) -> list[str]:
-    return [] if figure.counted else [f"95% interval: {_interval(figure, show)}"]
-
-
-def _about(figure: Figure) -> str:
+def about(figure: Figure) -> str:
     return text.count(figure.value) if figure.counted else f"about {text.count(figure.value)}"
