@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from raypd.cli.main import main
+from raypd.__main__ import main
 
 
 class Ended(NamedTuple):

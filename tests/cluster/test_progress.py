@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from raypd.answering import progress
+from raypd.answering.check import check_model
 from raypd.cluster import driver, ray_session, summary
 from raypd.config import ClusterConfig
 from raypd.errors import ModelError
-from raypd.estimation.checks import check_model, with_changes
+from raypd.estimation.checks import with_changes
 from raypd.run.records import RunCost
 from tests.runs import write_jsonl
 
