@@ -179,7 +179,7 @@ class LLM:
             except ValueError as error:
                 records[place] = [Record(place, error=str(error))]
         meter = Meter("", config.decoding.method)
-        answers = iter(answer(self._parts[key], documents, config.engine.max_num_seqs, meter))
+        answers = iter(answer(self._parts[key], documents, meter))
         return [failed or next(answers) for failed in records]
 
     def _load(self, model: ModelConfig) -> LoadedModel:
@@ -381,7 +381,7 @@ class _Documents:
 
     def stored(self, config: RunConfig) -> str | list[str]:
         """The paths to read. What is in memory is written below the run's folder, once."""
-        from raypd.cluster.driver import output_folder
+        from raypd.run.layout import output_folder
 
         if self.paths is not None:
             return self.paths

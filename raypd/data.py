@@ -12,13 +12,11 @@ resumes is `raypd extract`.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,17 +29,16 @@ import ray
 from raypd import storage
 from raypd.answering.check import check_model
 from raypd.answering.components import build
-from raypd.answering.request_queue import EngineBroken, RequestQueue, UnitState
-from raypd.billing import energy, prices
+from raypd.answering.request_queue import EngineBroken, UnitState, end_process
+from raypd.billing import prices
 from raypd.billing.bill import WorkersBill, of_workers
 from raypd.billing.book import Book, added
-from raypd.billing.meter import Meter
 from raypd.cluster import machines, ray_session
-from raypd.cluster.reporter import Reporter
+from raypd.cluster.actor_pool import map_in_pool
+from raypd.cluster.worker import EngineActor
 from raypd.config import ExtractionConfig, RunConfig
 from raypd.config.load import load_config, make_config
 from raypd.config.schema import task_of
-from raypd.config.secrets import redact
 from raypd.dataset import writer
 from raypd.dataset.reader import read_table
 from raypd.errors import ConfigError, RunError
@@ -59,6 +56,7 @@ except ImportError as error:  # pandas
     raise ConfigError(f"raypd.data needs Ray Data: pip install 'raypd[data]' ({error})") from None
 
 Row = dict[str, Any]
+RowFunction = Callable[[Row], Row]
 _RETRIES = 2  # of a batch whose worker died
 _OVERLAP = 2  # batches of a worker at the same time, so that its engine does not drain between two
 _POLL_SECONDS = 0.25
@@ -115,14 +113,11 @@ class ProcessorEstimate:
 
 
 def build_processor(
-    config: ProcessorConfig,
-    preprocess: Callable[[Row], Row] | None = None,
-    postprocess: Callable[[Row], Row] | None = None,
+    config: ProcessorConfig, preprocess: RowFunction | None = None, postprocess: RowFunction | None = None
 ) -> Processor:
     """Makes a processor: a function of a Dataset that returns one, and runs nothing itself.
 
     Args:
-        config: what it asks.
         preprocess: makes the row that is asked about of a row of the dataset; it goes on with the columns it returns.
         postprocess: makes the row of the result of an answered one.
 
@@ -136,10 +131,7 @@ class Processor:
     """Made by `build_processor`."""
 
     def __init__(
-        self,
-        config: ProcessorConfig,
-        preprocess: Callable[[Row], Row] | None,
-        postprocess: Callable[[Row], Row] | None,
+        self, config: ProcessorConfig, preprocess: RowFunction | None, postprocess: RowFunction | None
     ) -> None:
         self.config, self._preprocess, self._postprocess = config, preprocess, postprocess
         self.run = _configuration(config)
@@ -155,39 +147,25 @@ class Processor:
         """
         share = self._share()
         if self._ledger is None:
-            self._ledger = (
-                ray.remote(_Reports)
-                .options(
-                    name=f"data-ledger-{uuid.uuid4().hex[:12]}",
-                    namespace=machines.NAMESPACE,
-                    num_cpus=0,
-                    resources={"node:__internal_head__": 0.001},
-                )
-                .remote()
-            )
+            head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+            name = f"data-ledger-{uuid.uuid4().hex[:12]}"
+            self._ledger = ray.remote(_Reports).options(name=name, namespace=machines.NAMESPACE, **head).remote()
         dataset = self._prepared(dataset)
         schema = dataset.schema(fetch_if_missing=False)
         if schema is not None:
             _check_columns(schema.names, self.run, self.config.prefix)
-        min_workers = max_workers = self.config.concurrency
-        if isinstance(self.config.concurrency, tuple):
-            min_workers, max_workers = self.config.concurrency
+        workers = self.config.concurrency
         with warnings.catch_warnings():  # Ray 2.60 has no other place for the two retries, and says that it will
             warnings.filterwarnings("ignore", message=".*ray_remote_args")
-            dataset = dataset.map_batches(
+            dataset = map_in_pool(
+                dataset,
                 AnswerStage,
+                (self.run, share, self.config.prefix, self._ledger, self._nodes(share)),
+                share,
+                workers if isinstance(workers, tuple) else (workers, workers),
+                _OVERLAP,
+                2 * _OVERLAP,  # below 1.75 times as many the pool does not grow
                 batch_size=self.config.batch_size,
-                batch_format="pyarrow",
-                compute=ray_data.ActorPoolStrategy(
-                    min_size=min_workers,
-                    max_size=max_workers,
-                    max_concurrent_calls_per_actor=_OVERLAP,
-                    max_tasks_in_flight_per_actor=2 * _OVERLAP,  # below 1.75 times as many the pool does not grow
-                    enable_true_multi_threading=True,
-                ),
-                fn_constructor_args=(self.run, share, self.config.prefix, self._ledger, self._nodes(share)),
-                num_cpus=share.cpus,
-                num_gpus=share.gpus or None,
                 accelerator_type=self.config.accelerator_type,
                 max_restarts=-1,  # with an end to them, Ray Data leaves the place of a dead worker empty
                 max_task_retries=_RETRIES,  # else a row that kills its worker would do so for ever
@@ -195,11 +173,9 @@ class Processor:
         return dataset if self._postprocess is None else dataset.map(self._postprocess)
 
     def estimate(self, dataset: ray_data.Dataset, sample: int = 64) -> ProcessorEstimate:
-        """What a dataset would take, from a sample of its rows that is decoded in the place of a worker.
+        """What a dataset would take, from about `sample` of its rows that are decoded in the place of a worker.
 
-        Args:
-            dataset: as the processor would be given it; it is read to count its rows and to draw of them.
-            sample: rows to draw (about).
+        The dataset is read to count its rows and to draw of them.
 
         Raises:
             RunError: the dataset is empty, or no row of the sample can be answered.
@@ -217,11 +193,11 @@ class Processor:
         sizes = {"num_cpus": share.cpus, "num_gpus": share.gpus, "accelerator_type": self.config.accelerator_type}
         profiler = ray.remote(_Measurer).options(**sizes).remote(share.threads, self.run.model.has_weights)
         try:
-            found, node = ray.get(profiler.measure.remote(self.run, read_table(rows, self.run)))
+            profile, node = ray.get(profiler.measure.remote(self.run, read_table(rows, self.run)))
         finally:
             ray.kill(profiler)
-        check_sample(found)
-        costs = [cost for cost in found.costs if cost is not None]
+        check_sample(profile)
+        costs = [cost for cost in profile.costs if cost is not None]
         rng = np.random.default_rng(sampling.SEED)
         ones = [1.0] * len(costs)
 
@@ -271,51 +247,36 @@ class Processor:
 Nodes = Callable[[set[str]], list[NodeTime]]  # of the cluster, with their prices, given those where a worker was
 
 
-class AnswerStage:
+class AnswerStage(EngineActor):
     """A worker of the pool: an engine, to which two batches at a time are given, each in a thread of its own."""
 
     def __init__(
         self, config: RunConfig, share: ray_session.WorkerResources, prefix: str, ledger: Any, nodes: Nodes
     ) -> None:
-        node = ray.get_runtime_context().get_node_id()
-        self.config, self.prefix = config, prefix
-        self.meter = Meter(node, config.decoding.method, share.gpus, power=energy.meter(share.gpus))
-        self.reporter = Reporter(self.meter, ledger)
-        self.usd_per_second = _usd_per_second(nodes, node)
+        super().__init__(config, share.gpus, ledger)
+        self.prefix, self.usd_per_second = prefix, _usd_per_second(nodes, self.node)
         storage.configure(config.storage)
-        self.parts = build(config, share.threads)
-        self.schema = columns.columns_of(config)
-        self.meter.ready()
-        self.queue = RequestQueue(self.parts, config.engine.max_num_seqs, self.meter)
+        self.load(build, share.threads)
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
         """The rows of a batch in their order, as soon as they are answered."""
         _check_columns(batch.column_names, self.config, self.prefix, missing=False)
         documents, unit = read_table(batch, self.config), uuid.uuid4().hex
-        self.meter.begin(unit)
         try:
-            with ThreadPoolExecutor(1) as pool, self.queue.unit(unit) as state:
-                state.documents = len(documents)
-                state.categories = {document.index: str(document.index) for document in documents}  # counts of each
-                self.meter.documents(unit, state.categories.values())
-                answering = pool.submit(self.queue.answer, state, documents)
-                try:
+            with self.request_queue.unit(unit) as state:
+                self.request_queue.count(state, {document.index: str(document.index) for document in documents})
+                with self.request_queue.answering(state, documents) as answering:
                     for begin, end in self._ready(documents, state, answering):
                         yield self._rows(batch, documents[begin:end], state)
-                finally:
-                    self.queue.cancel(unit, only_waiting=False)  # where nobody wants the rest
-            spent = self.meter.end(unit)
-            spent.categories = added((billed_as(d, self.config), spent.categories[str(d.index)]) for d in documents)
-            failed = len(documents) - len(
-                state.answered - {own.index for own in state.records if own.error is not None}
-            )
-            self.meter.commit(unit, spent, len(documents) - failed, failed)
-        except EngineBroken as error:  # it taints its process: Ray tries the batch in a new one
-            print(f"raypd: the engine failed, this worker ends: {redact(str(error))}", file=sys.stderr, flush=True)
-            os._exit(1)
+                spent = self.meter.end(unit)
+                spent.categories = added((billed_as(d, self.config), spent.categories[str(d.index)]) for d in documents)
+                failed = {record.index for record in state.records if record.error is not None}
+                ok = len(state.answered - failed)
+                self.meter.commit(unit, spent, ok, len(documents) - ok)
+        except EngineBroken as error:  # Ray tries the batch in a new process
+            end_process(error)
         finally:
-            self.meter.lose(unit)
-            self.reporter.now()
+            self.report()
 
     def _ready(
         self, documents: Sequence[Document], state: UnitState, answering: Future[None]
@@ -363,7 +324,7 @@ class _Reports:
     def __init__(self) -> None:
         self._book = Book(Bill("", time.time(), 0.0))
 
-    def report(self, report: WorkerTime) -> int:
+    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> int:
         self._book.take(report)
         return report.sequence
 

@@ -83,7 +83,7 @@ LONG_FILES = (
     "tests/storage/test_runs.py",
     "tests/cluster/test_driver.py",
     "tests/faults/",
-    "tests/cluster/test_scheduler.py",
+    "tests/cluster/test_pool_executor.py",
     "tests/cluster/test_ledger_actor.py",
     "tests/billing/test_budget.py",
     "tests/cluster/",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Literal
 
 from raypd.answering.components import WorkerComponents
 from raypd.answering.request_queue import RequestQueue
@@ -13,19 +12,16 @@ from raypd.errors import RunError
 from raypd.tasks.base import Document, Record
 
 
-def answer(
-    parts: WorkerComponents, documents: Sequence[Document], max_num_seqs: int | Literal["auto"], meter: Meter
-) -> list[list[Record]]:
+def answer(parts: WorkerComponents, documents: Sequence[Document], meter: Meter) -> list[list[Record]]:
     """The records of each document, in the order of the documents, whose indices count from 0.
 
     Raises:
         EngineBroken: the engine failed.
         RunError: a document came out without a record; this is a fault of raypd.
     """
-    queue = RequestQueue(parts, max_num_seqs, meter)
+    queue = RequestQueue(parts, meter)
     with contextlib.closing(queue), queue.unit("call") as unit:
         meter.ready()
-        meter.begin("call")
         queue.answer(unit, documents)
     records: list[list[Record]] = [[] for _ in documents]
     for record in unit.records:

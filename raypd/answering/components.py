@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from raypd.config import ModelConfig, RunConfig
+from raypd.config.model import MOST_SEQS
 from raypd.errors import ModelError
 from raypd.tasks.base import Task
 from raypd.tasks.distinct import Distinct, gives_the_same
 
 if TYPE_CHECKING:
     from raypd.models.load import LoadedModel
+
+_LEAST_SEQS = 64  # of engine.max_num_seqs: auto
 
 
 class Engine(Protocol):
@@ -31,11 +34,18 @@ class Engine(Protocol):
 
 @dataclass
 class WorkerComponents:
-    """What a worker is built from."""
+    """What a worker is built from. max_num_seqs: engine.max_num_seqs of the configuration."""
 
     engine: Engine
     task: Task
     sampling: Any
+    max_num_seqs: int | Literal["auto"]
+
+    def capacity(self, before: int = 0) -> int:
+        """Programs that the engine is to hold; for `auto` at least `before`, and as many again as it decodes."""
+        if self.max_num_seqs != "auto":
+            return self.max_num_seqs
+        return min(MOST_SEQS, max(_LEAST_SEQS, before, 2 * len(self.engine.sequences)))
 
 
 # Makes them in a worker's process, from the run's configuration and the CPU threads that the worker has.
@@ -51,7 +61,6 @@ def build(
     """Loads the model and makes engine and task.
 
     Args:
-        config: of the run.
         threads: CPU threads of the worker; None: as torch has them.
         load: in place of `load_model`, for a caller that keeps models.
         each: every document is decoded, also one that says what another says.
@@ -62,31 +71,49 @@ def build(
     if config.model.is_fake:
         from raypd.testing import fake
 
-        return WorkerComponents(*fake.make(config), None)
-    parts = _with_weights(config, threads, load)
-    if not each and gives_the_same(config):
-        parts.task = Distinct(parts.task, config)
-    return parts
-
-
-def _with_weights(
-    config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None
-) -> WorkerComponents:
+        return WorkerComponents(*fake.make(config), None, config.engine.max_num_seqs)
     if config.model.endpoint is not None:
-        from raypd.models import endpoint
-        from raypd.tasks import build_task
+        (engine, task), sampling = _of_endpoint(config), None
+    else:
+        from raypd.decoding.sampling import Sampling
 
-        tokenizer = endpoint.byte_tokenizer()
-        task = build_task(config, tokenizer, endpoint.CONTEXT)
-        return WorkerComponents(endpoint.EndpointEngine(config, tokenizer), task, None)
-    if config.engine.kind == "vllm":
-        return _of_vllm(config, threads)
+        vllm = config.engine.kind == "vllm"
+        engine, task = _of_vllm(config, threads) if vllm else _of_raypd(config, threads, load)
+        drawn = config.decoding.sampling
+        sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p)
+    if not each and gives_the_same(config):
+        task = Distinct(task, config)
+    return WorkerComponents(engine, task, sampling, config.engine.max_num_seqs)
+
+
+def _of_endpoint(config: RunConfig) -> tuple[Engine, Task]:
+    from raypd.models import endpoint
+    from raypd.tasks import build_task
+
+    tokenizer = endpoint.byte_tokenizer()
+    return endpoint.EndpointEngine(config, tokenizer), build_task(config, tokenizer, endpoint.CONTEXT)
+
+
+def _of_vllm(config: RunConfig, threads: int | None) -> tuple[Engine, Task]:
+    from raypd.models.load import context_length, load_tokenizer
+    from raypd.models.source import find_source, read_config
+    from raypd.models.vllm_engine import VLLMEngine
+    from raypd.tasks import build_task
+
+    engine = VLLMEngine(config, threads)
+    tokenizer = load_tokenizer(config.model)
+    context = context_length(config.model.name, read_config(find_source(config.model)), tokenizer)
+    return engine, build_task(config, tokenizer, context)
+
+
+def _of_raypd(
+    config: RunConfig, threads: int | None, load: Callable[[ModelConfig], LoadedModel] | None
+) -> tuple[Engine, Task]:
     import torch
 
     from raypd.decoding import engine as decoding
     from raypd.decoding.assisted import AssistedEngine
     from raypd.decoding.packed import pack
-    from raypd.decoding.sampling import Sampling
     from raypd.models.load import load_model
     from raypd.tasks import build_task
     from raypd.tasks.prompting import end_tokens
@@ -94,14 +121,14 @@ def _with_weights(
     if threads is not None:
         torch.set_num_threads(threads)
     load = load or load_model
-    loaded = load(config.model)
+    loaded, sizes = load(config.model), config.engine
     pack(loaded.model)
-    sizes, sampling = config.engine, config.decoding.sampling
     engine: Engine
-    if config.decoding.method == "speculative":
-        draft_keys = {"name": config.decoding.draft_model, "revision": None, "adapter": None}
-        draft = load(config.model.model_copy(update=draft_keys))
-        try:
+    try:
+        if config.decoding.method == "speculative":
+            setting = "decoding.draft_model"
+            draft_keys = {"name": config.decoding.draft_model, "revision": None, "adapter": None}
+            draft = load(config.model.model_copy(update=draft_keys))
             engine = AssistedEngine(
                 loaded.model,
                 draft.model,
@@ -111,10 +138,8 @@ def _with_weights(
                 tokenizer=loaded.tokenizer,
                 draft_tokenizer=draft.tokenizer,
             )
-        except ValueError as error:
-            raise ModelError(f"decoding.draft_model: {error}") from None
-    else:
-        try:
+        else:
+            setting = "engine.attention"
             engine = decoding.Engine(
                 loaded.model,
                 max_num_seqs=sizes.most_seqs,
@@ -123,22 +148,6 @@ def _with_weights(
                 attention=sizes.attention,
                 cuda_graphs=sizes.cuda_graphs,
             )
-        except ValueError as error:
-            raise ModelError(f"engine.attention: {error}") from None
-    task = build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)
-    return WorkerComponents(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))
-
-
-def _of_vllm(config: RunConfig, threads: int | None) -> WorkerComponents:
-    from raypd.decoding.sampling import Sampling
-    from raypd.models.load import context_length, load_tokenizer
-    from raypd.models.source import find_source, read_config
-    from raypd.models.vllm_engine import VLLMEngine
-    from raypd.tasks import build_task
-
-    engine = VLLMEngine(config, threads)
-    tokenizer = load_tokenizer(config.model)
-    context = context_length(config.model.name, read_config(find_source(config.model)), tokenizer)
-    sampling = config.decoding.sampling
-    task = build_task(config, tokenizer, context)
-    return WorkerComponents(engine, task, Sampling(sampling.temperature, sampling.top_k, sampling.top_p))
+    except ValueError as error:
+        raise ModelError(f"{setting}: {error}") from None
+    return engine, build_task(config, loaded.tokenizer, loaded.context_length, loaded.model)

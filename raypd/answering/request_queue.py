@@ -8,21 +8,22 @@ other, and the engine's batch is full across their border.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from raypd.answering.components import WorkerComponents
 from raypd.billing.meter import Meter
-from raypd.config.model import MOST_SEQS
+from raypd.config.secrets import redact
 from raypd.dataset import writer
 from raypd.tasks.base import Document, Record, Request
-
-_LEAST = 64  # programs in an engine that says for itself how many it decodes
 
 
 class EngineBroken(Exception):
@@ -30,7 +31,7 @@ class EngineBroken(Exception):
 
 
 class Cancelled(Exception):
-    """The scheduler wants the unit back."""
+    """The unit is wanted back."""
 
 
 class Progress(NamedTuple):
@@ -74,15 +75,10 @@ class UnitState:
 
 
 class RequestQueue:
-    """Requests on their way to an engine. Safe in threads.
+    """Requests on their way to an engine, the capacity of which it keeps filled. Safe in threads."""
 
-    Args:
-        batch: programs that are in it at the same time; "auto": as many again as it decodes.
-    """
-
-    def __init__(self, parts: WorkerComponents, batch: int | Literal["auto"], meter: Meter) -> None:
-        self.parts, self.meter = parts, meter
-        self.batch, self._grows = (_LEAST, True) if batch == "auto" else (batch, False)
+    def __init__(self, parts: WorkerComponents, meter: Meter) -> None:
+        self.parts, self.meter, self.batch = parts, meter, parts.capacity()
         self._changed = threading.Condition()
         self._units: dict[str, UnitState] = {}  # by id, in the order in which they came
         self._queue: deque[tuple[UnitState, Request]] = deque()
@@ -106,12 +102,7 @@ class RequestQueue:
             return {unit: state.progress() for unit, state in self._units.items()}
 
     def cancel(self, unit: str, only_waiting: bool) -> None:
-        """Stops a unit, if it is in flight.
-
-        Args:
-            unit: its id.
-            only_waiting: unless some of it was begun.
-        """
+        """Stops a unit, if it is in flight. only_waiting: unless some of it was begun."""
         with self._changed:
             state = self._units.get(unit)
             if state is not None and not (only_waiting and state.begun is not None):
@@ -120,7 +111,8 @@ class RequestQueue:
 
     @contextlib.contextmanager
     def unit(self, unit: str) -> Iterator[UnitState]:
-        """A unit for the length of a block; what is left of it in the engine then spoils nothing."""
+        """A unit for the length of a block; what is not answered by then is dropped, what is not committed lost."""
+        self.meter.begin(unit)
         with self._changed:
             self._numbers += 1
             state = self._units[unit] = UnitState(self._numbers, unit)
@@ -132,13 +124,24 @@ class RequestQueue:
                     del self._units[unit]
                 self._queue = deque(item for item in self._queue if item[0] is not state)
                 self._changed.notify_all()
+            self.meter.lose(unit)
+
+    def count(self, state: UnitState, categories: dict[int, str]) -> None:
+        """Notes the documents of a unit by their index, with what each is billed as."""
+        state.documents, state.categories = len(categories), categories
+        self.meter.documents(state.unit, categories.values())
+
+    @contextlib.contextmanager
+    def answering(self, state: UnitState, documents: Sequence[Document]) -> Iterator[Future[None]]:
+        """`answer` in a thread beside a block, whose end cancels it."""
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                yield pool.submit(self.answer, state, documents)
+            finally:
+                self.cancel(state.unit, only_waiting=False)
 
     def answer(self, state: UnitState, documents: Sequence[Document]) -> None:
-        """Plans documents as the engine has room, and collects the records.
-
-        Args:
-            state: of their unit, which gets the records.
-            documents: of the unit, all or some.
+        """Plans documents of a unit, all or some, as the engine has room, and collects the records in its state.
 
         Raises:
             EngineBroken: nothing of what is in the engine will end.
@@ -233,8 +236,7 @@ class RequestQueue:
                     self._changed.wait_for(lambda: self._closed or self._queue or engine.pending)
                     if self._closed:
                         return
-                    if self._grows:
-                        self.batch = min(MOST_SEQS, max(self.batch, 2 * len(engine.sequences)))
+                    self.batch = self.parts.capacity(self.batch)
                     room = min(len(self._queue), self.batch - self._in_engine)
                     admitted = [self._queue.popleft() for _ in range(room)]
                     self._in_engine += len(admitted)
@@ -267,3 +269,17 @@ def reason(error: BaseException) -> str:
     """An error in one line, for the row that it spoils."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def end_process(error: EngineBroken, keep: Callable[[str], None] = lambda text: None) -> NoReturn:
+    """Ends this process, which a broken engine (a lost device, a bug) taints: what it held is done by another one.
+
+    keep: stores the reason, since what Ray reports of a death does not name the cause.
+    """
+    text = redact(str(error))
+    print(f"raypd: the engine failed, this worker ends: {text}", file=sys.stderr, flush=True)
+    try:
+        keep(text)
+    except OSError:
+        traceback.print_exc()
+    os._exit(1)

@@ -73,8 +73,8 @@ def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool,
         if batch:
             _write_batch(config)
         return
+    from raypd.cli.summary import print_summary
     from raypd.cluster.driver import run_extract
-    from raypd.cluster.summary import print_summary
 
     made = run_extract(config, verbose=verbose)
     print_summary(made)
@@ -86,8 +86,8 @@ def run_task(config: RunConfig, kind: str, retry_errors: bool, all_errors: bool,
 
 def _write_batch(config: RunConfig) -> None:
     """Writes the two files of a batch, and says where."""
-    from raypd.cluster.driver import output_folder
     from raypd.dataset import batch_files
+    from raypd.run.layout import output_folder
 
     output = output_folder(config)
     answered, failed = batch_files.write(config, output)

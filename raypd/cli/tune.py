@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from raypd.cli.run import COMMANDS
-from raypd.cluster import driver
 from raypd.config import rewrite
 from raypd.config.load import load_config
 from raypd.errors import ConfigError
 from raypd.estimation.tune import TuneOptions, describe, tune
 from raypd.estimation.views import show_tune, why
+from raypd.run import console
 
 
 def run(path: str, overrides: list[str], output: str | None, options: TuneOptions, verbose: bool) -> None:
@@ -27,9 +27,9 @@ def run(path: str, overrides: list[str], output: str | None, options: TuneOption
         raise ConfigError(f"--agreement {options.agreement:g}: a share of values, from 0 to 1")
     measurements = target.with_suffix(".jsonl")
     try:
-        result = tune(config, options, measurements, verbose=verbose, say=driver.say)
+        result = tune(config, options, measurements, verbose=verbose, say=console.say)
     except KeyboardInterrupt:
-        raise driver.Interrupted(
+        raise console.Interrupted(
             f"interrupted: what was measured stands in {measurements}; the same command goes on from there"
         ) from None
     show_tune(result)

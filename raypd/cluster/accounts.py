@@ -30,10 +30,8 @@ _RETHINK_SECONDS = 30.0  # between two changes of how many workers are wanted
 class Accounts:
     """One session's.
 
-    Args:
-        share: what one worker takes.
-        documents: of the run; done: of these, committed when the session began; exact: whether they are counted.
-        say: shows the user a line.
+    share: what one worker takes. documents: of the run; done: of these, committed when the session began; exact:
+    whether they are counted. say: shows the user a line.
 
     Raises:
         ConfigError: a deadline that cannot be read, or a budget on machines without a price.
@@ -106,8 +104,8 @@ class Accounts:
 
     def _spent(self) -> float:
         """USD of this session until now."""
-        own = self._standing
-        return own.usd + own.usd_per_second * max(0.0, time.time() - own.at)
+        standing = self._standing
+        return standing.usd + standing.usd_per_second * max(0.0, time.time() - standing.at)
 
     def _holds(self, seconds: float) -> bool:
         """Whether so many seconds more can be paid."""

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raypd import storage
 from raypd.answering import progress
@@ -22,10 +17,13 @@ from raypd.config import RunConfig
 from raypd.dataset import planner, writer
 from raypd.dataset.plan import Plan, take_apart
 from raypd.errors import ConfigError, RunError
-from raypd.run import layout, lease, manifest, records
+from raypd.run import layout, manifest, records
+from raypd.run.console import Interrupted, say, signals
+from raypd.run.layout import output_folder
+from raypd.run.lease import RunLease
 from raypd.run.manifest import Manifest
 from raypd.run.records import UnitResult
-from raypd.run.text import counted, said, share
+from raypd.run.text import counted, share
 from raypd.run.unit import Unit
 from raypd.run.unreadable import Unreadable
 from raypd.tasks.columns import columns_of
@@ -34,27 +32,12 @@ from raypd.tasks.prompting import check_template
 if TYPE_CHECKING:  # the worker brings torch, whose seconds of import are for runs that have something to do
     from raypd.answering.components import Build
     from raypd.cluster.accounts import Accounts
-    from raypd.cluster.scheduler import Scheduler
+    from raypd.cluster.pool_executor import PoolExecutor
+    from raypd.cluster.ray_data_executor import RayDataExecutor
 
 _CHANGED = "a file of the input, input.path, cluster.unit_documents or cluster.unit_bytes has changed"
 _MOST_LOST_UNITS = 10  # more of these, and something is wrong with more than a document
 _JUDGED_AFTER = 100  # documents of a session, after which cluster.max_failed_share is looked at
-
-
-class Interrupted(RunError):
-    """The user or the system asked the run to stop."""
-
-    exit_code = 130
-
-
-def output_folder(config: RunConfig) -> str:
-    """The run's folder, absolute. A relative path in a job's copy of its working folder would vanish with the copy."""
-    path = config.output.path
-    here = os.getcwd()
-    in_copy = "runtime_resources/working_dir_files" in here or "_ray_pkg_" in here  # `ray job submit --working-dir`
-    if in_copy and "://" not in path and not Path(path).expanduser().is_absolute():
-        path = str(Path.home() / "raypd" / path)
-    return storage.absolute(path)
 
 
 def run_extract(
@@ -63,7 +46,6 @@ def run_extract(
     """Runs or resumes an extraction until every unit is committed, and writes the manifest.
 
     Args:
-        config: of the run; its output folder belongs to this configuration.
         verbose: let Ray print what it has to say.
         build: makes a worker's engine and task; None: as the configuration says.
         planned: what to do; None: all of the input.
@@ -93,11 +75,11 @@ def run_extract(
         build = worker.build
         check_model(config, machine=True)
     manifest.claim(config, output)
-    own = lease.RunLease(output, say)
-    if own.took_over:  # and that one may have gone on while this one looked
+    held = RunLease(output, say)
+    if held.took_over:  # and that one may have gone on while this one looked
         done = writer.committed(output)
     storage.clean_temporary(writer.units_folder(output))
-    run = DriverSession(config, output, planned, done, own, verbose, build)
+    run = DriverSession(config, output, planned, done, held, verbose, build)
     how = "failed"
     try:
         with signals():
@@ -112,23 +94,17 @@ def run_extract(
         raise Interrupted(f"interrupted: {run.state()}; the same command resumes") from None
     finally:
         with contextlib.suppress(OSError):  # a full disk must not hide why the run ended
-            own.end(how)
+            held.end(how)
     return finish(config, output, planned, run.unreadable)
 
 
 def finish(config: RunConfig, output: str, planned: Plan, unreadable: Unreadable | None = None) -> Manifest:
-    """Writes the manifest.
-
-    Args:
-        config: of the run.
-        output: its folder.
-        planned: all of its units.
-        unreadable: units that the session could not read, beside those that the plan knows of.
+    """Writes the manifest. unreadable: units that the session could not read, beside those that the plan knows of.
 
     Raises:
         RunError: an object is damaged or of another configuration; units could not be read and input.on_damaged is
-            fail; or nothing at all could be read: what stands in the way then is more than damage (a right that was
-            taken away, a mount that is empty).
+            fail; or nothing at all could be read, which is more than damage (a right that was taken away, an empty
+            mount).
     """
     unreadable = unreadable or Unreadable()
     for unit in planned.damaged():
@@ -165,34 +141,6 @@ def _check_known(planned: Plan, done: set[str], output: str) -> None:
         )
 
 
-def say(line: str) -> None:
-    """A line for the user, beside the progress on stderr."""
-    print(said(line), file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def signals() -> Iterator[None]:
-    """SIGTERM ends what runs within as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    except KeyboardInterrupt:
-        for number in before:  # a second Ctrl-C must not tear the way out
-            signal.signal(number, signal.SIG_IGN)
-        raise
-    finally:
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
 @dataclass
 class DriverSession:
     """One session on a cluster. done: ids of the units that were committed before."""
@@ -201,7 +149,7 @@ class DriverSession:
     output: str
     planned: Plan
     done: set[str]
-    own: lease.RunLease
+    lease: RunLease
     verbose: bool
     build: Build
     answered_documents: int = 0  # of this session
@@ -214,7 +162,7 @@ class DriverSession:
         self.done_documents = sum(unit.expected for unit in self.planned if unit.id in self.done)
         self._apart: list[Unit] = []  # of several objects, one of which cannot be read
         self._display = progress.RunDisplay(self.planned.documents, self.done_documents)
-        self._scheduler: Scheduler | None = None
+        self._executor: PoolExecutor | RayDataExecutor | None = None
         self._accounts: Accounts | None = None
 
     def state(self) -> str:
@@ -238,44 +186,57 @@ class DriverSession:
                     import ray
 
                     ray.shutdown()
-            elif self._scheduler is not None:
-                self._scheduler.close()
+            elif self._executor is not None:
+                self._executor.close()
         if self.unit_errors:
             unit, reason = next(iter(self.unit_errors.items()))
             raise self._error(f"{len(self.unit_errors)} units could not be finished, {unit} because: {reason.strip()}")
 
     def _stream(self) -> None:
         from raypd.cluster.accounts import Accounts
-        from raypd.cluster.scheduler import Scheduler
         from raypd.cluster.worker import WorkerSpec
 
-        config, planned, own, say = self.config, self.planned, self.own, self._display.say
+        config, planned, lease, say = self.config, self.planned, self.lease, self._display.say
         ray_session.silence_ray_logs(say, self.verbose)
         worker = ray_session.worker_resources(config)
         accounts = self._accounts = Accounts(
-            config, self.output, own.id, own.began, worker, planned.documents, self.done_documents, say, planned.exact
+            config,
+            self.output,
+            lease.id,
+            lease.began,
+            worker,
+            planned.documents,
+            self.done_documents,
+            say,
+            planned.exact,
         )
-        spec = WorkerSpec(config, self.output, own.id, worker.threads, self.build, accounts.ledger, worker.gpus)
-        executor: type[Scheduler] = Scheduler
+        spec = WorkerSpec(config, self.output, lease.id, worker.threads, self.build, accounts.ledger, worker.gpus)
+        executor: PoolExecutor | RayDataExecutor
         if config.cluster.executor == "ray_data":
             from raypd.cluster.ray_data_executor import RayDataExecutor
 
-            executor = RayDataExecutor
-        scheduler = self._scheduler = executor(spec, worker, config.cluster, say)
-        scheduler.admit = accounts.admit
+            executor = RayDataExecutor(spec, worker, config.cluster, say)
+        else:
+            from raypd.cluster.pool_executor import PoolExecutor
+
+            executor = PoolExecutor(spec, worker, config.cluster, say)
+        self._executor = executor
+        executor.admit = accounts.admit
         if accounts.deadline is not None:  # how many it takes is known after the first unit
-            scheduler.wanted = max(1, config.cluster.min_workers)
-        self._run(scheduler, accounts, planned.left(self.done), self.units - self.done_units)
+            executor.wanted = max(1, config.cluster.min_workers)
+        self._run(executor, accounts, planned.left(self.done), self.units - self.done_units)
         if self._apart and not accounts.held:
             singles = take_apart(self.output, self._apart, config.fingerprint())
             self.units += len(singles) - len(self._apart)
-            self._run(scheduler, accounts, iter(singles), len(singles))
+            self._run(executor, accounts, iter(singles), len(singles))
         self._update()
         if accounts.held:
             raise accounts.reached()
 
-    def _run(self, scheduler: Scheduler, accounts: Accounts, remaining: Iterator[Unit], count: int) -> None:
-        from raypd.cluster.scheduler import Tick
+    def _run(
+        self, executor: PoolExecutor | RayDataExecutor, accounts: Accounts, remaining: Iterator[Unit], count: int
+    ) -> None:
+        from raypd.cluster.in_flight import Tick
 
         streamed = 0
 
@@ -286,19 +247,20 @@ class DriverSession:
                 yield unit
 
         ended, stream = 0, units()
-        for event in scheduler.run(stream, count):
-            if self.own.lost is not None:
-                raise RunError(self.own.lost)
-            if isinstance(event, Tick):
-                scheduler.wanted = accounts.look(event.workers) or scheduler.wanted
-                scheduler.closing = accounts.held
-                if event.workers:
-                    self._display.begin()
-                self._update(event.answered, event.failed)
-            else:
-                ended += 1
-                accounts.ended(event.unit, event.result.ok + event.result.failed if event.result.done else None)
-                self._take(event.unit, event.result)
+        with contextlib.closing(executor.run(stream, count)) as events:
+            for event in events:
+                if self.lease.lost is not None:
+                    raise RunError(self.lease.lost)
+                if isinstance(event, Tick):
+                    executor.wanted = accounts.look(event.workers) or executor.wanted
+                    executor.closing = accounts.held
+                    if event.workers:
+                        self._display.begin()
+                    self._update(event.answered, event.failed)
+                else:
+                    ended += 1
+                    accounts.ended(event.unit, event.result.ok + event.result.failed if event.result.done else None)
+                    self._take(event.unit, event.result)
         if not accounts.held and (ended < streamed or next(stream, None) is not None):
             raise self._error("not all units have ended, and none is at work; this is a fault of raypd")
 

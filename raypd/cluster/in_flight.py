@@ -1,4 +1,4 @@
-"""What the scheduler knows of a worker, and of the units that it has in flight. Times: seconds, monotonic clock."""
+"""What an executor knows and says of workers and of units in flight. Times: seconds, monotonic clock."""
 
 from __future__ import annotations
 
@@ -9,16 +9,52 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raypd.answering.request_queue import Progress
-from raypd.run.retry_policy import Attempt
+from raypd.errors import RunError
+from raypd.run.records import UnitResult
+from raypd.run.unit import Unit
 
 _CANCEL_AGAIN_SECONDS = 2.0
+_STARTS_WITHOUT_SUCCESS = 4  # a worker that dies so often while it loads its model will not come up
+_DEATHS_WITHOUT_COMMIT = 30  # workers that die so often while nothing is committed: not a matter of a document
+
+
+@dataclass
+class Ended:
+    """A unit that was committed, or given up with an error."""
+
+    unit: Unit
+    result: UnitResult
+
+
+@dataclass
+class Tick:
+    """Nothing ended for a moment. `answered`, `failed`: documents of units in flight. `workers`: that are ready."""
+
+    answered: int
+    failed: int
+    workers: int
+
+
+@dataclass
+class Deaths:
+    """Worker processes that died since the last success: while they loaded, and with a unit."""
+
+    loading: int = 0
+    with_units: int = 0
+
+    def check(self, pool_size: int, workers: int, cause: str = "") -> None:
+        """Raises RunError where there are too many of them."""
+        if self.loading >= _STARTS_WITHOUT_SUCCESS * max(1, pool_size):
+            raise RunError(f"worker processes die while they load the model (out of memory?){cause}")
+        if self.with_units >= _DEATHS_WITHOUT_COMMIT + workers:
+            raise RunError(f"worker processes die, and nothing gets done{cause}")
 
 
 @dataclass(eq=False)
 class Assignment:
     """A unit that a worker was given. progress: as last reported, at `reported`. cancelled: when it last was."""
 
-    attempt: Attempt
+    unit: Unit
     since: float = field(default_factory=time.monotonic)
     progress: Progress = field(default_factory=Progress)
     reported: float = 0.0
@@ -52,15 +88,11 @@ class WorkerHandle:
     def ready(self) -> bool:
         return self.starting is None
 
-    @property
-    def bisecting(self) -> bool:
-        return any(assignment.attempt.bisecting for assignment in self.assignments.values())
-
     def cancel(self, assignment: Assignment, only_waiting: bool) -> None:
         """Asks for a unit back. only_waiting: unless some of it was begun."""
         if not assignment.is_cancelled:
             assignment.cancelled = time.monotonic()
-            self.actor.cancel.remote(assignment.attempt.unit.id, only_waiting)
+            self.actor.cancel.remote(assignment.unit.id, only_waiting)
 
     def poll(self) -> None:
         """Takes the progress that was asked for, if it is there, and asks again."""
@@ -72,7 +104,7 @@ class WorkerHandle:
             with contextlib.suppress(ray.exceptions.RayError):  # it died: its units show it
                 progress: dict[str, Progress] = ray.get(self._report)
                 for assignment in self.assignments.values():
-                    if assignment.attempt.unit.id in progress:
-                        assignment.progress = progress[assignment.attempt.unit.id]
+                    if assignment.unit.id in progress:
+                        assignment.progress = progress[assignment.unit.id]
                         assignment.reported = time.monotonic()
         self._report = self.actor.progress.remote() if self.assignments else None

@@ -31,6 +31,7 @@ from raypd.errors import ConfigError
 from raypd.run.records import Bill, NodeTime, WorkerTime
 
 _ROUND_SECONDS = 3.0  # between two looks at the nodes, after each of which the bill is written
+_GONE_SECONDS = 30.0  # without a report: a worker that is gone
 _ANSWER_SECONDS = 30.0  # a ledger that is away that long (a restart takes one) does not answer
 
 
@@ -48,11 +49,33 @@ class Standing:
     kept: bool = False  # whether the bill's file is on storage
 
 
+@dataclass(frozen=True)
+class Ask:
+    """A worker that wants to begin a unit, beside so many others that it has in flight."""
+
+    unit: str
+    worker: str
+    node: str
+    beside: int
+
+
+@dataclass
+class PoolState:
+    """What the ledger knows of the workers of a run that Ray Data streams, since its own process began."""
+
+    asks: list[Ask]  # that are not answered
+    working: set[str]  # heard of lately
+    ready: set[str]  # of these, that have loaded
+    answered: int  # documents of units in flight
+    failed: int  # of these
+    starts: int  # of processes, since one was ready
+    deaths: int  # of processes that had a unit
+
+
 class Ledger:
     """The actor. Its methods are quick; a thread looks at the nodes and writes the file.
 
-    Args:
-        nodes: those of the cluster with their prices, from the ids of the nodes where a worker was.
+    nodes: those of the cluster with their prices, from the ids of the nodes where a worker was.
     """
 
     def __init__(
@@ -65,6 +88,10 @@ class Ledger:
         kept = book.read(output, session) or new
         tokens = (server.usd_per_million_prompt_tokens, server.usd_per_million_answer_tokens) if server else (0.0, 0.0)
         self.book = Book(kept, cost.watts_per_gpu, cost.co2e_grams_per_kwh, tokens)
+        self._asks: dict[Ask, bool | None] = {}  # with the driver's answer, where there is one
+        self._heard: dict[str, tuple[float, int, int]] = {}  # worker -> when (monotonic), its documents in flight
+        self._ready: set[str] = set()  # workers
+        self._starts = self._deaths = 0
         self._metrics: Metrics | None = None
         self._writing, self._ended, self._kept = threading.Lock(), threading.Event(), False
         self._durable = {worker.worker: worker.sequence for worker in self.book.workers.values()}
@@ -72,26 +99,53 @@ class Ledger:
         self._try(self._flush)  # before the first unit is assigned: a session that commits has a bill
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
 
-    def report(self, report: WorkerTime) -> int:
-        """Takes a worker's report; the number of this worker's last one that is on storage (-1: none)."""
+    def report(self, report: WorkerTime, in_flight: tuple[int, int]) -> int:
+        """Takes a worker's report; the number of this worker's last one that is on storage (-1: none).
+
+        in_flight: documents of units in flight, answered and failed.
+        """
+        self._starts += report.worker not in self._heard
+        self._heard[report.worker] = time.monotonic(), *in_flight
         self.book.take(report)
         return self._durable.get(report.worker, -1)
 
     def standing(self) -> Standing:
         now = time.time()
         workers, nodes = list(self.book.workers.values()), list(self.book.nodes.values())
-        loaded = [own.seconds for own in workers if own.seconds.total() > own.seconds.startup]
+        loaded = [worker.seconds for worker in workers if worker.seconds.total() > worker.seconds.startup]
         live = [node for node in nodes if node.ended is None or node.ended > now]
         return Standing(
             at=now,
             usd=billing.usd(self.book.charges(now).total),
             usd_per_second=sum(node.usd_per_hour for node in live) / 3600 / self.book.runs,
             documents=self.book.totals()["documents"],
-            busy_seconds=sum(billing.settled(own, now, final=False).busy for own in workers),
-            startup_seconds=sum(own.startup for own in loaded) / len(loaded) if loaded else 0.0,
+            busy_seconds=sum(billing.settled(worker, now, final=False).busy for worker in workers),
+            startup_seconds=sum(seconds.startup for seconds in loaded) / len(loaded) if loaded else 0.0,
             unpriced=next((n.price_source for n in nodes if n.price_source.startswith(machines.UNKNOWN)), None),
             kept=self._kept,
         )
+
+    def begin(self, ask: Ask) -> bool | None:
+        """Whether a worker may begin a unit; None: it is to ask again."""
+        self._ready.add(ask.worker)
+        self._starts = 0
+        if self._asks.setdefault(ask, None) is None:
+            return None
+        return self._asks.pop(ask)
+
+    def died(self) -> None:
+        """A worker goes on with a unit whose last process died."""
+        self._deaths += 1
+
+    def look(self, answers: dict[Ask, bool]) -> PoolState:
+        """Takes the driver's answers to asks, and says how the workers are."""
+        self._asks.update((ask, answer) for ask, answer in answers.items() if ask in self._asks)
+        since = time.monotonic() - _GONE_SECONDS
+        working = {name for name, (heard, *_) in self._heard.items() if heard > since}
+        asks = [ask for ask, answer in self._asks.items() if answer is None and ask.worker in working]
+        answered, failed = (sum(self._heard[name][place] for name in working) for place in (1, 2))
+        ready = working & self._ready
+        return PoolState(asks, working, ready, int(answered), int(failed), self._starts, self._deaths)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the nodes as they were last seen do
@@ -127,7 +181,7 @@ class Ledger:
             bill = self.book.bill(time.time())
             book.write(self._output, bill)
             self._kept = True
-            self._durable = {own.worker: own.sequence for own in bill.workers}
+            self._durable = {worker.worker: worker.sequence for worker in bill.workers}
         try:
             if self._metrics is None:
                 self._metrics = Metrics(self._output.rstrip("/").rpartition("/")[2])
@@ -137,11 +191,7 @@ class Ledger:
 
 
 def start(config: RunConfig, output: str, session: str, began: float, cpus: float, gpus: float) -> Any:
-    """Starts the session's ledger on the head of the connected cluster; its handle.
-
-    Args:
-        began: unix second of the session's begin.
-        cpus, gpus: of one worker.
+    """Starts the session's ledger on the head of the connected cluster; its handle. cpus, gpus: of one worker.
 
     Raises:
         ConfigError: a budget is to be held on machines without a price.

@@ -41,7 +41,7 @@ class Metrics:
         totals = bill.totals
         self._count("raypd_documents", {status: totals[status] for status in ("ok", "failed")})
         self._count("raypd_tokens", {kind: totals[f"{kind}_tokens"] for kind in ("prefill", "shared", "decode")})
-        self._count("raypd_category_documents", {name: own["documents"] for name, own in bill.categories.items()})
+        self._count("raypd_category_documents", {name: counts["documents"] for name, counts in bill.categories.items()})
         self._set("raypd_cost_usd", bill.parts)
         if bill.budget_usd is not None:
             self._set("raypd_budget_usd", {"": bill.budget_usd})
@@ -53,9 +53,9 @@ class Metrics:
     def _count(self, name: str, values: Mapping[str, float]) -> None:
         tag = COUNTERS[name][1]
         for value, total in values.items():
-            more = total - self._shown.get((name, value), 0)
-            if more > 0:  # a counter never falls
-                self._counters[name].inc(more, {"run": self._run, tag: value})
+            increase = total - self._shown.get((name, value), 0)
+            if increase > 0:  # a counter never falls
+                self._counters[name].inc(increase, {"run": self._run, tag: value})
                 self._shown[name, value] = total
 
     def _set(self, name: str, values: Mapping[str, float]) -> None:

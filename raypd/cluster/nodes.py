@@ -35,14 +35,27 @@ class NodeWatch:
         return None if end is None else end - time.monotonic()
 
 
+def going_away(seconds_left: float) -> str:
+    """For the user, of a node that was given notice."""
+    when = "" if math.isinf(seconds_left) else f" in {seconds_left:.0f} s"
+    return f"a node is going away{when}: no more units for it"
+
+
 def is_alive(node: str) -> bool:
-    """Whether a node is there at this moment: Ray itself takes up to half a minute to believe that one is gone."""
+    """Whether a node is there and stays: Ray itself takes up to half a minute to believe that one is gone."""
     import ray
 
     for info in ray.nodes():
-        if info["NodeID"] == node and info["Alive"]:
+        if info["NodeID"] == node and info["Alive"] and node not in ray_private.draining_nodes():
             with contextlib.suppress(OSError):
                 address = info["NodeManagerAddress"], int(info["NodeManagerPort"])
                 socket.create_connection(address, timeout=_ANSWER_SECONDS).close()
                 return True
     return False
+
+
+def node_id() -> str:
+    """The id of this process's node; "" outside Ray."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""

@@ -23,10 +23,7 @@ _WAIT_SECONDS = 1800.0  # for a worker on a cluster that may have to start a nod
 class OneWorker:
     """An object in a process of its own, for the length of a `with`: it connects to Ray and disconnects.
 
-    Args:
-        config: whose cluster it is.
-        verbose: let Ray print what it has to say.
-        make: the object's class, which has `ready()`, and the arguments that it is made with.
+    make: the object's class, which has `ready()`, and the arguments that it is made with.
     """
 
     def __init__(
@@ -76,11 +73,7 @@ class OneWorker:
     def call(self, label: str, method: str, *arguments: Any, progress: Callable[[tuple[int, int]], None]) -> Any:
         """What a method of the object returns.
 
-        Args:
-            label: what is done, for messages.
-            method: its name.
-            arguments: of the method.
-            progress: gets what the object's `progress()` returns, every half second.
+        label: what is done, for messages. progress: gets what the object's `progress()` returns, every half second.
 
         Raises:
             UserError: that the method raises.

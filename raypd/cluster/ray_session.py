@@ -42,34 +42,34 @@ def connect(config: ClusterConfig, verbose: bool = False) -> bool:
 
     if ray.is_initialized():
         return False
-    wanted, found = config.address or os.environ.get("RAY_ADDRESS"), None
-    if wanted is None or wanted == "auto":
-        found = ray_private.local_address()
-        found = found if found and _answers(found) else None
-        if wanted == "auto" and found is None:
+    address, local = config.address or os.environ.get("RAY_ADDRESS"), None
+    if address is None or address == "auto":
+        local = ray_private.local_address()
+        local = local if local and _answers(local) else None
+        if address == "auto" and local is None:
             raise RunError("cluster.address auto: no Ray cluster runs on this machine")
-        wanted = found or "local"
-    elif wanted != "local" and not _answers(wanted):
+        address = local or "local"
+    elif address != "local" and not _answers(address):
         key = "cluster.address" if config.address else "RAY_ADDRESS"
-        raise RunError(f"{key} {wanted}: no Ray cluster answers there")
+        raise RunError(f"{key} {address}: no Ray cluster answers there")
     keys: dict[str, Any] = {"include_dashboard": verbose}
-    if wanted != "local":
+    if address != "local":
         # This package for workers on other machines; the working folder of `ray job submit` brings it already.
         submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or "RAY_JOB_SUBMISSION_ID" in os.environ
         keys = {"runtime_env": None if submitted else {"py_modules": [str(Path(__file__).resolve().parents[1])]}}
-    print("starting Ray" if wanted == "local" else "connecting to Ray", file=sys.stderr, flush=True)
+    print("starting Ray" if address == "local" else "connecting to Ray", file=sys.stderr, flush=True)
     level = logging.INFO if verbose else logging.CRITICAL
     nothing = contextlib.nullcontext()
-    closed = ray_private.closed_to_others(dashboard=verbose) if wanted == "local" else nothing
+    closed = ray_private.closed_to_others(dashboard=verbose) if address == "local" else nothing
     with _signals_kept(), nothing if verbose else _stderr_muted(), closed:
         try:
-            if found is not None:
+            if local is not None:
                 ray_private.use_token_of_this_machine()
-            ray.init(address=wanted, log_to_driver=verbose, logging_level=level, **keys)
+            ray.init(address=address, log_to_driver=verbose, logging_level=level, **keys)
         except SystemExit:  # Ray's own handler of SIGTERM while it starts
             raise KeyboardInterrupt from None
         except Exception as error:  # of any kind: on a busy machine Ray raises bare ones, too
-            raise RunError(_why_not(wanted, str(error))) from None
+            raise RunError(_why_not(address, str(error))) from None
     return True
 
 

@@ -6,10 +6,12 @@ import contextlib
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
 
+from raypd.answering.request_queue import Progress
 from raypd.billing.meter import Meter
 
 _EVERY_SECONDS = 2.0
@@ -20,8 +22,9 @@ _MOST_PENDING = 4  # reports on their way: the ledger is away, and the next one 
 class Reporter:
     """A thread that reports to the ledger every two seconds and at once when asked; one that is away is no harm."""
 
-    def __init__(self, meter: Meter, ledger: Any) -> None:
-        self._meter, self._ledger = meter, ledger
+    def __init__(self, meter: Meter, ledger: Any, progress: Callable[[], dict[str, Progress]] = dict) -> None:
+        """progress: of the units in flight."""
+        self._meter, self._ledger, self._progress = meter, ledger, progress
         self._pending: list[Any] = []
         self._sending = threading.Lock()
         threading.Thread(target=self._run, name="ledger", daemon=True).start()
@@ -37,12 +40,17 @@ class Reporter:
             self._send(always=False)
             time.sleep(_EVERY_SECONDS)
 
+    def _in_flight(self) -> tuple[int, int]:
+        """Documents of units in flight that are answered, and how many of these failed."""
+        progress = self._progress().values()
+        return sum(unit.answered for unit in progress), sum(unit.failed for unit in progress)
+
     def _send(self, always: bool) -> None:
         try:
             with self._sending:
                 if self._pending:
                     _, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=0)
                 if always or len(self._pending) < _MOST_PENDING:
-                    self._pending.append(self._ledger.report.remote(self._meter.report()))
+                    self._pending.append(self._ledger.report.remote(self._meter.report(), self._in_flight()))
         except Exception as error:  # answers are worth more than their bill
             print(f"raypd: no report to the ledger: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

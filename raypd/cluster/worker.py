@@ -1,33 +1,41 @@
 """The decode worker: one model and one engine in an actor, several units in flight so that the engine never drains.
 
-The scheduler calls the worker once a unit, each call in a thread of its own. The thread reads its unit, has it
-answered (request_queue.py) and commits it.
+An executor calls it once a unit, each call in a thread of its own, which reads, has answered and commits the unit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
-import os
-import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from raypd import storage
-from raypd.answering.components import WorkerComponents, build
-from raypd.answering.request_queue import Cancelled, EngineBroken, Progress, RequestQueue, UnitState, reason
+from raypd.answering.components import Build, build
+from raypd.answering.request_queue import (
+    Cancelled,
+    EngineBroken,
+    Progress,
+    RequestQueue,
+    UnitState,
+    end_process,
+    reason,
+)
 from raypd.billing import energy
 from raypd.billing.meter import Meter
+from raypd.cluster import nodes
+from raypd.cluster.nodes import node_id
 from raypd.config import RunConfig
-from raypd.config.secrets import redact
 from raypd.dataset import writer
 from raypd.dataset.reader import read_unit
 from raypd.errors import InputError, UserError
 from raypd.run import layout, retry_policy
 from raypd.run.records import UnitResult, UnitSummary
-from raypd.run.retry_policy import Attempt
+from raypd.run.retry_policy import Attempt, UnitLog
 from raypd.run.unit import Unit
 from raypd.tasks.base import Document, Record
 from raypd.tasks.columns import columns_of, rows_of
@@ -35,6 +43,9 @@ from raypd.tasks.documents import billed_as
 
 if TYPE_CHECKING:
     from raypd.cluster.reporter import Reporter
+
+_MOST_ERRORS = 3  # attempts at a unit that fails with an error of storage
+_RETRY_SECONDS = 2.0
 
 
 @dataclass
@@ -45,24 +56,52 @@ class WorkerSpec:
     output: str
     session: str
     threads: int | None = None  # CPU threads of one worker
-    build: Callable[[RunConfig, int | None], WorkerComponents] = build
+    build: Build = build
     ledger: Any = None  # handle of the actor that keeps the bill
     gpus: float = 0.0  # of one worker
 
 
-class DecodeWorker:
-    """Answers units: `run` for the scheduler, `run_unit` for everyone else."""
+class EngineActor:
+    """An engine in an actor, the queue before it, and the reports of what both do: of a run or of a pipeline."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self.spec, self.config = spec, spec.config
-        self._fingerprint = spec.config.fingerprint()
-        self._unfit: str | None = None  # why this worker cannot work at all
-        self.meter = Meter(_node(), spec.config.decoding.method, spec.gpus, power=energy.meter(spec.gpus))
+    request_queue: RequestQueue  # once the model is loaded
+    loaded = False
+
+    def __init__(self, config: RunConfig, gpus: float, ledger: Any) -> None:
+        """gpus: of this actor; ledger: handle of the actor that keeps the bill, None: there is none."""
+        self.config, self.node = config, node_id()
+        self.meter = Meter(self.node, config.decoding.method, gpus, power=energy.meter(gpus))
         self._reporter: Reporter | None = None
-        if spec.ledger is not None:
+        if ledger is not None:
             from raypd.cluster.reporter import Reporter
 
-            self._reporter = Reporter(self.meter, spec.ledger)
+            self._reporter = Reporter(self.meter, ledger, self.progress)
+
+    def load(self, build: Build, threads: int | None) -> None:
+        self.parts = build(self.config, threads)
+        self.schema = columns_of(self.config)
+        self.meter.ready()
+        self.request_queue, self.loaded = RequestQueue(self.parts, self.meter), True
+
+    def progress(self) -> dict[str, Progress]:
+        return self.request_queue.progress() if self.loaded else {}
+
+    def report(self) -> None:
+        """Reports at once."""
+        if self._reporter is not None:
+            self._reporter.now()
+
+
+class DecodeWorker(EngineActor):
+    """Answers units: `run` for the executors, `run_unit` for everyone else."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(spec.config, spec.gpus, spec.ledger)
+        self.spec = spec
+        self._fingerprint = spec.config.fingerprint()
+        self._unfit: str | None = None  # why this worker cannot work at all
+        self.log = UnitLog(spec.output, spec.session, self.node, self.meter.id, nodes.is_alive)
+        self._entry, self._places = threading.Lock(), threading.Semaphore(self.config.cluster.units_in_flight)
         try:
             storage.configure(spec.config.storage)
             if not storage.exists(storage.join(spec.output, layout.RUN)):
@@ -70,47 +109,53 @@ class DecodeWorker:
                     f"{spec.output}: a worker does not see the output folder; give output.path on storage that all "
                     "nodes of the cluster share"
                 )
-            self.parts = spec.build(spec.config, spec.threads)
-            self._schema = columns_of(self.config)
-            writer.output_schema(self._schema, spec.config.output.partition)
+            writer.output_schema(columns_of(self.config), spec.config.output.partition)
+            self.load(spec.build, spec.threads)
         except (UserError, storage.StorageError) as error:
             self._unfit = str(error)
         except Exception:
             # Raised here, every replacement would raise it again; reported with the first unit, it ends the run once.
             self._unfit = "the worker could not start:\n" + traceback.format_exc()
-        else:
-            self.meter.ready()
-            self.request_queue = RequestQueue(self.parts, self.config.engine.max_num_seqs, self.meter)
 
     def hello(self) -> str:
         """The id of this worker's node; the first answer means that the model is loaded."""
-        return _node()
-
-    def progress(self) -> dict[str, Progress]:
-        return self.request_queue.progress() if self._unfit is None else {}
+        return self.node
 
     def cancel(self, unit: str, only_waiting: bool) -> None:
         """Stops a unit as `RequestQueue.cancel`; its `run` then returns."""
-        if self._unfit is None:
+        if self.loaded:
             self.request_queue.cancel(unit, only_waiting)
 
-    def run(self, attempt: Attempt) -> UnitResult:
+    def run(self, unit: Unit, admit: Callable[[bool], bool] = lambda died: True) -> UnitResult:
+        """Works on a unit until it is committed, handed back or given up. admit: whether an attempt may begin, given
+        whether the process of the one before it died."""
         if self._unfit is not None:
             return UnitResult(error=self._unfit, fatal=True)
+        for errors in range(_MOST_ERRORS):
+            result = self._try(unit, errors > 0, admit)
+            if not result.retry or errors == _MOST_ERRORS - 1:
+                break
+            time.sleep(_RETRY_SECONDS * (errors + 1))
+        return result
+
+    def _try(self, unit: Unit, again: bool, admit: Callable[[bool], bool]) -> UnitResult:
+        """An attempt at a unit. again: storage failed at the one before."""
         try:
-            summary = self.run_unit(attempt.unit, attempt)
+            if writer.is_committed(self.spec.output, unit.id, self.config.output.partition):
+                summary = writer.read_summary(self.spec.output, unit.id)
+                return UnitResult(ok=summary.ok, failed=summary.failed)
+            attempt, died = self.log.next(unit.id)
+            if not admit(died):
+                return UnitResult(handed_back=True)
+            if attempt is None:
+                self.log.end(unit.id)
+                why = retry_policy.failure_reason(self.spec.output, unit.id) or "none of them left a reason"
+                return UnitResult(error=f"its worker processes died each time: {why}")
+            attempt = replace(attempt, number=attempt.number + again)
+            with self._place(alone=attempt.bisecting):
+                return self._run_logged(unit, attempt)
         except Cancelled:
             return UnitResult(handed_back=True)
-        except EngineBroken as error:
-            # A broken engine (a lost device, a bug) taints its process: end it, and the scheduler tries the units that
-            # it held in a new one, a finite number of times.
-            text = redact(str(error))
-            print(f"raypd: the engine failed, this worker ends: {text}", file=sys.stderr, flush=True)
-            try:  # what Ray reports of a death does not name the cause
-                storage.put(retry_policy.failure_path(self.spec.output, attempt.unit.id), text.encode())
-            except OSError:
-                traceback.print_exc()
-            os._exit(1)
         except UserError as error:
             passes = _may_pass(error) or _may_pass(error.__cause__)  # errors of S3 are errors of both kinds
             return UnitResult(error=str(error), retry=passes, unreadable=isinstance(error, InputError) and not passes)
@@ -118,6 +163,30 @@ class DecodeWorker:
             return UnitResult(error=reason(error), retry=_may_pass(error))
         except Exception:
             return UnitResult(error=traceback.format_exc())
+
+    @contextlib.contextmanager
+    def _place(self, alone: bool) -> Iterator[None]:
+        """One of the places for units in flight; all of them for a unit that is to be alone, and later ones wait."""
+        places = self.config.cluster.units_in_flight if alone else 1
+        with self._entry:
+            for _ in range(places):
+                self._places.acquire()
+        try:
+            yield
+        finally:
+            self._places.release(places)
+
+    def _run_logged(self, unit: Unit, attempt: Attempt) -> UnitResult:
+        output = self.spec.output
+        self.log.begin(unit.id, attempt)
+        following: Attempt | None = attempt
+        try:
+            summary = self.run_unit(unit, attempt)
+            following = None
+        except EngineBroken as error:
+            end_process(error, lambda why: storage.put(retry_policy.failure_path(output, unit.id), why.encode()))
+        finally:
+            self.log.end(unit.id, following)
         return UnitResult(ok=summary.ok, failed=summary.failed)
 
     def run_unit(self, unit: Unit, attempt: Attempt | None = None) -> UnitSummary:
@@ -125,13 +194,10 @@ class DecodeWorker:
 
         Raises InputError when the unit cannot be read, OSError when it cannot be written, EngineBroken, Cancelled.
         """
-        self.meter.begin(unit.id)
         try:
-            return self._run_unit(unit, attempt or Attempt(unit))
+            return self._run_unit(unit, attempt or Attempt())
         finally:
-            self.meter.lose(unit.id)  # what was not committed
-            if self._reporter is not None:
-                self._reporter.now()
+            self.report()
 
     def _run_unit(self, unit: Unit, attempt: Attempt) -> UnitSummary:
         output, partition = self.spec.output, self.config.output.partition
@@ -139,51 +205,46 @@ class DecodeWorker:
         if writer.is_committed(output, unit.id, partition):
             return writer.read_summary(output, unit.id)
         with self.request_queue.unit(unit.id) as state:
-            if attempt.bisecting:  # what the attempt before this one left says nothing of this one
-                retry_policy.checkpoint(output, unit.id, [])
             documents = read_unit(unit, self.config)
-            state.documents = len(documents)
-            state.categories = {document.index: billed_as(document, self.config) for document in documents}
-            self.meter.documents(unit.id, state.categories.values())
-            self._answer(state, documents, attempt)
-        spent = self.meter.end(unit.id)
-        table = writer.make_table(documents, rows_of(state.records, self.config), self._schema, attempt.number)
-        ok, failed = writer.count_documents(table)
-        summary = UnitSummary(
-            unit=unit.id,
-            fingerprint=self._fingerprint,
-            session=self.spec.session,
-            source=unit.name,
-            start=unit.start,
-            documents=len(documents),
-            ok=ok,
-            failed=failed,
-            seconds=round(time.monotonic() - started, 3),
-            counts=state.counts,
-            worker=self.meter.id,
-            began=began,
-            busy_seconds=round(spent.prefill + spent.decode, 6),
-            categories=spent.categories,
-            truncated=writer.count_truncated(table),
-        )
-        if not writer.commit(output, table, summary, partition):
-            return writer.read_summary(output, unit.id)  # another attempt was first
-        self.meter.commit(unit.id, spent, ok, failed)
-        return summary
+            self.request_queue.count(state, {row.index: billed_as(row, self.config) for row in documents})
+            self._answer(state, documents, unit.id, attempt)
+            spent = self.meter.end(unit.id)
+            table = writer.make_table(documents, rows_of(state.records, self.config), self.schema, attempt.number)
+            ok, failed = writer.count_documents(table)
+            summary = UnitSummary(
+                unit=unit.id,
+                fingerprint=self._fingerprint,
+                session=self.spec.session,
+                source=unit.name,
+                start=unit.start,
+                documents=len(documents),
+                ok=ok,
+                failed=failed,
+                seconds=round(time.monotonic() - started, 3),
+                counts=state.counts,
+                worker=self.meter.id,
+                began=began,
+                busy_seconds=round(spent.prefill + spent.decode, 6),
+                categories=spent.categories,
+                truncated=writer.count_truncated(table),
+            )
+            if not writer.commit(output, table, summary, partition):
+                return writer.read_summary(output, unit.id)  # another attempt was first
+            self.meter.commit(unit.id, spent, ok, failed)
+            return summary
 
-    def _answer(self, state: UnitState, documents: list[Document], attempt: Attempt) -> None:
-        """Answers documents at once, or where a worker died of them in groups with a checkpoint before each."""
+    def _answer(self, state: UnitState, documents: list[Document], unit: str, attempt: Attempt) -> None:
+        """Answers documents at once, or where a worker died of them in groups that are written down before each."""
         by_row = {document.index: document for document in documents}
-        output, unit = self.spec.output, attempt.unit.id
-        why = retry_policy.failure_reason(output, unit) if attempt.quarantined else None
+        why = retry_policy.failure_reason(self.spec.output, unit) if attempt.quarantined else None
         state.records += [Record(row, error=attempt.reason(row, why)) for row in attempt.quarantined]
         for group in attempt.groups(list(by_row)):
             if attempt.bisecting:
-                retry_policy.checkpoint(output, unit, group)
+                self.log.begin(unit, attempt, group)
             self.request_queue.answer(state, [by_row[row] for row in group])
 
     def close(self) -> None:
-        if self._unfit is None:
+        if self.loaded:
             self.request_queue.close()
 
 
@@ -193,10 +254,3 @@ def _may_pass(error: BaseException | None) -> bool:
     # What Arrow says of damaged data is an OSError too, of no errno.
     damage = type(error) is OSError and error.errno is None
     return isinstance(error, OSError) and not isinstance(error, lasting) and not damage
-
-
-def _node() -> str:
-    """The id of this process's node; "" outside Ray."""
-    import ray
-
-    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""

@@ -16,7 +16,6 @@ import numpy as np
 from raypd import storage
 from raypd.answering.check import check_model
 from raypd.billing import prices
-from raypd.cluster.driver import Interrupted, output_folder
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, RunError
 from raypd.estimation import bootstrap, earlier, hosted, profile, sampling
@@ -27,6 +26,8 @@ from raypd.estimation.profile import DocumentCost, Profile
 from raypd.estimation.sampling import CorpusSample
 from raypd.estimation.views import show_estimate
 from raypd.run import layout, records
+from raypd.run.console import Interrupted
+from raypd.run.layout import output_folder
 from raypd.run.records import Estimate, RecordError, RunRecord
 from raypd.run.text import counted
 

@@ -15,7 +15,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -177,7 +177,7 @@ class Profiler:
         first = {sampling.kind_of(document, config)[0]: place for place, document in enumerate(documents)}
         self._answer(config, parts, [documents[place] for place in first.values()], 0, math.inf)
         warmed = time.perf_counter()
-        meter, unit, (lead, count) = self._answer(config, parts, documents, most_in_flight(config), limit)
+        meter, unit, tokens, (lead, count) = self._answer(config, parts, documents, most_in_flight(config), limit)
         facts = self.facts(config)
         if vllm:
             parts.engine.close()  # type: ignore[attr-defined]
@@ -186,7 +186,7 @@ class Profiler:
         samples, complete = _window(np.array(meter.readings), lead, count)
         spent = samples.sum(0)  # prefill seconds, decode seconds, prefill tokens, decode tokens
         rates = spent[:2] / np.maximum(spent[2:], 1)
-        costs = _costs(unit, meter.end(_UNIT).categories, rates, len(documents))
+        costs = _costs(unit, tokens, rates, len(documents))
         later = sum(cost.seconds for place in first.values() if (cost := costs[place]) is not None)
         return Profile(
             config.decoding.method,
@@ -207,12 +207,12 @@ class Profiler:
         documents: Sequence[Document],
         in_flight_limit: int,
         limit: float,
-    ) -> tuple[SteppedMeter, UnitState, tuple[int, int]]:
+    ) -> tuple[SteppedMeter, UnitState, Mapping[str, Mapping[str, float]], tuple[int, int]]:
         """Answers documents round after round until the window has ended and each was answered once.
 
         in_flight_limit: documents; 0: each is answered once, and there is no window.
 
-        Returns the window as well.
+        Returns the tokens by row and the window as well.
         """
         ends = time.monotonic() + limit
         # Twice what is in flight behind the window keeps the engine full to its end.
@@ -222,25 +222,23 @@ class Profiler:
         stream = [_copy(config, document, index, index // len(documents)) for index, document in enumerate(rounds)]
         meter = SteppedMeter(config.decoding.method, in_flight_limit, config.decoding.documents_per_prompt)
         meter.ready()
-        meter.begin(_UNIT)
-        queue = RequestQueue(parts, config.engine.max_num_seqs, meter)
+        queue = RequestQueue(parts, meter)
         first = set(range(len(documents)))
-        with contextlib.closing(queue), queue.unit(_UNIT) as unit, ThreadPoolExecutor(1) as pool:
-            unit.documents, unit.categories = len(stream), {copy.index: str(copy.index) for copy in stream}
+        with contextlib.closing(queue), queue.unit(_UNIT) as unit:
+            queue.count(unit, {copy.index: str(copy.index) for copy in stream})
             meter.answered = lambda: len(unit.answered)
-            answering = pool.submit(queue.answer, unit, stream)
-            while True:
-                ended = answering.done() or time.monotonic() >= ends
-                answered, window = unit.answered, meter.window(len(documents))
-                self._done = (min(len(answered), sum(window)), sum(window))
-                if ended or (len(answered) >= sum(window) and first <= answered):
-                    break
-                wait([answering], timeout=_POLL_SECONDS)
-            queue.cancel(_UNIT, only_waiting=False)
+            with queue.answering(unit, stream) as answering:
+                while True:
+                    ended = answering.done() or time.monotonic() >= ends
+                    answered, window = unit.answered, meter.window(len(documents))
+                    self._done = (min(len(answered), sum(window)), sum(window))
+                    if ended or (len(answered) >= sum(window) and first <= answered):
+                        break
+                    wait([answering], timeout=_POLL_SECONDS)
             with contextlib.suppress(Cancelled):
                 answering.result()
-        meter.read()  # answers are read after the step that ended them
-        return meter, unit, window
+            meter.read()  # answers are read after the step that ended them
+            return meter, unit, meter.end(_UNIT).categories, window
 
     def _load(self, model: Any) -> Any:
         from raypd.models.load import load_model

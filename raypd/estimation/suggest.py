@@ -17,7 +17,6 @@ from raypd.answering.answer import answer
 from raypd.answering.check import check_model
 from raypd.answering.components import build
 from raypd.billing.meter import Meter
-from raypd.cluster.driver import say
 from raypd.config import Attribute, RunConfig
 from raypd.config.load import make_config
 from raypd.config.tasks import bare
@@ -25,6 +24,7 @@ from raypd.config.yaml_file import dump
 from raypd.errors import RunError
 from raypd.estimation import sampling
 from raypd.estimation.checks import with_changes
+from raypd.run.console import say
 from raypd.run.text import count, counted, one_line, share
 from raypd.tasks.base import Document
 from raypd.tasks.documents import text_of
@@ -187,7 +187,7 @@ def _answers(config: RunConfig, documents: Sequence[str]) -> list[str | None]:
     turns = [{"role": "user", "content": _question(example)}, {"role": "assistant", "content": listed}]
     prompts = [[*turns, {"role": "user", "content": _question(text)}] for text in documents]
     questions = [Document(n, str(n), {"prompt": prompt}) for n, prompt in enumerate(prompts)]
-    records = answer(parts, questions, config.engine.max_num_seqs, Meter("", config.decoding.method))
+    records = answer(parts, questions, Meter("", config.decoding.method))
     return [turns[-1].columns.get("text") for turns in records]
 
 

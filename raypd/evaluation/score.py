@@ -32,7 +32,7 @@ from raypd import storage
 from raypd.dataset import writer
 from raypd.errors import InputError
 from raypd.estimation import bootstrap
-from raypd.run.load import load_record
+from raypd.run.load import NoRun, load_record
 from raypd.run.text import counted
 
 _SEED = 0
@@ -141,7 +141,10 @@ def _lines(path: str, labels_column: str) -> Iterator[dict[str, Any]]:
 
 def _attributes(run: str) -> dict[str, set[str]]:
     """Category -> the attributes that a run asked for, as its labels call them."""
-    task = load_record(storage.absolute(run)).config.get("task") or {}
+    try:
+        task = load_record(storage.absolute(run)).config.get("task") or {}
+    except NoRun:  # a folder of units alone: all that is labelled counts
+        return {}
     return {
         category: {".".join(attribute.get("path") or [attribute["name"]]) for attribute in schema["attributes"]}
         for category, schema in (task.get("categories") or {}).items()

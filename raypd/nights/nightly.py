@@ -20,7 +20,7 @@ from raypd.errors import ConfigError, RunError
 from raypd.nights import changes, delta, schema_change, table
 from raypd.nights.changes import Input
 from raypd.nights.schema_change import Change
-from raypd.run import layout, manifest, read, records
+from raypd.run import console, layout, manifest, read, records
 from raypd.run.lease import RunLease, held
 from raypd.run.records import NightStart, NightState, RecordError
 from raypd.run.text import counted
@@ -100,10 +100,10 @@ def run_night(
     storage.configure(config.storage)
     if config.nightly.delta:
         delta.check_installed()
-    root = driver.output_folder(config)
+    root = layout.output_folder(config)
     if storage.exists(storage.join(root, layout.RUN)):
         raise ConfigError(f"output.path {root}: holds an ordinary run; give nightly runs a folder of their own")
-    with held(root, driver.say) as lease, Scratch() as scratch:
+    with held(root, console.say) as lease, Scratch() as scratch:
         night = NightRun(config, root, lease, scratch, full, retry_errors, verbose, build).run()
     if night.damaged.units and config.input.on_damaged == "fail":
         raise RunError(
@@ -135,7 +135,7 @@ class NightRun:
         changes.load_index(scratch, self.root, [] if self.full or state is None else state.index)
         plan = planner.plan(self.config)
         if plan.passed_over:
-            driver.say(plan.passed_over)
+            console.say(plan.passed_over)
         tonight = changes.read_input(scratch, plan, self.config)
         if not tonight.units:
             objects = counted(tonight.damaged.units, "object")
@@ -216,7 +216,7 @@ class NightRun:
         for name in sorted(nights, reverse=True)[:10]:
             with contextlib.suppress(FileNotFoundError, RecordError):
                 if name != before and records.read(NightStart, self._at(name, layout.NIGHT)) == start:
-                    driver.say(f"going on with the night {name}, which was cut off")
+                    console.say(f"going on with the night {name}, which was cut off")
                     return name
         today = datetime.now(UTC).strftime("%Y-%m-%d")
         number, name = 1, today

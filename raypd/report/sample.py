@@ -6,7 +6,6 @@ beside them, for the errors alone.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from raypd.report.units import CommittedUnit
 from raypd.run.read import by_document, spread
 from raypd.run.text import NONE, clean, share
 from raypd.storage.threads import in_threads
+from raypd.tasks.columns import row_values
 from raypd.verify import dead_letters
 
 _UNITS = 60  # read whole or in part for answers
@@ -35,8 +35,6 @@ _ENTRIES = 60  # values of one document
 _VALUE_CHARACTERS = 400
 _TEXT_CHARACTERS = 1500
 _THREADS = 16
-_ANSWERS = ("record", "values", "raw", "counters", "warnings", "tokens", "sample")
-_HIDDEN = {*dead_letters.COLUMNS, *_ANSWERS, "unit", "category", "truncated"}
 Row = dict[str, Any]  # of a unit's object
 
 
@@ -208,34 +206,12 @@ def document_of(rows: list[Row]) -> SampleDocument:
 
 
 def _entries(row: Row) -> list[Entry]:
-    if row.get("status") != "ok":
-        return []
-    if "values" in row:
-        return [_value(value) for value in row["values"] or []]
-    confidence = row.get("confidence")
-    if "question" in row:
-        return [_entry(row["question"], row["answer"], confidence, row.get("answer_status") or "ok")]
-    if "text" in row:
-        status = "truncated" if row.get("finish_reason") == "length" else "ok"
-        name = f"turn {row.get('turn') or 0}, sample {row.get('sample') or 0}"
-        return [_entry(name, row["text"], confidence, status, _TEXT_CHARACTERS)]
-    return [_entry(name, _plain(value), None, "ok") for name, value in row.items() if name not in _HIDDEN]
-
-
-def _value(value: Row) -> Entry:
-    shown = value["value"] if value["value"] is not None else value.get("raw")
-    entry = _entry(value["name"], shown, value["confidence"], value["status"])
-    if span := value.get("span"):
-        entry.span = span["begin"], span["end"]
-    return entry
-
-
-def _entry(name: Any, value: Any, confidence: float | None, status: Any, limit: int = _VALUE_CHARACTERS) -> Entry:
-    shown = None if value is None else clean(value, limit)
-    return Entry(clean(name, 200), shown, confidence, clean(status or ("null" if value is None else "ok"), 40))
-
-
-def _plain(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=str)
+    """The answers of a row; without a value what was decoded."""
+    entries = []
+    for answer in row_values(row):
+        shown = answer.value if answer.value is not None else answer.raw
+        limit = _VALUE_CHARACTERS if answer.name else _TEXT_CHARACTERS
+        value = None if shown is None else clean(shown, limit)
+        name = clean(answer.name or answer.key, 200)
+        entries.append(Entry(name, value, answer.confidence, clean(answer.status, 40), answer.span))
+    return entries

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+from raypd import storage
+from raypd.config import RunConfig
+
 RUN = "run.json"  # the configuration, its fingerprint and versions
 LEASE = "lease.json"  # who works on the run
 SESSIONS = "sessions"  # <id>.json: when each session began and ended
@@ -9,7 +15,7 @@ PLAN = "plan"  # <id>/<number>.parquet: its units
 PLAN_TOTALS = "plan/plan.json"
 PLAN_ALONE = "plan/alone.json"  # objects that share no unit
 UNITS = "units"  # [key=value/]<unit>.parquet: the rows
-FAILURES = "failures"  # <unit>.txt: why a unit failed; <unit>.hand.json: rows in flight when its process died
+FAILURES = "failures"  # <unit>.txt: why a unit failed; <unit>.attempts.json: who works on it, and its deaths
 RETRIES = "retries"  # <number>/: a second chance for failed documents, laid out like a run
 RETRY = "retry.json"  # in that folder: what it is going to try
 RETRIED = "done.json"  # in that folder: what it brought
@@ -30,3 +36,13 @@ ADDED = "added"  # a run over added attributes
 TABLE = "table"  # <unit>.parquet: objects of the table that were written anew
 INDEX = "index"  # <number>.parquet: what is known of every document
 FILES = "files.txt"  # all objects of its table
+
+
+def output_folder(config: RunConfig) -> str:
+    """The run's folder, absolute. A relative path in a job's copy of its working folder would vanish with the copy."""
+    path = config.output.path
+    here = os.getcwd()
+    in_copy = "runtime_resources/working_dir_files" in here or "_ray_pkg_" in here  # `ray job submit --working-dir`
+    if in_copy and "://" not in path and not Path(path).expanduser().is_absolute():
+        path = str(Path.home() / "raypd" / path)
+    return storage.absolute(path)

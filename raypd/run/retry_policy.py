@@ -4,23 +4,24 @@ The first attempt decodes a unit as a whole. After a death it is alone in its wo
 checkpoint on storage before each: the rows of the group. Those of the last checkpoint are the suspects of the next
 death, and are divided again. A document that was decoded alone when its process died is quarantined: it becomes an
 error row, and the rest of the unit is done. So a unit of 256 documents costs three deaths a culprit.
+
+Deaths are counted on storage by the worker that goes on with a unit, so that they outlive worker and driver.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from raypd import storage
-from raypd.run import layout
-from raypd.run.unit import Unit
+from raypd.run import layout, records
+from raypd.run.records import RecordError
 
 _PARTS = 16  # groups that the suspect rows are divided into
 _LEAST_DEATHS = 3  # before a document is blamed: a process may be killed from outside once or twice
 _MOST_DEATHS = 30  # of one unit: then it is given up as a whole
 _MOST_BLIND = 5  # deaths before the first checkpoint: there is nothing to divide
-_MOST_ERRORS = 3  # attempts at a unit that fails with an error of storage
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,6 @@ class Attempt:
     quarantined: row -> how many of the deaths it explains.
     """
 
-    unit: Unit
     number: int = 1
     deaths: int = 0
     blind: int = 0
@@ -56,13 +56,12 @@ class Attempt:
         unsuspected = [row for row in remaining if row not in suspected] if len(suspects) < len(remaining) else []
         return [*groups, unsuspected] if unsuspected else groups
 
-    def after_death(self, checkpoint: Sequence[int] | None) -> Attempt | None:
+    def after_death(self, checkpoint: Sequence[int]) -> Attempt | None:
         """The next attempt once the worker process died; None when the unit is given up.
 
-        Args:
-            checkpoint: the rows of the last one, where this attempt left one.
+        checkpoint: the rows of the last one, none where this attempt left none.
         """
-        rows = tuple(checkpoint or ()) if self.bisecting else ()
+        rows = tuple(checkpoint) if self.bisecting else ()
         deaths = self.deaths + 1
         blind = self.blind + (self.bisecting and not rows)
         if deaths >= _MOST_DEATHS or blind >= _MOST_BLIND:
@@ -73,36 +72,72 @@ class Attempt:
             return replace(after, quarantined={**self.quarantined, rows[0]: unexplained}, suspects=None)
         return after
 
-    def after_error(self) -> Attempt | None:
-        """The next attempt once storage failed; None when that was the last."""
-        return replace(self, number=self.number + 1) if self.number < _MOST_ERRORS else None
-
     def reason(self, row: int, failure_reason: str | None) -> str:
         """Why a quarantined row has no answer; `failure_reason`: what the unit's last worker wrote, if anything."""
         lines = (failure_reason or "").strip().splitlines()
         return f"killed its worker process {self.quarantined[row]} times{f': {lines[-1]}' if lines else ''}"
 
 
-def _checkpoint_path(output: str, unit: str) -> str:
-    return storage.join(output, layout.FAILURES, f"{unit}.hand.json")
+@dataclass
+class AttemptRecord:
+    """failures/<unit>.attempts.json: the latest attempt, and the process that is at it ("": none is).
+
+    group: rows that it decodes, where it bisects.
+    """
+
+    attempt: Attempt
+    session: str
+    node: str
+    process: str
+    group: tuple[int, ...] = ()
+
+
+class UnitLog:
+    """The attempts at the units of a run, on storage, as a worker process reads and writes them."""
+
+    def __init__(self, output: str, session: str, node: str, process: str, is_alive: Callable[[str], bool]) -> None:
+        self.output, self.session, self.node, self.process = output, session, node, process
+        self._is_alive = is_alive
+
+    def next(self, unit: str) -> tuple[Attempt | None, bool]:
+        """The attempt that is to be made (None: the unit is given up), and whether the process of the last one died.
+
+        A process that ended with its node or with its session blames no document. Raises OSError.
+        """
+        try:
+            last = records.read(AttemptRecord, attempts_path(self.output, unit))
+        except (FileNotFoundError, RecordError):
+            return Attempt(), False
+        if last.session != self.session or last.process in ("", self.process):
+            return last.attempt, False
+        if last.node != self.node and not self._is_alive(last.node):
+            return last.attempt, False
+        following = last.attempt.after_death(last.group)
+        if following is not None:
+            self.end(unit, following)  # a death counts once
+        return following, True
+
+    def begin(self, unit: str, attempt: Attempt, group: Sequence[int] = ()) -> None:
+        """Writes down that this process makes an attempt, or goes on with a group of its rows. Raises OSError."""
+        record = AttemptRecord(attempt, self.session, self.node, self.process, tuple(group))
+        records.write(attempts_path(self.output, unit), record, indent=None)
+
+    def end(self, unit: str, attempt: Attempt | None = None) -> None:
+        """No process is at the unit any more. attempt: the one to go on with; None: the unit is done."""
+        with contextlib.suppress(OSError):  # the worst that comes of it is an attempt that counts as a death
+            if attempt is None or attempt.number == 1:
+                storage.delete(attempts_path(self.output, unit))
+            else:
+                records.write(attempts_path(self.output, unit), AttemptRecord(attempt, "", "", ""), indent=None)
+
+
+def attempts_path(output: str, unit: str) -> str:
+    return storage.join(output, layout.FAILURES, f"{unit}.attempts.json")
 
 
 def failure_path(output: str, unit: str) -> str:
     """Where a worker that ends itself with a unit writes the reason."""
     return storage.join(output, layout.FAILURES, f"{unit}.txt")
-
-
-def checkpoint(output: str, unit: str, rows: Sequence[int]) -> None:
-    """Writes down which rows of a unit are about to be decoded. Raises OSError."""
-    storage.put(_checkpoint_path(output, unit), json.dumps({"rows": list(rows)}).encode())
-
-
-def checkpointed(output: str, unit: str) -> list[int] | None:
-    """The rows of the last checkpoint of a unit, or None."""
-    try:
-        return [int(row) for row in json.loads(storage.read(_checkpoint_path(output, unit)))["rows"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def failure_reason(output: str, unit: str) -> str | None:

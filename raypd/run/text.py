@@ -88,10 +88,9 @@ def when(seconds: float | None) -> str:
 
 
 def clean(value: object, limit: int = 0) -> str:
-    """Foreign text with control and direction characters made visible; escaping for HTML is the template's work.
+    """Foreign text with control and direction characters made visible, cut after `limit` characters (0: never).
 
-    Args:
-        limit: characters after which the text is cut; 0: never.
+    Escaping for HTML is the template's work.
     """
     text = str(value)
     if limit and len(text) > limit:

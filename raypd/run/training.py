@@ -23,7 +23,7 @@ class TrainingData:
 
 
 @dataclass
-class Attempt:
+class TrainingAttempt:
     """One learning rate. curve: None where a loss was not measured.
 
     tokens: that went through the model; validation_loss: the lowest, of the weights that were kept.
@@ -42,7 +42,7 @@ class TrainingRecord:
 
     method: str
     data: TrainingData
-    attempts: list[Attempt]
+    attempts: list[TrainingAttempt]
     weights: str
     seconds: float
     usd: float
@@ -51,7 +51,7 @@ class TrainingRecord:
     ended: float = field(default_factory=time.time)
 
     @property
-    def best(self) -> Attempt:
+    def best(self) -> TrainingAttempt:
         """The learning rate whose weights were kept."""
         return min(self.attempts, key=lambda attempt: attempt.validation_loss)
 
@@ -74,7 +74,7 @@ class TrainingRecord:
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """What a callback is told after a step. loss: of the latest steps. done, tokens: steps of this session, and what
     went through the model in `seconds`. measured: loss and validation loss, where this step has measured them."""
 

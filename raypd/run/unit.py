@@ -78,17 +78,16 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Of its (first) object."""
+        """Of its first object."""
         return self.parts[0].name
 
     @property
     def path(self) -> str:
-        """Of its (first) object."""
         return self.parts[0].path
 
     @property
     def start(self) -> int:
-        """Where it begins in its (first) object."""
+        """Where it begins in its first object."""
         return self.parts[0].start
 
     def subset(self, rows: Sequence[int]) -> Unit:
@@ -103,12 +102,7 @@ class Unit:
 
 
 def make_unit(parts: Sequence[Part], fingerprint: str, damaged: str | None = None) -> Unit:
-    """The unit of some parts under its id.
-
-    Args:
-        parts: in the order of the input.
-        damaged: why its object cannot be read; None: it can.
-    """
+    """The unit of some parts, in the order of the input, under its id. damaged: why its object cannot be read."""
     first = parts[0]
     keys = [fingerprint] + ["\0".join([p.name, p.version, str(p.start), str(p.end)]) for p in parts]
     digest = hashlib.sha256("\0\0".join(keys).encode()).hexdigest()[:16]

@@ -46,8 +46,7 @@ class Unreadable:
     def advice(self, begun: Collection[str]) -> str:
         """What can be done, in sentences.
 
-        Args:
-            begun: the sources of which units are committed. Put right, such a file is another, and would be refused.
+        begun: the sources of which units are committed. Put right, such a file is another, and would be refused.
         """
         partly = [entry for entry in self.entries if entry.source in begun]
         changed = [entry.source for entry in partly if SINCE_PLANNED in entry.error]

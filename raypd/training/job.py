@@ -17,13 +17,13 @@ from typing import Any
 
 from raypd import storage
 from raypd.billing import book
-from raypd.cluster import driver, ledger_actor, ray_session
-from raypd.cluster.driver import Interrupted
+from raypd.cluster import ledger_actor, ray_session
 from raypd.config import RunConfig
 from raypd.errors import ConfigError, InputError, ModelError, RunError, UserError
 from raypd.models.load import check_model_config
-from raypd.run import layout, manifest, records, text
-from raypd.run.training import Attempt, Curve, TrainingData, TrainingRecord
+from raypd.run import console, layout, manifest, records, text
+from raypd.run.console import Interrupted
+from raypd.run.training import Curve, TrainingAttempt, TrainingData, TrainingRecord
 from raypd.tasks import check_task
 from raypd.tasks.card import make_card
 from raypd.tasks.prompting import check_template
@@ -34,7 +34,7 @@ _KINDS = {kind.__name__: kind for kind in (ConfigError, InputError, ModelError)}
 
 
 def run_training(
-    config: RunConfig, *, verbose: bool = False, say: Callable[[str], None] = driver.say
+    config: RunConfig, *, verbose: bool = False, say: Callable[[str], None] = console.say
 ) -> TrainingRecord:
     """Trains with every learning rate, or goes on where the same command was cut off. `say` shows the user a line.
 
@@ -50,7 +50,7 @@ def run_training(
     check_model_config(config.model, machine=False)
     check_task(config)
     check_input(config)
-    output = driver.output_folder(config)
+    output = layout.output_folder(config)
     storage.make_folder(output)
     connected = ray_session.connect(config.cluster, verbose)
     try:
@@ -73,7 +73,7 @@ def run_training(
 
 def _fit(
     config: RunConfig, output: str, rate: float, resources: ray_session.WorkerResources, say: Callable[[str], None]
-) -> tuple[Attempt, TrainingData, Any]:
+) -> tuple[TrainingAttempt, TrainingData, Any]:
     """One learning rate through Ray Train: (what came of it, the data, the best checkpoint)."""
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
@@ -116,7 +116,7 @@ def _fit(
         follower.join()
     checkpoint, metrics = min(result.best_checkpoints, key=lambda kept: kept[1]["eval_loss"])
     data, steps, tokens = result.return_value
-    return Attempt(rate, metrics["eval_loss"], steps, tokens, curve), data, checkpoint
+    return TrainingAttempt(rate, metrics["eval_loss"], steps, tokens, curve), data, checkpoint
 
 
 def _allocator() -> dict[str, str]:
@@ -200,7 +200,9 @@ def _filesystem(config: RunConfig, path: str) -> tuple[Any, str]:
     return fs.S3FileSystem(region=section.region, endpoint_override=section.endpoint_url), path.removeprefix("s3://")
 
 
-def _finish(config: RunConfig, output: str, outcomes: list[tuple[Attempt, TrainingData, Any]]) -> TrainingRecord:
+def _finish(
+    config: RunConfig, output: str, outcomes: list[tuple[TrainingAttempt, TrainingData, Any]]
+) -> TrainingRecord:
     """Copies the best weights, writes their card and training.json."""
     from raypd.training.weights import export, kind_of_weights
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from raypd.config import PreferenceConfig, RunConfig
 from raypd.models.load import LoadedModel, resolve_dtype
-from raypd.run.training import Progress
+from raypd.run.training import TrainingProgress
 from raypd.training.example import IGNORED, Example
 from raypd.training.packing import Batch, Layout, pack
 
@@ -102,7 +102,7 @@ class PreferenceTrainer(PackedTrainer):
 
 
 class _Report(TrainerCallback):
-    def __init__(self, tell: Callable[[Progress], None]) -> None:
+    def __init__(self, tell: Callable[[TrainingProgress], None]) -> None:
         self.tell, self.began = tell, time.monotonic()
         self.loss: float | None = None
         self.validation_loss: float | None = None
@@ -116,7 +116,7 @@ class _Report(TrainerCallback):
         self.loss, self.validation_loss = logs.get("loss", self.loss), logs.get("eval_loss", self.validation_loss)
         done, tokens = state.global_step - self.before[0], int(state.num_input_tokens_seen) - self.before[1]
         losses, seconds = (self.loss, self.validation_loss), time.monotonic() - self.began
-        self.tell(Progress(state.global_step, state.max_steps, *losses, done, tokens, seconds, measured))
+        self.tell(TrainingProgress(state.global_step, state.max_steps, *losses, done, tokens, seconds, measured))
 
 
 def make_trainer(
@@ -126,7 +126,7 @@ def make_trainer(
     validation: Sequence[list[Example]],
     folder: Path,
     learning_rate: float,
-    tell: Callable[[Progress], None],
+    tell: Callable[[TrainingProgress], None],
 ) -> PackedTrainer:
     """A trainer over groups of examples, each a pass; its checkpoints are under `folder`."""
     training = config.training

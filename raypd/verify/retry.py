@@ -23,7 +23,7 @@ from raypd.dataset import planner as units
 from raypd.dataset import writer as commit
 from raypd.dataset.plan import Plan, PlanWriter
 from raypd.errors import ConfigError, RunError
-from raypd.run import layout, manifest, records
+from raypd.run import console, layout, manifest, records
 from raypd.run.lease import held
 from raypd.run.read import by_document
 from raypd.run.records import RecordError, UnitSummary
@@ -83,12 +83,12 @@ def retry_errors(
         UserError: what `driver.run_extract` raises.
     """
     storage.configure(config.storage)
-    output = driver.output_folder(config)
+    output = layout.output_folder(config)
     if not storage.exists(storage.join(output, layout.RUN)):
         raise ConfigError(f"output.path {output}: no run here, so nothing to retry; run it without --retry-errors")
     manifest.check(config, output)
     retries = storage.join(output, layout.RETRIES)
-    with held(retries, driver.say) as lease:
+    with held(retries, console.say) as lease:
         number = max((int(name) for name in storage.folders(retries) if name.isdigit()), default=0)
         if not number or storage.exists(storage.join(_folder(output, number), layout.RETRIED)):
             number += 1  # else the one before was cut off

@@ -24,7 +24,7 @@ class LosingTask:
 def answered(*ids):
     parts = build(run_config("generation", model={"name": "fake"}), None)
     parts.task = LosingTask()
-    return answer(parts, [Document(i, name, {}) for i, name in enumerate(ids)], 4, Meter("", "autoregressive"))
+    return answer(parts, [Document(i, name, {}) for i, name in enumerate(ids)], Meter("", "autoregressive"))
 
 
 def test_records_stand_in_the_order_of_the_documents():

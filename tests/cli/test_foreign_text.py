@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 
 from raypd.answering import progress
 from raypd.cli.main import app, report_errors
+from raypd.cli.summary import print_summary
 from raypd.cluster import driver
-from raypd.cluster.summary import print_summary
 from raypd.config import RunConfig
 from raypd.dataset import planner
 from raypd.errors import ConfigError
+from raypd.run import console
 from tests.runs import run_here
 
 FAKED = "ok: every document of the input stands in the output exactly once"
@@ -86,7 +87,7 @@ def test_markup_in_ids_and_paths_is_text(run: RunConfig, capsys) -> None:
 
 
 def test_lines_beside_the_progress_and_errors_steer_nothing(capsys, monkeypatch) -> None:
-    driver.say(IDS[0])
+    console.say(IDS[0])
     progress.RunDisplay(1, 0).say(IDS[1])
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)

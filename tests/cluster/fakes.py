@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raypd import storage
-from raypd.cluster.worker import WorkerComponents
+from raypd.answering.components import WorkerComponents
 from raypd.config import RunConfig
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.tasks.base import Document, Record, Request
@@ -100,7 +100,7 @@ def _work(pair: list[Document]) -> Request:
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:
     """What a test's worker is built from; it tells its process id in the output folder, if that is local."""
     if "://" in config.output.path:
-        return WorkerComponents(FakeEngine(config.engine.most_seqs), FakeTask(), None)
+        return WorkerComponents(FakeEngine(config.engine.most_seqs), FakeTask(), None, config.engine.max_num_seqs)
     folder = Path(config.output.path)
     (folder / f"worker-{os.getpid()}").touch()
-    return WorkerComponents(FakeEngine(config.engine.most_seqs, folder), FakeTask(), None)
+    return WorkerComponents(FakeEngine(config.engine.most_seqs, folder), FakeTask(), None, config.engine.max_num_seqs)

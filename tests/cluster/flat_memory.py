@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypd.config import RunConfig
+from tests.faults.trial import WORKERS
 
 _FILE_DOCUMENTS = 50_000
 _LOOK_SECONDS = 0.5
@@ -58,7 +59,7 @@ def watch(held: dict[int, list[float]], stop: threading.Event) -> None:
     while not stop.wait(_LOOK_SECONDS):
         for process in (own, *own.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # it is just coming or going
-                if process == own or " ".join(process.cmdline()).startswith("ray::DecodeWorker"):
+                if process == own or " ".join(process.cmdline()).startswith(WORKERS):
                     held.setdefault(process.pid, []).append(process.memory_info().rss / 2**20)
 
 

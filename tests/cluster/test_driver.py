@@ -13,6 +13,7 @@ import ray
 
 from raypd.cluster import driver
 from raypd.errors import ConfigError, RunError
+from raypd.run import layout
 from tests.cluster import fakes
 from tests.faults.trial import EXECUTORS, Trial, kill
 from tests.processes import LONG, ended, start
@@ -190,9 +191,9 @@ def test_relative_output_of_a_submitted_job_does_not_go_into_its_copy(tmp_path, 
     run = with_keys(config("a.jsonl"), output={"path": "runs/x"})
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert driver.output_folder(run) == str(tmp_path / "runs/x")
+    assert layout.output_folder(run) == str(tmp_path / "runs/x")
     monkeypatch.chdir(copy)
-    assert driver.output_folder(run) == str(tmp_path / "raypd/runs/x")
+    assert layout.output_folder(run) == str(tmp_path / "raypd/runs/x")
 
 
 def test_ray_that_does_not_answer_is_named(tmp_path) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from raypd.answering import progress
 from raypd.answering.check import check_model
-from raypd.cluster import driver, ray_session, summary
+from raypd.cli import summary
+from raypd.cluster import driver, ray_session
 from raypd.config import ClusterConfig
 from raypd.errors import ModelError
 from raypd.estimation.checks import with_changes

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from raypd.answering.request_queue import UnitState
-from raypd.cluster.worker import DecodeWorker, EngineBroken, WorkerSpec
+from raypd.answering.request_queue import EngineBroken, UnitState
+from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.dataset import writer
 from raypd.dataset.planner import plan
 from raypd.decoding.counts import Finished, TokenCounts
-from raypd.run import manifest, retry_policy
-from raypd.run.retry_policy import Attempt, checkpointed
+from raypd.run import manifest, records, retry_policy
+from raypd.run.retry_policy import Attempt, AttemptRecord, UnitLog, attempts_path
 from raypd.tasks.base import Record
 from tests.cluster import fakes
 from tests.processes import LONG, wait_for
@@ -143,7 +143,7 @@ def test_what_a_dying_worker_leaves_holds_no_secret(tmp_path: Path, config, monk
     monkeypatch.setattr(made, "run_unit", broken)
     monkeypatch.setattr("os._exit", sys.exit)
     with pytest.raises(SystemExit):
-        made.run(Attempt(unit))
+        made.run(unit)
     left = Path(retry_policy.failure_path(run.output.path, unit.id)).read_text()
     assert left == "GET https://(hidden)@hub.example/m?token=(hidden) failed"
     assert left in capsys.readouterr().err
@@ -157,16 +157,45 @@ def test_a_bisecting_attempt_leaves_a_checkpoint_before_each_group(tmp_path: Pat
     step = made.parts.engine.step
 
     def look():
-        marks.append(tuple(checkpointed(run.output.path, unit.id) or ()))
+        marks.append(records.read(AttemptRecord, attempts_path(run.output.path, unit.id)).group)
         return step()
 
     made.parts.engine.step = look  # type: ignore[method-assign]
-    made.run_unit(unit, Attempt(unit, number=4, deaths=3, suspects=(7, 8), quarantined={5: 3}))
+    made.run_unit(unit, Attempt(number=4, deaths=3, suspects=(7, 8), quarantined={5: 3}))
     assert list(dict.fromkeys(marks)) == [(7,), (8,), tuple(r for r in range(40) if r not in (5, 7, 8))]
     found = rows(run, unit)
     assert [r["id"] for r in found if r["error"]] == ["5"]
     assert found[5]["error"] == "killed its worker process 3 times"
     assert {r["attempts"] for r in found} == {4}
+
+
+def test_a_unit_whose_worker_died_is_alone_in_a_worker(tmp_path: Path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["until go", *["a"] * 29])), unit_documents=10)
+    made = worker(run)
+    first, bad, later = plan(run)
+    UnitLog(run.output.path, "s", "", "it died", lambda node: True).begin(bad.id, Attempt())
+    with ThreadPoolExecutor(3) as pool:
+        begun = pool.submit(made.run, first)
+        wait_for((tmp_path / "out/waiting-go").exists)
+        alone = pool.submit(made.run, bad)
+        wait_for(made._entry.locked)
+        behind = pool.submit(made.run, later)
+        assert made.progress().keys() == {first.id}
+        (tmp_path / "out/go").touch()
+        assert [own.result(LONG).ok for own in (begun, alone, behind)] == [10, 10, 10]
+    attempts = {unit.id: {row["attempts"] for row in rows(run, unit)} for unit in (first, bad, later)}
+    assert attempts == {first.id: {1}, bad.id: {2}, later.id: {1}}
+    summaries = [writer.read_summary(run.output.path, unit.id) for unit in (first, bad, later)]
+    assert [summary.unit for summary in sorted(summaries, key=lambda own: own.committed_at)][:2] == [first.id, bad.id]
+    assert list((tmp_path / "out/failures").iterdir()) == []
+
+
+def test_a_unit_that_costs_process_after_process_is_given_up_and_may_be_tried_anew(tmp_path: Path, config) -> None:
+    run = config(str(write_jsonl(tmp_path / "a.jsonl", ["a"] * 10)))
+    made, (unit,) = worker(run), plan(run)
+    UnitLog(run.output.path, "s", "", "it died", lambda node: True).begin(unit.id, Attempt(30, deaths=29))
+    assert made.run(unit).error == "its worker processes died each time: none of them left a reason"
+    assert made.run(unit).ok == 10
 
 
 def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) -> None:
@@ -175,9 +204,9 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) ->
     made = worker(run)
     first, second = plan(run)
     with ThreadPoolExecutor(2) as pool:
-        begun = pool.submit(made.run, Attempt(first))
+        begun = pool.submit(made.run, first)
         wait_for(lambda: made.progress().get(first.id, (0, 0))[0])
-        behind = pool.submit(made.run, Attempt(second))
+        behind = pool.submit(made.run, second)
         wait_for(lambda: second.id in made.progress())
         made.cancel(first.id, True)  # it was begun: it stays
         made.cancel(second.id, True)
@@ -188,7 +217,7 @@ def test_a_unit_is_handed_back_when_it_is_wanted_back(tmp_path: Path, config) ->
     assert writer.committed(run.output.path) == set()
     assert made.meter.report().open == made.meter.report().categories == {}
     (tmp_path / "out/go").touch()
-    assert made.run(Attempt(second)).ok == 100  # and what is left of them in the engine spoils nothing
+    assert made.run(second).ok == 100  # and what is left of them in the engine spoils nothing
 
 
 def test_a_document_is_answered_when_no_request_of_it_is_left() -> None:

@@ -11,11 +11,10 @@ import pytest
 from raypd import storage
 from raypd.answering import progress
 from raypd.cli.main import report_errors
-from raypd.cluster import driver
 from raypd.config.load import load_config, make_config
 from raypd.config.secrets import HIDDEN, redact
 from raypd.errors import ConfigError, RunError
-from raypd.run import lease, manifest
+from raypd.run import console, lease, manifest
 from tests.processes import ended, start
 from tests.runs import TITLES, config_tree, write_jsonl
 
@@ -65,7 +64,7 @@ def test_paths_and_addresses_without_one_are_taken() -> None:
 def test_messages_and_logs_hide_what_has_the_form_of_a_secret(capsys, monkeypatch) -> None:
     """Those of values that no key of raypd's holds: RAY_ADDRESS, what a server or a library quotes."""
     text = f"no answer from redis://me:{SECRET}@host:6379, me:{SECRET}@host:6379 or https://b.example/k?{SIGNED}"
-    driver.say(text)
+    console.say(text)
     progress.RunDisplay(1, 0).say(text)
     monkeypatch.setattr("os._exit", lambda code: None)
     with report_errors():

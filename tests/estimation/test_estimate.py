@@ -212,6 +212,17 @@ def test_a_large_corpus_is_looked_at_in_places_all_over_it(tmp_path, monkeypatch
     assert not looked.whole
 
 
+def test_units_that_were_not_read_may_hold_something_else(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(sampling, "SCANNED", 250)
+    sample = sampling.draw(corpus(tmp_path), 40)
+    assert sample.places != sorted(sample.places)  # well mixed
+    costs = [DocumentCost(10.0 if d.fields["category"] == "b" else 1.0, 1, 0, 1) for d in sample.documents]
+    as_whole = replace(sample, scan=replace(sample.scan, units_planned=len(sample.scan.units)))
+    some, whole = (figure(estimates.speed_of(which, _profile(costs), []).seconds) for which in (sample, as_whole))
+    assert some.value == pytest.approx(whole.value)
+    assert some.high - some.low > 1.1 * (whole.high - whole.low)
+
+
 def test_what_cannot_be_read_takes_nothing_and_is_counted(tmp_path) -> None:
     config = corpus(tmp_path, 100)
     with open(tmp_path / "corpus.jsonl", "a") as file:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from raypd.cli import tune as tune_command
-from raypd.cluster.driver import Interrupted
 from raypd.config import RunConfig, rewrite
 from raypd.config.load import load_config, make_config
 from raypd.errors import ConfigError, InputError, RunError
@@ -22,6 +21,7 @@ from raypd.estimation import agreement, tune
 from raypd.estimation.agreement import Agreement, Floor, NormalValue
 from raypd.estimation.profile import DocumentCost, Profile, WorkerFacts, _copy
 from raypd.estimation.search import Changes, Search, Trial
+from raypd.run.console import Interrupted
 from raypd.tasks.base import Document
 from tests.runs import config_tree, extraction, run_config
 

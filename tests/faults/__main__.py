@@ -2,7 +2,7 @@
 
 The name of a fault in the table is its docstring; under each cluster.executor stand rows out, and documents that
 were lost and doubled. `make test` has the most common of them in shorter tests: tests/cluster/test_driver.py and
-test_scheduler.py, tests/run/test_lease.py, tests/storage/test_runs.py.
+test_pool_executor.py, tests/run/test_lease.py, tests/storage/test_runs.py.
 """
 
 from __future__ import annotations

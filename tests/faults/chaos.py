@@ -38,7 +38,7 @@ from raypd.verify.verification import verify
 from tests import fault_proxy, s3
 from tests.fault_proxy import Faults, Proxy
 from tests.faults import on_cluster, one_machine
-from tests.faults.trial import Trial
+from tests.faults.trial import WORKERS, Trial
 from tests.processes import LONG, end_all
 from tests.tiny import save_tiny
 
@@ -150,7 +150,7 @@ def _do(
     if kind == "driver killed":
         process.kill()
         return {-signal.SIGKILL}
-    name = "ray::Ledger" if kind == "ledger killed" else "ray::DecodeWorker"
+    name = "ray::Ledger" if kind == "ledger killed" else WORKERS
     found = []
     with contextlib.suppress(psutil.Error):
         found = [child for child in psutil.Process(process.pid).children(recursive=True) if _is(child, name)]
@@ -160,7 +160,7 @@ def _do(
     return set()
 
 
-def _is(process: psutil.Process, name: str) -> bool:
+def _is(process: psutil.Process, name: str | tuple[str, ...]) -> bool:
     with contextlib.suppress(psutil.Error):
         return " ".join(process.cmdline()).startswith(name)
     return False

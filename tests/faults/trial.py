@@ -19,6 +19,7 @@ from tests.processes import ended, start, wait_for
 from tests.runs import TITLES, config_tree, write_jsonl
 
 EXECUTORS = ("pool", "ray_data")
+WORKERS = ("ray::DecodeWorker", "ray::MapWorker")  # what the processes of their workers are called
 
 
 def executor() -> str:

@@ -18,9 +18,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from raypd import storage
+from raypd.answering.components import WorkerComponents
 from raypd.billing import book
 from raypd.cli.main import app
-from raypd.cluster.worker import WorkerComponents
 from raypd.config import RunConfig
 from raypd.dataset import writer
 from raypd.errors import ConfigError, RunError
@@ -61,7 +61,7 @@ class Task(fakes.FakeTask):
 
 
 def build(config: RunConfig, threads: int | None) -> WorkerComponents:
-    return WorkerComponents(fakes.FakeEngine(config.engine.most_seqs), Task(config), None)
+    return WorkerComponents(fakes.FakeEngine(config.engine.most_seqs), Task(config), None, config.engine.max_num_seqs)
 
 
 pytestmark = pytest.mark.usefixtures("in_process")

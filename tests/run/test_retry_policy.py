@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from raypd.run.retry_policy import Attempt
-from raypd.run.unit import Unit
-
-UNIT = Unit("u", ())
+from raypd.run.retry_policy import Attempt, UnitLog
 
 
 def live(rows: int, killers: set[int]) -> tuple[Attempt, int, list[int]]:
     """Plays a unit to its end: the last attempt, the deaths, and the rows that were answered."""
-    attempt, deaths = Attempt(UNIT), 0
+    attempt, deaths = Attempt(), 0
     while True:
         answered: list[int] = []
         for group in attempt.groups(range(rows)):
@@ -41,7 +38,7 @@ def test_the_culprits_are_found(rows: int, limit: int, where: tuple[float, ...])
 
 
 def test_a_process_that_is_killed_from_outside_blames_no_document() -> None:
-    attempt = Attempt(UNIT)
+    attempt = Attempt()
     for _ in range(2):  # twice, whatever was decoded
         following = attempt.after_death(attempt.groups(range(100))[-1])
         assert following is not None
@@ -49,11 +46,46 @@ def test_a_process_that_is_killed_from_outside_blames_no_document() -> None:
     assert attempt.quarantined == {}
 
 
-@pytest.mark.parametrize(
-    ("go_on", "limit"), [(lambda attempt: attempt.after_death([]), 6), (lambda attempt: attempt.after_error(), 3)]
-)
-def test_a_unit_that_leaves_no_checkpoint_or_that_storage_fails_is_given_up(go_on: Any, limit: int) -> None:
-    attempt, tries = Attempt(UNIT), 0
+def test_a_unit_that_leaves_no_checkpoint_is_given_up() -> None:
+    attempt: Attempt | None = Attempt()
+    deaths = 0
     while attempt is not None:
-        attempt, tries = go_on(attempt), tries + 1
-    assert tries == limit
+        attempt, deaths = attempt.after_death([]), deaths + 1
+    assert deaths == 6
+
+
+def log(output: Path, session: str, node: str, process: str) -> UnitLog:
+    """Of a process on one of the nodes n1, n2, which are there, and n3, which is gone."""
+    return UnitLog(str(output), session, node, process, lambda node: node != "n3")
+
+
+def test_deaths_outlive_worker_and_driver(tmp_path: Path) -> None:
+    first = log(tmp_path, "s1", "n1", "p1")
+    assert first.next("u") == (Attempt(), False)
+    first.begin("u", Attempt())
+    assert first.next("u") == (Attempt(), False)  # it is alive itself
+    second = log(tmp_path, "s1", "n2", "p2")
+    once, died = second.next("u")
+    assert died
+    assert once == Attempt(2, deaths=1)
+    assert second.next("u") == (once, False)  # a death counts once
+    second.begin("u", once, [3, 4])
+    assert log(tmp_path, "s2", "n1", "p3").next("u") == (once, False)  # it ended with its session
+    twice, died = log(tmp_path, "s1", "n1", "p4").next("u")
+    assert twice == Attempt(3, deaths=2, suspects=(3, 4))
+    second.end("u")
+    assert second.next("u") == (Attempt(), False)
+
+
+@pytest.mark.parametrize(("node", "here", "died"), [("n1", "n1", 1), ("n1", "n2", 1), ("n3", "n2", 0), ("n3", "n3", 1)])
+def test_a_process_that_went_with_its_node_blames_nobody(tmp_path: Path, node: str, here: str, died: int) -> None:
+    log(tmp_path, "s", node, "p1").begin("u", Attempt())
+    assert log(tmp_path, "s", here, "p2").next("u") == (Attempt(1 + died, deaths=died), bool(died))
+
+
+@pytest.mark.parametrize("attempt", [Attempt(), Attempt(3, deaths=2, quarantined={7: 2})])
+def test_what_was_handed_back_blames_nobody(tmp_path: Path, attempt: Attempt) -> None:
+    first = log(tmp_path, "s", "n1", "p1")
+    first.begin("u", attempt)
+    first.end("u", attempt)
+    assert log(tmp_path, "s", "n1", "p2").next("u") == (attempt, False)

@@ -8,23 +8,24 @@ import itertools
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from raypd import storage
+from raypd.cli.summary import print_summary
 from raypd.cluster import driver
-from raypd.cluster.summary import print_summary
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import RunConfig
 from raypd.dataset.plan import stored
 from raypd.dataset.planner import plan
 from raypd.errors import ConfigError, InputError, RunError
 from raypd.run import load, manifest
-from raypd.run.retry_policy import Attempt
 from raypd.run.unreadable import Unreadable
 from raypd.storage import local
 from raypd.verify.verification import verify
@@ -158,18 +159,22 @@ def test_a_run_of_which_nothing_could_be_read_does_not_end_well(proxy, corpus) -
         driver.finish(run, run.output.path, units, unreadable)
 
 
-def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket) -> None:
+def test_a_worker_tries_again_what_an_outage_kept_from_it(proxy, corpus, bucket, monkeypatch) -> None:
     run = corpus(output=f"{bucket}/out")
     unit = next(iter(plan(run)))
     manifest.claim(run, run.output.path)
     worker = DecodeWorker(WorkerSpec(run, run.output.path, "s", build=fakes.build))
+    pauses: list[float] = []
+    monkeypatch.setattr("raypd.cluster.worker.time", SimpleNamespace(**{**vars(time), "sleep": pauses.append}))
     try:
         for kind, where in (("503", "/in/"), ("reset", "/in/"), ("503", "/out/units/"), ("reset", "/out/units/")):
             proxy.faults = Faults(share=1.0, kinds=(kind,), only=lambda method, path, where=where: where in path)
-            result = worker.run(Attempt(unit))
+            result = worker.run(unit)
             assert (result.retry, result.unreadable, result.fatal) == (True, False, False), result
+            assert pauses == [2.0, 4.0]
+            pauses.clear()
         proxy.faults = Faults()
-        assert worker.run(Attempt(unit)).ok == run.cluster.unit_documents
+        assert worker.run(unit).ok == run.cluster.unit_documents
     finally:
         worker.close()
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from raypd.cluster.driver import Interrupted, run_extract
+from raypd.cluster.driver import run_extract
 from raypd.config.load import make_config
 from raypd.errors import InputError, ModelError
+from raypd.run.console import Interrupted
 from raypd.training.job import run_training
 from tests.tiny import save_tiny
 from tests.training.data import tree, write_corpus

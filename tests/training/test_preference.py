@@ -122,22 +122,24 @@ def corpus(tmp_path):
     return runs
 
 
-def scored(corpus, **keys):
-    """{prompt: scores of its samples}, and what was left out."""
+def labelled(corpus, **keys):
+    """The configuration, the documents with their scored samples, and what was left out."""
     config = corpus.config(preference=keys)
     documents = read_all(config)
-    skipped = preference.label(documents, config)
+    return config, documents, preference.label(documents, config)
+
+
+def scored(corpus, **keys):
+    """{prompt: scores of its samples}, and what was left out."""
+    _, documents, skipped = labelled(corpus, **keys)
     return {d.id: [row["score"] for row in d.fields["target"]] for d in documents}, skipped
 
 
 def pairs_of(corpus, **keys):
     """The pairs of the corpus, as (decoded best, decoded worst), and what made them."""
-    config = corpus.config(preference=keys)
-    documents = read_all(config)
-    preference.label(documents, config)
+    config, documents, _ = labelled(corpus, **keys)
     make = PairExamples(config, corpus.tokenizer, 4096)
-    examples = list(make(documents))
-    texts = [written(example) for example in examples]
+    texts = [written(example) for example in make(documents)]
     return list(zip(texts[::2], texts[1::2], strict=True)), make
 
 
@@ -232,9 +234,7 @@ def test_a_sample_comes_back_as_it_was_fed(tmp_path, script, tags):
     corpus.decoded("samples", "pasta", [script, ("no",)])
     corpus.decoded("baseline", "autoregressive", [("x" * 99,)])
     corpus.judge(lambda _, sample, order: order if sample == 0 else other(order))
-    config = corpus.config(preference={"quality_weight": 1000})
-    (document,) = read_all(config)
-    preference.label([document], config)
+    config, (document,), _ = labelled(corpus, quality_weight=1000)
     make = PairExamples(config, corpus.tokenizer, 4096)
     example, worst = make([document])
     assert not make.skipped
@@ -273,9 +273,7 @@ def test_what_does_not_come_back_is_left_out(tmp_path, script):
 
 def test_tokens_that_are_not_those_of_the_text_are_left_out(corpus):
     """As many more tokens were decoded as the text has: it was written in other tokens."""
-    config = corpus.config(preference={})
-    documents = read_all(config)
-    preference.label(documents, config)
+    config, documents, _ = labelled(corpus)
     for document in documents:
         for row in document.fields["target"][:2]:
             row["tokens"] += 1

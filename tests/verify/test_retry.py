@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from raypd import storage
+from raypd.answering.components import WorkerComponents
 from raypd.cli.main import app
 from raypd.cluster import driver
-from raypd.cluster.worker import WorkerComponents
 from raypd.config import RunConfig, StorageConfig
 from raypd.dataset import planner
 from raypd.dataset import writer as commit
@@ -53,7 +53,7 @@ def build(config: RunConfig, threads: int | None) -> WorkerComponents:
     if Task.mended:
         submit = engine.submit
         engine.submit = lambda p, **k: submit(["mended" if t == "program" else t for t in p], **k)  # type: ignore[method-assign]
-    return WorkerComponents(engine, Task(), None)
+    return WorkerComponents(engine, Task(), None, config.engine.max_num_seqs)
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections import Counter, deque
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from raypd.answering.request_queue import Progress
-from raypd.cluster import driver, scheduler
+from raypd.cluster import driver, pool_executor
 from raypd.cluster.in_flight import Assignment, WorkerHandle
 from raypd.config import ClusterConfig
 from raypd.run.records import UnitResult
-from raypd.run.retry_policy import Attempt
 from raypd.run.unit import Unit
 from tests.cluster import fakes, flat_memory
 from tests.processes import LONG, wait_for
@@ -41,15 +40,15 @@ def worker(*progress: Progress) -> WorkerHandle:
     """A worker with a unit in flight for each progress: u0, u1, ..."""
     made = WorkerHandle(Actor(), node="n")
     for number, own in enumerate(progress):
-        assignment = Assignment(Attempt(Unit(f"u{number}", ())), progress=own)
+        assignment = Assignment(Unit(f"u{number}", ()), progress=own)
         assignment.reported = assignment.since
         made.assignments[object()] = assignment
     return made
 
 
-def assigning(*workers: WorkerHandle, units: int = 0, **attributes: Any) -> scheduler.Scheduler:
-    """A scheduler that has assigned so many units to these workers."""
-    own = scheduler.Scheduler(None, None, ClusterConfig(units_in_flight=2), print)  # type: ignore[arg-type]
+def assigning(*workers: WorkerHandle, units: int = 0, **attributes: Any) -> pool_executor.PoolExecutor:
+    """An executor that has assigned so many units to these workers."""
+    own = pool_executor.PoolExecutor(None, None, ClusterConfig(units_in_flight=2), print)  # type: ignore[arg-type]
     own.workers += workers
     own._source = iter([Unit(f"new{n}", ()) for n in range(units)])
     vars(own).update(attributes)
@@ -58,15 +57,7 @@ def assigning(*workers: WorkerHandle, units: int = 0, **attributes: Any) -> sche
 
 
 def calls(*workers: WorkerHandle) -> list[list[tuple[Any, ...]]]:
-    return [[call if call[0] == "cancel" else call[1].unit.id for call in own.actor.calls] for own in workers]
-
-
-def test_a_unit_whose_worker_died_is_alone_in_a_worker() -> None:
-    waiting = [(0.0, Attempt(Unit("bad", ()), deaths=1))]
-    busy, idle = worker(BEGUN), worker()
-    assigning(busy, units=2, _again=deque(waiting))
-    assigning(idle, units=2, _again=deque(waiting))
-    assert calls(busy, idle) == [["new0"], ["bad"]]
+    return [[call if call[0] == "cancel" else call[1].id for call in own.actor.calls] for own in workers]
 
 
 def test_an_idle_worker_gets_a_unit_that_has_not_begun() -> None:
@@ -85,8 +76,7 @@ def test_an_idle_worker_gets_a_unit_that_has_not_begun() -> None:
 def test_no_unit_is_taken_back(why: str) -> None:
     busy = worker(*[BEGUN] * (2 if why == "begun" else 1), *[Progress()] * (why not in ("begun", "its only unit")))
     idle = worker(*[BEGUN] * (why == "nobody is idle"))
-    waiting = [(math.inf, Attempt(Unit("later", ())))] * (why == "not the end")
-    assigning(busy, idle, closing=why == "closing", _again=waiting)
+    assigning(busy, idle, units=why == "not the end", closing=why == "closing")
     assert calls(busy) == [[]]
 
 
@@ -129,15 +119,15 @@ def test_a_run_whose_last_unit_moves_to_an_idle_worker(
     started: dict[str, list[int]] = {}
     import ray
 
-    start, assign = scheduler.Scheduler._start, scheduler.Scheduler._assign
+    start, assign = pool_executor.PoolExecutor._start, pool_executor.PoolExecutor._assign
 
-    def listen(self, worker, attempt) -> None:
-        unit = attempt.unit.name
+    def listen(self, worker, assigned) -> None:
+        unit = assigned.name
         if unit == "c.jsonl" and worker.assignments:
             # While the first is still being read the second would be begun, and then it is not given back.
             wait_for(lambda: any(progress.begun for progress in ray.get(worker.actor.progress.remote()).values()))
         started.setdefault(unit, []).append(id(worker))
-        start(self, worker, attempt)
+        start(self, worker, assigned)
         if len(started.get("c.jsonl", [])) == 2:
             (tmp_path / "out/c-moved").touch()
 
@@ -145,9 +135,9 @@ def test_a_run_whose_last_unit_moves_to_an_idle_worker(
         if started or sum(worker.ready for worker in self.workers) == 2:
             assign(self)
 
-    monkeypatch.setattr(scheduler.Scheduler, "_start", listen)
-    monkeypatch.setattr(scheduler.Scheduler, "_assign", patient)
-    monkeypatch.setattr(scheduler, "_IDLE_SECONDS", LONG)
+    monkeypatch.setattr(pool_executor.PoolExecutor, "_start", listen)
+    monkeypatch.setattr(pool_executor.PoolExecutor, "_assign", patient)
+    monkeypatch.setattr(pool_executor, "_IDLE_SECONDS", LONG)
     made = driver.run_extract(run, build=fakes.build)
     assert made.ok == 40
     assert started["c.jsonl"][0] == started["a.jsonl"][0] != started["c.jsonl"][1]

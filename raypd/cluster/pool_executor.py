@@ -1,4 +1,4 @@
-"""The scheduler: decode workers, actors that come and go, and which of them gets which unit.
+"""`cluster.executor: pool`: decode workers, actors that come and go, and which of them gets which unit.
 
 Units are assigned one by one, as workers have room: a second one only when every worker has its first, so that none is
 idle while another has a queue. When none is left, an idle worker gets a unit that another has not begun. The driver
@@ -12,71 +12,52 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
 from functools import cached_property
 from typing import Any
 
 import ray
 
-from raypd.cluster.in_flight import Assignment, WorkerHandle
-from raypd.cluster.nodes import NodeWatch, is_alive
+from raypd.cluster.in_flight import Assignment, Deaths, Ended, Tick, WorkerHandle
+from raypd.cluster.nodes import NodeWatch, going_away, is_alive
 from raypd.cluster.ray_session import WorkerResources
 from raypd.cluster.worker import DecodeWorker, WorkerSpec
 from raypd.config import ClusterConfig
 from raypd.errors import RunError
 from raypd.run import retry_policy
 from raypd.run.records import UnitResult
-from raypd.run.retry_policy import Attempt
 from raypd.run.unit import Unit
 
 _WAIT_SECONDS = 0.25
 _POLL_SECONDS = 2.0
 _IDLE_SECONDS = 5.0  # a worker that is idle that long while no unit is left to assign is let go
-STARTS_WITHOUT_SUCCESS = 4  # a worker that dies so often while it loads its model will not come up
-_DEATHS_WITHOUT_COMMIT = 30  # workers that die so often while nothing is committed: not a matter of a document
-_RETRY_SECONDS = 2.0
 _COMMIT_MARGIN = 5.0  # seconds before a node's end by which a unit must be committed
 
 
-@dataclass
-class Ended:
-    """A unit that was committed, or given up with an error."""
+class PoolExecutor:
+    """Runs units through workers: `for event in executor.run(units, count)`.
 
-    unit: Unit
-    result: UnitResult
-
-
-@dataclass
-class Tick:
-    """Nothing ended for a moment. `answered`, `failed`: documents of units in flight. `workers`: that are ready."""
-
-    answered: int
-    failed: int
-    workers: int
-
-
-class Scheduler:
-    """Runs units through workers: `for event in scheduler.run(units, count)`. say: shows the user a line."""
+    wanted: how many workers; closing: nothing is begun any more. Both may be changed while it runs. admit: whether a
+    unit may be begun, on a worker that has so many others in flight. say: shows the user a line.
+    """
 
     def __init__(
         self, spec: WorkerSpec, resources: WorkerResources, cluster: ClusterConfig, say: Callable[[str], None]
     ) -> None:
         self.spec, self.resources, self.cluster, self.say = spec, resources, cluster, say
-        self.wanted = cluster.max_workers  # may be changed while it runs
-        self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True  # whether a unit may be assigned
-        self.closing = False  # nothing is assigned any more: what is in flight is finished
+        self.wanted, self.closing = cluster.max_workers, False
+        self.admit: Callable[[Unit, int], bool] = lambda unit, beside: True
         self.workers: list[WorkerHandle] = []
         self.nodes = NodeWatch()
-        self._again: deque[tuple[float, Attempt]] = deque()  # (not before, attempt)
+        self._again: deque[Unit] = deque()  # that were in flight before
         self._source: Iterator[Unit] = iter(())
         self._exhausted = False  # the source is
         self._left = 0  # units that have not ended
-        self._starts = self._deaths = 0  # without a success since
+        self._deaths = Deaths()
         self._polled = 0.0
         self._unit_seconds = 0.0  # what units took lately
 
-    def run(self, units: Iterator[Unit], count: int) -> Iterator[Ended | Tick]:
+    def run(self, units: Iterator[Unit], count: int) -> Generator[Ended | Tick]:
         """Streams `count` units (about) through the workers: an event for each that ended, and ticks in between.
 
         Raises RunError when workers cannot start, or die without end.
@@ -89,7 +70,7 @@ class Scheduler:
             if self._all_assigned() and not any(worker.assignments for worker in self.workers):
                 return
             yield from self._wait()
-            progress = [own.progress for worker in self.workers for own in worker.assignments.values()]
+            progress = [unit.progress for worker in self.workers for unit in worker.assignments.values()]
             answered, failed = sum(unit.answered for unit in progress), sum(unit.failed for unit in progress)
             yield Tick(answered, failed, sum(worker.ready for worker in self.workers))
 
@@ -108,31 +89,27 @@ class Scheduler:
         """Fills the workers level by level."""
         for depth in range(self.cluster.units_in_flight):
             for worker in self.workers:
-                if not worker.ready or worker.leaving or len(worker.assignments) != depth or worker.bisecting:
+                if not worker.ready or worker.leaving or len(worker.assignments) != depth:
                     continue
-                attempt = None if self.closing else self._next(alone=depth == 0)
-                if attempt is None:
+                unit = None if self.closing else self._next()
+                if unit is None:
                     break
-                if not self.admit(attempt.unit, depth):
-                    self._again.appendleft((0.0, attempt))
+                if not self.admit(unit, depth):
+                    self._again.appendleft(unit)
                     break
-                self._start(worker, attempt)
+                self._start(worker, unit)
         if self._all_assigned() and not self.closing:
             self._spread()
 
-    def _next(self, alone: bool) -> Attempt | None:
-        """What is to be done next; an attempt that wants a worker for itself only where `alone`."""
-        now = time.monotonic()
-        for place, (not_before, attempt) in enumerate(self._again):
-            if not_before <= now and (alone or not attempt.bisecting):
-                del self._again[place]
-                return attempt
+    def _next(self) -> Unit | None:
+        if self._again:
+            return self._again.popleft()
         unit = None if self._exhausted else next(self._source, None)
         self._exhausted = unit is None
-        return Attempt(unit) if unit is not None else None
+        return unit
 
-    def _start(self, worker: WorkerHandle, attempt: Attempt) -> None:
-        worker.assignments[worker.actor.run.remote(attempt)] = Assignment(attempt)
+    def _start(self, worker: WorkerHandle, unit: Unit) -> None:
+        worker.assignments[worker.actor.run.remote(unit)] = Assignment(unit)
 
     def _spread(self) -> None:
         """Takes units that have not begun back for workers that are idle."""
@@ -183,17 +160,17 @@ class Scheduler:
     def _watch_nodes(self) -> None:
         self.nodes.look()
         for worker in self.workers:
-            left = self.nodes.seconds_left(worker.node)
-            if left is None:
+            seconds = self.nodes.seconds_left(worker.node)
+            if seconds is None:
                 continue
             if not worker.leaving:
                 worker.leaving = True
-                self.say(f"a node is going away{'' if math.isinf(left) else f' in {left:.0f} s'}: no more units for it")
+                self.say(going_away(seconds))
             for assignment in worker.assignments.values():
                 needed = assignment.seconds_left(self._unit_seconds)
                 if not needed and assignment.progress.seconds_left is None:  # nothing is known
                     needed = 3 * _COMMIT_MARGIN
-                if needed > left - _COMMIT_MARGIN:
+                if needed > seconds - _COMMIT_MARGIN:
                     worker.cancel(assignment, only_waiting=False)
 
     def _wait(self) -> Iterator[Ended]:
@@ -213,12 +190,12 @@ class Scheduler:
             try:
                 result = ray.get(ref)
             except ray.exceptions.RayActorError as error:
-                yield from self._lost(worker, error)
+                self._lost(worker, error)
                 continue
             worker.idle_since = time.monotonic()
             if ref == worker.starting:
                 worker.starting, worker.node = None, result
-                self._starts = 0
+                self._deaths.loading = 0
             else:
                 yield from self._ended(worker.assignments.pop(ref), result)
         if time.monotonic() - self._polled >= _POLL_SECONDS:
@@ -227,56 +204,33 @@ class Scheduler:
                 worker.poll()
 
     def _ended(self, assignment: Assignment, result: UnitResult) -> Iterator[Ended]:
-        attempt = assignment.attempt
         if result.fatal:
             raise RunError(result.error)
         if result.handed_back:
-            self._again.appendleft((0.0, attempt))
+            self._again.appendleft(assignment.unit)
             return
         if result.error is None:
             self._unit_seconds += 0.2 * (time.monotonic() - assignment.since - self._unit_seconds)
-            self._deaths = 0
-        again = attempt.after_error() if result.retry else None
-        if again is not None:
-            self._again.append((time.monotonic() + _RETRY_SECONDS * attempt.number, again))
-            return
+            self._deaths.with_units = 0
         self._left -= 1
-        yield Ended(attempt.unit, result)
+        yield Ended(assignment.unit, result)
 
-    def _lost(self, worker: WorkerHandle, error: Exception) -> Iterator[Ended]:
-        """A worker is gone. Its units go to others; those of a process that died count an attempt."""
+    def _lost(self, worker: WorkerHandle, error: Exception) -> None:
+        """A worker is gone. Its units go to others, which find on storage whether they are to blame (UnitLog)."""
         self._end(worker)  # where it is only out of reach
-        attempts = [assignment.attempt for assignment in worker.assignments.values()]
+        units = [assignment.unit for assignment in worker.assignments.values()]
+        self._again.extendleft(reversed(units))
         preempted = worker.leaving or getattr(error, "preempted", False)
-        if not worker.ready:
-            self._starts += 1
-            if self._starts >= STARTS_WITHOUT_SUCCESS * max(1, self.wanted):
-                raise RunError(f"worker processes die while they load the model (out of memory?): {_cause(error)}")
+        self._deaths.loading += not worker.ready
         if preempted or (worker.node and not is_alive(worker.node)):
             self.say("a node is gone; its units are done elsewhere")
-            self._again.extendleft((0.0, attempt) for attempt in attempts)
-            return
-        if attempts:
-            self._deaths += 1
+        elif units:
+            self._deaths.with_units += 1
             memory = " because the machine ran out of memory" if "low on memory" in str(error) else ""
             self.say(f"a worker process died{memory}; its units are tried again")
-        if self._deaths >= _DEATHS_WITHOUT_COMMIT + len(self.workers):
-            reasons = (
-                (attempt.unit.id, retry_policy.failure_reason(self.spec.output, attempt.unit.id))
-                for attempt in attempts
-            )
-            cause = next((f"\nthe last error of a worker ({unit}): {why.strip()}" for unit, why in reasons if why), "")
-            raise RunError(f"worker processes die, and nothing gets done: {_cause(error)}{cause}")
-        for attempt in attempts:
-            unit = attempt.unit
-            rows = retry_policy.checkpointed(self.spec.output, unit.id) if attempt.bisecting else None
-            again = attempt.after_death(rows)
-            if again is not None:
-                self._again.append((0.0, again))
-                continue
-            self._left -= 1
-            why = retry_policy.failure_reason(self.spec.output, unit.id) or _cause(error)
-            yield Ended(unit, UnitResult(error=f"its worker processes died each time: {why}"))
+        reasons = ((unit.id, retry_policy.failure_reason(self.spec.output, unit.id)) for unit in units)
+        cause = next((f"\nthe last error of a worker ({unit}): {why.strip()}" for unit, why in reasons if why), "")
+        self._deaths.check(self.wanted, len(self.workers), f": {_cause(error)}{cause}")
 
 
 def _cause(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from raypd.cluster.summary import _values
+from raypd.cli.summary import _values
 from raypd.tasks.columns import value_row
 
 
