@@ -29,7 +29,7 @@ from raypd.models.medusa_heads import save_heads
 from raypd.tasks import extraction, question_answering
 from raypd.tasks.base import Document
 from tests.config.test_fingerprint import decoding_keys, others
-from tests.runs import answer
+from tests.runs import answer, config_tree, run_config
 from tests.tasks import test_extraction, test_question_answering
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -85,10 +85,8 @@ def load(config: ModelConfig) -> LoadedModel:
 def config_of(kind: str, folders: list[str], **decoding: Any) -> RunConfig:
     tasks = {"question_answering": {"kind": kind, "max_answer_tokens": 8}, "generation": {"kind": kind}}
     task = tasks.get(kind, test_extraction.TREE["task"])
-    tree: dict[str, Any] = {"input": {"path": "x"}, "output": {"path": "out"}, "task": task}
-    tree["model"] = {"dtype": "float64"}
-    own = {"heads": folders[0], "draft_model": "small", **SMALL}
-    return RunConfig.model_validate({**tree, "decoding": {**own, **decoding}})
+    decoding = {"heads": folders[0], "draft_model": "small", **SMALL, **decoding}
+    return run_config(task, model={"dtype": "float64"}, decoding=decoding)
 
 
 def changed(config: RunConfig, key: str, folders: list[str]) -> RunConfig:
@@ -186,10 +184,9 @@ def test_other_tasks_read_the_same_documents_whatever_extraction_would_read(kind
     rows = [{"id": str(i), **fields} for i in range(3)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
-    tree = {"input": {"path": str(tmp_path)}, "output": {"path": "out"}, "task": {"kind": kind}}
     read = []
     for changes in ([], ["input.text_columns=[other, nowhere]", "input.category=shoes"]):
-        config = make_config(tree, changes)
+        config = make_config(config_tree(kind, tmp_path), changes)
         columns = [name for key, name in config.wanted_columns().items() if key.startswith("task.")]
         read.append([(unit.id, read_unit(unit, config, columns)) for unit in planner.plan(config)])
     assert read[0] == read[1]

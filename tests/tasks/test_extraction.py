@@ -22,27 +22,16 @@ from raypd.tasks.prompting import end_tokens
 from raypd.tasks.values import check
 from tests.decoding.drivers import changed
 from tests.decoding.reference import plain_output
-from tests.runs import answer
+from tests.runs import answer, config_tree, extraction
 from tests.tiny import nearly, tiny_model, tiny_tokenizer
 
-TREE = {
-    "input": {"path": "x.jsonl"},
-    "output": {"path": "out"},
-    "task": {
-        "categories": {
-            "shoes": {
-                "attributes": [
-                    {"name": "Brand", "description": "the maker"},
-                    {"name": "Größe", "type": "number"},
-                    {"name": "Waterproof", "type": "boolean"},
-                    {"name": "Color", "type": "enum", "values": ["red", "red wine", "größer"]},
-                ]
-            },
-            "tea": {"attributes": [{"name": "Kind"}]},
-        }
-    },
-    "decoding": {"max_value_tokens": 9, "max_new_tokens": 60},
-}
+SHOES = [
+    {"name": "Brand", "description": "the maker"},
+    {"name": "Größe", "type": "number"},
+    {"name": "Waterproof", "type": "boolean"},
+    {"name": "Color", "type": "enum", "values": ["red", "red wine", "größer"]},
+]
+TREE = config_tree(extraction(shoes=SHOES, tea=["Kind"]), decoding={"max_value_tokens": 9, "max_new_tokens": 60})
 CONTEXT = 4096
 
 

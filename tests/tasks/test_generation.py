@@ -11,14 +11,13 @@ from raypd.models.vocabulary import token_bytes
 from raypd.tasks import build_task
 from raypd.tasks.base import Document, Record, Request
 from raypd.tasks.generation import StopStrings
-from tests.runs import answer
-from tests.tasks import configured
+from tests.runs import answer, run_config
 from tests.tasks.test_extraction import CONTEXT, prompt_text
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 
 def make(context_length: int = CONTEXT, decoding: dict | None = None, tokenizer=None, model=None, **task):
-    config = configured(task={"kind": "generation", **task}, decoding={"max_new_tokens": 12, **(decoding or {})})
+    config = run_config({"kind": "generation", **task}, decoding={"max_new_tokens": 12, **(decoding or {})})
     return build_task(config, tokenizer or tiny_tokenizer(), context_length, model)
 
 

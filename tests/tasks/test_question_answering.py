@@ -28,8 +28,7 @@ from raypd.tasks.prompting import end_tokens
 from tests.decoding.cases import agree
 from tests.decoding.drivers import drive
 from tests.decoding.reference import greedy
-from tests.runs import answer
-from tests.tasks import configured
+from tests.runs import answer, run_config
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 CONTEXT = 4096
@@ -39,7 +38,7 @@ METHODS = ["intra_prompt", "autoregressive"]
 
 def make(context_length: int = CONTEXT, tokenizer=None, decoding=None, **task):
     task = {"kind": "question_answering", "max_answer_tokens": MOST, **task}
-    config = configured(task=task, decoding=decoding or {})
+    config = run_config(task, decoding=decoding or {})
     return build_task(config, tokenizer or tiny_tokenizer(), context_length)
 
 

@@ -12,7 +12,7 @@ from raypd.config import Attribute, ExtractionConfig, RunConfig
 from raypd.errors import ConfigError
 from raypd.tasks.prompting import DOCUMENTS, check_template, messages, template_text
 from tests.processes import ended, start
-from tests.tasks import configured
+from tests.runs import run_config
 
 SHELL = "{{ category.attributes[0].__class__.__mro__[-1].__subclasses__() }}"
 GLOBALS = "{{ lipsum.__globals__['os'].system('touch MARK') }}"
@@ -24,7 +24,7 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
 def config(template: Path, **keys: object) -> RunConfig:
     attributes = [{"name": "Brand"}, {"name": "Fit", "type": "enum", "values": ["in", "over"]}]
     task = {"categories": {"shoes": {"description": "worn", "attributes": attributes}}, "template": str(template)}
-    return configured(task=task, **keys)
+    return run_config(task, **keys)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_template_that_fails_ends_the_command_before_ray_starts(tmp_path: Path
 def test_an_enum_of_many_values_shows_the_first_hundred() -> None:
     attributes = [{"name": "Brand", "type": "enum", "values": [f"b{i}" for i in range(20_000)]}]
     task = {"categories": {"shoes": {"attributes": attributes}}}
-    message = messages(configured(task=task).task)["shoes"]
+    message = messages(run_config(task).task)["shoes"]
     assert "(one of: b0, b1, " in message
     assert "b99, or one of 19,900 more)" in message
     assert "b100" not in message

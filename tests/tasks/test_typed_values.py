@@ -28,8 +28,7 @@ from raypd.tasks.spans import find_span
 from raypd.tasks.values import check
 from raypd.training.example import Skip
 from raypd.training.labels import value_text
-from tests.runs import answer
-from tests.tasks import configured
+from tests.runs import answer, run_config
 from tests.tasks.test_extraction import CONTEXT, document
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -126,9 +125,9 @@ def test_whole_records_of_a_random_model_are_valid() -> None:
     schema = Thing.model_json_schema()
     seen = set()
     for method in ("hyper_parallel", "guided"):
-        config = configured(
-            input={"path": "x", "category_column": None},
-            task={"categories": categories_of(schema, None)},  # type: ignore[arg-type]
+        config = run_config(
+            {"categories": categories_of(schema, None)},  # type: ignore[arg-type]
+            input={"category_column": None},
             decoding={"method": method, "max_value_tokens": 20},
         )
         task = build_task(config, tiny_tokenizer(), CONTEXT)
@@ -181,7 +180,7 @@ def test_what_any_model_writes_is_checked_by_its_type(keys: Any, text: str, stat
 def test_a_list_in_an_answer_that_the_model_writes_whole() -> None:
     attributes = [{"name": "Brand"}, {"name": "Colors", "many": True}, {"name": "Size", "type": "integer"}]
     task = {"categories": {"shoes": {"attributes": attributes}}}
-    config = configured(task=task, decoding={"method": "autoregressive"})
+    config = run_config(task, decoding={"method": "autoregressive"})
     (request,) = build_task(config, tiny_tokenizer(), CONTEXT).plan([document(0)])
     text = '"Brand": "B", "Size": 7, "Colors": ["red", "blue"]}'
     tokens = tiny_tokenizer().encode(text, add_special_tokens=False)
@@ -224,7 +223,7 @@ def test_patterns_that_cannot_be_decoded_say_why() -> None:
     assert Grammar(automaton_of(optional), Vocabulary(BYTES)).needed() == len('"abcdefgh"')
     task = {"categories": {"c": {"attributes": [{"name": "a", "type": "date"}]}}}
     with pytest.raises(ConfigError, match=r"'a' needs 12 tokens .*max_value_tokens is 11"):
-        build_task(configured(task=task, decoding={"max_value_tokens": 11}), tiny_tokenizer(), CONTEXT)
+        build_task(run_config(task, decoding={"max_value_tokens": 11}), tiny_tokenizer(), CONTEXT)
 
 
 @pytest.mark.parametrize("name", ["count", "sku", "day", "colors", "tags", "numbers", "maybe"])

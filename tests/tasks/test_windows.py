@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypd.config import Attribute, RunConfig
+from raypd.config import Attribute
 from raypd.decoding.engine import Engine
 from raypd.tasks.base import Request
 from raypd.tasks.columns import columns_of, record_row, typed_row
 from raypd.tasks.extraction import _Body
 from raypd.tasks.values import CheckedValue
 from raypd.tasks.windows import merged, windows
-from tests.runs import answer
+from tests.runs import answer, run_config
 from tests.tasks.test_extraction import CONTEXT, TREE, document, make
 from tests.tiny import tiny_model
 
@@ -108,8 +108,7 @@ def test_the_span_of_a_value_counts_from_the_beginning_of_the_document() -> None
     whole = f"title: {text}"
     assert (whole[value["span"]["begin"] : value["span"]["end"]], value["window"]) == ("Oolong", window)
 
-    tree = {**TREE, "task": {**TREE["task"], "too_long": "windows"}, "output": {"path": "out", "columns": "typed"}}
-    config = RunConfig.model_validate({"model": {}, **tree})
+    config = run_config(TREE["task"] | {"too_long": "windows"}, output={"columns": "typed"})
     typed = typed_row(record.columns, config)
     found = pa.Table.from_pylist([typed], columns_of(config)).to_pylist()[0]
     assert found[value["name"] + "__window"] == window

@@ -20,7 +20,7 @@ from raypd.training.generation import GenerationExamples
 from raypd.training.packing import batches
 from raypd.training.trainer import make_trainer
 from raypd.training.weights import _check_attention, load_for_training, make_trainable
-from tests.runs import answer
+from tests.runs import answer, with_keys
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.training.data import generation_tree
 
@@ -84,7 +84,7 @@ def test_autoregressive_writes_what_it_learned(tmp_path):
 def ready(training, dtype="float32"):
     """A tiny model, ready to be trained for `autoregressive`, and its configuration."""
     config = conversation("autoregressive", "tiny", {"weights": "full", **training})
-    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+    config = with_keys(config, model={"dtype": dtype})
     loaded = loaded_tiny("autoregressive")
     make_trainable(loaded, config)
     return loaded, config

@@ -11,7 +11,6 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from raypd.config import RunConfig
 from raypd.config.load import load_config
 from raypd.errors import ConfigError, InputError
 from raypd.models.control_tokens import CONTROL_TOKENS, add_control_tokens
@@ -27,7 +26,7 @@ from raypd.training.weights import make_trainable
 from tests.benchmarks.test_speedup import committed
 from tests.decoding.drivers import drive
 from tests.decoding.pasta_script import EOS, Script, promise
-from tests.runs import read_all
+from tests.runs import config_tree, read_all, run_config, with_keys
 from tests.tiny import _Wide, in_float64, tiny_model, tiny_tokenizer
 from tests.training.data import allowed, dense_logits, recorded
 
@@ -65,15 +64,15 @@ class Corpus:
                dtype="float32", **training):  # fmt: skip
         runs = {name: str(self.folder / name) for name in ("samples", "baseline", "judged")}
         chosen = None if preference is None else {**runs, **preference}
-        tree = {
-            "input": {"path": str(path or self.path), "text_columns": ["prompt"], "category_column": None},
-            "output": {"path": str(self.folder / "out")},
-            "task": {"kind": "generation", "chat_template": False, "samples": samples, **(task or {})},
-            "model": {"name": "tiny", "device": "cpu", "dtype": dtype},
-            "decoding": {"method": method, "max_new_tokens": 300, "sampling": {"temperature": 1}, **(decoding or {})},
-            "training": {"preference": chosen, "weights": "full", "validation": str(self.path), **training},
-        }
-        return RunConfig.model_validate(tree)
+        return run_config(
+            {"kind": "generation", "chat_template": False, "samples": samples, **(task or {})},
+            path or self.path,
+            self.folder / "out",
+            input={"text_columns": ["prompt"], "category_column": None},
+            model={"name": "tiny", "device": "cpu", "dtype": dtype},
+            decoding={"method": method, "max_new_tokens": 300, "sampling": {"temperature": 1}, **(decoding or {})},
+            training={"preference": chosen, "weights": "full", "validation": str(self.path), **training},
+        )
 
     def decoded(self, name, method, scripts, **decoding):
         """A run in which the n-th sample of every prompt is what the n-th script writes."""
@@ -384,7 +383,7 @@ def test_bad_input_is_one_message(corpus, tmp_path):
     config = corpus.config(preference={})
     check(config)
     with pytest.raises(ConfigError, match=r"model.adapter: a preference round begins from model.name alone"):
-        check(config.model_copy(update={"model": config.model.model_copy(update={"adapter": "a"})}))
+        check(with_keys(config, model={"adapter": "a"}))
     (tmp_path / "elsewhere").mkdir()
     elsewhere = Corpus(tmp_path / "elsewhere", ["A longer prompt"])
     elsewhere.path = elsewhere.path.rename(elsewhere.folder / "others.jsonl")
@@ -413,9 +412,7 @@ def test_bad_input_is_one_message(corpus, tmp_path):
 def test_runs_are_found_from_the_yaml(tmp_path):
     """Relative paths are relative to the file, as training.labels is."""
     runs = {"samples": "runs/s", "baseline": "s3://b/runs", "judged": "/x/judged"}
-    tree = {"input": {"path": "p.jsonl"}, "output": {"path": "o"}, "task": {"kind": "generation"},
-            "training": {"preference": runs}}  # fmt: skip
-    (tmp_path / "a.yaml").write_text(json.dumps(tree))
+    (tmp_path / "a.yaml").write_text(json.dumps(config_tree("generation", training={"preference": runs})))
     preferences = load_config(tmp_path / "a.yaml").training.preference.model_dump()
     assert {name: preferences[name] for name in runs} == runs | {"samples": str(tmp_path / "runs/s")}
     with pytest.raises(ConfigError, match=r"training.preference.beta"):
