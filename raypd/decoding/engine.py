@@ -178,7 +178,9 @@ class Engine:
                 draw = seq.draw(number) if seq.sampling.temperature > 0 else 0.0
                 allowed = None if feed.allowed_token_ids is None else feed.allowed_token_ids[number]
                 few = self.few is not None and not feed.want_logits and self.few.takes(allowed)
-                samples.append(_Sample(seq, number, chunk.at + place, SampleRequest(seq.sampling, draw, allowed), few))
+                samples.append(
+                    _Sample(seq, number, chunk.start + place, SampleRequest(seq.sampling, draw, allowed), few)
+                )
         return sorted(samples, key=lambda drawn: drawn.few)
 
     def _forward(self, chunks: list[Chunk], samples: list[_Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -301,6 +303,6 @@ def _span(chunk: Chunk) -> Span:
     owner = seq.owner[: seq.high]
     keys = seq.table[1:, owner]  # position, segment, step
     keys[1, owner == NO_TOKEN] = NO_TOKEN
-    end = chunk.at + len(chunk.tokens)
+    end = chunk.start + len(chunk.tokens)
     shared = 0 if chunk.prefix is None else chunk.prefix.length
-    return Span(chunk.at, end, seq.start, seq.high, seq.reach, seq.table[1:, chunk.tokens], keys, shared)
+    return Span(chunk.start, end, seq.start, seq.high, seq.reach, seq.table[1:, chunk.tokens], keys, shared)

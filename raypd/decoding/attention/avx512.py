@@ -12,7 +12,7 @@ import torch
 
 from raypd.decoding import native
 from raypd.decoding.attention import sdpa
-from raypd.decoding.attention.plan import Plan
+from raypd.decoding.attention.plan import KernelPlan
 from raypd.decoding.attention.step import Step, entered
 
 NAME = "raypd_avx512"
@@ -63,7 +63,7 @@ def attention(
 
     plan = step.plans.get(repeat)
     if plan is None:
-        plan = step.plans[repeat] = Plan(step, repeat, _ROWS)
+        plan = step.plans[repeat] = KernelPlan(step, repeat, _ROWS)
     items = plan.blocks[0][1]  # all of the one size
     starts = plan.starts(sliding_window)
     window = None if starts is None else sliding_window

@@ -88,12 +88,7 @@ class PrefixGroup:
 
 @dataclass(eq=False)
 class Batch:
-    """Spans that attend to their own keys in one call, padded to the most queries and the most keys among them.
-
-    Args:
-        spans: by `start`.
-        device: of the model.
-    """
+    """Spans, by `start`, that attend to their own keys in one call, padded to the most queries and keys among them."""
 
     spans: list[Span]
     device: torch.device
@@ -156,12 +151,7 @@ class Step:
     _calls: dict[tuple[int | None, bool], tuple[list[Span], list[Batch]]] = field(default_factory=dict)
 
     def calls(self, window: int | None, causal: bool) -> tuple[list[Span], list[Batch]]:
-        """The calls that attend to own keys in a layer: of spans by themselves that are `causal`, and of batches.
-
-        Args:
-            window: of the layer, in tokens; None: it sees all.
-            causal: whether there is a kernel for causal spans.
-        """
+        """The calls that attend to own keys in a layer: of `causal` spans (where a kernel takes them), of batches."""
         if (window, causal) not in self._calls:
             spans = [span for group in self.groups for span in group.spans]
             if window is not None and not any(span.felt(window) for span in spans):
@@ -174,16 +164,9 @@ class Step:
         return self._calls[window, causal]
 
     def own_mask(self, batch: Batch, window: int | None, repeat: int, like: torch.Tensor) -> torch.Tensor | None:
-        """The mask of a batch over its own keys, built once for all layers.
+        """The additive mask of a batch over its own keys, [spans, 1, repeat * queries, keys]; None where all is seen.
 
-        Args:
-            batch: one of `calls`.
-            window: of the layer, in tokens; None: it sees all.
-            repeat: query heads to a key head, which are folded into the queries.
-            like: gives the mask its dtype and device.
-
-        Returns:
-            Additive, [spans, 1, repeat * queries, keys]; None where all is seen.
+        repeat: query heads to a key head, which are folded into the queries. like: gives dtype and device.
         """
         if all(span.felt(window) is None for span in batch.spans):
             window = None
@@ -195,15 +178,7 @@ class Step:
     def prefix_mask(
         self, group: PrefixGroup, window: int | None, repeat: int, like: torch.Tensor
     ) -> torch.Tensor | None:
-        """The mask of a group's queries over its prefix, built once for all layers.
-
-        Args:
-            group: its spans see the whole prefix but for the window.
-            window, repeat, like: as those of `own_mask`.
-
-        Returns:
-            Additive, [1, 1, repeat * queries, prefix keys]; None where every query sees the whole prefix.
-        """
+        """The additive mask of a group's queries over its prefix, [1, 1, repeat * queries, prefix keys], or None."""
         if window is None or all(span.felt(window) is None for span in group.spans):
             return None
         key = (id(group), repeat, window)

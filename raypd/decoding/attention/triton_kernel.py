@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from raypd.decoding.attention.plan import Plan, power_of_two
+from raypd.decoding.attention.plan import KernelPlan, power_of_two
 from raypd.decoding.attention.step import Step, entered
 
 NAME = "raypd_triton"
@@ -64,7 +64,7 @@ def attention(
 
     plan = step.plans.get(repeat)
     if plan is None:
-        plan = step.plans[repeat] = Plan(step, repeat, _ROWS)
+        plan = step.plans[repeat] = KernelPlan(step, repeat, _ROWS)
     starts = plan.starts(sliding_window)
     with torch.cuda.device_of(queries):  # triton launches on the current device
         for rows, items in plan.blocks:
@@ -107,7 +107,7 @@ def _attend(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # query_rows, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; the others as in `Plan`.
+    # query_rows, out [tokens, heads, dim]; stored_* [slots, kv_heads, dim]; the others as in `KernelPlan`.
     REPEAT: tl.constexpr = HEADS // KV_HEADS
     FIELDS: tl.constexpr = 2 + 2 * WORDS
     WIDE: tl.constexpr = tl.float64 if query_rows.dtype.element_ty == tl.float64 else tl.float32

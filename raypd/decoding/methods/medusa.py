@@ -124,14 +124,7 @@ class MedusaHeads(torch.nn.Module):
     def for_model(
         cls, model: PreTrainedModel, count: int = 2, layers: int = 2, base_model: str = "", tree: Tree | None = None
     ) -> MedusaHeads:
-        """Heads to be trained: each says at first what the model's own output embeddings say.
-
-        Args:
-            model: gives them its sizes, device and dtype.
-            count: heads, each for a token further on.
-            layers: residual blocks of each head.
-            base_model, tree: as those of the class.
-        """
+        """Heads to be trained, like the model: each says at first what the model's own output embeddings say."""
         weight = model.get_output_embeddings().weight
         heads = cls(count, layers, weight.shape[1], weight.shape[0], base_model, tree).to(weight.device, weight.dtype)
         with torch.no_grad():
@@ -172,12 +165,9 @@ def medusa(
     tree: Tree | None = None,
     stops: Stops = lambda tokens: False,
 ) -> Program[DraftedContinuation]:
-    """Decodes what `autoregressive` decodes with the same arguments, in fewer passes.
+    """Decodes what `autoregressive` decodes, in fewer passes.
 
-    Args:
-        prompt, max_new_tokens, stops: as those of `autoregressive`.
-        heads: those that draft.
-        tree: which guesses are tried together; None: the heads' own.
+    tree: which guesses are tried together; None: the heads' own.
 
     Raises:
         ValueError: the tree is deeper than there are heads.
