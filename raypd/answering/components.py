@@ -85,7 +85,7 @@ def _with_weights(
 
     from raypd.decoding import engine as decoding
     from raypd.decoding.assisted import AssistedEngine
-    from raypd.decoding.packed import pack
+    from raypd.decoding.llama import pack
     from raypd.decoding.sampling import Sampling
     from raypd.models.load import load_model
     from raypd.tasks import build_task
@@ -95,7 +95,6 @@ def _with_weights(
         torch.set_num_threads(threads)
     load = load or load_model
     loaded = load(config.model)
-    pack(loaded.model)
     sizes, sampling = config.engine, config.decoding.sampling
     engine: Engine
     if config.decoding.method == "speculative":
@@ -116,7 +115,7 @@ def _with_weights(
     else:
         try:
             engine = decoding.Engine(
-                loaded.model,
+                pack(loaded.model),
                 max_num_seqs=sizes.most_seqs,
                 max_num_batched_tokens=sizes.max_num_batched_tokens,
                 cache_tokens=sizes.cache_tokens,

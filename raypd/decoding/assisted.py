@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import is_sklearn_available
 
-from raypd.decoding.attention import sdpa
+from raypd.decoding.attention.kernels import NAME
 from raypd.decoding.counts import Finished, TokenCounts
 from raypd.decoding.methods.autoregressive import Continuation, DraftedContinuation
 from raypd.decoding.program import Feed, Predictions, Program
@@ -201,5 +201,5 @@ def _check_pair(
                 f"{vocabulary.get(token)} in the model's; choose a smaller model of the same family"
             )
     for member in (model, draft_model):
-        if member.config._attn_implementation.startswith(sdpa.NAME):
+        if member.config._attn_implementation == NAME:
             raise ValueError("this model belongs to a raypd engine: load another for assisted generation")

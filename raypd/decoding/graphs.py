@@ -37,11 +37,10 @@ class Graphs:
         cache: KVCache,
         config: PreTrainedConfig,
     ) -> None:
-        text = config.get_text_config()
-        heads = text.num_attention_heads
+        heads = config.num_attention_heads
         self.forward, self.cache = forward, cache
-        self.repeat = heads // (getattr(text, "num_key_value_heads", None) or heads)
-        self.window = getattr(text, "sliding_window", None)
+        self.repeat = heads // (getattr(config, "num_key_value_heads", None) or heads)
+        self.window = getattr(config, "sliding_window", None)
         self.spare = cache.alloc(1)
         self.generation = -1  # of the cache: where it has moved, graphs read what is no longer there
         self.graphs: dict[tuple[int, int, int], _Graph] = {}
@@ -61,7 +60,7 @@ class Graphs:
             self.generation = self.cache.generation
         plan = KernelPlan(step, self.repeat, _ROWS)
         size = power_of_two(len(ids)), power_of_two(len(step.kept)), plan.words
-        graph = self.graphs.get(size) or _Graph(size, plan.blocks[0][0], self.cache, self.repeat, self.spare)
+        graph = self.graphs.get(size) or _Graph(size, plan.blocks[0][0], step, self.repeat, self.spare)
         graph.fill(ids, positions, step, plan)
         if size not in self.graphs:
             try:
@@ -81,7 +80,7 @@ class _Graph:
 
     Args:
         rows: of a block of queries.
-        cache: whose slots bound the keys of a pass.
+        step: the first one.
         repeat: query heads to a key head.
         spare: slot for the keys of tokens that fill up.
     """
@@ -89,11 +88,12 @@ class _Graph:
     replay: Callable[[], None]  # these two are there once it is captured
     out: torch.Tensor  # logits [predictions, vocabulary]
 
-    def __init__(self, size: tuple[int, int, int], rows: int, cache: KVCache, repeat: int, spare: int) -> None:
+    def __init__(self, size: tuple[int, int, int], rows: int, step: Step, repeat: int, spare: int) -> None:
         tokens, kept, self.words = size
-        device, slots, self.spare = cache.device, cache.allocator.slots, spare
+        device, slots, self.spare = step.cache.device, step.cache.allocator.slots, spare
         self.ids, self.positions, to = torch.zeros(3, tokens, dtype=torch.int64, device=device)
-        self.step = Step(cache, [], to, torch.zeros(kept, dtype=torch.int64, device=device), {repeat: self})
+        places = torch.zeros(kept, dtype=torch.int64, device=device)
+        self.step = Step(step.cache, [], to, places, step.attend, {repeat: self})
         self.queries = torch.zeros(tokens, 2 + 2 * self.words, dtype=torch.int32, device=device)
         self.keys = torch.zeros(slots, 3, dtype=torch.int32, device=device)
         self.items = torch.zeros(tokens, 8, dtype=torch.int32, device=device)  # each has a query at least

@@ -110,11 +110,14 @@ class KVCache:
         for store in (*self.keys.values(), *self.values.values()):
             store[start : start + len(offsets)] = store[slots]
 
-    def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Stores keys and values [tokens, kv_heads, head_dim] of this pass in `slots` [tokens]."""
+    def write(
+        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores keys and values [tokens, kv_heads, head_dim] in `slots` [tokens]; all of the layer, as `layer`."""
         keys, values = self.layer(layer, key, value)
         keys.index_copy_(0, slots, key)
         values.index_copy_(0, slots, value)
+        return keys, values
 
     def layer(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's keys and values [slots, kv_heads, head_dim], like the new ones [tokens, kv_heads, head_dim]."""

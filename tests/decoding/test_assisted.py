@@ -211,5 +211,5 @@ def test_models_that_do_not_fit_are_refused(monkeypatch):
     given = {"tokenizer": ours, "draft_tokenizer": theirs}
     refused(r"'\[Fork\]' is 256 there and None in the model's", tiny_model("qwen3"), **given)
     engine_of(model, tiny_model("qwen3"))
-    Engine(model)
-    refused("belongs to a raypd engine", tiny_model("qwen3"))
+    Engine(draft := tiny_model("gemma2"))
+    refused("belongs to a raypd engine", draft)

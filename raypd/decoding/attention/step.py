@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -131,6 +131,33 @@ class Batch:
         return visibility
 
 
+class Attend(Protocol):
+    """Attention over the cache, in one layer."""
+
+    def __call__(
+        self,
+        step: Step,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Stores new keys and values, and attends to all that the queries see: [tokens, heads, head_dim].
+
+        Args:
+            step: what the pass holds.
+            layer: its place in the cache.
+            query: [tokens, heads, head_dim], rotated.
+            key, value: [tokens, kv_heads, head_dim], the key rotated.
+            scale: factor of the scores.
+            window: tokens that a query sees at most; None: all.
+            softcap: most that a score can be, by tanh; None: no limit.
+        """
+
+
 @dataclass
 class Step:
     """One packed forward pass of `tokens` tokens; handed to every attention layer as it is.
@@ -139,6 +166,7 @@ class Step:
         groups: its spans, by the prefix that they share.
         slots: [tokens] where each token's key and value go.
         kept: [n] places of the tokens whose predictions are wanted.
+        attend: reads the cache in it.
         plans: what a kernel has built for this pass, by the query heads to a key head.
     """
 
@@ -146,6 +174,7 @@ class Step:
     groups: list[PrefixGroup]
     slots: torch.Tensor
     kept: torch.Tensor
+    attend: Attend
     plans: dict[int, Any] = field(default_factory=dict)
     _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
     _calls: dict[tuple[int | None, bool], tuple[list[Span], list[Batch]]] = field(default_factory=dict)
@@ -186,22 +215,6 @@ class Step:
             visibility = np.concatenate([span.in_window(window)[:, : group.length] for span in group.spans])
             self._masks[key] = _additive(visibility[None], repeat, like)
         return self._masks[key]
-
-
-def entered(step: Step | None, s_aux: torch.Tensor | None) -> Step:
-    """The pass that an attention function was called in.
-
-    Raises:
-        RuntimeError: it was called in none, or with attention sinks.
-    """
-    if step is None:
-        raise RuntimeError(
-            "a model of a raypd engine is called through the engine alone, and its layers must hand unknown keyword "
-            "arguments on to the attention function"
-        )
-    if s_aux is not None:
-        raise RuntimeError("its attention has sinks, which raypd's attention does not know")
-    return step
 
 
 def _batches(spans: list[Span]) -> Iterator[list[Span]]:
