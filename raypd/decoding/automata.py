@@ -14,7 +14,7 @@ _OBJECT, _INSIDE, _VALUE, _, _MEMBER, _, _SCALAR, _KEY, _COLON, _BEHIND, _OVER =
 _CLOSING = {"{": "}", "[": "]"}
 
 
-class TransitionTable:
+class TransitionTable(Automaton):
     """An automaton over a table of transitions.
 
     Args:
@@ -42,12 +42,6 @@ class TransitionTable:
 
     def accepting(self, state: int) -> bool:
         return state in self._standing
-
-    def completion(self, state: int) -> str | None:
-        return None
-
-    def open_values(self, state: int) -> Collection[str]:
-        return ()
 
     def ended(self, state: int) -> bool:
         return state in self.finals and not self._table[state]

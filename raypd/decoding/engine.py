@@ -56,7 +56,7 @@ class Engine:
     """Runs many programs over one model.
 
     Args:
-        model: one of transformers, or `pack`ed. It must not be called otherwise afterwards.
+        model: one of transformers, or `pack`ed; it must not be called otherwise afterwards.
         max_num_seqs: most programs in decoding at the same time; fewer where they fill a pass.
         max_num_batched_tokens: most tokens of one forward pass; fewer where the device runs out of memory.
         cache_tokens: most slots of the cache; None lets it grow as far as memory goes.
@@ -98,14 +98,7 @@ class Engine:
         self.steps = 0
 
     def submit(self, program: Program[Any], *, tag: Any = None, sampling: Sampling = GREEDY, seed: int = 0) -> None:
-        """Queues a program.
-
-        Args:
-            program: is started by a later step.
-            tag: comes back with what the program ends with (`Finished.tag`).
-            sampling: how its tokens are picked.
-            seed: decides alone, whatever the program is batched with, its random draws.
-        """
+        """Queues a program. `tag` comes back as `Finished.tag`; `seed` alone decides its random draws."""
         self.scheduler.waiting.append(Sequence(program, tag, sampling, seed))
 
     @property
@@ -115,19 +108,10 @@ class Engine:
 
     @property
     def pending(self) -> int:
-        """Programs that were submitted and have not ended."""
         return len(self.scheduler.waiting) + len(self.scheduler.running)
 
     def run(self, programs: Iterable[Program[Any]], *, sampling: Sampling = GREEDY, seed: int = 0) -> list[Any]:
-        """Runs programs to their ends.
-
-        Args:
-            programs: taken up front, all of them.
-            sampling: how the tokens of each are picked.
-            seed: program n draws from `seed` + n.
-
-        Returns:
-            Their answers, in the order of the programs.
+        """Runs programs to their ends: their answers, in their order; program n draws from `seed` + n.
 
         Raises:
             Exception: the first one that a program raised.
@@ -191,12 +175,7 @@ class Engine:
         return sorted(samples, key=lambda drawn: drawn.few)
 
     def _forward(self, chunks: list[Chunk], samples: list[_Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One pass.
-
-        Returns:
-            Logits [samples but the few, vocabulary] and, where they are wanted, last hidden states [samples, hidden
-            size].
-        """
+        """Logits [samples but the few, vocabulary] and, where they are needed, hidden states [samples, hidden size]."""
         groups: list[PrefixGroup] = []
         for chunk in chunks:
             shared = (0, 0) if chunk.prefix is None else (chunk.prefix.start, chunk.prefix.length)
@@ -216,23 +195,22 @@ class Engine:
         return self._logits(ids, positions, step) if logits is None else logits, None
 
     def _logits(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
-        """[samples, vocabulary] of a pass of the tokens `ids` [tokens] at their positions [tokens]."""
+        """[samples, vocabulary] of tokens `ids` [tokens] at their positions [tokens]."""
         logits: torch.Tensor = self.model(ids, positions, step)[0]
         return logits
 
     def _sample(self, samples: list[_Sample], logits: torch.Tensor, hidden: torch.Tensor | None) -> None:
-        """Picks the next tokens of a pass, each by its sequence's rule."""
-        requests = [wanted_token.request for wanted_token in samples]
+        requests = [drawn.request for drawn in samples]
         tokens, logprobs = sample(logits, requests[: len(logits)])
         if len(logits) < len(samples):
             assert self.few is not None
             assert hidden is not None
-            found = self.few.sample(hidden[len(logits) :], requests[len(logits) :])
-            tokens, logprobs = tokens + found[0], logprobs + found[1]
-        for i, wanted_token in enumerate(samples):
-            row = logits[i] if wanted_token.seq.feed.want_logits else None
-            state = hidden[i] if hidden is not None and wanted_token.seq.feed.want_hidden else None
-            wanted_token.seq.sampled[wanted_token.number] = tokens[i], logprobs[i], row, state
+            few_tokens, few_logprobs = self.few.sample(hidden[len(logits) :], requests[len(logits) :])
+            tokens, logprobs = tokens + few_tokens, logprobs + few_logprobs
+        for i, drawn in enumerate(samples):
+            row = logits[i] if drawn.seq.feed.want_logits else None
+            state = hidden[i] if hidden is not None and drawn.seq.feed.want_hidden else None
+            drawn.seq.sampled[drawn.number] = tokens[i], logprobs[i], row, state
 
     def _advance(self, chunks: list[Chunk]) -> Iterator[Finished]:
         """Sends the programs whose feed is complete their predictions, and takes their next feeds."""

@@ -216,7 +216,6 @@ class Grammar:
         return tokens
 
     def distance(self, state: int = 0) -> int:
-        """Fewest tokens from a state to a value that can stand: what K_max must at least be."""
         if state not in self._distances:
             self._measure(state)
         return self._distances[state]
@@ -347,7 +346,6 @@ class Grammar:
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def done(self, state: int) -> bool:
-        """Whether the value is complete: nothing more need be decoded."""
         return state == DEAD or self.automaton.ended(state) or self.automaton.completion(state) is not None
 
     def completion(self, state: int) -> str | None:
@@ -383,16 +381,13 @@ _NULL_TEXT = "null"
 _TAIL = _NULL + len(_NULL_TEXT)  # + i: i bytes were read behind the last digit of a number
 
 
-class _ValueOrNull:
+class _ValueOrNull(Automaton):
     """What a JSON string and a number have in common: limited up to a state, and null."""
 
     limited_up_to: int
 
     def completion(self, state: int) -> str | None:
         return _NULL_TEXT if _NULL <= state < _TAIL else None
-
-    def heads(self, state: int) -> Collection[str] | None:
-        return None
 
     def open_values(self, state: int) -> Collection[str]:
         return [_NULL_TEXT] if _NULL <= state < _TAIL else []

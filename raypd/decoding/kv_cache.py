@@ -35,7 +35,7 @@ class SlotAllocator:
         return None
 
     def free(self, start: int, length: int) -> None:
-        """Takes a region of `length` slots back, merged with the free ones beside it."""
+        """Takes a region back, merged with the free ones beside it."""
         merged: list[tuple[int, int]] = []
         for region in sorted([*self._holes, (start, length)]):
             if merged and merged[-1][0] + merged[-1][1] == region[0]:
@@ -46,7 +46,6 @@ class SlotAllocator:
 
     @property
     def available(self) -> int:
-        """Free slots."""
         return sum(length for _, length in self._holes)
 
 

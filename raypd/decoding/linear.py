@@ -16,12 +16,9 @@ _TOKENS = 2048  # of a pass for which the layout is chosen; it is as good for fe
 
 
 class PanelLinear(torch.nn.Module):
-    """A linear layer by native.c. A token's outputs are the same bits whatever else is in the pass.
+    """A linear layer by native.c; its weight is copied. A token's outputs are the same bits in every pass.
 
-    Args:
-        weight: [out_features, in_features], which is copied.
-        bias: [out_features].
-        gated: the first half of its outputs are gates of the second, and SwiGLU is what the layer gives.
+    gated: the first half of its outputs are gates of the second, and SwiGLU is what the layer gives.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False) -> None:
@@ -36,24 +33,19 @@ class PanelLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight as it was, made anew: [out_features, in_features]."""
+        """[out_features, in_features], made anew."""
         rows = self.panels.transpose(1, 2).flatten(2).flatten(0, 1)[: self.outputs]
         if self.gated:
             rows = rows.view(-1, 2, PANEL // 2, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
         return rows
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """x: [..., in_features] -> [..., out_features], or half of them; what is added to it is like it."""
+        """[..., in_features] -> [..., out_features], or half of them; what is added to it is like it."""
         return native.linear(x, self.panels, self.bias, self.outputs, self.gated, residual)
 
 
 class PackedLinear(torch.nn.Module):
-    """A linear layer by oneDNN.
-
-    Args:
-        weight: [out_features, in_features], which is copied.
-        bias: [out_features].
-    """
+    """A linear layer by oneDNN; its weight is copied."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -62,11 +54,11 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight as it was, made anew: [out_features, in_features]."""
+        """[out_features, in_features], made anew."""
         return self.packed.to_dense()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., in_features] -> [..., out_features]."""
+        """[..., in_features] -> [..., out_features]"""
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
@@ -84,8 +76,7 @@ def pack_linears(model: torch.nn.Module, in_c: bool, only: list[Any] | None = No
 
 
 def narrowed(linear: AnyLinear, outputs: torch.Tensor) -> torch.nn.Linear | PanelLinear:
-    """Some outputs [n] of a linear layer without a bias, as a layer of its own; in `PanelLinear` they are the same
-    bits."""
+    """Some outputs [n] of a linear layer without a bias, as a layer; in `PanelLinear` they are the same bits."""
     if isinstance(linear, PanelLinear):
         return PanelLinear(linear.panels[outputs // PANEL, :, outputs % PANEL].flatten(1))
     weight = linear.weight.detach()[outputs]

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from raypd.decoding import native
 from raypd.decoding.attention import avx512
-from raypd.decoding.attention.step import Step
+from raypd.decoding.attention.step import AttentionLayer, Step
 from raypd.decoding.linear import PanelLinear, has_pairs, is_possible, pack_linears
 from raypd.decoding.quantized import Int8Linear
 
@@ -41,10 +41,11 @@ class Layer(torch.nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         attention = source.self_attn
-        self.index, self.head_dim, self.scale = attention.layer_idx, attention.head_dim, attention.scaling
-        self.window = getattr(attention, "sliding_window", None)
-        if source.__class__.__name__.startswith("Mistral"):  # its window is one of all layers
-            self.window = getattr(attention.config, "sliding_window", None)
+        # Mistral's window is one of all layers, and stands in the configuration alone.
+        holder = attention.config if type(source).__name__.startswith("Mistral") else attention
+        window = getattr(holder, "sliding_window", None)
+        self.head_dim = attention.head_dim
+        self.attention = AttentionLayer(attention.layer_idx, attention.scaling, window)
         self.input_norm, self.post_norm = source.input_layernorm, source.post_attention_layernorm
         self.query_norm, self.key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self.build(attention, source.mlp)
@@ -56,18 +57,11 @@ class Layer(torch.nn.Module):
         self.gate, self.up, self.down, self.activation = mlp.gate_proj, mlp.up_proj, mlp.down_proj, mlp.act_fn
 
     def forward(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step, kept: torch.Tensor | None
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: Step, kept: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[tokens, hidden size] -> the same, or [kept, hidden size].
-
-        Args:
-            cos, sin: [tokens, head_dim] of the tokens' positions.
-            kept: [kept] tokens, of the last layer.
-        """
+        """[tokens, hidden size] -> the same, or in the last layer [kept, hidden size]; cos, sin: [tokens, head_dim]."""
         query, key, value = self.project(self.norm(hidden, self.input_norm), cos, sin)
-        attended = step.attend(
-            step, self.index, query, key, value, self.scale, self.window
-        )  # [tokens, heads, head_dim]
+        attended = step.attend(step, self.attention, query, key, value)  # [tokens, heads, head_dim]
         if kept is not None:
             attended, hidden = attended[kept], hidden[kept]
             if not len(kept):
@@ -169,12 +163,7 @@ def _joined(linears: list[Any], gated: bool = False) -> PanelLinear | Int8Linear
 
 
 class Llama(torch.nn.Module):
-    """A model of the family.
-
-    Args:
-        model: transformers', of a class that `is_llama` knows.
-        layer: how its layers are computed.
-    """
+    """A model of the family, of transformers' `model`, whose layers are computed as `layer` does."""
 
     def __init__(self, model: Any, layer: type[Layer] = Layer) -> None:
         super().__init__()
@@ -182,6 +171,7 @@ class Llama(torch.nn.Module):
         self.embed, self.rope, self.norm, self.head = (
             model.model.embed_tokens, model.model.rotary_emb, model.model.norm, model.lm_head
         )  # fmt: skip
+        self.rms_norm = layer.norm
         self.layers = torch.nn.ModuleList(layer(source) for source in model.model.layers)
 
     def forward(
@@ -198,9 +188,10 @@ class Llama(torch.nn.Module):
         """
         hidden = self.embed(ids)  # [tokens, hidden size]
         cos, sin = (part[0] for part in self.rope(hidden[None], positions[None]))  # [tokens, head_dim]
-        for layer in self.layers:
-            hidden = layer(hidden, cos, sin, step, step.kept if layer is self.layers[-1] else None)
-        hidden = self.layers[-1].norm(hidden, self.norm)  # type: ignore[operator]
+        *before, last = self.layers
+        for layer in before:
+            hidden = layer(hidden, cos, sin, step)
+        hidden = self.rms_norm(last(hidden, cos, sin, step, step.kept), self.norm)  # [kept, hidden size]
         return self.head(hidden[:full]), hidden
 
 

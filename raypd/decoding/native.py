@@ -145,7 +145,7 @@ def _call(function: str, tensors: list[torch.Tensor | None], sizes: tuple[int, .
 
 @cache
 def library() -> ctypes.CDLL:
-    """The compiled functions.
+    """Compiles the functions, unless they are there.
 
     Raises:
         OSError: there is no compiler, it failed, or what it made cannot be kept or loaded.

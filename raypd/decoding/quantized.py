@@ -18,10 +18,7 @@ _MOST = torch.finfo(_EIGHT).max
 class Int8Linear(torch.nn.Module):
     """In integers, on a CPU with AVX-512 BF16; sums of products are exact.
 
-    Args:
-        weight: int8 [out_features, in_features].
-        scale: float32 [out_features].
-        bias: [out_features].
+    weight: int8 [out_features, in_features]. scale: float32 [out_features].
     """
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:

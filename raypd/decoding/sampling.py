@@ -83,15 +83,7 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Draws from distributions by the inverse of their cumulative sums.
-
-    Args:
-        chance: [n, choices].
-        draws: [n] uniform in [0, 1).
-
-    Returns:
-        [n] indices of choices.
-    """
+    """Draws [n] from distributions [n, choices] by the inverse of their cumulative sums; draws: [n] in [0, 1)."""
     cumulative = chance.double().cumsum(-1)
     target = draws.double()[:, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, target, right=True)[:, 0]
@@ -101,13 +93,7 @@ def pick(chance: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, requests: list[SampleRequest]) -> tuple[list[int], list[float]]:
-    """Picks a next token for each request.
-
-    A few rows at a time: their wide copies stay in the processor's caches, which is several times faster.
-
-    Args:
-        logits: [requests, vocabulary].
-        requests: in the order of the rows.
+    """Picks next tokens, row after row of logits [requests, vocabulary], some at a time: they stay in the caches then.
 
     Returns:
         The tokens, and their log-probabilities under the model at temperature 1, among the tokens that are allowed. A

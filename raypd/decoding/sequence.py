@@ -79,11 +79,7 @@ class Sequence:
         self.random = np.random.Generator(np.random.Philox(key=self.seed))
 
     def take(self, feed: Feed) -> None:
-        """Accepts the program's next feed.
-
-        Raises:
-            ProgramError: the feed cannot be carried out.
-        """
+        """Raises ProgramError where the program's next feed cannot be carried out."""
         self._check(feed)
         for index in feed.drop:
             self.dropped[index - self.base] = True

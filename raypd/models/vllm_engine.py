@@ -57,9 +57,6 @@ class _VLLMSequence:
 class VLLMEngine:
     """vLLM with prefix caching, as `raypd.answering.components.Engine`; an adapter is merged into the weights first.
 
-    Args:
-        threads: CPU threads; None: torch's default.
-
     Raises:
         ModelError: vLLM is not installed, or does not load the model.
     """

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from raypd.decoding.attention import sdpa
-from raypd.decoding.attention.step import Attend, PrefixGroup, Span, Step
+from raypd.decoding.attention.step import Attend, AttentionLayer, PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.visibility import NO_TOKEN, Reach, one_segment
 
@@ -89,6 +89,6 @@ def compare(
     new = [numbers(tokens, kv_heads * repeat, dim)]
     new += [numbers(kv_heads, tokens, size).transpose(0, 1) for size in (dim, value_dim)]
     for window in (None, rng.randint(1, 12), 10_000):
-        settings = {"window": window, "softcap": rng.choice([None, 2.0]), "scale": rng.choice([dim**-0.5, 0.5])}
-        outputs = [function(step, 0, *new, **settings) for function in (attend, reference)]
-        torch.testing.assert_close(*outputs, atol=atol, rtol=atol, msg=lambda text: f"{settings}: {text}")  # noqa: B023
+        layer = AttentionLayer(0, rng.choice([dim**-0.5, 0.5]), window, rng.choice([None, 2.0]))
+        outputs = [function(step, layer, *new) for function in (attend, reference)]
+        torch.testing.assert_close(*outputs, atol=atol, rtol=atol, msg=lambda text: f"{layer}: {text}")  # noqa: B023

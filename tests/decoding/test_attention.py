@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raypd.decoding.attention.sdpa import attend
-from raypd.decoding.attention.step import PrefixGroup, Span, Step
+from raypd.decoding.attention.step import AttentionLayer, PrefixGroup, Span, Step
 from raypd.decoding.kv_cache import KVCache
 from raypd.decoding.visibility import in_window, one_segment, segment_sets, visible, window_starts
 
@@ -46,7 +46,7 @@ def test_a_pass_is_what_each_of_its_spans_is_alone(
     new = torch.randn(2, tokens, KV_HEADS, DIM, dtype=torch.float64)
     slots = torch.tensor([span.start + span.length - span.size + i for span in spans for i in range(span.size)])
     step = Step(cache, [PrefixGroup(spans, own, prefix)], slots, slots[:0], attend)
-    attended = attend(step, 0, query, *new, DIM**-0.5, softcap=softcap)
+    attended = attend(step, AttentionLayer(0, DIM**-0.5, None, softcap), query, *new)
 
     for span in spans:
         here = [*range(own, own + prefix), *range(span.start, span.start + span.length)]

@@ -10,7 +10,7 @@ import torch
 
 from raypd.decoding import native
 from raypd.decoding.attention import avx512, sdpa
-from raypd.decoding.attention.step import Attend
+from raypd.decoding.attention.step import Attend, AttentionLayer
 from raypd.decoding.engine import Engine
 from raypd.decoding.methods.autoregressive import autoregressive
 from tests.decoding.cases import CASES, pair
@@ -37,17 +37,17 @@ def test_a_random_pass_is_as_near_to_float64_as_torchs_attention_is(seed):
     new = [numbers(len(step.slots), kv_heads * repeat, dim)]
     new += [numbers(kv_heads, len(step.slots), size).transpose(0, 1) for size in (dim, value_dim)]
     for window in (None, rng.randint(1, 12), 60, 10_000):
-        settings = {"window": window, "softcap": rng.choice([None, 2.0]), "scale": rng.choice([dim**-0.5, 0.5])}
+        layer = AttentionLayer(0, rng.choice([dim**-0.5, 0.5]), window, rng.choice([None, 2.0]))
         outputs = []
         for attend, dtype in (
             (avx512.attend, torch.bfloat16), (sdpa.attend, torch.bfloat16), (sdpa.attend, torch.float64)
         ):  # fmt: skip
             step.cache.keys[0], step.cache.values[0] = keys.to(dtype, copy=True), values.to(dtype, copy=True)
             step._masks.clear()  # they are of one dtype
-            outputs.append(attend(step, 0, *(tensor.to(dtype) for tensor in new), **settings).double())
+            outputs.append(attend(step, layer, *(tensor.to(dtype) for tensor in new)).double())
         kernel, torchs = ((one - outputs[2]).abs() for one in outputs[:2])
-        assert kernel.mean() <= 1.05 * torchs.mean(), settings
-        assert kernel.max() <= 2 * torchs.max(), settings
+        assert kernel.mean() <= 1.05 * torchs.mean(), layer
+        assert kernel.max() <= 2 * torchs.max(), layer
 
 
 @needs_kernel

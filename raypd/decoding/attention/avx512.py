@@ -13,7 +13,7 @@ import torch
 from raypd.decoding import native
 from raypd.decoding.attention import sdpa
 from raypd.decoding.attention.plan import KernelPlan
-from raypd.decoding.attention.step import Step
+from raypd.decoding.attention.step import AttentionLayer, Step
 
 _ROWS = (60,)  # rows of a block, one a query and query head; registers hold six at a time
 _KEYS = 64  # KEYS in native.c
@@ -22,20 +22,14 @@ _MOST_REPEAT = 32
 
 
 def attend(
-    step: Step,
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
     """`Attend` by one function of C."""
     if not _takes(query, key, value):
-        return sdpa.attend(step, layer, query, key, value, scale, window, softcap)
+        return sdpa.attend(step, layer, query, key, value)
+    number, scale, window, softcap = layer
     query, key, value = (new if new.stride(-1) == 1 else new.contiguous() for new in (query, key, value))
-    keys, values = step.cache.layer(layer, key, value)  # [slots, kv_heads, head_dim]
+    keys, values = step.cache.layer(number, key, value)  # [slots, kv_heads, head_dim]
     native.store(step.slots, key, keys)
     native.store(step.slots, value, values)
     tokens, heads, head_dim = query.shape

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from raypd.decoding.attention import avx512, sdpa
-from raypd.decoding.attention.step import Attend, Step
+from raypd.decoding.attention.step import Attend, AttentionLayer, Step
 
 NAME = "raypd"  # of `attention` among transformers' attention functions
 
@@ -72,5 +72,5 @@ def attention(
         raise RuntimeError("its attention has sinks, which raypd's attention does not know")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [tokens, heads, head_dim]
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    return step.attend(step, layer, query, key, value, scale, sliding_window, softcap)[None], None
+    layer = AttentionLayer(int(module.layer_idx), scale, sliding_window, softcap)  # type: ignore[arg-type]
+    return step.attend(step, layer, query, key, value)[None], None

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import torch
 
-from raypd.decoding.attention.step import Batch, Step
+from raypd.decoding.attention.step import AttentionLayer, Batch, Step
 
 
 def attend(
-    step: Step,
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
     """`Attend` in torch."""
-    keys, values = step.cache.write(layer, step.slots, key, value)  # [slots, kv_heads, head_dim]
+    number, scale, window, softcap = layer
+    keys, values = step.cache.write(number, step.slots, key, value)  # [slots, kv_heads, head_dim]
     tokens, heads, head_dim = query.shape
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
     out = query.new_empty(tokens, heads, values.shape[2])

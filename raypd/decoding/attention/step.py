@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -38,7 +38,6 @@ class Span:
 
     @property
     def size(self) -> int:
-        """Queries."""
         return self.b - self.a
 
     @cached_property
@@ -131,30 +130,24 @@ class Batch:
         return visibility
 
 
+class AttentionLayer(NamedTuple):
+    """What attention is in one layer."""
+
+    number: int  # from 0; its place in the cache
+    scale: float  # factor of the scores
+    window: int | None = None  # tokens that a query sees at most
+    softcap: float | None = None  # most that a score can be, by tanh
+
+
 class Attend(Protocol):
     """Attention over the cache, in one layer."""
 
     def __call__(
-        self,
-        step: Step,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
+        self, step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Stores new keys and values, and attends to all that the queries see: [tokens, heads, head_dim].
+        """Stores new keys and values [tokens, kv_heads, head_dim], and attends to all that the queries see.
 
-        Args:
-            step: what the pass holds.
-            layer: its place in the cache.
-            query: [tokens, heads, head_dim], rotated.
-            key, value: [tokens, kv_heads, head_dim], the key rotated.
-            scale: factor of the scores.
-            window: tokens that a query sees at most; None: all.
-            softcap: most that a score can be, by tanh; None: no limit.
+        Queries and what it returns are [tokens, heads, head_dim]; queries and keys are rotated.
         """
 
 

@@ -16,24 +16,18 @@ import triton
 import triton.language as tl
 
 from raypd.decoding.attention.plan import KernelPlan, power_of_two
-from raypd.decoding.attention.step import Step
+from raypd.decoding.attention.step import AttentionLayer, Step
 
 _ROWS = 16, 64  # rows of a block, one a query and query head: of spans of few queries, and of others
 _KEY_BYTES = 16_384  # of a block of keys: two of keys and two of values fit the shared memory of any GPU since 2020
 
 
 def attend(
-    step: Step,
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    step: Step, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
     """`Attend` by one kernel."""
-    keys, values = step.cache.write(layer, step.slots, key, value)  # [slots, kv_heads, head_dim]
+    number, scale, window, softcap = layer
+    keys, values = step.cache.write(number, step.slots, key, value)  # [slots, kv_heads, head_dim]
     tokens, heads, head_dim = query.shape
     kv_heads, repeat = keys.shape[1], heads // keys.shape[1]
     if query.dtype == torch.float64:  # the kernel takes numbers in float32
@@ -66,13 +60,7 @@ def refusal(device: torch.device) -> str | None:
 
 
 def sizes(rows: int, head_dim: int, value_dim: int, itemsize: int) -> dict[str, int]:
-    """The sizes of the kernel's blocks.
-
-    Args:
-        rows: of a block of queries.
-        head_dim, value_dim: of keys and of values.
-        itemsize: bytes of a number.
-    """
+    """The sizes of the kernel's blocks, for blocks of `rows` queries and numbers of `itemsize` bytes."""
     dim, wide = (max(16, power_of_two(size)) for size in (head_dim, value_dim))
     block = min(64, max(16, _KEY_BYTES // (max(dim, wide) * itemsize)))
     return {"ROWS": rows, "BLOCK": block, "DIM_BLOCK": dim, "VALUE_BLOCK": wide}

@@ -81,7 +81,6 @@ class AparNode:
     users: int = 1
 
     def path(self) -> Iterator[AparNode]:
-        """This node and those above it."""
         node: AparNode | None = self
         while node is not None:
             yield node
@@ -167,7 +166,6 @@ class AparGroup:
         return changes
 
     def finish(self) -> AparAnswer:
-        """The answer with its text."""
         answer = self.answer
         stopped = not self.sequences and not self.waiting
         answer.unstarted_threads = len(self.waiting)

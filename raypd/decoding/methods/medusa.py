@@ -106,9 +106,7 @@ class MedusaHead(torch.nn.Module):
 class MedusaHeads(torch.nn.Module):
     """`count` heads of `layers` residual blocks and a linear layer each, beside the model's own output embeddings.
 
-    Args:
-        base_model: name of the model that they were trained for.
-        tree: the paths that suit them; None: 3, 2, 1 and 1 guesses of the first heads.
+    tree: the paths that suit them; None: 3, 2, 1 and 1 guesses of the first heads.
     """
 
     def __init__(
@@ -150,7 +148,7 @@ class MedusaHeads(torch.nn.Module):
 
     @torch.no_grad()
     def draft(self, hidden: Sequence[torch.Tensor], tree: Tree) -> list[list[int]]:
-        """The guesses of a tree's nodes, as `Heads.draft` has them."""
+        """The guesses of a tree's nodes."""
         if not tree.paths or not hidden:
             return [[] for _ in hidden]
         best = self(torch.stack(list(hidden))).topk(1 + max(tree.ranks), dim=-1).indices.tolist()

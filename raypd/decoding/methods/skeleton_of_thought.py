@@ -42,8 +42,8 @@ class OutlinePoint:
 class SkeletonAnswer:
     """Outline and points.
 
-    cut: characters of `text` up to where the first point was cut, all of them where points are missing (the outline was
-    cut, or has more than `max_points`); None: outline and points came to their own end.
+    cut: characters of `text` up to where the first point was cut, all of them where points are missing; None: outline
+    and points came to their own end.
     """
 
     text: str  # a line a point: "number. heading" and what was written; the outline alone where it has no points
